@@ -1,0 +1,140 @@
+// The only file that includes torch: everything the kernels may use of it, in this project's words.
+//
+// torch is used through its stable ABI (TORCH_TARGET_VERSION 2.10), so that one build serves every torch >= 2.10.
+// Facts that shape this file: a C++ std::invalid_argument reaches Python as ValueError and std::out_of_range as
+// IndexError, with their text; a failing ATen call and a throw inside parallel_for lose theirs.
+#pragma once
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace tsr {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// ---- Errors ---------------------------------------------------------------------------------------------------------
+
+template <class... Parts>
+std::string message(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+// A wrong shape, dtype or argument: ValueError in Python. Text: "<op>: <argument> must ..., got ...".
+#define TSR_CHECK_VALUE(condition, ...) \
+  if (!(condition)) throw std::invalid_argument(::tsr::message(__VA_ARGS__))
+// An id or position outside its bound: IndexError in Python.
+#define TSR_CHECK_INDEX(condition, ...) \
+  if (!(condition)) throw std::out_of_range(::tsr::message(__VA_ARGS__))
+
+inline std::string shape_text(const Tensor& x) {
+  std::ostringstream text;
+  text << '[';
+  for (int64_t d = 0; d < x.dim(); ++d) text << (d ? ", " : "") << x.size(d);
+  text << ']';
+  return text.str();
+}
+
+// ---- Registration ---------------------------------------------------------------------------------------------------
+
+// The boxed calling convention reinterprets 64-bit slots: a `float` or `int` parameter would read garbage silently.
+template <class T>
+struct is_boxable : std::false_type {};
+template <>
+struct is_boxable<Tensor> : std::true_type {};
+template <>
+struct is_boxable<int64_t> : std::true_type {};
+template <>
+struct is_boxable<double> : std::true_type {};
+template <>
+struct is_boxable<bool> : std::true_type {};
+template <class T>
+struct is_boxable<std::optional<T>> : is_boxable<T> {};
+template <class T>
+struct is_boxable<std::vector<T>> : is_boxable<T> {};
+template <class F>
+struct signature;
+template <class R, class... A>
+struct signature<R (*)(A...)> {
+  static constexpr bool ok = (is_boxable<std::remove_cv_t<std::remove_reference_t<A>>>::value && ...);
+};
+
+#define TSR_IMPL(m, name, fn)                                                                        \
+  static_assert(::tsr::signature<decltype(fn)>::ok,                                                  \
+                "operator parameters must be Tensor, int64_t, double, bool, optional<> or vector<>"); \
+  m.impl(name, TORCH_BOX(fn))
+
+// ---- Tensors --------------------------------------------------------------------------------------------------------
+
+inline Tensor new_empty(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
+  std::vector<int64_t> shape(sizes);
+  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
+}
+
+inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
+}
+
+// The shape of x with its first dimension replaced by `rows`.
+inline std::vector<int64_t> shape_with_rows(const Tensor& x, int64_t rows) {
+  std::vector<int64_t> shape;
+  for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(d == 0 ? rows : x.size(d));
+  return shape;
+}
+
+// Elements of x in one entry of its first dimension (1 for a vector).
+inline int64_t row_elements(const Tensor& x) {
+  int64_t n = 1;
+  for (int64_t d = 1; d < x.dim(); ++d) n *= x.size(d);
+  return n;
+}
+
+inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+
+// aten::resize_ in place: the convention of torch's `out=` (storage is kept when it is large enough).
+inline void resize_(const Tensor& x, const std::vector<int64_t>& sizes) {
+  std::array<StableIValue, 3> stack{
+      torch::stable::detail::from(x),
+      torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size())),
+      torch::stable::detail::from(std::optional<torch::headeronly::MemoryFormat>(std::nullopt))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION));
+  Tensor released = torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// ---- CPU threads ----------------------------------------------------------------------------------------------------
+
+inline int64_t num_threads() { return static_cast<int64_t>(torch::stable::get_num_threads()); }
+
+// Runs f(begin, end) over disjoint ranges that cover [begin, end). f must not throw: its message would be lost.
+template <class F>
+void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
+  if (begin >= end) return;
+  torch::stable::parallel_for(begin, end, grain, f);
+}
+
+// Runs f(task) for every task in [0, tasks), one task at a time on a thread; f must not throw.
+template <class F>
+void parallel_tasks(int64_t tasks, const F& f) {
+  parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) f(task);
+  });
+}
+
+}  // namespace tsr

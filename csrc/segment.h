@@ -1,0 +1,99 @@
+// segment: sparse segment reductions and their gradients.
+//
+// Forward, sparse_segment_reduce(data [V, ...], indices [N], segment_ids [N], num_segments, reduction) -> [S, ...]:
+//   out[s] = scale(s) * sum of data[indices[i]] over the i with segment_ids[i] == s, added in the order of i
+//   scale(s) = 1 (sum), 1 / n_s (mean), 1 / sqrt(n_s) (sqrt_n), n_s = number of those i
+// * segment_ids must be sorted and >= 0; a segment without entries is zero. S = num_segments, or the last id + 1 when it
+//   is None (0 if N == 0): on CUDA that is one read-back, refused while a graph is captured.
+// * dtypes: float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices and segment_ids int32 or
+//   int64, independently. data has rank >= 1.
+// * Errors: IndexError for an index outside [0, V); ValueError for unsorted or negative segment ids, for ids
+//   >= num_segments, and for wrong shapes and dtypes.
+//
+// Gradient, sparse_segment_reduce_grad(grad [S, ...], indices, segment_ids, output_dim0) -> [output_dim0, ...]:
+//   out[v] = sum of scale(segment_ids[i]) * grad[segment_ids[i]] over the i with indices[i] == v, in the order of i
+// * segment_ids need not be sorted here; n_s counts entries of s. Rows without entries are zero (also when N == 0, where
+//   TensorFlow 2.21 returns uninitialised memory).
+// sparse_segment_reduce_grad_v2 returns only the rows that have entries: values [U, ...] and their ids, sorted, unique,
+// in the dtype of indices.
+// * Errors: IndexError for an index outside [0, output_dim0) or a segment id outside [0, S).
+// The _out forms write into given tensors, resized as torch's `out=` does (memory is kept where it suffices).
+//
+// Determinism: every output row is computed by one thread in the order above: the same bits on every run, for every
+// number of threads and every instruction set. CUDA: the same, one warp or block owning a row.
+// Source: tf.sparse.segment_{sum,mean,sqrt_n}; SparseSegment*Grad and SparseSegment*GradV2.
+#pragma once
+#include "abi.h"
+#include "dispatch.h"
+
+namespace tsr {
+
+// The values of `reduction` (segment) and `mode` (embedding) in the schemas; torchsparse_rec/ops/_reduction.py mirrors
+// them.
+enum class Reduction : int64_t { kSum = 0, kMean = 1, kSqrtN = 2, kMax = 3 };
+
+inline Reduction check_reduction(const char* op, int64_t reduction, bool allow_max) {
+  const int64_t last = static_cast<int64_t>(allow_max ? Reduction::kMax : Reduction::kSqrtN);
+  TSR_CHECK_VALUE(reduction >= 0 && reduction <= last, op, ": reduction must be in [0, ", last, "], got ", reduction);
+  return static_cast<Reduction>(reduction);
+}
+
+inline void check_vector(const char* op, const char* argument, const Tensor& x) {
+  TSR_CHECK_VALUE(x.dim() == 1, op, ": ", argument, " must have rank 1, got shape ", shape_text(x));
+}
+
+inline void check_index_dtype(const char* op, const char* argument, const Tensor& x) {
+  dispatch_index(x.scalar_type(), op, argument, [](auto) {});
+}
+
+inline void check_float_dtype(const char* op, const char* argument, const Tensor& x) {
+  dispatch_float(x.scalar_type(), op, argument, [](auto) {});
+}
+
+inline void check_same_device(const char* op, const char* argument, const Tensor& x, const char* other_name,
+                              const Tensor& other) {
+  TSR_CHECK_VALUE(x.is_cuda() == other.is_cuda() && x.get_device_index() == other.get_device_index(), op, ": ", argument,
+                  " must be on the device of ", other_name);
+}
+
+// What forward and gradients share: a floating tensor of rank >= 1 and two index vectors of one length.
+inline void check_segment_inputs(const char* op, const char* values_name, const Tensor& values, const Tensor& indices,
+                                 const Tensor& segment_ids) {
+  check_float_dtype(op, values_name, values);
+  TSR_CHECK_VALUE(values.dim() >= 1, op, ": ", values_name, " must have rank >= 1, got a scalar");
+  check_vector(op, "indices", indices);
+  check_vector(op, "segment_ids", segment_ids);
+  check_index_dtype(op, "indices", indices);
+  check_index_dtype(op, "segment_ids", segment_ids);
+  TSR_CHECK_VALUE(indices.size(0) == segment_ids.size(0), op, ": segment_ids must have the length of indices, ",
+                  indices.size(0), ", got ", segment_ids.size(0));
+  check_same_device(op, "indices", indices, values_name, values);
+  check_same_device(op, "segment_ids", segment_ids, values_name, values);
+}
+
+inline Reduction check_sparse_segment_reduce(const Tensor& data, const Tensor& indices, const Tensor& segment_ids,
+                                             std::optional<int64_t> num_segments, int64_t reduction) {
+  const char* op = "sparse_segment_reduce";
+  check_segment_inputs(op, "data", data, indices, segment_ids);
+  TSR_CHECK_VALUE(!num_segments || *num_segments >= 0, op, ": num_segments must be >= 0, got ", *num_segments);
+  return check_reduction(op, reduction, /*allow_max=*/false);
+}
+
+inline Reduction check_sparse_segment_reduce_grad(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
+                                                  int64_t output_dim0, int64_t reduction) {
+  const char* op = "sparse_segment_reduce_grad";
+  check_segment_inputs(op, "grad", grad, indices, segment_ids);
+  TSR_CHECK_VALUE(output_dim0 >= 0, op, ": output_dim0 must be >= 0, got ", output_dim0);
+  return check_reduction(op, reduction, /*allow_max=*/false);
+}
+
+// The tensors of an _out form: same dtype and device as what the functional form returns.
+inline void check_out(const char* op, const char* argument, const Tensor& out, const char* like_name,
+                      const Tensor& like) {
+  TSR_CHECK_VALUE(out.scalar_type() == like.scalar_type(), op, ": ", argument, " must have the dtype of ", like_name,
+                  ", ", dtype_name(like.scalar_type()), ", got ", dtype_name(out.scalar_type()));
+  TSR_CHECK_VALUE(out.is_contiguous(), op, ": ", argument, " must be contiguous");
+  check_same_device(op, argument, out, like_name, like);
+}
+
+}  // namespace tsr

@@ -1,0 +1,125 @@
+"""Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found, torchsparse_rec/_C_cuda.so.
+
+TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library (auto, the default: if nvcc is found; 1: fail if not)
+TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default "8.0;9.0+PTX")
+CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from torch.utils import cpp_extension
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).resolve().parent
+# The oldest torch whose stable ABI is used: 2.10. See csrc/abi.h.
+TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
+COMMON_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", TARGET]
+
+
+def find_cuda_home() -> str | None:
+    """The CUDA toolkit's folder. torch's own search answers None when torch itself has no CUDA, even beside nvcc."""
+    nvcc = shutil.which("nvcc")
+    places = [
+        os.environ.get("CUDA_HOME"),
+        cpp_extension.CUDA_HOME,
+        "/usr/local/cuda",
+        str(Path(nvcc).resolve().parent.parent) if nvcc else None,
+    ]
+    return next((p for p in places if p and Path(p, "bin/nvcc").exists() and Path(p, "lib64").is_dir()), None)
+
+
+def arch_flags() -> list[str]:
+    """The -gencode flags of TORCH_CUDA_ARCH_LIST: explicit, because torch's own look at the GPU fails without one."""
+    flags = []
+    for arch in os.environ.get("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX").replace(" ", ";").split(";"):
+        if not arch:
+            continue
+        number = arch.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def sources(folder: str, suffix: str) -> list[str]:
+    """Paths relative to the root, as setuptools wants them, in a fixed order."""
+    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / folder).glob(f"*{suffix}"))
+
+
+def headers() -> list[str]:
+    """What the objects depend on beside their sources."""
+    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cuh"})
+
+
+def cpu_extension() -> CppExtension:
+    """_C.so. -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h)."""
+    return CppExtension(
+        "torchsparse_rec._C",
+        sources("csrc", ".cpp") + sources("csrc/cpu", ".cpp"),
+        depends=headers(),
+        py_limited_api=True,
+        extra_compile_args=[*COMMON_FLAGS, "-ffp-contract=off", "-g0"],
+        extra_link_args=["-s"],
+    )
+
+
+def cuda_extension(home: str) -> CppExtension:
+    """_C_cuda.so: a CppExtension too, since CUDAExtension links libraries a CPU-only torch lacks."""
+    return CppExtension(
+        "torchsparse_rec._C_cuda",
+        sources("csrc/cuda", ".cu") + sources("csrc/cuda", ".cpp"),
+        depends=headers(),
+        py_limited_api=True,
+        include_dirs=[f"{home}/include"],
+        library_dirs=[f"{home}/lib64"],
+        libraries=["cudart_static", "dl", "rt", "pthread"],
+        extra_compile_args={
+            "cxx": [*COMMON_FLAGS, "-DUSE_CUDA", "-g0"],
+            "nvcc": ["-O3", "-std=c++17", "-DUSE_CUDA", TARGET, "--expt-relaxed-constexpr", *arch_flags()],
+        },
+        # libtorch.so pulls in libtorch_cuda.so, where torch's CUDA shims live.
+        extra_link_args=["-Wl,--no-as-needed", "-ltorch", "-s"],
+    )
+
+
+def extensions() -> list[CppExtension]:
+    """_C always; _C_cuda as TORCHSPARSE_REC_CUDA says."""
+    wish = os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
+    if wish not in {"0", "1", "auto"}:
+        raise ValueError(f"TORCHSPARSE_REC_CUDA must be 0, 1 or auto, got {wish!r}")
+    home = find_cuda_home() if wish != "0" else None
+    if wish == "1" and home is None:
+        raise RuntimeError("TORCHSPARSE_REC_CUDA=1, but no CUDA toolkit with bin/nvcc was found: set CUDA_HOME")
+    if home is None:
+        return [cpu_extension()]
+    cpp_extension.CUDA_HOME = home
+    return [cpu_extension(), cuda_extension(home)]
+
+
+class PortableWheel(bdist_wheel):
+    """No Python ABI is used (the libraries are loaded by torch), so one wheel serves every Python 3: py3-none."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """The platform's tag with Python's and the ABI's left open."""
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    packages=[
+        "torchsparse_rec",
+        "torchsparse_rec.ops",
+        "torchsparse_rec.nn",
+        "torchsparse_rec.examples",
+        "torchsparse_rec.examples.ncf",
+        "torchsparse_rec.compat",
+        "torchsparse_rec.compat.tensorflow",
+    ],
+    package_dir={"torchsparse_rec.compat": "compat"},
+    package_data={"torchsparse_rec": ["py.typed"], "torchsparse_rec.compat": ["*.md"]},
+    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True), "bdist_wheel": PortableWheel},
+    ext_modules=extensions(),
+)

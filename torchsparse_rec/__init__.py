@@ -1,0 +1,8 @@
+"""TensorFlow's sparse operators and embeddings for recommenders, in PyTorch."""
+
+from . import nn as nn
+from . import ops as ops
+from ._library import check_errors as check_errors
+from ._library import config as config
+from ._library import cpu_level as cpu_level
+from ._library import show_config as show_config

@@ -1,0 +1,89 @@
+"""Loads the compiled libraries and tells what they found: the only import with a side effect."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import warnings
+from pathlib import Path
+
+import torch
+
+_FOLDER = Path(__file__).resolve().parent
+_CPU_LEVELS = ("baseline", "avx2", "avx512")
+
+
+def _load() -> str:
+    """Load ``_C.so``, and ``_C_cuda.so`` where torch has CUDA. Returns what became of the CUDA library, in words."""
+    library = _FOLDER / "_C.so"
+    if not library.exists():
+        raise ImportError(
+            f"torchsparse_rec is not built: {library} is missing. Build it with `pip install -e .` in the source folder"
+        )
+    torch.ops.load_library(str(library))
+    cuda_library = _FOLDER / "_C_cuda.so"
+    if not cuda_library.exists():
+        return "not built"
+    if torch.version.cuda is None:
+        return "built, not loaded: this torch has no CUDA"
+    try:
+        torch.ops.load_library(str(cuda_library))
+    except OSError as error:
+        warnings.warn(f"torchsparse_rec runs on CPU only: {cuda_library} could not be loaded: {error}", stacklevel=2)
+        return f"built, not loaded: {error}"
+    return "loaded"
+
+
+_CUDA_LIBRARY = _load()
+
+
+def cpu_level() -> str:
+    """The instruction set of the CPU loops: ``baseline``, ``avx2`` or ``avx512`` (``TORCHSPARSE_REC_CPU`` lowers it)."""
+    return _CPU_LEVELS[torch.ops.torchsparse_rec.cpu_level.default()]
+
+
+def check_errors(device: torch.device | str | None = None) -> None:
+    """
+    Raise what CUDA kernels have recorded about bad ids, after waiting for the device.
+
+    CPU operators raise at once, so there this does nothing. CUDA kernels skip a bad id and record it; later operator
+    calls raise it without waiting. Call this after replaying a CUDA graph, or before trusting a result.
+
+    Args:
+        device: the device to ask; default: every CUDA device that was used.
+
+    Raises:
+        IndexError: naming the operator, the position, the value and its bound.
+    """
+    if device is not None:
+        devices = [torch.device(device)]
+    elif torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    else:
+        devices = []
+    for each in devices:
+        if each.type == "cuda":
+            torch.cuda.synchronize(each)
+        torch.ops.torchsparse_rec.check_errors.default(torch.empty(0, device=each))
+
+
+def config() -> dict[str, str]:
+    """What :func:`show_config` prints, as a dictionary."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "torchsparse_rec": importlib.metadata.version("torchsparse-rec"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "instruction set": cpu_level(),
+        "threads": str(torch.get_num_threads()),
+        "CUDA library": _CUDA_LIBRARY,
+        "torch CUDA": torch.version.cuda or "none",
+        "GPUs": ", ".join(gpus) or "none",
+    }
+
+
+def show_config() -> None:
+    """Print the instruction set, threads, CUDA state and versions, one per line."""
+    for name, value in config().items():
+        print(f"{name}: {value}")

@@ -1,0 +1,6 @@
+"""The numbers that stand for reductions in the schemas: ``tsr::Reduction`` of csrc/segment.h."""
+
+SUM = 0
+MEAN = 1
+SQRTN = 2
+MAX = 3
