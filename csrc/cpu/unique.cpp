@@ -45,7 +45,8 @@ Range key_range(const T* keys, int64_t n, int64_t limit) {
   const T low = *std::min_element(lows.begin(), lows.end());
   const T high = *std::max_element(highs.begin(), highs.end());
   if (!narrow(low, high)) return {0, limit + 1};
-  return {static_cast<uint64_t>(low), static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low)) + 1};
+  return {static_cast<uint64_t>(low),
+          static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low)) + 1};
 }
 
 template <class T, class Pos>

@@ -30,22 +30,23 @@ class DirectUnique {
   UniqueResult run() {
     parallel_tasks(chunks_.count, [&](int64_t chunk) { number_chunk(chunk); });
     parallel_for(0, range_, kUniqueGrain, [&](int64_t begin, int64_t end) { merge(begin, end); });
-    parallel_tasks(chunks_.count, [&](int64_t chunk) { first_id_[chunk + 1] = count_own(chunk); });
-    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) first_id_[chunk + 1] += first_id_[chunk];
+    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+      const Pos* id = id_.data() + chunk * capacity_;
+      first_id_[chunk + 1] = first_id_[chunk] + std::count(id, id + sizes_[chunk], kOwn);
+    }
 
     UniqueResult result{new_empty(x_, {first_id_.back()}, x_.scalar_type()), inverse_, std::nullopt};
     if (with_counts_) result.counts = new_empty(x_, {first_id_.back()}, ScalarType::Long);
     Key* values = static_cast<Key*>(result.values.mutable_data_ptr());
     int64_t* counts = with_counts_ ? static_cast<int64_t*>(result.counts->mutable_data_ptr()) : nullptr;
     parallel_tasks(chunks_.count, [&](int64_t chunk) { write_own(chunk, values, counts); });
-    parallel_tasks(chunks_.count, [&](int64_t chunk) { resolve_borrowed(chunk); });
     // The first chunk's ids are final as they are.
     parallel_for(chunks_.end(0), chunks_.n, kUniqueGrain, [&](int64_t begin, int64_t end) { renumber(begin, end); });
     return result;
   }
 
  private:
-  // In id_: the entry is the first with its value; or, with its own entry, another chunk's is.
+  // In id_ until ids are known: the entry is the first with its value; or the entry that is, with a mark.
   static constexpr Pos kBorrowed = Pos{1} << (8 * sizeof(Pos) - 1);
   static constexpr Pos kOwn = static_cast<Pos>(~Pos{0});
 
@@ -55,12 +56,14 @@ class DirectUnique {
     Pos* offset = offset_.data() + chunk * capacity_;
     Pos* counts = counts_.data() + (with_counts_ ? chunk * capacity_ : 0);
     int64_t* inverse = static_cast<int64_t*>(inverse_.mutable_data_ptr());
+    const Key* keys = keys_;
+    const Key low = low_;
     const int64_t begin = chunks_.begin(chunk), end = chunks_.end(chunk);
     std::fill_n(table, range_, Pos{0});
     populate_pages(inverse + begin, (end - begin) * static_cast<int64_t>(sizeof(int64_t)));
     Pos size = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const Pos v = static_cast<Pos>(static_cast<Key>(keys_[i] - low_));
+      const Pos v = static_cast<Pos>(static_cast<Key>(keys[i] - low));
       Pos number = table[v];
       if (number == 0) {
         offset[size] = v;
@@ -91,11 +94,6 @@ class DirectUnique {
     }
   }
 
-  int64_t count_own(int64_t chunk) const {
-    const Pos* id = id_.data() + chunk * capacity_;
-    return std::count(id, id + sizes_[chunk], kOwn);
-  }
-
   void write_own(int64_t chunk, Key* values, int64_t* counts) {
     int64_t next = first_id_[chunk];
     const int64_t begin = chunk * capacity_;
@@ -107,21 +105,16 @@ class DirectUnique {
     }
   }
 
-  // Reads owners' entries, which are all ids by now, and writes the others.
-  void resolve_borrowed(int64_t chunk) {
-    Pos* id = id_.data() + chunk * capacity_;
-    for (int64_t entry = 0; entry < sizes_[chunk]; ++entry) {
-      if (id[entry] & kBorrowed) id[entry] = id_.data()[id[entry] & ~kBorrowed];
-    }
-  }
-
   void renumber(int64_t begin, int64_t end) {
     int64_t* inverse = static_cast<int64_t*>(inverse_.mutable_data_ptr());
     while (begin < end) {
       const int64_t chunk = begin / chunks_.length;
       const int64_t stop = std::min(end, chunks_.end(chunk));
       const Pos* id = id_.data() + chunk * capacity_;
-      for (; begin < stop; ++begin) inverse[begin] = static_cast<int64_t>(id[inverse[begin]]);
+      for (; begin < stop; ++begin) {
+        const Pos own = id[inverse[begin]];
+        inverse[begin] = static_cast<int64_t>(own & kBorrowed ? id_.data()[own & ~kBorrowed] : own);
+      }
     }
   }
 

@@ -98,9 +98,8 @@ class FirstFinder {
   void run_sorted(Pos begin, Pos end) {
     const Pos n = end - begin;
     for (Pos j = 0; j < n; ++j) slots_[j] = begin + j;
-    std::sort(slots_, slots_ + n, [keys = keys_](Pos a, Pos b) {
-      return keys[a] != keys[b] ? keys[a] < keys[b] : a < b;
-    });
+    std::sort(slots_, slots_ + n,
+              [keys = keys_](Pos a, Pos b) { return keys[a] != keys[b] ? keys[a] < keys[b] : a < b; });
     for (Pos j = 0, head = 0; j < n; ++j) {
       if (j == 0 || keys_[slots_[j]] != keys_[slots_[head]]) {
         head = j;
@@ -184,9 +183,8 @@ class HashedUnique {
     if (with_counts_) result.counts = new_empty(x_, {first_id.back()}, ScalarType::Long);
     Key* values = static_cast<Key*>(result.values.mutable_data_ptr());
     int64_t* counts = with_counts_ ? static_cast<int64_t*>(result.counts->mutable_data_ptr()) : nullptr;
-    parallel_tasks(chunks_.count, [&](int64_t chunk) {
-      write_ids(chunk, first_id[chunk], first_id[chunk + 1], values, counts);
-    });
+    parallel_tasks(chunks_.count,
+                   [&](int64_t chunk) { write_ids(chunk, first_id[chunk], first_id[chunk + 1], values, counts); });
     parallel_for(chunks_.end(0), chunks_.n, kUniqueGrain, [&](int64_t begin, int64_t end) { resolve(begin, end); });
     return result;
   }

@@ -1,4 +1,8 @@
-"""Distinct values in the order of their first appearance."""
+"""
+Family ``unique``: distinct values in the order of their first appearance.
+
+Contract: csrc/unique.h. Kernels: csrc/cpu/unique.cpp, csrc/cuda/unique.cu.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
 
 
 class Unique(NamedTuple):
