@@ -106,7 +106,7 @@ Tensor to_hash_bucket_fast_cpu(const Tensor& x, int64_t num_buckets) {
   check_to_hash_bucket_fast(x, num_buckets);
   std::vector<int64_t> shape;
   for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(x.size(d));
-  const Tensor input = tsr::contiguous(x);
+  const Tensor input = tsr::as_contiguous(x);
   Tensor out = new_empty(x, shape, ScalarType::Long);
   dispatch_integer(x.scalar_type(), "to_hash_bucket_fast", "x", [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -118,7 +118,7 @@ Tensor to_hash_bucket_fast_cpu(const Tensor& x, int64_t num_buckets) {
 
 Tensor string_to_hash_bucket_fast_cpu(const Tensor& bytes, const Tensor& offsets, int64_t num_buckets) {
   check_string_to_hash_bucket_fast(bytes, offsets, num_buckets);
-  const Tensor text = tsr::contiguous(bytes), bounds = tsr::contiguous(offsets);
+  const Tensor text = tsr::as_contiguous(bytes), bounds = tsr::as_contiguous(offsets);
   const uint8_t* s = text.const_data_ptr<uint8_t>();
   const int64_t* at = bounds.const_data_ptr<int64_t>();
   const int64_t n = bounds.size(0) - 1, size = text.size(0);
