@@ -55,9 +55,9 @@ def to_hash_bucket_fast(
         >>> import torch
         >>> from torchsparse_rec import ops
         >>> ops.to_hash_bucket_fast(torch.tensor([0, 42, -7]), 1000)
-        tensor([0, 0, 0])
+        tensor([735, 736,  62])
         >>> ops.to_hash_bucket_fast(["0", b"42", "-7"], 1000)
-        tensor([0, 0, 0])
+        tensor([735, 736,  62])
     """
     if isinstance(x, Tensor):
         return _ops.to_hash_bucket_fast.default(x, num_buckets)
@@ -99,9 +99,9 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
         >>> from torchsparse_rec import ops
         >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
         >>> ops.string_to_hash_bucket_fast(text, torch.tensor([0, 5, 8]), 1000)
-        tensor([0, 0])
+        tensor([704, 910])
         >>> ops.to_hash_bucket_fast(["green", "red"], 1000)
-        tensor([0, 0])
+        tensor([704, 910])
     """
     return _ops.string_to_hash_bucket_fast.default(bytes, offsets, num_buckets)
 
