@@ -115,6 +115,10 @@ inline int64_t row_elements(const Tensor& x) {
 // Not named contiguous: torch::stable has a function of that name, which a call would find too.
 inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
+  return x ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
+}
+
 // aten::resize_ in place: the convention of torch's `out=` (storage is kept when it is large enough).
 inline void resize_(const Tensor& x, const std::vector<int64_t>& sizes) {
   std::array<StableIValue, 3> stack{
