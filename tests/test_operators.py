@@ -10,6 +10,7 @@ from reference import REFERENCES
 from sample import Sample
 from samples import GRADIENT_SAMPLES, SAMPLES
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -283,7 +284,7 @@ def _results_and_gradients(function: Callable, arguments: tuple, device: str) ->
 
 def _check_compiled(function: Callable, arguments: Callable[[int], tuple], backend: str, device: str) -> None:
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         for size in (4, 7, 13):
@@ -300,6 +301,7 @@ def test_compiles_once_for_all_sizes(name: str, device: str) -> None:
     _check_compiled(*COMPILED[name], "aot_eager", device)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside inductor
 def test_compiles_with_inductor(device: str) -> None:
     def model(weight: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
         pooled = ops.embedding_bag(weight, indices, offsets, per_sample_weights=weights, mode="sqrtn")
