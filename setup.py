@@ -9,7 +9,7 @@ import os
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
@@ -100,6 +100,21 @@ def extensions() -> list[CppExtension]:
     return [cpu_extension(), cuda_extension(home)]
 
 
+def packages() -> list[str]:
+    """torchsparse_rec and what is below it, and the folder compat/ as torchsparse_rec.compat."""
+    compat = [f"torchsparse_rec.compat.{name}" for name in find_packages("compat")]
+    return [*find_packages(include=["torchsparse_rec", "torchsparse_rec.*"]), "torchsparse_rec.compat", *compat]
+
+
+class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
+    """One folder of objects for pip, wheels and setup.py: what has not changed is not compiled again."""
+
+    def finalize_options(self) -> None:
+        """The usual options, but for the temporary folder that pip would choose."""
+        super().finalize_options()
+        self.build_temp = "build/temp"
+
+
 class PortableWheel(bdist_wheel):
     """No Python ABI is used (the libraries are loaded by torch), so one wheel serves every Python 3: py3-none."""
 
@@ -109,17 +124,9 @@ class PortableWheel(bdist_wheel):
 
 
 setup(
-    packages=[
-        "torchsparse_rec",
-        "torchsparse_rec.ops",
-        "torchsparse_rec.nn",
-        "torchsparse_rec.examples",
-        "torchsparse_rec.examples.ncf",
-        "torchsparse_rec.compat",
-        "torchsparse_rec.compat.tensorflow",
-    ],
+    packages=packages(),
     package_dir={"torchsparse_rec.compat": "compat"},
     package_data={"torchsparse_rec": ["py.typed"], "torchsparse_rec.compat": ["*.md"]},
-    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True), "bdist_wheel": PortableWheel},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PortableWheel},
     ext_modules=extensions(),
 )
