@@ -1,4 +1,5 @@
-"""Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found, torchsparse_rec/_C_cuda.so.
+"""
+Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found, torchsparse_rec/_C_cuda.so.
 
 TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library (auto, the default: if nvcc is found; 1: fail if not)
 TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default "8.0;9.0+PTX")

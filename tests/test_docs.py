@@ -76,7 +76,9 @@ def test_named_files_commands_and_modules_exist(document):
     missing += [path for path in paths if not (ROOT / path).exists() and "torch_rec_data" not in path]
 
     targets = set(re.findall(r"^([a-z-]+)(?= .*:|:)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    missing += [f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets]
+    missing += [
+        f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets
+    ]
 
     for name in re.findall(r"python -m ([\w.]+)", text):
         exists = (ROOT / name).is_dir() if name == "benchmarks" else importlib.util.find_spec(name)

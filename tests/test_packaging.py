@@ -132,7 +132,10 @@ print(*runpy.run_path("setup.py")["arch_flags"](), sep="\\n")
     default = {"arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"}
     for architectures, expected in [
         (None, default),
-        ("7.5 8.6+PTX", {"arch=compute_75,code=sm_75", "arch=compute_86,code=sm_86", "arch=compute_86,code=compute_86"}),
+        (
+            "7.5 8.6+PTX",
+            {"arch=compute_75,code=sm_75", "arch=compute_86,code=sm_86", "arch=compute_86,code=compute_86"},
+        ),
     ]:
         environment = {} if architectures is None else {"TORCH_CUDA_ARCH_LIST": architectures}
         found = run("-c", program, TORCHSPARSE_REC_CUDA="0", **environment)
@@ -148,7 +151,7 @@ def test_nothing_is_compiled_for_this_machine_alone():
 
 
 def test_only_the_stable_abi_is_used():
-    """What the library asks of torch are C functions: a C++ symbol of at::, c10:: or torch:: would tie it to one build."""
+    """Torch is used through C functions: a C++ symbol of at::, c10:: or torch:: would tie the library to one build."""
     library = ROOT / "torchsparse_rec/_C.so"
     symbols = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True)
     if symbols.returncode:
