@@ -74,6 +74,8 @@ $(VENV)/.requirements: requirements/build.txt requirements/constraints.txt $(VEN
 $(BUILT): $(shell find csrc -type f) setup.py pyproject.toml $(VENV)/.requirements
 	@command -v $${CXX:-c++} > /dev/null || \
 	  { echo "no C++ compiler: install g++ 9 or later (Debian and Ubuntu: apt install g++), or set CXX"; exit 1; }
+	@# First by itself: in pip's report the compiler's message drowns.
+	$(BIN)/python setup.py -q build_ext --inplace
 	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
 

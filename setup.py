@@ -57,13 +57,18 @@ def headers() -> list[str]:
 
 
 def cpu_extension() -> CppExtension:
-    """_C.so. -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h)."""
+    """
+    _C.so.
+
+    -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h). -Wno-maybe-uninitialized: g++ 12
+    warns of its own AVX-512 header.
+    """
     return CppExtension(
         "torchsparse_rec._C",
         sources("csrc", ".cpp") + sources("csrc/cpu", ".cpp"),
         depends=headers(),
         py_limited_api=True,
-        extra_compile_args=[*COMMON_FLAGS, "-ffp-contract=off", "-g0"],
+        extra_compile_args=[*COMMON_FLAGS, "-ffp-contract=off", "-Wno-maybe-uninitialized", "-g0"],
         extra_link_args=["-s"],
     )
 

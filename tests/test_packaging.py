@@ -51,14 +51,14 @@ def test_compat_is_no_package_of_its_own():
     assert "torchsparse_rec.compat" in from_root.stderr
 
 
-def test_import_loads_nothing_optional(tmp_path):
+def test_import_loads_nothing_optional():
+    optional = ["tensorflow", "keras", "pyarrow", "matplotlib", "tqdm"]
     program = (
-        "import sys, torchsparse_rec; "
-        "print([m for m in ('tensorflow', 'keras', 'pyarrow', 'matplotlib', 'tqdm') if m in sys.modules])"
+        "import sys, torch; before = set(sys.modules); import torchsparse_rec; "
+        f"print([m for m in {optional} if m in set(sys.modules) - before])"
     )
     found = run("-c", program)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.strip() == "[]"
+    assert found.stdout.strip() == "[]", found.stderr
 
 
 def test_show_config(capsys):
@@ -95,7 +95,7 @@ def test_missing_library_says_how_to_build(tmp_path):
 # ---- The build's settings -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["2", "yes", ""])
+@pytest.mark.parametrize("value", ["yes", ""])
 def test_invalid_cuda_setting(value):
     found = run("setup.py", "--version", TORCHSPARSE_REC_CUDA=value)
     assert found.returncode != 0
