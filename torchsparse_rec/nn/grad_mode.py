@@ -25,14 +25,14 @@ FREEZE_AFTER = 100
 # Key of the estimate in a module's metadata within a state_dict; the state_dict's own keys stay torch's.
 _METADATA_KEY = "torchsparse_rec_lookups"
 
-# How many times a step passes over the elements of the gradient's rows, counted from the optimizers' formulas: the
-# backward writes them once; SGD reads gradient and weight and writes the weight; Adagrad has temporaries besides.
-# Optimizers that take one layout only are listed for what explain() prints.
-_PASSES = {"SGD": (4, 4), "Adagrad": (12, 18), "SparseAdam": (14, 22), "Adam": (16, 16), "AdamW": (16, 16)}
-_OTHER_PASSES = (4, 4)
+# How many times a step passes over the elements of the gradient's rows, (dense, sparse), counted from torch's formulas:
+# the backward writes them; SGD reads gradient and weight and writes the weight; Adagrad also has state and temporaries.
+# Other optimizers take one layout only; for what explain() prints of them, the gradient is written and read.
+_PASSES = {"SGD": (4, 4), "Adagrad": (12, 18)}
+_OTHER_PASSES = (2, 2)
 
-# Time of a step, on two cores. Fixed part: of lookup, backward and optimizer on a table of 16 x 4, (dense, sparse). Rate:
-# of the bytes above, both for 6.5 GB of dense and for 21 MB of sparse steps (793,471 x 512, 2,560 ids, SGD).
+# Time of a step, on two cores. Fixed part: lookup, backward and optimizer on a table of 16 x 4, (dense, sparse).
+# Rate: of the bytes above, both for 6.5 GB of dense and for 21 MB of sparse steps (793,471 x 512, 2,560 ids, SGD).
 _FIXED_MICROSECONDS = {"SGD": (55.0, 120.0), "Adagrad": (85.0, 190.0)}
 _OTHER_FIXED_MICROSECONDS = (85.0, 190.0)
 _BYTES_PER_MICROSECOND = 12e3
