@@ -16,7 +16,7 @@ constexpr int64_t kCopyAhead = 8;
 template <class I>
 void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I* indices, int64_t n, char* out,
                FirstPosition& first_bad) {
-  const int64_t grain = std::max<int64_t>(16, (int64_t{64} << 10) / std::max<int64_t>(row_bytes, 1));
+  const int64_t grain = std::max<int64_t>(16, (int64_t{128} << 10) / std::max<int64_t>(row_bytes, 1));
   parallel_for(0, n, grain, [=, &first_bad](int64_t begin, int64_t end) {
     report_bad_ids(indices, begin, end, table_rows, first_bad);
     if (first_bad.found()) return;
@@ -35,14 +35,14 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
   using R = typename Bags<T, I>::Row;
   const int64_t dim = weight.size(1);
   const T* table = weight.const_data_ptr<T>();
-  const int64_t tasks = std::min<int64_t>(max_workers() * 8, (bags.items() + bags.count()) / 256 + 1);
+  const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 8;
   const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
   std::vector<BagScratch<T, R>> scratch;
-  for (int64_t worker = 0; worker < std::min(max_workers(), tasks); ++worker) {
+  for (int64_t worker = 0; worker < workers; ++worker) {
     scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
   }
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  parallel_dynamic(tasks, [&](int64_t worker, int64_t task) {
+  parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
     BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
     for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {

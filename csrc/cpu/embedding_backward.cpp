@@ -45,18 +45,18 @@ struct BackwardInputs {
   int64_t dim() const { return grad.size(1); }
 
   template <class F>
-  void with_groups(int64_t slice_rows, const F& write) const {
+  void with_groups(GradientRows written, const F& write) const {
     dispatch_float(grad.scalar_type(), kBackwardOp, "grad", [&](auto value_tag) {
       using T = typename decltype(value_tag)::type;
       dispatch_width(fits_32_bits(num_embeddings, indices.size(0), grad.size(0)), [&](auto width_tag) {
-        group<T, typename decltype(width_tag)::type>(slice_rows, write);
+        group<T, typename decltype(width_tag)::type>(written, write);
       });
     });
   }
 
  private:
   template <class T, class U, class F>
-  void group(int64_t slice_rows, const F& write) const {
+  void group(GradientRows written, const F& write) const {
     BagTable<T, U> table;
     ItemMeaning<T, U> meaning;
     const U* payloads = nullptr;
@@ -76,7 +76,7 @@ struct BackwardInputs {
       meaning.segments = by_position ? table.bag_of_item.data() : nullptr;
     }
     meaning.scale_by_count = scale_grad_by_freq;
-    const RowGroups<U> groups(kBackwardOp, indices, payloads, num_embeddings, padding_idx, slice_rows);
+    const RowGroups<U> groups(kBackwardOp, indices, payloads, num_embeddings, padding_idx, dim(), written);
     write(groups, meaning, grad.const_data_ptr<T>());
   }
 };
@@ -100,8 +100,7 @@ Tensor embedding_dense_backward_cpu(const Tensor& grad, const Tensor& indices, c
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
   const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type());
-  const int64_t row_bytes = inputs.dim() * static_cast<int64_t>(grad.element_size());
-  inputs.with_groups(dense_slice_rows(row_bytes), [&](const auto& groups, const auto& meaning, const auto* values) {
+  inputs.with_groups(GradientRows::kAll, [&](const auto& groups, const auto& meaning, const auto* values) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
     write_gradient(groups, meaning, values, inputs.dim(), out.mutable_data_ptr<T>(), static_cast<int64_t*>(nullptr),
                    num_embeddings, OutputMemory::kFresh);
@@ -117,7 +116,7 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, con
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
   Tensor out, rows;
-  inputs.with_groups(INT64_MAX, [&](const auto& groups, const auto& meaning, const auto* values) {
+  inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, const auto& meaning, const auto* values) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
     out = new_empty(grad, {groups.groups(), inputs.dim()}, grad.scalar_type());
     rows = new_empty(grad, {groups.groups()}, ScalarType::Long);
@@ -148,9 +147,9 @@ Tensor embedding_weights_backward_cpu(const Tensor& grad_, const Tensor& weight_
       const I* ids = indices.const_data_ptr<I>();
       T* to = result.mutable_data_ptr<T>();
       const auto dot = dot_loop<T>().dot;
-      const int64_t tasks = std::min<int64_t>(max_workers() * 8, (bags.items() + bags.count()) / 256 + 1);
+      const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 8;
       const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
-      parallel_dynamic(tasks, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
+      parallel_dynamic(tasks, workers, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
         const int64_t first = ranges[static_cast<size_t>(task)], end = ranges[static_cast<size_t>(task + 1)];
         if (first == end || !bags.check(first, end, weight.size(0), first_bad, first_nan)) return;
         for (int64_t b = first; b < end; ++b) {

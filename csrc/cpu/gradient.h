@@ -96,14 +96,14 @@ void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning
   const int64_t tasks = static_cast<int64_t>(slices.size());
   const bool dense = rows_out == nullptr;
   std::vector<SliceScratch<T, U>> scratch;
-  for (int64_t worker = 0; worker < std::min(max_workers(), tasks); ++worker) {
+  for (int64_t worker = 0; worker < groups.workers(); ++worker) {
     scratch.emplace_back(groups.most_items(), dense ? groups.most_rows() : groups.most_items(), meaning.weighted(),
                          meaning.winners != nullptr);
   }
   const bool large = out_rows * dim * static_cast<int64_t>(sizeof(T)) >= kFreshBytes;
   const bool fresh = large && memory == OutputMemory::kFresh, stream = large && memory == OutputMemory::kReused;
   const RowLoops<T, U>& loops = row_loops<T, U>();
-  parallel_dynamic(tasks, [&, grad, dim, out, rows_out, fresh, stream, dense](int64_t worker, int64_t task) {
+  parallel_dynamic(tasks, groups.workers(), [&, grad, dim, out, rows_out, fresh, stream, dense](int64_t worker, int64_t task) {
     const Slice slice = slices[static_cast<size_t>(task)];
     SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
     const Item<U>* items = groups.items() + slice.begin;
@@ -128,9 +128,6 @@ void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning
     }
   });
 }
-
-// Rows of a dense gradient that one task writes: about 4 MB, so that long stretches without items are shared out too.
-inline int64_t dense_slice_rows(int64_t row_bytes) { return std::max<int64_t>(1, (int64_t{4} << 20) / std::max<int64_t>(row_bytes, 1)); }
 
 // Whether rows, items and segments all fit 32 bits.
 inline bool fits_32_bits(int64_t rows, int64_t items, int64_t segments) {
