@@ -66,7 +66,7 @@ class Pair:
 
 
 def clock_block(call: Call, calls: int, device: str) -> list[float]:
-    """Milliseconds of each of ``calls`` calls in a row. Results are released outside the clock, except the last one."""
+    """Milliseconds of each of ``calls`` calls in a row. Releasing a result is not counted."""
     if device == "cuda":
         return _clock_block_cuda(call, calls)
     times = []
@@ -87,11 +87,6 @@ def _clock_block_cuda(call: Call, calls: int) -> list[float]:
         event.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(stop) for start, stop in zip(events, events[1:], strict=False)]
-
-
-def first_call_ms(call: Call, device: str) -> float:
-    """Time of one call after one that warms up."""
-    return clock_block(call, 2, device)[1]
 
 
 def compare(ours: Call, peer: Call, device: str, quick: bool, clock: Callable[..., list[float]] = clock_block) -> Pair:
