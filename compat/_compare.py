@@ -2,8 +2,10 @@
 Compares the outcomes of a case: integers, strings, shapes, dtypes and order exactly, floats by their distance from a
 reference in higher precision.
 
-A float32 or float64 sum of n terms may be off by eps * sqrt(n) * sum|terms|, eps = 2^-23 or 2^-52; a float16 or
-bfloat16 result must be a float32 result of that quality, rounded once. Both sides are held to it.
+A float32 or float64 sum of n terms may be off by eps * sqrt(n) * sum|terms|, eps = 2^-23 or 2^-52. Where the same row
+is added m times its errors are alike, not independent, and the root is that of n * m. The factor 1 / n or 1 / sqrt(n)
+is rounded too, alike for all terms: eps / 2 * sum|terms| more. A float16 or bfloat16 result must be a float32 result of
+that quality, rounded once. Both sides are held to it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ from torch import Tensor
 
 from ._cases import FLOATS, Case
 from ._evaluate import Outcome
-
-_EPSILON = {torch.float16: 2.0**-23, torch.bfloat16: 2.0**-23, torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 
 
 @dataclass
@@ -128,13 +128,13 @@ def _scale(case: Case, segment_ids: np.ndarray, segments: int) -> np.ndarray:
 def _forward(case: Case, data: Tensor, indices: np.ndarray, segment_ids: np.ndarray, segments: int) -> _Reference:
     terms = _wide(data)[indices]
     terms = terms * _scale(case, segment_ids, segments)[segment_ids].reshape(-1, *[1] * (terms.ndim - 1))
-    return _sums(terms, segment_ids, segments, data.dtype)
+    return _sums(terms, indices, segment_ids, segments, _epsilons(case, data.dtype))
 
 
 def _gradient(case: Case, grad: Tensor, rows: np.ndarray, segment_ids: np.ndarray, size: int) -> _Reference:
     terms = _wide(grad)[segment_ids]
     terms = terms * _scale(case, segment_ids, grad.shape[0])[segment_ids].reshape(-1, *[1] * (terms.ndim - 1))
-    return _sums(terms, rows, size, grad.dtype)
+    return _sums(terms, segment_ids, rows, size, _epsilons(case, grad.dtype))
 
 
 def _wide(x: Tensor) -> np.ndarray:
@@ -142,18 +142,30 @@ def _wide(x: Tensor) -> np.ndarray:
     return x.to(torch.float64).numpy().astype(np.longdouble)
 
 
-def _sums(terms: np.ndarray, ids: np.ndarray, size: int, dtype: torch.dtype) -> _Reference:
-    """The sum of the terms of each id, and its tolerance."""
-    order = np.argsort(ids, kind="stable")
-    present, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
+def _epsilons(case: Case, dtype: torch.dtype) -> tuple[float, float]:
+    """What a sum may be off by, relative to sum|terms|: per root of the number of terms, and for the factor."""
+    epsilon = 2.0**-52 if dtype == torch.float64 else 2.0**-23
+    return epsilon, 0.0 if case.reduction == "sum" else epsilon / 2
+
+
+def _sums(
+    terms: np.ndarray, sources: np.ndarray, ids: np.ndarray, size: int, epsilons: tuple[float, float]
+) -> _Reference:
+    """The sum of the terms of each id, and its tolerance; ``sources`` are the rows that the terms come from."""
     value, magnitude = np.zeros((2, size, *terms.shape[1:]), np.longdouble)
-    if len(present):
+    independent = np.zeros((size, *[1] * (terms.ndim - 1)), np.longdouble)
+    if len(ids):
+        order = np.lexsort((sources, ids))
+        present, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
         with np.errstate(invalid="ignore"):
             value[present] = np.add.reduceat(terms[order], starts, axis=0)
             magnitude[present] = np.add.reduceat(np.abs(terms[order]), starts, axis=0)
-    roots = np.zeros((size, *[1] * (terms.ndim - 1)), np.longdouble)
-    roots[present] = np.sqrt(counts).reshape(-1, *[1] * (terms.ndim - 1))
-    return _Reference(value, _EPSILON[dtype] * roots * magnitude)
+        changes = np.diff(ids[order], prepend=-1).astype(bool) | np.diff(sources[order], prepend=-1).astype(bool)
+        runs = np.flatnonzero(changes)
+        repeats = np.diff(runs, append=len(ids))
+        most = np.maximum.reduceat(repeats, np.searchsorted(runs, starts))
+        independent[present] = (counts * most).reshape(-1, *[1] * (terms.ndim - 1))
+    return _Reference(value, (epsilons[0] * np.sqrt(independent) + epsilons[1]) * magnitude)
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
@@ -175,7 +187,7 @@ def _error(result: Tensor, reference: _Reference) -> float:
         distance = np.abs(got - value)
         fraction = np.where(allowed > 0, distance / np.where(allowed > 0, allowed, 1), np.inf)
         # The correctly rounded result is always good, also where it is infinite or far below the normal numbers.
-        fraction = np.where(exact, np.minimum(np.nan_to_num(fraction, nan=0.0, posinf=0.0), 1), fraction)
+        fraction = np.where(exact, 0, fraction)
     return float(np.nan_to_num(fraction, nan=np.inf).max())
 
 

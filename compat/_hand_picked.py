@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._cases import FLOATS, INT64_MAX, INTEGERS, OPERATORS, Case, random_forward, random_grad, random_unique
+from ._cases import FLOATS, HALVES, INT64_MAX, INTEGERS, OPERATORS, Case, random_forward, random_grad, random_unique
 
 NAN, INF = float("nan"), float("inf")
 _INT32_MAX = 2**31 - 1
@@ -94,7 +94,8 @@ def _forward(operator: str) -> list[Case]:
         _ints(0, 3, 1, 0, 1, 2, 3),
         _ints(0, 0, 1, 2, 2, 3, 4),
     )
-    add("overflow of float32", torch.tensor([3e38, 3e38, 1.0]), _ints(0, 1, 2), _ints(0, 0, 1), None, torch.ones(2))
+    if not operator.endswith(("mean", "Mean", "MeanWithNumSegments")):  # whose sum overflows, though the mean would not
+        add("overflow of float32", torch.tensor([3e38, 3e38, 1.0]), _ints(0, 1, 2), _ints(0, 0, 1), None, torch.ones(2))
     add("overflow of float16", torch.tensor([6e4, 6e4, 1.0]).half(), _ints(0, 1, 2), _ints(0, 0, 1))
     for dtype in (torch.float16, torch.bfloat16):
         # 2048 + 8 * 1 stays 2048 where the sum itself is kept in float16, 256 + 8 * 1 in bfloat16.
@@ -169,8 +170,11 @@ def _unique(operator: str) -> list[Case]:
         info = torch.iinfo(dtype)
         add("extremes", torch.tensor([info.max, info.min, 0, 1, info.max, info.min], dtype=dtype))
     for dtype in FLOATS:
-        add("zeros and NaN", torch.tensor([0.0, -0.0, NAN, 1.0, NAN, -0.0, 1.0, INF, -INF, INF], dtype=dtype))
-        add("-0.0 first", torch.tensor([-0.0, 0.0, 2.0], dtype=dtype))
+        # TensorFlow's hash of a half type tells -0.0 from 0.0, although they are equal.
+        zero = 0.0 if dtype in HALVES else -0.0
+        add("zeros and NaN", torch.tensor([0.0, zero, NAN, 1.0, NAN, zero, 1.0, INF, -INF, INF], dtype=dtype))
+        if dtype not in HALVES:
+            add("-0.0 first", torch.tensor([-0.0, 0.0, 2.0], dtype=dtype))
     add("bool", torch.tensor([True, False, True]))
     add("complex", torch.ones(2, dtype=torch.complex64))
     for dtype in (torch.int64, torch.float16, torch.bool):

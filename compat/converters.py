@@ -36,6 +36,24 @@ __all__ = [
 
 # TensorFlow's kernels check this alignment of every operand, and end the process where it is missing.
 _ALIGNMENT = 64
+# Those of both libraries, by the same names.
+_DTYPES = {
+    torch.bool,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+}
 
 
 # ---- Dense tensors --------------------------------------------------------------------------------------------------
@@ -63,7 +81,7 @@ def tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
         raise TypeError(f"tensor must be strided, got layout {tensor.layout}: use the converter of its kind")
     tf = tensorflow()
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu()
-    if not hasattr(tf, _dtype_name(tensor.dtype)):
+    if tensor.dtype not in _DTYPES:
         raise TypeError(f"TensorFlow has no dtype for {tensor.dtype}: convert the tensor first")
     if share and _can_be_shared(tensor):
         return tf.experimental.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor))
@@ -99,10 +117,6 @@ def tensor_to_torch(tensor: Any, *, share: bool = False) -> Tensor:
     return shared if share else shared.clone()
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _can_be_shared(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT == 0
 
@@ -114,7 +128,7 @@ def _check_dtype(dtype: Any) -> None:
             "torch has no strings: hash them to ids first, with tf.strings.to_hash_bucket_fast or, on the numpy array "
             "of tensor.numpy(), torchsparse_rec.ops.to_hash_bucket_fast"
         )
-    if not isinstance(getattr(torch, dtype.name, None), torch.dtype):
+    if getattr(torch, dtype.name, None) not in _DTYPES:
         raise TypeError(f"torch has no dtype for TensorFlow's {dtype.name}: tf.cast the tensor first")
 
 

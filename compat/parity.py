@@ -3,9 +3,10 @@ Compares every operator of compat.tensorflow with the installed TensorFlow, and 
 
     python -m torchsparse_rec.compat.parity [--json FILE] [--cases N] [--seed S] [--op NAME]
 
-Exit code 1 on any mismatch. Outputs, dtypes, order, gradients (dense and sparse) and which calls fail are compared; how
-is told in compat/_compare.py. What TensorFlow has wrong, and so is not compared: the dense gradient of empty indices
-(uninitialised memory), and arithmetic and equality of subnormal numbers (it takes them for zero), which no case has.
+Exit code 1 on any mismatch. Outputs, dtypes, order, gradients (dense and sparse) and which calls fail are compared;
+how is told in compat/_compare.py. What TensorFlow 2.21 has wrong is not compared: the dense gradient of empty indices
+(uninitialised memory); and, by no case having them, subnormal numbers (taken for zero), -0.0 beside 0.0 in unique of
+half types (told apart), and a num_segments of 2^32 and more (cut to its low 32 bits).
 """
 
 from __future__ import annotations
