@@ -130,7 +130,8 @@ def test_sparse_there_and_back(shape, dtype, share):
     assert converted.dense_shape.numpy().tolist() == list(shape)
     assert converted.values.dtype.name == name(dtype)
     back = converters.sparse_tensor_to_torch(converted, share=share)
-    assert not back.is_coalesced() and back.dtype == dtype
+    assert back.dtype == dtype
+    assert back.is_coalesced() == (back._nnz() < 2)  # torch needs no promise about a single entry
     assert torch.equal(back.to_dense(), dense)
     indices, values, dense_shape = converters.sparse_tensor_to_triple(converted, share=share)
     again = converters.triple_to_tensorflow(indices, values, dense_shape, share=share)
