@@ -296,7 +296,7 @@ def sparse_segment_mean_grad_v2(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_segment_mean`: only the rows that have entries. See :func:`sparse_segment_sum_grad_v2`.
+    The gradient of :func:`sparse_segment_mean`: only rows with entries. See :func:`sparse_segment_sum_grad_v2`.
 
     Source: ``tf.raw_ops.SparseSegmentMeanGradV2``.
 
