@@ -369,8 +369,8 @@ def _(
 ) -> None:
     size = torch.library.get_ctx().new_dynamic_size()
     # set_, where the kernel resizes: torch cannot compare a size known only at run time with the present one.
-    values.set_(grad.new_empty(size, *grad.shape[1:]))
-    rows.set_(indices.new_empty(size))
+    values.set_(grad.new_empty(size, *grad.shape[1:]))  # type: ignore[call-overload]
+    rows.set_(indices.new_empty(size))  # type: ignore[call-overload]
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------
