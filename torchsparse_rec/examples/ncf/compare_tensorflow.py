@@ -9,7 +9,7 @@ from typing import Any
 
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
-from .sampling import TrainingSampler, evaluation_candidates, leave_one_out
+from .sampling import evaluation_candidates, leave_one_out
 from .steps import Step, build_step
 from .train import Settings, run_batches
 
@@ -78,7 +78,7 @@ def compare(
     """
     split = leave_one_out(interactions)
     evaluator = Evaluator(split, evaluation_candidates(split, seed=settings.seed))
-    sampler = TrainingSampler(split, settings.negatives, settings.seed)
+    sampler = settings.make_sampler(split)
     arguments = settings.step_arguments()
     steps = {
         kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES

@@ -111,8 +111,7 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
     for column in range(1, width):  # nothing may stand between the two bytes of a separator
         if (lengths[:, [column - 1, column - 1 + width, len(breaks) - 2 - column]] != 1).any():
             return None
-    rating = ends[:, -2 - (width - 1)] - ends[:, 2 * width - 1]
-    if rating.min() < (4 if layout.fractional else 2) or rating.max() > 6:
+    if (lengths[:, 2 * width - 1 : len(breaks) - 1 - width] != 2).any():  # the rating: one digit before each break
         return None
     columns = [_to_integers(digits, begin, end) for begin, end in fields]
     if any(column is None for column in columns):

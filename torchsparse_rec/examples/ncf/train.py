@@ -18,7 +18,7 @@ import torch
 
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
-from .sampling import TrainingSampler, evaluation_candidates, leave_one_out
+from .sampling import Split, TrainingSampler, evaluation_candidates, leave_one_out
 from .steps import LEARNING_RATES, Batch, TorchStep, build_step
 
 CHECKPOINT_FORMAT = 1
@@ -33,13 +33,18 @@ class Settings:
     grad_mode: str = "auto"
     optimizer: str = "adam"
     lr: float | None = None
-    batch_size: int = 1024
+    batch_size: int = 2048
     negatives: int = 4
+    exclude_held_out: bool = False
     seed: int = 0
 
     def learning_rate(self) -> float:
         """``lr``, or the optimizer's default."""
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+    def make_sampler(self, split: Split, device: torch.device | str = "cpu") -> TrainingSampler:
+        """The sampler of the run's epochs."""
+        return TrainingSampler(split, self.negatives, self.seed, device, self.exclude_held_out)
 
     def step_arguments(self) -> dict[str, Any]:
         """What :func:`build_step` is given."""
@@ -86,7 +91,7 @@ class Trainer:
     def __post_init__(self) -> None:
         split = leave_one_out(self.interactions)
         self.evaluator = Evaluator(split, evaluation_candidates(split, seed=self.settings.seed), self.device)
-        self.sampler = TrainingSampler(split, self.settings.negatives, self.settings.seed, self.device)
+        self.sampler = self.settings.make_sampler(split, self.device)
         arguments = self.settings.step_arguments()
         step = build_step("ours", split.num_users, split.num_items, device=self.device, **arguments)
         assert isinstance(step, TorchStep)
