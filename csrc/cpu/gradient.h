@@ -91,6 +91,7 @@ enum class OutputMemory { kFresh, kReused };
 template <class T, class U, class I>
 void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning, const T* grad, int64_t dim, T* out,
                     I* rows_out, int64_t out_rows, OutputMemory memory) {
+  if (out_rows == 0) return;  // the rows_out of an empty compact gradient is null too
   const std::vector<Slice>& slices = groups.slices();
   const int64_t tasks = static_cast<int64_t>(slices.size());
   const bool dense = rows_out == nullptr;

@@ -66,7 +66,7 @@ UniqueResult unique_any(const Tensor& x, bool with_counts) {
 
 UniqueResult unique_checked(const char* op, const Tensor& given, bool with_counts) {
   check_unique(op, given);
-  const Tensor x = tsr::contiguous(given);
+  const Tensor x = tsr::as_contiguous(given);
   const int64_t n = x.numel();
   if (n == 0) {
     UniqueResult empty{new_empty(x, {0}, x.scalar_type()), new_empty(x, {0}, ScalarType::Long), std::nullopt};
