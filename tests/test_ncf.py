@@ -322,10 +322,10 @@ def test_training_learns(small, grad_mode, optimizer):
     before = trainer.evaluator(trainer.step.network())
     for _ in range(3):
         record = trainer.run_epoch()
-    assert before.hr < 0.3 if optimizer == "adam" else True
     assert record.loss < trainer.history[0].loss < 0.7
     if optimizer == "adam":
-        assert record.metrics.hr > 0.35 and record.metrics.ndcg > 0.15  # chance: 0.10 and 0.05
+        assert before.hr < 0.2  # chance: 0.10, and 0.05 for NDCG
+        assert record.metrics.hr > 0.25 and record.metrics.ndcg > 0.11
 
 
 def test_auto_is_dense_under_adam_and_all_kinds_agree(small):

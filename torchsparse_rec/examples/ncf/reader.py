@@ -76,7 +76,11 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
         line_number += parsed.shape[1]
     if not parts:
         raise ValueError(f"{name}, line {line_number}: the file ends here, expected lines {layout.example}")
-    return np.concatenate(parts, axis=1)
+    columns = np.concatenate(parts, axis=1)
+    # A file cut inside its last timestamp still matches: that number is shorter than its neighbour's.
+    if not chunk.endswith(b"\n") and len(str(columns[2, -1])) < len(str(columns[2, max(0, columns.shape[1] - 2)])):
+        raise _bad_line(name, line_number - 1, chunk, f"{layout.example} and the end of the line")
+    return columns
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -143,10 +147,8 @@ def _ids_plausible(values: np.ndarray) -> bool:
 def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> np.ndarray:
     """The chunk's fields line by line: takes every valid spelling, and names the first line that has none."""
     pattern = layout.pattern()
-    lines = chunk.split(b"\n")
-    complete = lines.pop() if lines[-1] == b"" else None
     rows = []
-    for number, line in enumerate(lines, start=line_number):
+    for number, line in enumerate(chunk.removesuffix(b"\n").split(b"\n"), start=line_number):
         match = pattern.fullmatch(line)
         if match is None:
             raise _bad_line(name, number, line, layout.example)
@@ -154,9 +156,6 @@ def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> n
         if not (1 <= row[0] <= _MAX_ID and 1 <= row[1] <= _MAX_ID):
             raise _bad_line(name, number, line, f"{layout.example} with ids from 1 to {_MAX_ID:,}")
         rows.append(row)
-    # A file cut inside its last timestamp still matches: the number is shorter than its neighbour's.
-    if complete is None and len(rows) > 1 and len(str(rows[-1][2])) < len(str(rows[-2][2])):
-        raise _bad_line(name, line_number + len(lines) - 1, lines[-1], f"{layout.example} and the end of the line")
     return np.array(rows, dtype=np.int64).T
 
 

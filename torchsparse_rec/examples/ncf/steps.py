@@ -107,6 +107,9 @@ def make_optimizers(model: NeuMF, optimizer: str, lr: float, sparse: bool, keras
     if optimizer == "sgd":
         return [torch.optim.SGD(parameters, lr=lr)]
     if optimizer == "adagrad":
+        # Its sparse update makes a sparse tensor, and torch wants to be told whether to check such tensors.
+        if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+            torch.sparse.check_sparse_tensor_invariants.disable()
         return [torch.optim.Adagrad(parameters, lr=lr)]
     if optimizer != "adam":
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")

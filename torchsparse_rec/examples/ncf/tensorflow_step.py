@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class TensorflowStep:
 
     def network(self) -> NeuMF:
         """A PyTorch network with the present weights."""
-        state = {name: torch.from_numpy(np.array(variable)) for name, variable in self._variables.items()}
+        state = {name: torch.from_numpy(variable.numpy()) for name, variable in self._variables.items()}
         self._model.load_state_dict(state)
         return self._model
 

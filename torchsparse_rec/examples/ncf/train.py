@@ -154,7 +154,8 @@ def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no checkpoint {path}") from None
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated: {error}") from None
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated: {reason}") from None
     if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this program")
     settings = content["settings"]
