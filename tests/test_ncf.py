@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,7 +53,10 @@ def file_text(dataset, columns):
         ("ml-1m", b"196::242::3::881250949\n22::377::1::878887116\n"),
         ("ml-20m", b"userId,movieId,rating,timestamp\n196,242,3.5,881250949\n22,377,0.5,878887116\n"),
         ("ml-20m", b"userId,movieId,rating,timestamp\r\n196,242,3.5,881250949\r\n22,377,0.5,878887116\r\n"),
-        ("ml-20m", b"userId,movieId,rating,timestamp\n196,242,3,881250949\n22,377,.5,878887116\n".replace(b",.", b",0.")),
+        (
+            "ml-20m",
+            b"userId,movieId,rating,timestamp\n196,242,3,881250949\n22,377,.5,878887116\n".replace(b",.", b",0."),
+        ),
         ("ml-100k", b"196\t242\t3\t881250949\n22\t377\t1\t878887116"),
     ],
 )
@@ -111,7 +113,9 @@ def test_read_truncated_file():
 def test_file_that_ends_early_is_an_error(tmp_path):
     path = tmp_path / "u.data"
     path.write_bytes(file_text("ml-100k", np.full((3, 7), 5)))
-    with pytest.raises(ValueError, match=r"u.data ends at line 7 with 7 ratings, expected the 100,000 ratings of ml-100k"):
+    with pytest.raises(
+        ValueError, match=r"u.data ends at line 7 with 7 ratings, expected the 100,000 ratings of ml-100k"
+    ):
         data.read("ml-100k", path)
 
 

@@ -80,9 +80,7 @@ def compare(
     evaluator = Evaluator(split, evaluation_candidates(split, seed=settings.seed))
     sampler = settings.make_sampler(split)
     arguments = settings.step_arguments()
-    steps = {
-        kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES
-    }
+    steps = {kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES}
     found = Comparison({kind: [] for kind in NAMES}, [])
     for epoch in range(1, epochs + 1):
         batches = sampler.draw().batches(settings.batch_size)

@@ -202,7 +202,7 @@ def generate(
     """
     Interactions with popular and rare items and users whose taste can be learnt; the same for the same arguments.
 
-    A user of taste ``t`` prefers item ``i`` of qualities ``q_i`` by ``log popularity_i + 2.5 <t, q_i>``, where ``<t, q_i>``
+    A user of taste ``t`` prefers item ``i`` of qualities ``q_i`` by ``log popularity_i + 2.5 <t, q_i>``; ``<t, q_i>``
     is about standard normal and popularity falls with an item's rank; the items a user touches are a draw without
     replacement by these preferences, in random order of time.
 
@@ -238,10 +238,11 @@ def generate(
 
 
 def _activity(random: np.random.Generator, num_users: int, total: int, most: int) -> np.ndarray:
-    """How many items each user touches: log-normal, at least a fifth of the mean, at most ``most``, ``total`` in all."""
+    """Items per user: log-normal, at least a fifth of the mean, at most ``most``, ``total`` in all."""
     if total > num_users * most:
         raise ValueError(
-            f"num_interactions must be at most {num_users * most} ({num_users} users, at most {most} items each), got {total}"
+            f"num_interactions must be at most {num_users * most}: {num_users} users with at most {most} items each, "
+            f"got {total}"
         )
     least = min(total // num_users // 5, most)
     wish = random.lognormal(sigma=1.0, size=num_users)

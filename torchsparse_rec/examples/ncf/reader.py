@@ -42,7 +42,7 @@ CSV_LAYOUT = Layout(b",", b"userId,movieId,rating,timestamp", "user,item,rating,
 
 
 def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
-    """
+    r"""
     Read user, item and timestamp of every line; the rating is checked and dropped.
 
     Args:
@@ -58,7 +58,7 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
 
     Example:
         >>> import io
-        >>> read_ratings(io.BytesIO(b"196\\t242\\t3\\t881250949\\n"), "u.data", TAB_LAYOUT)[:, 0].tolist()
+        >>> read_ratings(io.BytesIO(b"196\t242\t3\t881250949\n"), "u.data", TAB_LAYOUT)[:, 0].tolist()
         [196, 242, 881250949]
     """
     line_number = 1
@@ -100,11 +100,11 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
     """The chunk's fields if every line is exactly as in the original files, else None."""
     data = np.frombuffer(chunk, dtype=np.uint8)
     digits = data - np.uint8(ord("0"))  # wraps: other bytes become 10 or more
-    ends = np.flatnonzero(digits >= 10)
+    ends: np.ndarray = np.flatnonzero(digits >= 10)
     breaks = np.frombuffer(layout.breaks(), dtype=np.uint8)
     if len(ends) % len(breaks) or data[-1] != ord("\n"):
         return None
-    ends = ends.reshape(-1, len(breaks))
+    ends = ends.reshape((-1, len(breaks)))
     if not (data[ends] == breaks).all():
         return None
     # Positions of the breaks around user, item and timestamp; the separator may have two bytes.
@@ -112,20 +112,20 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
     line_start = np.concatenate([[-1], ends[:-1, -1]])
     fields = ((line_start, ends[:, 0]), (ends[:, width - 1], ends[:, width]), (ends[:, -2], ends[:, -1]))
     lengths = np.diff(ends, axis=1)
-    for column in range(1, width):  # nothing may stand between the two bytes of a separator
-        if (lengths[:, [column - 1, column - 1 + width, len(breaks) - 2 - column]] != 1).any():
+    for byte in range(1, width):  # nothing may stand between the two bytes of a separator
+        if (lengths[:, [byte - 1, byte - 1 + width, len(breaks) - 2 - byte]] != 1).any():
             return None
     if (lengths[:, 2 * width - 1 : len(breaks) - 1 - width] != 2).any():  # the rating: one digit before each break
         return None
-    columns = [_to_integers(digits, begin, end) for begin, end in fields]
-    if any(column is None for column in columns):
+    columns = [column for begin, end in fields if (column := _to_integers(digits, begin, end)) is not None]
+    if len(columns) < len(fields):
         return None
     values = np.stack(columns)
     return values if _ids_plausible(values) else None
 
 
 def _to_integers(digits: np.ndarray, before: np.ndarray, end: np.ndarray) -> np.ndarray | None:
-    """The decimal numbers whose digits lie strictly between ``before`` and ``end``; None if one is empty or too long."""
+    """The decimal numbers strictly between ``before`` and ``end``; None if one is empty or too long."""
     length = end - before - 1
     longest = int(length.max())
     if length.min() < 1 or longest > _MAX_DIGITS:

@@ -118,8 +118,8 @@ class TrainingSampler:
     """
     Draws an epoch: every training interaction with fresh negatives, shuffled.
 
-    A negative is uniform over the items outside the user's training interactions. The held-out item is one of them: what
-    training knows of it would be known of the answer.
+    A negative is uniform over the items outside the user's training interactions. The held-out item is one of them:
+    training must not know the answer.
 
     Args:
         split: the training interactions.
@@ -148,7 +148,7 @@ class TrainingSampler:
         self._users = split.users.to(device)
         self._items = split.items.to(device)
         excluded = _touched(split) if exclude_held_out else _trained(split)
-        self._excluded = PairSet(*(column.to(device) for column in excluded), split.num_users, split.num_items)
+        self._excluded = PairSet(excluded[0].to(device), excluded[1].to(device), split.num_users, split.num_items)
         full = (self._excluded.counts() == split.num_items).nonzero()
         if len(full):
             raise ValueError(f"no negative exists for user {int(full[0])}, who has all {split.num_items} items")

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import torchsparse_rec
+
 from .model import NeuMF, table_factory
 
 KINDS = ("ours", "torch", "tensorflow")
 OPTIMIZERS = ("adam", "sgd", "adagrad")
 GRAD_MODES = ("sparse", "dense", "auto")
-LEARNING_RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
+LEARNING_RATES = {"adam": 1.5e-3, "sgd": 0.5, "adagrad": 0.02}
 KERAS_EPS = 1e-7
 
 Batch = tuple[Any, Any, Any]
@@ -37,7 +39,7 @@ class KerasAdam(torch.optim.Adam):
     """
     Adam with eps where Keras and TensorFlow have it: ``w -= alpha_t m / (sqrt(v) + eps)``.
 
-    torch adds eps to ``sqrt(v / (1 - beta2^t))``: the two agree if torch's eps is ``eps / sqrt(1 - beta2^t)`` at step t.
+    torch adds eps to ``sqrt(v / (1 - beta2^t))``: both agree if torch's eps is ``eps / sqrt(1 - beta2^t)`` at step t.
 
     Args:
         params: as for :class:`torch.optim.Adam`, which also takes the rest.
@@ -130,7 +132,7 @@ def build_step(
     num_items: int,
     *,
     factors: int = 8,
-    layers: Sequence[int] = (64, 32, 16, 8),
+    layers: Sequence[int] = (32, 16, 8),
     grad_mode: str = "auto",
     optimizer: str = "adam",
     lr: float | None = None,
@@ -183,5 +185,6 @@ def build_step(
     optimizers = make_optimizers(model, optimizer, lr, kind == "ours" and grad_mode == "sparse", keras_rule)
     if kind == "ours":
         for table in model.tables():
+            assert isinstance(table, torchsparse_rec.nn.Embedding)
             table.use_optimizer(optimizers[0])
     return TorchStep(model, optimizers)

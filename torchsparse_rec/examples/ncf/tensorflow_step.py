@@ -65,7 +65,7 @@ class TensorflowStep:
 
     def _logits(self, users: Any, items: Any) -> Any:
         weights, model = self._variables, self._model
-        widths = [model.factors, model.half]
+        widths = [model.factors, model.mlp_width]
         gmf_user, mlp_user = tf.split(tf.gather(weights["user_table.weight"], users), widths, axis=1)
         gmf_item, mlp_item = tf.split(tf.gather(weights["item_table.weight"], items), widths, axis=1)
         hidden = tf.concat([mlp_user, mlp_item], axis=1)

@@ -29,11 +29,11 @@ class Settings:
     """What determines a run's bits, besides its data; see the command's flags."""
 
     factors: int = 8
-    layers: tuple[int, ...] = (64, 32, 16, 8)
+    layers: tuple[int, ...] = (32, 16, 8)
     grad_mode: str = "auto"
     optimizer: str = "adam"
     lr: float | None = None
-    batch_size: int = 2048
+    batch_size: int = 1024
     negatives: int = 4
     exclude_held_out: bool = False
     seed: int = 0
@@ -169,7 +169,9 @@ def run_batches(step: Any, batches: list[Batch], title: str) -> list[Any]:
 
 def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
     """The mean loss of a sample. The last batch may be smaller than the others."""
-    total = torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
+    total = (
+        torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
+    )
     return total.item() / sum(len(batch[2]) for batch in batches)
 
 
