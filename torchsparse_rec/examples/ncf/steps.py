@@ -16,7 +16,7 @@ from .model import NeuMF, table_factory
 KINDS = ("ours", "torch", "tensorflow")
 OPTIMIZERS = ("adam", "sgd", "adagrad")
 GRAD_MODES = ("sparse", "dense", "auto")
-LEARNING_RATES = {"adam": 1.5e-3, "sgd": 0.5, "adagrad": 0.02}
+LEARNING_RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
 KERAS_EPS = 1e-7
 
 Batch = tuple[Any, Any, Any]
