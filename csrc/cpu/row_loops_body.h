@@ -71,7 +71,7 @@ static inline __attribute__((always_inline)) void store(T* to, const Vector<acc_
 
 // Entries ahead of the current one whose rows are fetched, and how much of each: the rest of a long row is found by the
 // hardware's own prefetcher.
-static constexpr int64_t kAhead = 16;
+static constexpr int64_t kAhead = 32;
 static constexpr int64_t kAheadBytes = 512;
 
 template <class T, class R>
