@@ -26,8 +26,8 @@ int64_t element(const Tensor& ids, int64_t position) {
 }  // namespace
 
 void throw_bad_index(const char* op, const char* argument, const Tensor& indices, int64_t position, int64_t bound) {
-  throw std::out_of_range(message(op, ": ", argument, "[", position, "] must be in [0, ", bound, "), got ",
-                                  element(indices, position)));
+  throw std::out_of_range(
+      message(op, ": ", argument, "[", position, "] must be in [0, ", bound, "), got ", element(indices, position)));
 }
 
 Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments, bool given) {
@@ -81,8 +81,8 @@ Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets_, int64_t 
     TSR_CHECK_VALUE(false, op, ": offsets must not decrease, got ", element(offsets, b - 1), " followed by ",
                     element(offsets, b), " at position ", b);
   }
-  TSR_CHECK_VALUE(starts[n - 1] == items, op, ": offsets[", n - 1, "], the last, must be the number of indices, ", items,
-                  ", got ", starts[n - 1]);
+  TSR_CHECK_VALUE(starts[n - 1] == items, op, ": offsets[", n - 1, "], the last, must be the number of indices, ",
+                  items, ", got ", starts[n - 1]);
   return copy;
 }
 

@@ -29,7 +29,8 @@ template <class I>
 bool all_below(const I* ids, int64_t n, int64_t bound) {
   bool bad = false;
   // Negative ids are large as unsigned numbers.
-  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= static_cast<uint64_t>(bound);
+  for (int64_t i = 0; i < n; ++i)
+    bad |= static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= static_cast<uint64_t>(bound);
   return !bad;
 }
 

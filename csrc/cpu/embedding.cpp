@@ -85,15 +85,14 @@ std::tuple<Tensor, Tensor> embedding_bag_cpu(const Tensor& weight_, const Tensor
                                              const std::optional<Tensor>& per_sample_weights_, int64_t mode,
                                              int64_t padding_idx, bool, bool) {
   const char* op = "embedding_bag";
-  const Reduction reduction =
-      check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx);
+  const Reduction reduction = check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx);
   const Tensor weight = as_contiguous(weight_), indices = as_contiguous(indices_);
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
   const int64_t count = offsets.size(0) - 1, dim = weight.size(1);
   const Tensor out = new_empty(weight, {count, dim}, weight.scalar_type());
   const bool max = reduction == Reduction::kMax;
-  const Tensor argmax = new_empty(
-      weight, max ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
+  const Tensor argmax =
+      new_empty(weight, max ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
   FirstPosition first_bad, first_nan;
   dispatch_float(weight.scalar_type(), op, "weight", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;

@@ -18,7 +18,8 @@ struct BagTable {
   template <class I>
   void fill(const Bags<T, I>& bags, Reduction reduction) {
     bag_of_item = Buffer<U>(bags.items());
-    const bool by_items = bags.weighted(), by_bags = !by_items && reduction != Reduction::kSum && reduction != Reduction::kMax;
+    const bool by_items = bags.weighted(),
+               by_bags = !by_items && reduction != Reduction::kSum && reduction != Reduction::kMax;
     if (by_items) by_item = Buffer<acc_t<T>>(bags.items());
     if (by_bags) by_bag = Buffer<acc_t<T>>(bags.count());
     U* to = bag_of_item.data();
@@ -48,9 +49,8 @@ struct BackwardInputs {
   void with_groups(GradientRows written, const F& write) const {
     dispatch_float(grad.scalar_type(), kBackwardOp, "grad", [&](auto value_tag) {
       using T = typename decltype(value_tag)::type;
-      dispatch_width(fits_32_bits(num_embeddings, indices.size(0), grad.size(0)), [&](auto width_tag) {
-        group<T, typename decltype(width_tag)::type>(written, write);
-      });
+      dispatch_width(fits_32_bits(num_embeddings, indices.size(0), grad.size(0)),
+                     [&](auto width_tag) { group<T, typename decltype(width_tag)::type>(written, write); });
     });
   }
 
@@ -62,7 +62,8 @@ struct BackwardInputs {
     const U* payloads = nullptr;
     if (offsets) {
       dispatch_index(indices.scalar_type(), kBackwardOp, "indices", [&](auto tag) {
-        const Bags<T, typename decltype(tag)::type> bags(kBackwardOp, indices, *offsets, per_sample_weights, padding_idx);
+        const Bags<T, typename decltype(tag)::type> bags(kBackwardOp, indices, *offsets, per_sample_weights,
+                                                         padding_idx);
         table.fill(bags, reduction);
         if (bags.weighted()) meaning.item_weights = table.by_item.data();
       });
@@ -84,9 +85,9 @@ struct BackwardInputs {
 BackwardInputs checked_inputs(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
                               const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
                               int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
-  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
-                                                       num_embeddings, mode, padding_idx);
-  return {as_contiguous(grad),           as_contiguous(indices), offsets,   as_contiguous(per_sample_weights),
+  const Reduction reduction =
+      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+  return {as_contiguous(grad),   as_contiguous(indices), offsets,   as_contiguous(per_sample_weights),
           as_contiguous(argmax), num_embeddings,         reduction, padding_idx,
           scale_grad_by_freq};
 }
@@ -143,7 +144,8 @@ Tensor embedding_weights_backward_cpu(const Tensor& grad_, const Tensor& weight_
     dispatch_index(indices.scalar_type(), op, "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx);
-      const T *table = weight.const_data_ptr<T>(), *grads = grad.const_data_ptr<T>(), *pooled = output.const_data_ptr<T>();
+      const T *table = weight.const_data_ptr<T>(), *grads = grad.const_data_ptr<T>(),
+              *pooled = output.const_data_ptr<T>();
       const I* ids = indices.const_data_ptr<I>();
       T* to = result.mutable_data_ptr<T>();
       const auto dot = dot_loop<T>().dot;

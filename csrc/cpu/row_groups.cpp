@@ -5,9 +5,9 @@
 namespace tsr {
 namespace {
 
-constexpr int64_t kBucketItems = 4096;      // a bucket and its scratch fit the second-level cache
-constexpr int64_t kMaxBuckets = 4096;       // more would cost the scatter a page per bucket
-constexpr int64_t kSliceItems = 8192;       // cuts buckets that many ids fall into
+constexpr int64_t kBucketItems = 4096;       // a bucket and its scratch fit the second-level cache
+constexpr int64_t kMaxBuckets = 4096;        // more would cost the scatter a page per bucket
+constexpr int64_t kSliceItems = 8192;        // cuts buckets that many ids fall into
 constexpr int64_t kSliceElements = 1 << 20;  // cuts long stretches of a dense gradient without items
 constexpr int64_t kInsertionSortItems = 32;
 
@@ -80,9 +80,8 @@ RowGroups<U>::RowGroups(const char* op, const Tensor& indices, const U* payloads
   const int bucket_bits = bits_of(std::clamp<int64_t>(std::max(for_cache, for_threads), 1, kMaxBuckets));
   shift_ = std::max(0, bits_of(num_rows) - bucket_bits);
   buckets_ = num_rows == 0 ? 0 : ((num_rows - 1) >> shift_) + 1;
-  dispatch_index(indices.scalar_type(), op, "indices", [&](auto tag) {
-    distribute<typename decltype(tag)::type>(op, indices, payloads, padding);
-  });
+  dispatch_index(indices.scalar_type(), op, "indices",
+                 [&](auto tag) { distribute<typename decltype(tag)::type>(op, indices, payloads, padding); });
   sort_buckets();
 }
 

@@ -1,9 +1,9 @@
 // Grouping items by table row: the plan of every gradient.
 //
 // N items, item i pointing at row rows[i] of a table, are sorted by row, stably, so that a row's items keep their order
-// and each row can be summed by one thread. A stable counting sort into buckets of 2^shift neighbouring rows (parallel),
-// then each bucket in cache: by counting where it is dense, else by radix. Then the sorted items are cut into slices at
-// row boundaries: the tasks of the pass that writes the gradient.
+// and each row can be summed by one thread. A stable counting sort into buckets of 2^shift neighbouring rows
+// (parallel), then each bucket in cache: by counting where it is dense, else by radix. Then the sorted items are cut
+// into slices at row boundaries: the tasks of the pass that writes the gradient.
 //
 // Memory: 8 bytes an item (16 beyond 2^32 rows or items), and the scratch of one bucket per thread.
 #pragma once
@@ -32,8 +32,9 @@ enum class GradientRows { kAll, kPresent };
 template <class U>
 class RowGroups {
  public:
-  // indices [N], contiguous, in [0, num_rows), are the items' rows, `padding` left out (padding < 0: none); payloads: per
-  // item, or null for the item's position. row_elements: of one row of the gradient. Throws IndexError for a bad index.
+  // indices [N], contiguous, in [0, num_rows), are the items' rows, `padding` left out (padding < 0: none); payloads:
+  // per item, or null for the item's position. row_elements: of one row of the gradient. Throws IndexError for a bad
+  // index.
   RowGroups(const char* op, const Tensor& indices, const U* payloads, int64_t num_rows, int64_t padding,
             int64_t row_elements, GradientRows written);
 

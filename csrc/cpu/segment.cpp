@@ -91,8 +91,8 @@ SegmentTable<T, U>::SegmentTable(const Tensor& segment_ids, int64_t segments, Re
 
 // What both gradient forms share: groups the items and hands them, with their meaning, to write(groups, meaning).
 template <class T, class U, class F>
-void with_groups(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids, int64_t rows, Reduction reduction,
-                 GradientRows written, const F& write) {
+void with_groups(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids, int64_t rows,
+                 Reduction reduction, GradientRows written, const F& write) {
   const SegmentTable<T, U> table(segment_ids, grad.size(0), reduction);
   const RowGroups<U> groups(kGradOp, indices, table.ids.data(), rows, /*padding=*/-1, row_elements(grad), written);
   ItemMeaning<T, U> meaning;
@@ -105,7 +105,8 @@ template <class Allocate>
 Tensor dense_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor& segment_ids_, int64_t rows,
                       int64_t reduction_, OutputMemory memory, const Allocate& allocate) {
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, rows, reduction_);
-  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_), segment_ids = as_contiguous(segment_ids_);
+  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
+               segment_ids = as_contiguous(segment_ids_);
   const int64_t dim = row_elements(grad);
   Tensor out;
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
@@ -129,7 +130,8 @@ std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& i
                                             int64_t num_rows, int64_t reduction_, OutputMemory memory,
                                             const Allocate& allocate) {
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_);
-  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_), segment_ids = as_contiguous(segment_ids_);
+  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
+               segment_ids = as_contiguous(segment_ids_);
   const int64_t dim = row_elements(grad);
   std::tuple<Tensor, Tensor> out;
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
@@ -157,7 +159,8 @@ std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& i
 Tensor sparse_segment_reduce_cpu(const Tensor& data_, const Tensor& indices_, const Tensor& segment_ids_,
                                  std::optional<int64_t> num_segments, int64_t reduction_) {
   const Reduction reduction = check_sparse_segment_reduce(data_, indices_, segment_ids_, num_segments, reduction_);
-  const Tensor data = as_contiguous(data_), indices = as_contiguous(indices_), segment_ids = as_contiguous(segment_ids_);
+  const Tensor data = as_contiguous(data_), indices = as_contiguous(indices_),
+               segment_ids = as_contiguous(segment_ids_);
   const int64_t segments = num_segments ? *num_segments : last_id_plus_one(segment_ids);
   const Tensor out = new_empty(data, shape_with_rows(data, segments), data.scalar_type());
   const Buffer<int64_t> offsets = offsets_of_sorted_ids(kReduceOp, segment_ids, segments, num_segments.has_value());
@@ -177,9 +180,8 @@ Tensor sparse_segment_reduce_cpu(const Tensor& data_, const Tensor& indices_, co
 
 Tensor sparse_segment_reduce_grad_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                       int64_t output_dim0, int64_t reduction) {
-  return dense_gradient(
-      grad, indices, segment_ids, output_dim0, reduction, OutputMemory::kFresh,
-      [&](const std::vector<int64_t>& shape) { return new_empty(grad, shape, grad.scalar_type()); });
+  return dense_gradient(grad, indices, segment_ids, output_dim0, reduction, OutputMemory::kFresh,
+                        [&](const std::vector<int64_t>& shape) { return new_empty(grad, shape, grad.scalar_type()); });
 }
 
 void sparse_segment_reduce_grad_out_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,

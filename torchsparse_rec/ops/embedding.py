@@ -399,8 +399,8 @@ def _weights_backward_backward(ctx, grad_result):
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Aliases: of each input's derivative, only the part through this operator is wanted here.
-        inputs = [x.view_as(x) for x in (grad, weight, per_sample_weights, output)]
-        result = _weights_backward_composite(*inputs, indices, offsets, ctx.mode, ctx.padding_idx)
+        inputs = grad, weight, weights, pooled = [x.view_as(x) for x in (grad, weight, per_sample_weights, output)]
+        result = _weights_backward_composite(grad, weight, weights, pooled, indices, offsets, ctx.mode, ctx.padding_idx)
         wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
         grads = iter(
             torch.autograd.grad(result, wanted, grad_result, allow_unused=True, create_graph=create_graph)

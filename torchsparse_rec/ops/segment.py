@@ -296,7 +296,7 @@ def sparse_segment_mean_grad_v2(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_segment_mean`: only the rows that have entries. See :func:`sparse_segment_sum_grad_v2`.
+    The gradient of :func:`sparse_segment_mean`: only rows with entries. See :func:`sparse_segment_sum_grad_v2`.
 
     Source: ``tf.raw_ops.SparseSegmentMeanGradV2``.
 
@@ -369,8 +369,8 @@ def _(
 ) -> None:
     size = torch.library.get_ctx().new_dynamic_size()
     # set_, where the kernel resizes: torch cannot compare a size known only at run time with the present one.
-    values.set_(grad.new_empty(size, *grad.shape[1:]))
-    rows.set_(indices.new_empty(size))
+    values.set_(grad.new_empty(size, *grad.shape[1:]))  # type: ignore[call-overload]
+    rows.set_(indices.new_empty(size))  # type: ignore[call-overload]
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------
