@@ -226,7 +226,7 @@ def random_hash(rng: np.random.Generator, operator: str, elements: int) -> Case:
     strings = np.empty(count, dtype=object)
     strings[:] = [rng.bytes(int(length)) for length in rng.integers(0, limit, count)]
     if count % 2 == 0 and rng.random() < 0.5:
-        strings = strings.reshape(2, count // 2)
+        return Case(operator, {"input": strings.reshape(2, count // 2), "num_buckets": buckets}, note)
     return Case(operator, {"input": strings, "num_buckets": buckets}, note)
 
 
