@@ -149,10 +149,11 @@ void parallel_tasks(int64_t tasks, const F& f) {
   });
 }
 
-// The threads worth waking for `work` elementary steps (elements added or moved): waking one takes as long as some ten
-// thousand of them.
+// The least work worth a thread, in elements added or moved: some 50 microseconds. Waking a thread takes a few, but on a
+// machine whose cores are busy the wait for it can take milliseconds.
+constexpr int64_t kWorkPerThread = 1 << 17;
+
 inline int64_t workers_for(int64_t work) {
-  constexpr int64_t kWorkPerThread = 32768;
   return std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads());
 }
 

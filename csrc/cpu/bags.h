@@ -8,7 +8,7 @@
 namespace tsr {
 
 // Items for one task of a parallel loop over ids: enough to hide the hand-out, few enough to balance.
-constexpr int64_t kItemGrain = 16384;
+constexpr int64_t kItemGrain = kWorkPerThread / 2;
 
 // Offsets [num_segments + 1] of sorted segment ids. Throws for unsorted ids and ids outside [0, num_segments), where
 // num_segments is the last id + 1 unless it was given.

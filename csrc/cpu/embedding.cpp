@@ -13,7 +13,7 @@ namespace {
 template <class I>
 void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I* indices, int64_t n, char* out,
                FirstPosition& first_bad) {
-  const int64_t grain = std::max<int64_t>(16, (int64_t{128} << 10) / std::max<int64_t>(row_bytes, 1));
+  const int64_t grain = 4 * kWorkPerThread / std::max<int64_t>(row_bytes, 1) + 1;  // bytes of float32
   parallel_for(0, n, grain, [=, &first_bad](int64_t begin, int64_t end) {
     report_bad_ids(indices, begin, end, table_rows, first_bad);
     if (first_bad.found()) return;
