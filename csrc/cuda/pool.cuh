@@ -1,0 +1,31 @@
+// Rows of a table summed bag by bag: the one kernel behind the pooled lookups, the segment reductions and all their
+// gradients.
+#pragma once
+#include "../cuda.h"
+
+namespace tsr {
+
+// What a bag's sum is divided by; zero where the divisor is zero. Entries without weights weigh 1.
+enum class Divisor : int32_t { kOne, kCount, kWeights, kRootSquares };
+
+// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * table[indices[j], :] / divisor.
+// Entries whose index is padding_idx or outside [0, rows) do not count.
+struct Pooling {
+  ScalarType dtype;
+  ScalarType index_dtype;
+  const void* table;  // [rows, columns]
+  int64_t rows;
+  int64_t columns;
+  const void* indices;
+  const int64_t* offsets;  // [bags + 1], within the entries
+  int64_t bags;
+  void* out;                      // [bags, columns]
+  const void* weights = nullptr;  // one per entry in the accumulator's type, or none
+  int64_t padding_idx = -1;
+  Divisor divisor = Divisor::kOne;
+  bool report = true;  // whether an index outside [0, rows) is reported, as one of `indices`
+};
+
+void pool_rows(const DeviceCall& call, const Pooling& pooling);
+
+}  // namespace tsr
