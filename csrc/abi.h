@@ -12,8 +12,11 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -83,13 +86,16 @@ struct signature<R (*)(A...)> {
 
 // ---- Tensors --------------------------------------------------------------------------------------------------------
 
-inline Tensor new_empty(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType dtype) {
-  std::vector<int64_t> shape(sizes);
-  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(shape.data(), shape.size()), dtype);
-}
-
+// An uninitialised tensor on the device of `like`. torch's own text is lost when it cannot be had, so ours says the size.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
+  try {
+    return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
+  } catch (const std::exception&) {
+    std::ostringstream text;
+    text << "cannot allocate a " << torch::headeronly::toString(dtype) << " tensor of shape [";
+    for (size_t d = 0; d < sizes.size(); ++d) text << (d ? ", " : "") << sizes[d];
+    throw std::runtime_error(text.str() + "]");
+  }
 }
 
 // The shape of x with its first dimension replaced by `rows`.
@@ -106,7 +112,12 @@ inline int64_t row_elements(const Tensor& x) {
   return n;
 }
 
-inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+// Not named contiguous: torch::stable has a function of that name, which a call would find too.
+inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
+  return x ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
+}
 
 // aten::resize_ in place: the convention of torch's `out=` (storage is kept when it is large enough).
 inline void resize_(const Tensor& x, const std::vector<int64_t>& sizes) {
@@ -136,5 +147,50 @@ void parallel_tasks(int64_t tasks, const F& f) {
     for (int64_t task = begin; task < end; ++task) f(task);
   });
 }
+
+// Runs f(worker, task) for every task in [0, tasks), handing tasks out one by one: for tasks of uneven cost. Workers are
+// numbered from 0 and below max_workers(), so that each can own scratch memory allocated before; f must not throw.
+inline int64_t max_workers() { return num_threads(); }
+
+template <class F>
+void parallel_dynamic(int64_t tasks, const F& f) {
+  struct alignas(128) Counter {
+    std::atomic<int64_t> next{0};
+  } counter;
+  parallel_tasks(std::min(max_workers(), tasks), [&](int64_t worker) {
+    for (int64_t task; (task = counter.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(worker, task);
+  });
+}
+
+// Uninitialised scratch memory on the host.
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t size) : data_(new T[static_cast<size_t>(size)]) {}
+  T* data() { return data_.get(); }
+  const T* data() const { return data_.get(); }
+  T& operator[](int64_t i) { return data_[static_cast<size_t>(i)]; }
+  const T& operator[](int64_t i) const { return data_[static_cast<size_t>(i)]; }
+
+ private:
+  std::unique_ptr<T[]> data_;
+};
+
+// The smallest position any thread has reported: the deterministic "first offender" of a parallel check.
+class FirstPosition {
+ public:
+  void report(int64_t position) {
+    int64_t known = position_.load(std::memory_order_relaxed);
+    while (position < known && !position_.compare_exchange_weak(known, position)) {
+    }
+  }
+  bool found() const { return position() != kNone; }
+  int64_t position() const { return position_.load(); }
+
+ private:
+  static constexpr int64_t kNone = INT64_MAX;
+  std::atomic<int64_t> position_{kNone};
+};
 
 }  // namespace tsr

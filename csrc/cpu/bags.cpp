@@ -1,0 +1,103 @@
+#include "bags.h"
+
+namespace tsr {
+namespace {
+
+int64_t element(const Tensor& ids, int64_t position) {
+  const Tensor x = as_contiguous(ids);
+  return x.scalar_type() == ScalarType::Int ? x.const_data_ptr<int32_t>()[position]
+                                            : x.const_data_ptr<int64_t>()[position];
+}
+
+}  // namespace
+
+void throw_bad_index(const char* op, const char* argument, const Tensor& indices, int64_t position, int64_t bound) {
+  throw std::out_of_range(message(op, ": ", argument, "[", position, "] must be in [0, ", bound, "), got ",
+                                  element(indices, position)));
+}
+
+Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments) {
+  const int64_t n = segment_ids.size(0);
+  Buffer<int64_t> offsets(num_segments + 1);
+  int64_t* starts = offsets.data();
+  FirstPosition first_bad;
+  dispatch_index(segment_ids.scalar_type(), op, "segment_ids", [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    const I* ids = segment_ids.const_data_ptr<I>();
+    parallel_for(0, n, kItemGrain, [&](int64_t begin, int64_t end) {
+      int64_t previous = begin == 0 ? -1 : ids[begin - 1];
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t id = ids[i];
+        if (id == previous) continue;
+        // Only the first offender counts: an id after it may look bad because of it.
+        if (id < previous || id < 0 || id >= num_segments) return first_bad.report(i);
+        // Segment boundaries between two neighbours belong to the thread that holds the second.
+        for (int64_t s = previous < 0 ? 0 : previous + 1; s <= id; ++s) starts[s] = i;
+        previous = id;
+      }
+    });
+    if (n > 0 && !first_bad.found()) {
+      for (int64_t s = static_cast<int64_t>(ids[n - 1]) + 1; s <= num_segments; ++s) starts[s] = n;
+    }
+  });
+  if (n == 0) std::fill_n(starts, num_segments + 1, 0);
+  if (first_bad.found()) {
+    const int64_t i = first_bad.position();
+    const int64_t id = element(segment_ids, i);
+    TSR_CHECK_VALUE(id >= 0, op, ": segment_ids[", i, "] must be >= 0, got ", id);
+    TSR_CHECK_VALUE(i == 0 || id >= element(segment_ids, i - 1), op, ": segment_ids must be sorted, got ",
+                    element(segment_ids, i - 1), " followed by ", id, " at position ", i);
+    TSR_CHECK_VALUE(false, op, ": segment_ids[", i, "] must be below num_segments = ", num_segments, ", got ", id);
+  }
+  return offsets;
+}
+
+Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t items) {
+  const int64_t n = offsets.size(0);
+  Buffer<int64_t> copy(n);
+  int64_t* starts = copy.data();
+  FirstPosition first_bad;
+  dispatch_index(offsets.scalar_type(), op, "offsets", [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    const Tensor values = as_contiguous(offsets);
+    const I* from = values.const_data_ptr<I>();
+    parallel_for(0, n, kItemGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) {
+        starts[b] = from[b];
+        if (b == 0 ? from[b] != 0 : from[b] < from[b - 1]) return first_bad.report(b);
+      }
+    });
+  });
+  if (first_bad.found()) {
+    const int64_t b = first_bad.position();
+    TSR_CHECK_VALUE(b != 0, op, ": offsets[0] must be 0, got ", element(offsets, 0));
+    TSR_CHECK_VALUE(false, op, ": offsets must not decrease, got ", element(offsets, b - 1), " followed by ",
+                    element(offsets, b), " at position ", b);
+  }
+  TSR_CHECK_VALUE(starts[n - 1] == items, op, ": offsets[", n - 1, "], the last, must be the number of indices, ", items,
+                  ", got ", starts[n - 1]);
+  return copy;
+}
+
+std::vector<int64_t> balanced_ranges(const int64_t* offsets, int64_t bags, int64_t tasks) {
+  std::vector<int64_t> boundaries{0};
+  const int64_t cost = offsets[bags] + bags;
+  for (int64_t task = 1; task < tasks; ++task) {
+    // cost * task may exceed 64 bits only beyond 2^63 / tasks items.
+    const int64_t wanted = cost / tasks * task;
+    int64_t low = boundaries.back(), high = bags;
+    while (low < high) {
+      const int64_t middle = low + (high - low) / 2;
+      if (offsets[middle] + middle < wanted) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    boundaries.push_back(low);
+  }
+  boundaries.push_back(bags);
+  return boundaries;
+}
+
+}  // namespace tsr

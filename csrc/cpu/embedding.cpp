@@ -1,0 +1,116 @@
+// Lookups; their gradients are in embedding_backward.cpp.
+#include "../embedding.h"
+
+#include <cstring>
+
+#include "embedding_bags.h"
+#include "row_loops.h"
+
+namespace tsr {
+namespace {
+
+// Rows ahead of the current one that a plain lookup fetches: it only copies, so fewer than a sum needs.
+constexpr int64_t kCopyAhead = 8;
+
+// Copies rows: bytes are all that matters, so there is one loop for all dtypes.
+template <class I>
+void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I* indices, int64_t n, char* out,
+               FirstPosition& first_bad) {
+  const int64_t grain = std::max<int64_t>(16, (int64_t{64} << 10) / std::max<int64_t>(row_bytes, 1));
+  parallel_for(0, n, grain, [=, &first_bad](int64_t begin, int64_t end) {
+    report_bad_ids(indices, begin, end, table_rows, first_bad);
+    if (first_bad.found()) return;
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kCopyAhead < end) __builtin_prefetch(table + static_cast<int64_t>(indices[i + kCopyAhead]) * row_bytes);
+      std::memcpy(out + i * row_bytes, table + static_cast<int64_t>(indices[i]) * row_bytes,
+                  static_cast<size_t>(row_bytes));
+    }
+  });
+}
+
+// Pools all bags in blocks: a thread decodes a block into its scratch (or finds it usable as it is) and pools it.
+template <class T, class I>
+void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction, T* out, int64_t* argmax,
+               FirstPosition& first_bad, FirstPosition& first_nan) {
+  using R = typename Bags<T, I>::Row;
+  const int64_t dim = weight.size(1);
+  const T* table = weight.const_data_ptr<T>();
+  const int64_t tasks = std::min<int64_t>(max_workers() * 8, (bags.items() + bags.count()) / 256 + 1);
+  const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
+  std::vector<BagScratch<T, R>> scratch;
+  for (int64_t worker = 0; worker < std::min(max_workers(), tasks); ++worker) {
+    scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
+  }
+  const RowLoops<T, R>& loops = row_loops<T, R>();
+  parallel_dynamic(tasks, [&](int64_t worker, int64_t task) {
+    BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
+    const int64_t end = ranges[static_cast<size_t>(task + 1)];
+    for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {
+      next = bags.block_end(b, end);
+      if (!bags.check(b, next, weight.size(0), first_bad, first_nan)) return;
+      PoolArguments<T, R> arguments = bags.decode(b, next, reduction, mine);
+      arguments.table = table;
+      arguments.dim = dim;
+      arguments.out = out + b * dim;
+      if (reduction == Reduction::kMax) {
+        loops.pool_max(arguments, mine.positions.data(), argmax + b * dim);
+      } else {
+        loops.pool(arguments);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+Tensor embedding_cpu(const Tensor& weight_, const Tensor& indices_, int64_t padding_idx, bool, bool) {
+  check_embedding(weight_, indices_, padding_idx);
+  const Tensor weight = as_contiguous(weight_), indices = as_contiguous(indices_);
+  std::vector<int64_t> shape;
+  for (int64_t d = 0; d < indices.dim(); ++d) shape.push_back(indices.size(d));
+  shape.push_back(weight.size(1));
+  const Tensor out = new_empty(weight, shape, weight.scalar_type());
+  FirstPosition first_bad;
+  dispatch_index(indices.scalar_type(), "embedding", "indices", [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    copy_rows(static_cast<const char*>(weight.data_ptr()), weight.size(0),
+              weight.size(1) * static_cast<int64_t>(weight.element_size()), indices.const_data_ptr<I>(),
+              indices.numel(), static_cast<char*>(out.data_ptr()), first_bad);
+  });
+  if (first_bad.found()) throw_bad_index("embedding", "indices", indices, first_bad.position(), weight.size(0));
+  return out;
+}
+
+std::tuple<Tensor, Tensor> embedding_bag_cpu(const Tensor& weight_, const Tensor& indices_, const Tensor& offsets,
+                                             const std::optional<Tensor>& per_sample_weights_, int64_t mode,
+                                             int64_t padding_idx, bool, bool) {
+  const char* op = "embedding_bag";
+  const Reduction reduction =
+      check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx);
+  const Tensor weight = as_contiguous(weight_), indices = as_contiguous(indices_);
+  const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
+  const int64_t count = offsets.size(0) - 1, dim = weight.size(1);
+  const Tensor out = new_empty(weight, {count, dim}, weight.scalar_type());
+  const bool max = reduction == Reduction::kMax;
+  const Tensor argmax = new_empty(
+      weight, max ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
+  FirstPosition first_bad, first_nan;
+  dispatch_float(weight.scalar_type(), op, "weight", [&](auto value_tag) {
+    using T = typename decltype(value_tag)::type;
+    dispatch_index(indices.scalar_type(), op, "indices", [&](auto index_tag) {
+      using I = typename decltype(index_tag)::type;
+      const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx);
+      pool_bags<T, I>(weight, bags, reduction, out.mutable_data_ptr<T>(), argmax.mutable_data_ptr<int64_t>(), first_bad,
+                      first_nan);
+    });
+  });
+  throw_bad_bags(op, indices, weight.size(0), first_bad, first_nan);
+  return {out, argmax};
+}
+
+}  // namespace tsr
+
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
+  TSR_IMPL(m, "embedding", &tsr::embedding_cpu);
+  TSR_IMPL(m, "embedding_bag", &tsr::embedding_bag_cpu);
+}

@@ -1,0 +1,182 @@
+// Gradients of the lookups with respect to the table and to per_sample_weights.
+#include "../embedding.h"
+#include "embedding_bags.h"
+#include "gradient.h"
+
+namespace tsr {
+namespace {
+
+constexpr const char* kBackwardOp = "embedding_backward";
+
+// The bags of a backward as ItemMeaning wants them: each item's bag, and coefficients by item or by bag.
+template <class T, class U>
+struct BagTable {
+  Buffer<U> bag_of_item;
+  Buffer<acc_t<T>> by_item;
+  Buffer<acc_t<T>> by_bag;
+
+  template <class I>
+  void fill(const Bags<T, I>& bags, Reduction reduction) {
+    bag_of_item = Buffer<U>(bags.items());
+    const bool by_items = bags.weighted(), by_bags = !by_items && reduction != Reduction::kSum && reduction != Reduction::kMax;
+    if (by_items) by_item = Buffer<acc_t<T>>(bags.items());
+    if (by_bags) by_bag = Buffer<acc_t<T>>(bags.count());
+    U* to = bag_of_item.data();
+    const int64_t items_per_bag = bags.items() / std::max<int64_t>(bags.count(), 1) + 1;
+    parallel_for(0, bags.count(), kItemGrain / items_per_bag + 1, [&, to](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) {
+        for (int64_t i = bags.offsets()[b]; i < bags.offsets()[b + 1]; ++i) to[i] = static_cast<U>(b);
+        if (by_bags) by_bag[b] = bags.coefficient(b, reduction);
+      }
+      if (by_items) bags.coefficients(begin, end, reduction, by_item.data());
+    });
+  }
+};
+
+// Everything both gradients share. write(groups, meaning, grad pointer) is called once, with the types chosen.
+struct BackwardInputs {
+  Tensor grad, indices;
+  std::optional<Tensor> offsets, per_sample_weights, argmax;
+  int64_t num_embeddings;
+  Reduction reduction;
+  int64_t padding_idx;
+  bool scale_grad_by_freq;
+
+  int64_t dim() const { return grad.size(1); }
+
+  template <class F>
+  void with_groups(int64_t slice_rows, const F& write) const {
+    dispatch_float(grad.scalar_type(), kBackwardOp, "grad", [&](auto value_tag) {
+      using T = typename decltype(value_tag)::type;
+      dispatch_width(fits_32_bits(num_embeddings, indices.size(0), grad.size(0)), [&](auto width_tag) {
+        group<T, typename decltype(width_tag)::type>(slice_rows, write);
+      });
+    });
+  }
+
+ private:
+  template <class T, class U, class F>
+  void group(int64_t slice_rows, const F& write) const {
+    BagTable<T, U> table;
+    ItemMeaning<T, U> meaning;
+    const U* payloads = nullptr;
+    if (offsets) {
+      dispatch_index(indices.scalar_type(), kBackwardOp, "indices", [&](auto tag) {
+        const Bags<T, typename decltype(tag)::type> bags(kBackwardOp, indices, *offsets, per_sample_weights, padding_idx);
+        table.fill(bags, reduction);
+        if (bags.weighted()) meaning.item_weights = table.by_item.data();
+      });
+      if (reduction == Reduction::kMean || reduction == Reduction::kSqrtN) {
+        if (!per_sample_weights) meaning.segment_weights = table.by_bag.data();
+      }
+      if (reduction == Reduction::kMax) meaning.winners = argmax->const_data_ptr<int64_t>();
+      // Positions are needed for weights and winners; else an item's bag says it all.
+      const bool by_position = meaning.item_weights != nullptr || meaning.winners != nullptr;
+      payloads = by_position ? nullptr : table.bag_of_item.data();
+      meaning.segments = by_position ? table.bag_of_item.data() : nullptr;
+    }
+    meaning.scale_by_count = scale_grad_by_freq;
+    const RowGroups<U> groups(kBackwardOp, indices, payloads, num_embeddings, padding_idx, slice_rows);
+    write(groups, meaning, grad.const_data_ptr<T>());
+  }
+};
+
+BackwardInputs checked_inputs(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                              const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
+                              int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
+  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
+                                                       num_embeddings, mode, padding_idx);
+  return {as_contiguous(grad),           as_contiguous(indices), offsets,   as_contiguous(per_sample_weights),
+          as_contiguous(argmax), num_embeddings,         reduction, padding_idx,
+          scale_grad_by_freq};
+}
+
+}  // namespace
+
+Tensor embedding_dense_backward_cpu(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                                    const std::optional<Tensor>& per_sample_weights,
+                                    const std::optional<Tensor>& argmax, int64_t num_embeddings, int64_t mode,
+                                    int64_t padding_idx, bool scale_grad_by_freq) {
+  const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
+                                               padding_idx, scale_grad_by_freq);
+  const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type());
+  const int64_t row_bytes = inputs.dim() * static_cast<int64_t>(grad.element_size());
+  inputs.with_groups(dense_slice_rows(row_bytes), [&](const auto& groups, const auto& meaning, const auto* values) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
+    write_gradient(groups, meaning, values, inputs.dim(), out.mutable_data_ptr<T>(), static_cast<int64_t*>(nullptr),
+                   num_embeddings, OutputMemory::kFresh);
+  });
+  return out;
+}
+
+std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, const Tensor& indices,
+                                                         const std::optional<Tensor>& offsets,
+                                                         const std::optional<Tensor>& per_sample_weights,
+                                                         const std::optional<Tensor>& argmax, int64_t num_embeddings,
+                                                         int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
+  const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
+                                               padding_idx, scale_grad_by_freq);
+  Tensor out, rows;
+  inputs.with_groups(INT64_MAX, [&](const auto& groups, const auto& meaning, const auto* values) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
+    out = new_empty(grad, {groups.groups(), inputs.dim()}, grad.scalar_type());
+    rows = new_empty(grad, {groups.groups()}, ScalarType::Long);
+    write_gradient(groups, meaning, values, inputs.dim(), out.mutable_data_ptr<T>(), rows.mutable_data_ptr<int64_t>(),
+                   groups.groups(), OutputMemory::kFresh);
+  });
+  return {out, rows};
+}
+
+Tensor embedding_weights_backward_cpu(const Tensor& grad_, const Tensor& weight_, const Tensor& indices_,
+                                      const Tensor& offsets, const Tensor& per_sample_weights_, const Tensor& output_,
+                                      int64_t mode, int64_t padding_idx) {
+  const char* op = "embedding_weights_backward";
+  const Reduction reduction = check_embedding_weights_backward(grad_, weight_, indices_, offsets, per_sample_weights_,
+                                                               output_, mode, padding_idx);
+  const Tensor grad = as_contiguous(grad_), weight = as_contiguous(weight_), indices = as_contiguous(indices_);
+  const Tensor per_sample_weights = as_contiguous(per_sample_weights_), output = as_contiguous(output_);
+  const Tensor result = new_empty(per_sample_weights, {indices.size(0)}, weight.scalar_type());
+  const int64_t dim = weight.size(1);
+  FirstPosition first_bad, first_nan;
+  dispatch_float(weight.scalar_type(), op, "weight", [&](auto value_tag) {
+    using T = typename decltype(value_tag)::type;
+    using A = acc_t<T>;
+    dispatch_index(indices.scalar_type(), op, "indices", [&](auto index_tag) {
+      using I = typename decltype(index_tag)::type;
+      const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx);
+      const T *table = weight.const_data_ptr<T>(), *grads = grad.const_data_ptr<T>(), *pooled = output.const_data_ptr<T>();
+      const I* ids = indices.const_data_ptr<I>();
+      T* to = result.mutable_data_ptr<T>();
+      const auto dot = dot_loop<T>().dot;
+      const int64_t tasks = std::min<int64_t>(max_workers() * 8, (bags.items() + bags.count()) / 256 + 1);
+      const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
+      parallel_dynamic(tasks, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
+        const int64_t first = ranges[static_cast<size_t>(task)], end = ranges[static_cast<size_t>(task + 1)];
+        if (first == end || !bags.check(first, end, weight.size(0), first_bad, first_nan)) return;
+        for (int64_t b = first; b < end; ++b) {
+          const A divisor = bags.divisor(b, reduction);
+          const A own = reduction == Reduction::kSum ? A(0) : dot(grads + b * dim, pooled + b * dim, dim);
+          for (int64_t i = bags.offsets()[b]; i < bags.offsets()[b + 1]; ++i) {
+            A value = 0;
+            if (!bags.is_padding(i) && divisor != A(0)) {
+              value = dot(grads + b * dim, table + static_cast<int64_t>(ids[i]) * dim, dim);
+              if (reduction == Reduction::kMean) value = (value - own) / divisor;
+              if (reduction == Reduction::kSqrtN) value = (value - own * bags.weight(i) / divisor) / divisor;
+            }
+            to[i] = static_cast<T>(value);
+          }
+        }
+      });
+    });
+  });
+  throw_bad_bags(op, indices, weight.size(0), first_bad, first_nan);
+  return result;
+}
+
+}  // namespace tsr
+
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
+  TSR_IMPL(m, "embedding_dense_backward", &tsr::embedding_dense_backward_cpu);
+  TSR_IMPL(m, "embedding_sparse_backward", &tsr::embedding_sparse_backward_cpu);
+  TSR_IMPL(m, "embedding_weights_backward", &tsr::embedding_weights_backward_cpu);
+}

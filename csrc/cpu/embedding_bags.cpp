@@ -1,0 +1,137 @@
+#include "embedding_bags.h"
+
+namespace tsr {
+
+template <class T, class R>
+BagScratch<T, R>::BagScratch(int64_t items, bool with_positions)
+    : rows(items),
+      weights(items),
+      positions(with_positions ? items : 0),
+      starts(Bags<T, int64_t>::kBlockBags + 1),
+      divisors(Bags<T, int64_t>::kBlockBags) {}
+
+void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embeddings, const FirstPosition& first_bad,
+                    const FirstPosition& first_nan) {
+  if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), num_embeddings);
+  TSR_CHECK_VALUE(!first_nan.found(), op, ": per_sample_weights[", first_nan.position(), "] must be a number, got nan");
+}
+
+template <class T, class I>
+Bags<T, I>::Bags(const char* op, const Tensor& indices, const Tensor& offsets,
+                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx)
+    : indices_(indices.const_data_ptr<I>()),
+      weights_(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
+      padding_(padding_idx),
+      count_(offsets.size(0) - 1),
+      offsets_(checked_offsets(op, offsets, indices.size(0))) {
+  scratch_items_ = std::min(kBlockItems, items());
+  for (int64_t b = 0; b < count_; ++b) scratch_items_ = std::max(scratch_items_, offsets_[b + 1] - offsets_[b]);
+}
+
+template <class T, class I>
+int64_t Bags<T, I>::block_end(int64_t b, int64_t end) const {
+  const int64_t most = std::min(end, b + kBlockBags);
+  int64_t next = b + 1;
+  while (next < most && offsets_[next + 1] - offsets_[b] <= kBlockItems) ++next;
+  return next;
+}
+
+template <class T, class I>
+bool Bags<T, I>::check(int64_t b, int64_t end, int64_t num_embeddings, FirstPosition& first_bad,
+                       FirstPosition& first_nan) const {
+  report_bad_ids(indices_, offsets_[b], offsets_[end], num_embeddings, first_bad);
+  if (weights_ != nullptr) {
+    for (int64_t i = offsets_[b]; i < offsets_[end]; ++i) {
+      const A weight = static_cast<A>(weights_[i]);
+      if (weight != weight) {
+        first_nan.report(i);
+        break;
+      }
+    }
+  }
+  return !first_bad.found() && !first_nan.found();
+}
+
+template <class T, class I>
+typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction) const {
+  if (reduction == Reduction::kSum || reduction == Reduction::kMax) return A(1);
+  if (weights_ == nullptr && padding_ < 0) {
+    const A n = static_cast<A>(offsets_[b + 1] - offsets_[b]);
+    return denominator(reduction, n, n);
+  }
+  A sum = 0, squares = 0;
+  for (int64_t i = offsets_[b]; i < offsets_[b + 1]; ++i) {
+    if (is_padding(i)) continue;
+    const A w = weight(i);
+    sum += w;
+    squares += w * w;
+  }
+  return denominator(reduction, sum, squares);
+}
+
+template <class T, class I>
+PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t end, Reduction reduction,
+                                                              BagScratch<T, Row>& scratch) const {
+  const bool max = reduction == Reduction::kMax;
+  const bool divided = reduction == Reduction::kMean || reduction == Reduction::kSqrtN;
+  if (divided) {
+    for (int64_t bag = b; bag < end; ++bag) scratch.divisors[bag - b] = divisor(bag, reduction);
+  }
+  const A* divisors = divided ? scratch.divisors.data() : nullptr;
+  const Row* rows = reinterpret_cast<const Row*>(indices_);
+  if (padding_ < 0 && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
+    // The caller's own arrays serve as they are.
+    return {nullptr, 0,         rows, reinterpret_cast<const A*>(weights_), offsets_.data() + b, divisors, end - b,
+            nullptr, nullptr, 0,    false};
+  }
+  int64_t kept = 0;
+  for (int64_t bag = b; bag < end; ++bag) {
+    scratch.starts[bag - b] = kept;
+    for (int64_t i = offsets_[bag]; i < offsets_[bag + 1]; ++i) {
+      if (is_padding(i)) continue;
+      scratch.rows[kept] = rows[i];
+      scratch.weights[kept] = weight(i);
+      if (max) scratch.positions[kept] = i;
+      ++kept;
+    }
+  }
+  scratch.starts[end - b] = kept;
+  return {nullptr,
+          0,
+          scratch.rows.data(),
+          weights_ != nullptr ? scratch.weights.data() : nullptr,
+          scratch.starts.data(),
+          divisors,
+          end - b,
+          nullptr,
+          nullptr,
+          0,
+          false};
+}
+
+template <class T, class I>
+void Bags<T, I>::coefficients(int64_t b, int64_t end, Reduction reduction, A* by_item) const {
+  for (int64_t bag = b; bag < end; ++bag) {
+    const A by = divisor(bag, reduction);
+    for (int64_t i = offsets_[bag]; i < offsets_[bag + 1]; ++i) by_item[i] = by == A(0) ? A(0) : weight(i) / by;
+  }
+}
+
+template <class T, class I>
+typename Bags<T, I>::A Bags<T, I>::coefficient(int64_t b, Reduction reduction) const {
+  const A by = divisor(b, reduction);
+  return by == A(0) ? A(0) : A(1) / by;
+}
+
+#define TSR_INSTANTIATE(T)               \
+  template struct BagScratch<T, uint32_t>; \
+  template struct BagScratch<T, int64_t>;  \
+  template class Bags<T, int32_t>;         \
+  template class Bags<T, int64_t>;
+TSR_INSTANTIATE(float)
+TSR_INSTANTIATE(double)
+TSR_INSTANTIATE(Half)
+TSR_INSTANTIATE(BFloat16)
+#undef TSR_INSTANTIATE
+
+}  // namespace tsr

@@ -1,0 +1,71 @@
+// The bags of a pooled lookup on the CPU: checked block by block, and brought into the form the row loops take.
+#pragma once
+#include "bags.h"
+#include "row_loops.h"
+
+namespace tsr {
+
+// One thread's arrays for one block of bags.
+template <class T, class R>
+struct BagScratch {
+  BagScratch(int64_t items, bool with_positions);
+  Buffer<R> rows;
+  Buffer<acc_t<T>> weights;
+  Buffer<int64_t> positions;
+  Buffer<int64_t> starts;
+  Buffer<acc_t<T>> divisors;
+};
+
+// Throws for what Bags::check reported: a bad index first, else a NaN weight.
+void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embeddings, const FirstPosition& first_bad,
+                    const FirstPosition& first_nan);
+
+template <class T, class I>
+class Bags {
+ public:
+  using A = acc_t<T>;
+  // The type under which the row loops read indices: ids are not negative once checked.
+  using Row = std::conditional_t<std::is_same_v<I, int32_t>, uint32_t, int64_t>;
+  static constexpr int64_t kBlockBags = 256;
+  static constexpr int64_t kBlockItems = 4096;
+
+  // indices and per_sample_weights must be contiguous and outlive this. Checks the offsets.
+  Bags(const char* op, const Tensor& indices, const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
+       int64_t padding_idx);
+
+  int64_t count() const { return count_; }
+  int64_t items() const { return offsets_[count_]; }
+  const int64_t* offsets() const { return offsets_.data(); }
+  // The most items a block has that needs scratch memory.
+  int64_t scratch_items() const { return scratch_items_; }
+
+  // A block begins at bag b and ends before `end`: some bags, with few items unless one bag alone has many.
+  int64_t block_end(int64_t b, int64_t end) const;
+
+  // Reports the first index outside [0, num_embeddings) and the first NaN weight; false if there was one.
+  bool check(int64_t b, int64_t end, int64_t num_embeddings, FirstPosition& first_bad, FirstPosition& first_nan) const;
+
+  // Bags [b, end) without their padding, with weights and divisors of the reduction. table, dim and out are left open.
+  PoolArguments<T, Row> decode(int64_t b, int64_t end, Reduction reduction, BagScratch<T, Row>& scratch) const;
+
+  // The coefficient of every item in its bag's result: w_i over the bag's denominator, 0 where that is 0.
+  void coefficients(int64_t b, int64_t end, Reduction reduction, A* by_item) const;
+  // The same where no weights are given: one coefficient for a whole bag.
+  A coefficient(int64_t b, Reduction reduction) const;
+
+  bool weighted() const { return weights_ != nullptr; }
+  bool is_padding(int64_t item) const { return static_cast<int64_t>(indices_[item]) == padding_; }
+  A weight(int64_t item) const { return weights_ != nullptr ? static_cast<A>(weights_[item]) : A(1); }
+  // What bag b's sum is divided by.
+  A divisor(int64_t b, Reduction reduction) const;
+
+ private:
+  const I* indices_;
+  const T* weights_;
+  int64_t padding_;
+  int64_t count_;
+  Buffer<int64_t> offsets_;
+  int64_t scratch_items_ = 0;
+};
+
+}  // namespace tsr

@@ -1,0 +1,197 @@
+#include "row_groups.h"
+
+#include <cstring>
+
+namespace tsr {
+namespace {
+
+constexpr int64_t kBucketItems = 4096;      // a bucket and its scratch fit the second-level cache
+constexpr int64_t kMaxBuckets = 4096;       // more would cost the scatter a page per bucket
+constexpr int64_t kSliceItems = 8192;       // cuts buckets that many ids fall into
+constexpr int64_t kInsertionSortItems = 32;
+
+int bits_of(int64_t n) {
+  int bits = 0;
+  while (bits < 62 && (int64_t{1} << bits) < n) ++bits;
+  return bits;
+}
+
+template <class U>
+void insertion_sort(Item<U>* items, int64_t n) {
+  for (int64_t i = 1; i < n; ++i) {
+    const Item<U> item = items[i];
+    int64_t to = i;
+    for (; to > 0 && items[to - 1].row > item.row; --to) items[to] = items[to - 1];
+    items[to] = item;
+  }
+}
+
+// One stable pass by digit (row >> low) & (radix - 1).
+template <class U>
+void counting_pass(const Item<U>* from, Item<U>* to, int64_t n, int low, int64_t radix, std::vector<int64_t>& counts) {
+  const U mask = static_cast<U>(radix - 1);
+  std::fill_n(counts.begin(), radix, 0);
+  for (int64_t i = 0; i < n; ++i) ++counts[static_cast<size_t>((from[i].row >> low) & mask)];
+  int64_t sum = 0;
+  for (int64_t digit = 0; digit < radix; ++digit) {
+    const int64_t count = counts[static_cast<size_t>(digit)];
+    counts[static_cast<size_t>(digit)] = sum;
+    sum += count;
+  }
+  for (int64_t i = 0; i < n; ++i) to[counts[static_cast<size_t>((from[i].row >> low) & mask)]++] = from[i];
+}
+
+// Digits for the radix passes: few passes, but no more counters than items.
+int digit_bits(int64_t n, int bits) {
+  const int most = std::clamp(bits_of(n), 4, 12);
+  const int passes = (bits + most - 1) / most;
+  return passes == 0 ? 0 : (bits + passes - 1) / passes;
+}
+
+// Sorts a bucket's items by the low `bits` of their rows, stably.
+template <class U>
+void sort_items(Item<U>* items, int64_t n, int bits, Item<U>* scratch, std::vector<int64_t>& counts) {
+  if (n <= kInsertionSortItems) return insertion_sort(items, n);
+  const int digit = digit_bits(n, bits);
+  Item<U>*from = items, *to = scratch;
+  for (int low = 0; low < bits; low += digit) {
+    counting_pass(from, to, n, low, int64_t{1} << std::min(digit, bits - low), counts);
+    std::swap(from, to);
+  }
+  if (from != items) std::memcpy(static_cast<void*>(items), from, static_cast<size_t>(n) * sizeof(Item<U>));
+}
+
+}  // namespace
+
+template <class U>
+RowGroups<U>::RowGroups(const char* op, const Tensor& indices, const U* payloads, int64_t num_rows, int64_t padding,
+                        int64_t slice_rows)
+    : num_rows_(num_rows), slice_rows_(slice_rows) {
+  const int64_t n = indices.size(0);
+  const int64_t for_cache = n / kBucketItems;
+  const int64_t for_threads = std::min(max_workers() * 4, n / 64);
+  const int bucket_bits = bits_of(std::clamp<int64_t>(std::max(for_cache, for_threads), 1, kMaxBuckets));
+  shift_ = std::max(0, bits_of(num_rows) - bucket_bits);
+  buckets_ = num_rows == 0 ? 0 : ((num_rows - 1) >> shift_) + 1;
+  dispatch_index(indices.scalar_type(), op, "indices", [&](auto tag) {
+    distribute<typename decltype(tag)::type>(op, indices, payloads, padding);
+  });
+  sort_buckets();
+}
+
+// Stable counting sort into buckets: each thread counts, then places, its own consecutive part of the items.
+template <class U>
+template <class I>
+void RowGroups<U>::distribute(const char* op, const Tensor& indices, const U* payloads, int64_t padding) {
+  const int64_t n = indices.size(0);
+  const I* rows = indices.const_data_ptr<I>();
+  const int64_t parts = std::max<int64_t>(1, std::min(max_workers(), n / kItemGrain));
+  std::vector<int64_t> cursors(static_cast<size_t>(parts * buckets_), 0);
+  const int shift = shift_;
+  const int64_t bound = num_rows_;
+  FirstPosition first_bad;
+  parallel_tasks(parts, [&, n, parts, padding](int64_t part) {
+    int64_t* count = cursors.data() + part * buckets_;
+    const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
+    report_bad_ids(rows, begin, end, bound, first_bad);
+    if (first_bad.found()) return;
+    for (int64_t i = begin; i < end; ++i) count[static_cast<int64_t>(rows[i]) >> shift] += rows[i] != padding;
+  });
+  if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), bound);
+  bucket_starts_.resize(static_cast<size_t>(buckets_ + 1));
+  int64_t total = 0;
+  for (int64_t bucket = 0; bucket < buckets_; ++bucket) {
+    bucket_starts_[static_cast<size_t>(bucket)] = total;
+    for (int64_t part = 0; part < parts; ++part) {
+      int64_t& cursor = cursors[static_cast<size_t>(part * buckets_ + bucket)];
+      const int64_t count = cursor;
+      cursor = total;
+      total += count;
+    }
+  }
+  bucket_starts_[static_cast<size_t>(buckets_)] = total;
+  items_ = Buffer<Item<U>>(total);
+  Item<U>* items = items_.data();
+  parallel_tasks(parts, [&, items, n, parts, padding, payloads](int64_t part) {
+    int64_t* cursor = cursors.data() + part * buckets_;
+    const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
+    for (int64_t i = begin; i < end; ++i) {
+      if (rows[i] == padding) continue;
+      items[cursor[static_cast<int64_t>(rows[i]) >> shift]++] = {static_cast<U>(rows[i]),
+                                                                 payloads ? payloads[i] : static_cast<U>(i)};
+    }
+  });
+}
+
+template <class U>
+void RowGroups<U>::sort_buckets() {
+  int64_t largest = 0;
+  for (int64_t b = 0; b < buckets_; ++b) {
+    largest = std::max(largest, bucket_starts_[static_cast<size_t>(b + 1)] - bucket_starts_[static_cast<size_t>(b)]);
+  }
+  std::vector<Buffer<Item<U>>> scratch;
+  std::vector<std::vector<int64_t>> counts;
+  for (int64_t worker = 0; worker < std::min(max_workers(), std::max<int64_t>(buckets_, 1)); ++worker) {
+    scratch.emplace_back(largest);
+    counts.emplace_back(size_t{1} << 12);
+  }
+  std::vector<std::vector<Slice>> by_bucket(static_cast<size_t>(buckets_));
+  parallel_dynamic(buckets_, [&](int64_t worker, int64_t bucket) {
+    const int64_t begin = bucket_starts_[static_cast<size_t>(bucket)];
+    const int64_t n = bucket_starts_[static_cast<size_t>(bucket + 1)] - begin;
+    sort_items(items_.data() + begin, n, shift_, scratch[static_cast<size_t>(worker)].data(),
+               counts[static_cast<size_t>(worker)]);
+    cut(bucket, by_bucket[static_cast<size_t>(bucket)]);
+  });
+  number_slices(by_bucket);
+}
+
+// Cuts a bucket's sorted items into slices of whole rows.
+template <class U>
+void RowGroups<U>::cut(int64_t bucket, std::vector<Slice>& slices) const {
+  const int64_t end = bucket_starts_[static_cast<size_t>(bucket + 1)];
+  int64_t begin = bucket_starts_[static_cast<size_t>(bucket)];
+  const Item<U>* items = items_.data();
+  while (begin < end) {
+    Slice slice{begin, begin, 0, 0, static_cast<int64_t>(items[begin].row), 0};
+    while (slice.end < end && slice.end - begin < kSliceItems) {
+      const U row = items[slice.end].row;
+      if (static_cast<int64_t>(row) - slice.first_row >= slice_rows_) break;
+      while (slice.end < end && items[slice.end].row == row) ++slice.end;
+      ++slice.groups;
+    }
+    slices.push_back(slice);
+    begin = slice.end;
+  }
+}
+
+// Joins the buckets' slices: numbers their groups, and shares out the rows between them. Long stretches without items
+// become slices of their own.
+template <class U>
+void RowGroups<U>::number_slices(const std::vector<std::vector<Slice>>& by_bucket) {
+  int64_t row = 0;  // rows below it are shared out
+  const auto fill_to = [&](int64_t end_row) {
+    while (end_row - row > slice_rows_) {
+      slices_.push_back({0, 0, 0, groups_, row, row + slice_rows_});
+      row += slice_rows_;
+    }
+  };
+  for (const std::vector<Slice>& slices : by_bucket) {
+    for (Slice slice : slices) {
+      fill_to(slice.first_row);
+      slice.first_row = row;
+      slice.first_group = groups_;
+      slice.end_row = row = static_cast<int64_t>(items_[slice.end - 1].row) + 1;
+      groups_ += slice.groups;
+      largest_slice_ = std::max(largest_slice_, slice.end - slice.begin);
+      slices_.push_back(slice);
+    }
+  }
+  fill_to(num_rows_);
+  if (row < num_rows_) slices_.push_back({0, 0, 0, groups_, row, num_rows_});
+}
+
+template class RowGroups<uint32_t>;
+template class RowGroups<int64_t>;
+
+}  // namespace tsr

@@ -1,0 +1,52 @@
+// The loops over table rows that every lookup and every gradient is made of, compiled per instruction set.
+//
+// A gradient is a lookup too: row v of a table's gradient pools the rows of grad that its entries point at. So one loop,
+// pool, serves both directions.
+#pragma once
+#include <cstdint>
+
+#include "../dispatch.h"
+
+namespace tsr {
+
+// Bag b holds the entries [starts[b], starts[b + 1]); entry e is row rows[e] of table, times weights[e].
+//   out[b, :] = sum of weights[e] * table[rows[e], :], in the order of e, divided by divisors[b]
+// R is uint32_t or int64_t: the width in which the caller happens to have the rows.
+template <class T, class R>
+struct PoolArguments {
+  const T* table;
+  int64_t dim;
+  const R* rows;
+  const acc_t<T>* weights;   // null: all 1
+  const int64_t* starts;     // [bags + 1]
+  const acc_t<T>* divisors;  // [bags], 0 gives a row of zeros; null: all 1
+  int64_t bags;
+  T* out;            // bag b goes to row b, or to row out_rows[b] - first_out_row
+  const R* out_rows;  // null: in order
+  int64_t first_out_row;
+  bool stream;  // write past the caches: right for memory that is mapped already and not read soon
+};
+
+template <class T, class R>
+struct RowLoops {
+  void (*pool)(const PoolArguments<T, R>& arguments);
+  // Elementwise maximum; the first of equal values wins and a NaN wins over all. argmax [bags, dim] receives
+  // positions[e] of the winning entry, or -1 in an empty bag (whose row is zero).
+  void (*pool_max)(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax);
+  // As pool, but element d of an entry counts only where winners[rows[e], d] == positions[e]: the gradient of pool_max.
+  void (*pool_won)(const PoolArguments<T, R>& arguments, const int64_t* positions, const int64_t* winners);
+};
+
+template <class T, class R>
+const RowLoops<T, R>& row_loops();
+
+// <x, y> over dim elements, always in the same order: 64 bytes of partial sums, then a tree.
+template <class T>
+struct DotLoop {
+  acc_t<T> (*dot)(const T* x, const T* y, int64_t dim);
+};
+
+template <class T>
+const DotLoop<T>& dot_loop();
+
+}  // namespace tsr

@@ -1,0 +1,256 @@
+// Body of row_loops.cpp for one instruction set: see isa_foreach.h. No include guard, no includes.
+
+// ---- Vectors --------------------------------------------------------------------------------------------------------
+
+// The compiler's own vectors: on any target, wider ones than the machine has become several.
+template <class A, int kBytes>
+struct VectorOf {
+  typedef A type __attribute__((vector_size(kBytes)));
+  typedef A unaligned __attribute__((vector_size(kBytes), aligned(alignof(A)), may_alias));
+  static constexpr int kLanes = kBytes / sizeof(A);
+};
+template <class A, int kBytes>
+using Vector = typename VectorOf<A, kBytes>::type;
+
+static constexpr int kVectorBytes = TSR_ISA_LEVEL == 2 ? 64 : TSR_ISA_LEVEL == 1 ? 32 : 16;
+
+// kBytes of accumulators from as many elements of a table row; the half types are widened.
+template <int kBytes, class T>
+static inline __attribute__((always_inline)) void load(const T* from, Vector<acc_t<T>, kBytes>& to) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    // A bfloat16 is the upper half of a float32.
+    using Bits = typename VectorOf<uint16_t, kBytes / 2>::unaligned;
+    using Wide = Vector<uint32_t, kBytes>;
+    const Wide wide = __builtin_convertvector(*reinterpret_cast<const Bits*>(from), Wide) << 16;
+    to = (Vector<float, kBytes>)wide;  // the same bits: a cast between vectors of one size
+  } else if constexpr (std::is_same_v<T, Half>) {
+#if TSR_ISA_LEVEL == 2
+    if constexpr (kBytes == 64) {
+      to = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      return;
+    }
+#endif
+#if TSR_ISA_LEVEL >= 1
+    if constexpr (kBytes == 32) {
+      to = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+      return;
+    } else if constexpr (kBytes == 16) {
+      to = _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+      return;
+    }
+#endif
+    for (int k = 0; k < VectorOf<float, kBytes>::kLanes; ++k) to[k] = static_cast<float>(from[k]);
+  } else {
+    to = *reinterpret_cast<const typename VectorOf<T, kBytes>::unaligned*>(from);
+  }
+}
+
+template <bool kStream, int kBytes, class T>
+static inline __attribute__((always_inline)) void store(T* to, const Vector<acc_t<T>, kBytes>& from) {
+  if constexpr (!std::is_same_v<T, acc_t<T>>) {
+    for (int k = 0; k < VectorOf<float, kBytes>::kLanes; ++k) to[k] = static_cast<T>(static_cast<float>(from[k]));
+    return;
+  } else {
+#if defined(__x86_64__)
+    if constexpr (kStream && kBytes == kVectorBytes) {
+#if TSR_ISA_LEVEL == 2
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)from);
+#elif TSR_ISA_LEVEL == 1
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)from);
+#else
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)from);
+#endif
+      return;
+    }
+#endif
+    *reinterpret_cast<typename VectorOf<T, kBytes>::unaligned*>(to) = from;
+  }
+}
+
+// ---- pool -----------------------------------------------------------------------------------------------------------
+
+// Entries ahead of the current one whose rows are fetched, and how much of each: the rest of a long row is found by the
+// hardware's own prefetcher.
+static constexpr int64_t kAhead = 16;
+static constexpr int64_t kAheadBytes = 512;
+
+template <class T, class R>
+static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry, int64_t last) {
+  if (entry + kAhead >= last) return;
+  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[entry + kAhead]) * a.dim);
+  const int64_t bytes = a.dim * static_cast<int64_t>(sizeof(T));
+  const int64_t end = bytes < kAheadBytes ? bytes : kAheadBytes;
+  for (int64_t b = 0; b < end; b += 64) __builtin_prefetch(row + b);
+}
+
+// Columns [d, d + kCount vectors) of one bag, held in registers over all its entries.
+template <int kBytes, int kCount, bool kWeighted, bool kStream, class T, class R>
+static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, int64_t begin, int64_t end,
+                                                               int64_t d, acc_t<T> divisor, bool fetch, int64_t last,
+                                                               T* out) {
+  using A = acc_t<T>;
+  constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
+  Vector<A, kBytes> sum[kCount] = {};
+  for (int64_t e = begin; e < end; ++e) {
+    if (fetch) fetch_ahead(a, e, last);
+    const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.dim + d;
+    for (int k = 0; k < kCount; ++k) {
+      Vector<A, kBytes> x;
+      load<kBytes>(row + k * kLanes, x);
+      if constexpr (kWeighted) x *= a.weights[e];
+      sum[k] += x;
+    }
+  }
+  for (int k = 0; k < kCount; ++k) {
+    if (a.divisors != nullptr) sum[k] /= divisor;
+    store<kStream, kBytes>(out + d + k * kLanes, sum[k]);
+  }
+}
+
+// Columns [d, dim) when fewer than a full register tile is left: ever narrower vectors, then single elements.
+template <int kBytes, bool kWeighted, bool kStream, class T, class R>
+static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<T, R>& a, int64_t begin, int64_t end,
+                                                            int64_t d, acc_t<T> divisor, int64_t last, T* out) {
+  using A = acc_t<T>;
+  if constexpr (kBytes >= 16) {
+    constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
+    while (d + kLanes <= a.dim) {
+      pool_columns<kBytes, 1, kWeighted, kStream>(a, begin, end, d, divisor, d == 0, last, out);
+      d += kLanes;
+    }
+    pool_rest<kBytes / 2, kWeighted, kStream>(a, begin, end, d, divisor, last, out);
+  } else {
+    for (; d < a.dim; ++d) {
+      A sum = 0;
+      for (int64_t e = begin; e < end; ++e) {
+        if (d == 0) fetch_ahead(a, e, last);
+        A x = static_cast<A>(a.table[static_cast<int64_t>(a.rows[e]) * a.dim + d]);
+        if constexpr (kWeighted) x *= a.weights[e];
+        sum += x;
+      }
+      out[d] = static_cast<T>(a.divisors != nullptr ? sum / divisor : sum);
+    }
+  }
+}
+
+template <bool kWeighted, bool kStream, class T, class R>
+static void pool_rows(const PoolArguments<T, R>& arguments) {
+  using A = acc_t<T>;
+  const PoolArguments<T, R> a = arguments;  // a copy, so that the stores cannot alias it
+  constexpr int kCount = 256 / kVectorBytes;
+  constexpr int kLanes = VectorOf<A, kVectorBytes>::kLanes;
+  const int64_t last = a.starts[a.bags];
+  for (int64_t bag = 0; bag < a.bags; ++bag) {
+    const int64_t begin = a.starts[bag], end = a.starts[bag + 1];
+    T* out = a.out + (a.out_rows != nullptr ? static_cast<int64_t>(a.out_rows[bag]) - a.first_out_row : bag) * a.dim;
+    const A divisor = a.divisors != nullptr ? a.divisors[bag] : A(1);
+    if (begin == end || divisor == A(0)) {
+      for (int64_t d = 0; d < a.dim; ++d) out[d] = T(0.0f);
+      continue;
+    }
+    int64_t d = 0;
+    for (; d + kCount * kLanes <= a.dim; d += kCount * kLanes) {
+      pool_columns<kVectorBytes, kCount, kWeighted, kStream>(a, begin, end, d, divisor, d == 0, last, out);
+    }
+    if (d + kCount / 2 * kLanes <= a.dim) {
+      pool_columns<kVectorBytes, kCount / 2, kWeighted, kStream>(a, begin, end, d, divisor, d == 0, last, out);
+      d += kCount / 2 * kLanes;
+    }
+    pool_rest<kVectorBytes, kWeighted, kStream>(a, begin, end, d, divisor, last, out);
+  }
+#if defined(__x86_64__)
+  if constexpr (kStream) _mm_sfence();
+#endif
+}
+
+template <class T, class R>
+static void pool(const PoolArguments<T, R>& a) {
+  // Streaming stores need whole, aligned vectors; the half types are narrowed element by element.
+  const bool whole = (reinterpret_cast<uintptr_t>(a.out) | static_cast<uintptr_t>(a.dim * sizeof(T))) % kVectorBytes == 0;
+  if constexpr (std::is_same_v<T, acc_t<T>>) {
+    if (a.stream && whole) return a.weights ? pool_rows<true, true>(a) : pool_rows<false, true>(a);
+  }
+  return a.weights ? pool_rows<true, false>(a) : pool_rows<false, false>(a);
+}
+
+// ---- pool_max and its gradient --------------------------------------------------------------------------------------
+
+template <class T, class R>
+static void pool_max(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
+  using A = acc_t<T>;
+  for (int64_t bag = 0; bag < a.bags; ++bag) {
+    const int64_t begin = a.starts[bag], end = a.starts[bag + 1];
+    T* out = a.out + bag * a.dim;
+    int64_t* winner = argmax + bag * a.dim;
+    const T* first = begin < end ? a.table + static_cast<int64_t>(a.rows[begin]) * a.dim : nullptr;
+    for (int64_t d = 0; d < a.dim; ++d) {
+      out[d] = first != nullptr ? first[d] : T(0.0f);
+      winner[d] = first != nullptr ? positions[begin] : -1;
+    }
+    for (int64_t e = begin + 1; e < end; ++e) {
+      const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.dim;
+      for (int64_t d = 0; d < a.dim; ++d) {
+        const A x = static_cast<A>(row[d]), best = static_cast<A>(out[d]);
+        // x != x: x is NaN.
+        if (x > best || (x != x && best == best)) {
+          out[d] = row[d];
+          winner[d] = positions[e];
+        }
+      }
+    }
+  }
+}
+
+template <class T, class R>
+static void pool_won(const PoolArguments<T, R>& a, const int64_t* positions, const int64_t* winners) {
+  using A = acc_t<T>;
+  constexpr int64_t kTile = 64;
+  for (int64_t bag = 0; bag < a.bags; ++bag) {
+    T* out = a.out + (a.out_rows != nullptr ? static_cast<int64_t>(a.out_rows[bag]) - a.first_out_row : bag) * a.dim;
+    for (int64_t tile = 0; tile < a.dim; tile += kTile) {
+      const int64_t width = tile + kTile < a.dim ? kTile : a.dim - tile;
+      A sum[kTile] = {};
+      for (int64_t e = a.starts[bag]; e < a.starts[bag + 1]; ++e) {
+        const int64_t from = static_cast<int64_t>(a.rows[e]) * a.dim + tile;
+        const A weight = a.weights != nullptr ? a.weights[e] : A(1);
+        for (int64_t k = 0; k < width; ++k) {
+          if (winners[from + k] == positions[e]) sum[k] += static_cast<A>(a.table[from + k]) * weight;
+        }
+      }
+      for (int64_t k = 0; k < width; ++k) out[tile + k] = static_cast<T>(sum[k]);
+    }
+  }
+}
+
+// ---- dot ------------------------------------------------------------------------------------------------------------
+
+template <class T>
+static acc_t<T> dot(const T* x, const T* y, int64_t dim) {
+  using A = acc_t<T>;
+  constexpr int kLanes = VectorOf<A, 64>::kLanes;
+  // Pieces of the machine's own width; together always 64 bytes of partial sums, so that all levels agree.
+  constexpr int kPieces = 64 / kVectorBytes;
+  constexpr int kPieceLanes = VectorOf<A, kVectorBytes>::kLanes;
+  Vector<A, kVectorBytes> sum[kPieces] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    for (int p = 0; p < kPieces; ++p) {
+      Vector<A, kVectorBytes> a, b;
+      load<kVectorBytes>(x + d + p * kPieceLanes, a);
+      load<kVectorBytes>(y + d + p * kPieceLanes, b);
+      sum[p] += a * b;
+    }
+  }
+  A lanes[kLanes];
+  for (int k = 0; k < kLanes; ++k) lanes[k] = sum[k / kPieceLanes][k % kPieceLanes];
+  for (int k = 0; d < dim; ++d, ++k) lanes[k] += static_cast<A>(x[d]) * static_cast<A>(y[d]);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  }
+  return lanes[0];
+}
+
+template <class T, class R>
+static const RowLoops<T, R> kRowLoops = {pool<T, R>, pool_max<T, R>, pool_won<T, R>};
+template <class T>
+static const DotLoop<T> kDotLoop = {dot<T>};

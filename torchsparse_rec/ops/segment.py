@@ -1,0 +1,432 @@
+"""
+Family ``segment``: sparse segment reductions and their gradients.
+
+Contract and order of summation: csrc/segment.h. Kernels: csrc/cpu/segment.cpp, csrc/cuda/segment.cu.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+from . import _reduction
+from .embedding import embedding_bag
+
+__all__ = [
+    "sparse_segment_sum",
+    "sparse_segment_mean",
+    "sparse_segment_sqrt_n",
+    "sparse_segment_sum_grad",
+    "sparse_segment_mean_grad",
+    "sparse_segment_sqrt_n_grad",
+    "sparse_segment_sum_grad_v2",
+    "sparse_segment_mean_grad_v2",
+    "sparse_segment_sqrt_n_grad_v2",
+]
+
+_ops = torch.ops.torchsparse_rec
+_MODE_NAMES = {_reduction.SUM: "sum", _reduction.MEAN: "mean", _reduction.SQRTN: "sqrtn"}
+
+
+# ---- Forward --------------------------------------------------------------------------------------------------------
+
+
+def _segment_reduce(
+    data: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor | None,
+    num_segments: int | None,
+    offsets: Tensor | None,
+    reduction: int,
+) -> Tensor:
+    """One of the three reductions, over segment ids or over offsets."""
+    if (segment_ids is None) == (offsets is None):
+        raise ValueError("exactly one of segment_ids and offsets must be given")
+    if segment_ids is not None:
+        return _ops.sparse_segment_reduce.default(data, indices, segment_ids, num_segments, reduction)
+    if num_segments is not None:
+        raise ValueError(f"num_segments must be None when offsets say it, got {num_segments}")
+    if data.dim() == 0:
+        raise ValueError("data must have rank >= 1, got a scalar")
+    # The same reduction over contiguous bags; offsets carry the number of rows, so nothing is read back.
+    rows = embedding_bag(data.reshape(data.shape[0], -1), indices, offsets, mode=_MODE_NAMES[reduction])
+    return rows.reshape(rows.shape[0], *data.shape[1:])
+
+
+def sparse_segment_sum(
+    data: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+) -> Tensor:
+    """
+    Sum the rows ``data[indices]`` within each segment: ``out[s] = sum(data[indices[i]] for segment_ids[i] == s)``.
+
+    Args:
+        data: ``[V, ...]``, float16, bfloat16, float32 or float64; half types are summed in float32 and rounded once.
+        indices: ``[N]``, int32 or int64: rows of ``data``.
+        segment_ids: ``[N]``, int32 or int64, sorted and not negative; gaps are allowed and give zero rows.
+        num_segments: rows of the result, ``S``. ``None`` means the last segment id + 1, which on CUDA is read back
+            from the device (and refused while a CUDA graph is captured).
+        offsets: ``[S + 1]``, int32 or int64, instead of ``segment_ids``: segment ``s`` is
+            ``indices[offsets[s] : offsets[s + 1]]``.
+
+    Returns:
+        ``[S, ...]`` with the dtype of ``data``; segments without entries are zero. Differentiable in ``data``.
+
+    Raises:
+        IndexError: an index outside ``[0, V)``.
+        ValueError: unsorted, negative or too large segment ids; wrong shapes, dtypes or devices.
+
+    Source: ``tf.sparse.segment_sum``.
+
+    Example:
+        >>> data = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> sparse_segment_sum(data, torch.tensor([0, 2, 1]), torch.tensor([0, 0, 1]))
+        tensor([[6., 8.],
+                [3., 4.]])
+    """
+    return _segment_reduce(data, indices, segment_ids, num_segments, offsets, _reduction.SUM)
+
+
+def sparse_segment_mean(
+    data: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+) -> Tensor:
+    """
+    Average the rows ``data[indices]`` within each segment.
+
+    Arguments, result and errors as :func:`sparse_segment_sum`; the sum of a segment is divided by its number of
+    entries.
+
+    Source: ``tf.sparse.segment_mean``.
+
+    Example:
+        >>> data = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> sparse_segment_mean(data, torch.tensor([0, 2, 1]), torch.tensor([0, 0, 2]), num_segments=4)
+        tensor([[3., 4.],
+                [0., 0.],
+                [3., 4.],
+                [0., 0.]])
+    """
+    return _segment_reduce(data, indices, segment_ids, num_segments, offsets, _reduction.MEAN)
+
+
+def sparse_segment_sqrt_n(
+    data: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+    *,
+    offsets: Tensor | None = None,
+) -> Tensor:
+    """
+    Sum the rows ``data[indices]`` within each segment and divide by the square root of the number of entries.
+
+    Arguments, result and errors as :func:`sparse_segment_sum`.
+
+    Source: ``tf.sparse.segment_sqrt_n``.
+
+    Example:
+        >>> data = torch.tensor([[1.0], [3.0], [5.0]])
+        >>> sparse_segment_sqrt_n(data, torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 0, 0]))
+        tensor([[6.]])
+    """
+    return _segment_reduce(data, indices, segment_ids, num_segments, offsets, _reduction.SQRTN)
+
+
+# ---- Gradients ------------------------------------------------------------------------------------------------------
+
+
+def _refuse_gradient(op: str, *tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise ValueError(f"{op}: out= cannot be used with tensors that require a gradient")
+
+
+def _grad(
+    grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int, out: Tensor | None
+) -> Tensor:
+    if out is None:
+        return _ops.sparse_segment_reduce_grad.default(grad, indices, segment_ids, output_dim0, reduction)
+    _refuse_gradient("sparse_segment_reduce_grad", grad, out)
+    _ops.sparse_segment_reduce_grad_out.default(grad, indices, segment_ids, output_dim0, reduction, out)
+    return out
+
+
+def _grad_v2(
+    grad: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor,
+    dense_output_dim0: int,
+    reduction: int,
+    out: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    if out is None:
+        return _ops.sparse_segment_reduce_grad_v2.default(grad, indices, segment_ids, dense_output_dim0, reduction)
+    _refuse_gradient("sparse_segment_reduce_grad_v2", grad, *out)
+    _ops.sparse_segment_reduce_grad_v2_out.default(grad, indices, segment_ids, dense_output_dim0, reduction, *out)
+    return out
+
+
+def sparse_segment_sum_grad(
+    grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, *, out: Tensor | None = None
+) -> Tensor:
+    """
+    The gradient of :func:`sparse_segment_sum` with respect to ``data``, dense.
+
+    ``result[v]`` is the sum of ``grad[segment_ids[i]]`` over the ``i`` with ``indices[i] == v``.
+
+    Args:
+        grad: ``[S, ...]``, float16, bfloat16, float32 or float64: the gradient of the forward result.
+        indices: ``[N]``, int32 or int64, in ``[0, output_dim0)``.
+        segment_ids: ``[N]``, int32 or int64, in ``[0, S)``; they need not be sorted.
+        output_dim0: rows of ``data`` in the forward operation.
+        out: where to write the result; resized as torch's ``out=`` does, so that a buffer can be reused. Writing into
+            memory that is already mapped is several times faster than into fresh memory.
+
+    Returns:
+        ``[output_dim0, ...]``; rows without entries are zero. Differentiable in ``grad`` unless ``out`` is given.
+
+    Raises:
+        IndexError: an index outside ``[0, output_dim0)`` or a segment id outside ``[0, S)``.
+        ValueError: wrong shapes, dtypes or devices.
+
+    Source: ``tf.raw_ops.SparseSegmentSumGrad`` (which returns uninitialised memory when ``indices`` is empty).
+
+    Example:
+        >>> grad = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+        >>> sparse_segment_sum_grad(grad, torch.tensor([0, 2, 2]), torch.tensor([0, 0, 1]), 3)
+        tensor([[1., 1.],
+                [0., 0.],
+                [3., 3.]])
+    """
+    return _grad(grad, indices, segment_ids, output_dim0, _reduction.SUM, out)
+
+
+def sparse_segment_mean_grad(
+    grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, *, out: Tensor | None = None
+) -> Tensor:
+    """
+    The gradient of :func:`sparse_segment_mean` with respect to ``data``, dense.
+
+    As :func:`sparse_segment_sum_grad`, with each entry divided by the number of entries of its segment.
+
+    Source: ``tf.raw_ops.SparseSegmentMeanGrad``.
+
+    Example:
+        >>> grad = torch.tensor([[2.0, 2.0]])
+        >>> sparse_segment_mean_grad(grad, torch.tensor([0, 1]), torch.tensor([0, 0]), 2)
+        tensor([[1., 1.],
+                [1., 1.]])
+    """
+    return _grad(grad, indices, segment_ids, output_dim0, _reduction.MEAN, out)
+
+
+def sparse_segment_sqrt_n_grad(
+    grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, *, out: Tensor | None = None
+) -> Tensor:
+    """
+    The gradient of :func:`sparse_segment_sqrt_n` with respect to ``data``, dense.
+
+    As :func:`sparse_segment_sum_grad`, with each entry divided by the square root of the number of entries of its
+    segment.
+
+    Source: ``tf.raw_ops.SparseSegmentSqrtNGrad``.
+
+    Example:
+        >>> grad = torch.tensor([[2.0]])
+        >>> sparse_segment_sqrt_n_grad(grad, torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 0, 0]), 2)
+        tensor([[1.],
+                [3.]])
+    """
+    return _grad(grad, indices, segment_ids, output_dim0, _reduction.SQRTN, out)
+
+
+def sparse_segment_sum_grad_v2(
+    grad: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor,
+    dense_output_dim0: int,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """
+    The gradient of :func:`sparse_segment_sum` with respect to ``data``: only the rows that have entries.
+
+    Args:
+        grad: as in :func:`sparse_segment_sum_grad`.
+        indices: likewise.
+        segment_ids: likewise.
+        dense_output_dim0: rows of ``data`` in the forward operation.
+        out: ``(values, rows)`` to write into; both are resized as torch's ``out=`` does.
+
+    Returns:
+        ``(values, rows)``: ``values [U, ...]`` and the sorted, unique ids ``rows [U]`` of those rows, in the dtype of
+        ``indices``. On CUDA, ``U`` is read back from the device. ``values`` is differentiable in ``grad`` unless
+        ``out`` is given.
+
+    Raises:
+        IndexError, ValueError: as :func:`sparse_segment_sum_grad`.
+
+    Source: ``tf.raw_ops.SparseSegmentSumGradV2``.
+
+    Example:
+        >>> grad = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+        >>> sparse_segment_sum_grad_v2(grad, torch.tensor([2, 0, 2]), torch.tensor([0, 0, 1]), 3)
+        (tensor([[1., 1.],
+                [3., 3.]]), tensor([0, 2]))
+    """
+    return _grad_v2(grad, indices, segment_ids, dense_output_dim0, _reduction.SUM, out)
+
+
+def sparse_segment_mean_grad_v2(
+    grad: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor,
+    dense_output_dim0: int,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """
+    The gradient of :func:`sparse_segment_mean`: only the rows that have entries. See :func:`sparse_segment_sum_grad_v2`.
+
+    Source: ``tf.raw_ops.SparseSegmentMeanGradV2``.
+
+    Example:
+        >>> sparse_segment_mean_grad_v2(torch.tensor([[2.0]]), torch.tensor([4, 1]), torch.tensor([0, 0]), 6)
+        (tensor([[1.],
+                [1.]]), tensor([1, 4]))
+    """
+    return _grad_v2(grad, indices, segment_ids, dense_output_dim0, _reduction.MEAN, out)
+
+
+def sparse_segment_sqrt_n_grad_v2(
+    grad: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor,
+    dense_output_dim0: int,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """
+    The gradient of :func:`sparse_segment_sqrt_n`: only rows with entries. See :func:`sparse_segment_sum_grad_v2`.
+
+    Source: ``tf.raw_ops.SparseSegmentSqrtNGradV2``.
+
+    Example:
+        >>> sparse_segment_sqrt_n_grad_v2(torch.tensor([[2.0]]), torch.tensor([4, 1, 1, 1]), torch.zeros(4).int(), 6)
+        (tensor([[3.],
+                [1.]]), tensor([1, 4]))
+    """
+    return _grad_v2(grad, indices, segment_ids, dense_output_dim0, _reduction.SQRTN, out)
+
+
+# ---- Fake kernels ---------------------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce")
+def _(data: Tensor, indices: Tensor, segment_ids: Tensor, num_segments: int | None, reduction: int) -> Tensor:
+    if num_segments is None:
+        num_segments = torch.library.get_ctx().new_dynamic_size()
+    return data.new_empty(num_segments, *data.shape[1:])
+
+
+@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad")
+def _(grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int) -> Tensor:
+    return grad.new_empty(output_dim0, *grad.shape[1:])
+
+
+@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_out")
+def _(grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int, out: Tensor) -> None:
+    out.resize_(output_dim0, *grad.shape[1:])
+
+
+@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_v2")
+def _(
+    grad: Tensor, indices: Tensor, segment_ids: Tensor, dense_output_dim0: int, reduction: int
+) -> tuple[Tensor, Tensor]:
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return grad.new_empty(rows, *grad.shape[1:]), indices.new_empty(rows)
+
+
+@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_v2_out")
+def _(
+    grad: Tensor,
+    indices: Tensor,
+    segment_ids: Tensor,
+    dense_output_dim0: int,
+    reduction: int,
+    values: Tensor,
+    rows: Tensor,
+) -> None:
+    size = torch.library.get_ctx().new_dynamic_size()
+    values.resize_(size, *grad.shape[1:])
+    rows.resize_(size)
+
+
+# ---- Autograd -------------------------------------------------------------------------------------------------------
+
+
+def _reduce_setup_context(ctx, inputs, output) -> None:
+    data, indices, segment_ids, _, reduction = inputs
+    ctx.save_for_backward(indices, segment_ids)
+    ctx.output_dim0 = data.shape[0]
+    ctx.reduction = reduction
+
+
+def _reduce_backward(ctx, grad):
+    indices, segment_ids = ctx.saved_tensors
+    result = _ops.sparse_segment_reduce_grad.default(grad, indices, segment_ids, ctx.output_dim0, ctx.reduction)
+    return result, None, None, None, None
+
+
+def _transposed(values: Tensor, positions: Tensor, segment_ids: Tensor, num_segments: int, reduction: int) -> Tensor:
+    """The gradient of a gradient operator: the forward reduction, with its entries put in the order of segments."""
+    order = torch.argsort(segment_ids, stable=True)
+    return _ops.sparse_segment_reduce.default(values, positions[order], segment_ids[order], num_segments, reduction)
+
+
+def _grad_setup_context(ctx, inputs, output) -> None:
+    grad, indices, segment_ids, _, reduction = inputs
+    ctx.save_for_backward(indices, segment_ids)
+    ctx.num_segments = grad.shape[0]
+    ctx.reduction = reduction
+
+
+def _grad_backward(ctx, grad):
+    indices, segment_ids = ctx.saved_tensors
+    return _transposed(grad, indices, segment_ids, ctx.num_segments, ctx.reduction), None, None, None, None
+
+
+def _grad_v2_setup_context(ctx, inputs, output) -> None:
+    grad, indices, segment_ids, _, reduction = inputs
+    rows = output[1]
+    ctx.save_for_backward(indices, segment_ids, rows)
+    ctx.mark_non_differentiable(rows)
+    ctx.num_segments = grad.shape[0]
+    ctx.reduction = reduction
+
+
+def _grad_v2_backward(ctx, grad_values, _grad_rows):
+    indices, segment_ids, rows = ctx.saved_tensors
+    positions = torch.searchsorted(rows, indices)
+    result = _transposed(grad_values, positions, segment_ids, ctx.num_segments, ctx.reduction)
+    return result, None, None, None, None
+
+
+torch.library.register_autograd(
+    "torchsparse_rec::sparse_segment_reduce", _reduce_backward, setup_context=_reduce_setup_context
+)
+torch.library.register_autograd(
+    "torchsparse_rec::sparse_segment_reduce_grad", _grad_backward, setup_context=_grad_setup_context
+)
+torch.library.register_autograd(
+    "torchsparse_rec::sparse_segment_reduce_grad_v2", _grad_v2_backward, setup_context=_grad_v2_setup_context
+)
