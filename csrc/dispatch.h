@@ -3,6 +3,13 @@
 #pragma once
 #include "abi.h"
 
+// Arithmetic that CPU and CUDA share: it calls nothing of the standard library and takes no tensors.
+#ifdef __CUDACC__
+#define TSR_HOST_DEVICE __host__ __device__
+#else
+#define TSR_HOST_DEVICE
+#endif
+
 namespace tsr {
 
 template <class T>
