@@ -19,8 +19,8 @@
 #include <torch/csrc/stable/macros.h>
 
 // An array of n elements of T that the block shares. Raw bytes: shared memory is never constructed.
-#define TSR_SHARED(T, name, n)                                            \
-  __shared__ alignas(16) unsigned char name##_bytes[(n) * sizeof(T)];     \
+#define TSR_SHARED(T, name, n)                                        \
+  __shared__ alignas(16) unsigned char name##_bytes[(n) * sizeof(T)]; \
   T* const name = reinterpret_cast<T*>(name##_bytes)
 
 #define TSR_CUDA_KERNELS(m) STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CUDA, m)
@@ -113,7 +113,7 @@ class DeviceCall {
 
   // Keeps x alive until the call ends, for a contiguous copy whose pointer a kernel takes.
   const void* data(const Tensor& x) {
-    scratch_.push_back(tsr::contiguous(x));
+    scratch_.push_back(as_contiguous(x));
     return scratch_.back().data_ptr();
   }
   template <class T>

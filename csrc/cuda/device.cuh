@@ -13,9 +13,9 @@ struct RowTile {
   bool first_lane;  // the one lane that speaks for the row, in errors
 };
 
-// A matrix's rows are cut into tiles of (lanes * vector) columns, and each tile is owned by a team of `lanes` neighbouring
-// lanes of a warp, a power of two: narrow rows share a warp, wide rows take several. Each lane owns `vector` neighbouring
-// columns. A matrix without columns still has one tile per row, so that its ids are checked.
+// A matrix's rows are cut into tiles of (lanes * vector) columns, and each tile is owned by a team of `lanes`
+// neighbouring lanes of a warp, a power of two: narrow rows share a warp, wide rows take several. Each lane owns
+// `vector` neighbouring columns. A matrix without columns still has one tile per row, so that its ids are checked.
 struct RowTiling {
   int64_t tiles;  // in all rows
   int64_t tiles_per_row;
@@ -77,7 +77,8 @@ __device__ int64_t lower_bound(const T* sorted, int64_t n, U value) {
   return begin;
 }
 
-// The bag of entry i by its offsets [bags + 1], or -1 if no bag holds it (offsets that are not sorted, already reported).
+// The bag of entry i by its offsets [bags + 1], or -1 if no bag holds it (offsets that are not sorted, already
+// reported).
 __device__ inline int64_t bag_of(const int64_t* offsets, int64_t bags, int64_t i) {
   const int64_t bag = lower_bound(offsets, bags + 1, i + 1) - 1;
   return bag >= 0 && bag < bags && offsets[bag] <= i && i < offsets[bag + 1] ? bag : -1;

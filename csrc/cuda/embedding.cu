@@ -1,6 +1,5 @@
-#include "../embedding.h"
-
 #include "../cuda.h"
+#include "../embedding.h"
 #include "device.cuh"
 #include "pool.cuh"
 #include "row_groups.cuh"
@@ -18,7 +17,7 @@ __global__ void bag_offsets_kernel(const O* given, int64_t bags, int64_t entries
     if (b == 0 && offset != 0) {
       errors.report(Argument::kOffsets, Fault::kNotFirst, b, offset, 0);
     } else if (b > 0 && offset < given[b - 1]) {
-      errors.report(Argument::kOffsets, Fault::kUnsorted, b, offset, given[b - 1]);
+      errors.report(Argument::kOffsets, Fault::kDecreasing, b, offset, given[b - 1]);
     } else if (b == bags && offset != entries) {
       errors.report(Argument::kOffsets, Fault::kNotLast, b, offset, entries);
     }
@@ -208,8 +207,15 @@ std::tuple<Tensor, Tensor> embedding_bag_cuda(const Tensor& weight, const Tensor
     if (reduction == Reduction::kMax) {
       return {out, max_bags<T>(call, weight, indices, checked, bags, padding_idx, out)};
     }
-    Pooling pooling{weight.scalar_type(), indices.scalar_type(), call.data(weight), weight.size(0), columns,
-                    call.data(indices), checked, bags, out.data_ptr()};
+    Pooling pooling{weight.scalar_type(),
+                    indices.scalar_type(),
+                    call.data(weight),
+                    weight.size(0),
+                    columns,
+                    call.data(indices),
+                    checked,
+                    bags,
+                    out.data_ptr()};
     pooling.weights = entry_weights<T>(call, per_sample_weights);
     pooling.padding_idx = padding_idx;
     pooling.divisor = bag_divisor(reduction);
@@ -318,8 +324,8 @@ template <class T>
 WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in, bool scale_grad_by_freq) {
   const int64_t entries = in.indices.size(0);
   const EntryGradients<acc_t<T>> gradients = entry_gradients<T>(call, in);
-  const RowGroups groups = group_by_row(call, in.indices.scalar_type(), call.data(in.indices), entries,
-                                        in.num_embeddings, in.padding_idx);
+  const RowGroups groups =
+      group_by_row(call, in.indices.scalar_type(), call.data(in.indices), entries, in.num_embeddings, in.padding_idx);
   const bool is_max = in.reduction == Reduction::kMax;
   int64_t* const sources = call.workspace<int64_t>(entries);
   int64_t* const positions = is_max ? call.workspace<int64_t>(entries) : nullptr;
@@ -331,8 +337,7 @@ WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in,
            sources, coefficients, positions);
   });
   const int64_t* const argmax = is_max ? call.data<int64_t>(*in.argmax) : nullptr;
-  return {groups,  call.data(in.grad), gradients.bags, argmax,
-          sources, positions,          coefficients,   scale_grad_by_freq};
+  return {groups, call.data(in.grad), gradients.bags, argmax, sources, positions, coefficients, scale_grad_by_freq};
 }
 
 // Adds up the rows whose sorted entries `offsets` delimits: the rows of out.
@@ -348,7 +353,7 @@ void write_weight_gradient(const DeviceCall& call, const WeightGradient& gradien
     return;
   }
   Pooling pooling{out.scalar_type(), ScalarType::Long, gradient.grad, gradient.bags, columns,
-                  gradient.sources, offsets, rows, out.data_ptr()};
+                  gradient.sources,  offsets,          rows,          out.data_ptr()};
   pooling.weights = gradient.coefficients;
   pooling.divisor = gradient.scale_grad_by_freq ? Divisor::kCount : Divisor::kOne;
   pooling.report = false;  // sources are our own
@@ -360,8 +365,8 @@ Tensor embedding_dense_backward_cuda(const Tensor& grad, const Tensor& indices, 
                                      const std::optional<Tensor>& argmax, int64_t num_embeddings, int64_t mode,
                                      int64_t padding_idx, bool scale_grad_by_freq) {
   DeviceCall call("embedding_backward", grad);
-  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
-                                                       num_embeddings, mode, padding_idx);
+  const Reduction reduction =
+      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
   const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
   const Tensor out = call.empty({num_embeddings, grad.size(1)}, grad.scalar_type());
   dispatch_float(grad.scalar_type(), call.op(), "grad", [&](auto tag) {
@@ -378,8 +383,8 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cuda(const Tensor& grad, co
                                                           const std::optional<Tensor>& argmax, int64_t num_embeddings,
                                                           int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
   DeviceCall call("embedding_backward", grad);
-  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
-                                                       num_embeddings, mode, padding_idx);
+  const Reduction reduction =
+      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
   const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
   return dispatch_float(grad.scalar_type(), call.op(), "grad", [&](auto tag) -> std::tuple<Tensor, Tensor> {
     using T = typename decltype(tag)::type;
@@ -406,7 +411,8 @@ struct WeightsBackward {
   Reduction reduction;
 };
 
-// A team owns out[i]: its lanes share the columns of <grad[b], x_i> and <grad[b], output[b]>, and add up in a fixed tree.
+// A team owns out[i]: its lanes share the columns of <grad[b], x_i> and <grad[b], output[b]>, and add up in a fixed
+// tree.
 template <class T, class I>
 __global__ void weights_backward_kernel(WeightsBackward<T> w, BagsView<I> bags, int64_t entries, ErrorSink errors,
                                         RowTiling tiling, T* out) {
@@ -453,20 +459,19 @@ Tensor embedding_weights_backward_cuda(const Tensor& grad, const Tensor& weight,
                                        const Tensor& offsets, const Tensor& per_sample_weights, const Tensor& output,
                                        int64_t mode, int64_t padding_idx) {
   DeviceCall call("embedding_weights_backward", grad);
-  const Reduction reduction = check_embedding_weights_backward(grad, weight, indices, offsets, per_sample_weights,
-                                                               output, mode, padding_idx);
+  const Reduction reduction =
+      check_embedding_weights_backward(grad, weight, indices, offsets, per_sample_weights, output, mode, padding_idx);
   const int64_t bags = offsets.size(0) - 1, rows = weight.size(0);
   const int64_t* const checked = bag_offsets(call, offsets, indices.size(0));
   const Tensor out = call.empty({indices.size(0)}, grad.scalar_type());
   dispatch_float(weight.scalar_type(), call.op(), "weight", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
     const acc_t<T>* const weights = entry_weights<T>(call, per_sample_weights);
-    const acc_t<T>* const divisors =
-        reduction == Reduction::kSum
-            ? nullptr
-            : bag_divisors(call, indices, rows, padding_idx, checked, bags, weights, reduction);
-    const WeightsBackward<T> w{call.data<T>(grad), call.data<T>(weight), call.data<T>(output), weight.size(1),
-                               weights, divisors, reduction};
+    const acc_t<T>* const divisors = reduction == Reduction::kSum ? nullptr
+                                                                  : bag_divisors(call, indices, rows, padding_idx,
+                                                                                 checked, bags, weights, reduction);
+    const WeightsBackward<T> w{
+        call.data<T>(grad), call.data<T>(weight), call.data<T>(output), weight.size(1), weights, divisors, reduction};
     dispatch_index(indices.scalar_type(), call.op(), "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       const BagsView<I> view{call.data<I>(indices), rows, padding_idx, checked, bags};

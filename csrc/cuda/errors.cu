@@ -1,10 +1,9 @@
-#include "errors.h"
-
 #include <atomic>
 #include <map>
 #include <mutex>
 
 #include "../cuda.h"
+#include "errors.h"
 
 namespace tsr {
 namespace {
@@ -71,25 +70,33 @@ const char* argument_name(Argument argument) {
   }
 }
 
+// The words of the CPU's errors.
 [[noreturn]] void raise(const ErrorRecord& e) {
   const uint64_t position = e.key & ((uint64_t{1} << kPositionBits) - 1);
-  const std::string where = message(e.op, ": ", argument_name(e.argument));
-  const std::string got = message(", got ", e.value, " at position ", position);
+  const std::string argument = message(e.op, ": ", argument_name(e.argument));
+  const std::string element = message(argument, "[", position, "]");
   switch (e.fault) {
     case Fault::kOutOfRange:
-      throw std::out_of_range(message(where, " must be in [0, ", e.bound, ")", got));
+      throw std::out_of_range(message(element, " must be in [0, ", e.bound, "), got ", e.value));
     case Fault::kNegative:
-      throw std::invalid_argument(message(where, " must be >= 0", got));
+      throw std::invalid_argument(message(element, " must be >= 0, got ", e.value));
     case Fault::kUnsorted:
-      throw std::invalid_argument(message(where, " must be sorted", got, " after ", e.bound));
+      throw std::invalid_argument(
+          message(argument, " must be sorted, got ", e.bound, " followed by ", e.value, " at position ", position));
+    case Fault::kDecreasing:
+      throw std::invalid_argument(
+          message(argument, " must not decrease, got ", e.bound, " followed by ", e.value, " at position ", position));
     case Fault::kTooLarge:
-      throw std::invalid_argument(message(where, " must be < num_segments = ", e.bound, got));
+      throw std::invalid_argument(message(element, " must be below num_segments = ", e.bound, ", got ", e.value));
     case Fault::kNotFirst:
-      throw std::invalid_argument(message(where, " must start with 0", got));
+      throw std::invalid_argument(message(element, " must be 0, got ", e.value));
     case Fault::kNotLast:
-      throw std::invalid_argument(message(where, " must end with the number of indices, ", e.bound, got));
+      throw std::invalid_argument(
+          message(element, ", the last, must be the number of indices, ", e.bound, ", got ", e.value));
+    case Fault::kOutsideBytes:
+      throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "], got ", e.value));
     default:
-      throw std::invalid_argument(message(where, " must not be NaN, got NaN at position ", position));
+      throw std::invalid_argument(message(element, " must be a number, got nan"));
   }
 }
 

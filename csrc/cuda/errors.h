@@ -1,8 +1,9 @@
 // Bad values found by CUDA kernels, told to the host without a synchronisation.
 //
-// A kernel skips a bad value and reports it to its device's record, which lies in pinned host memory. Every operator call
-// on the device looks at the record first and raises what it finds, as does check_errors(), which first waits. Of several
-// bad values the record keeps that of the earliest call, argument and position, so the message is the same on every run.
+// A kernel skips a bad value and reports it to its device's record, which lies in pinned host memory. Every operator
+// call on the device looks at the record first and raises what it finds, as does check_errors(), which first waits. Of
+// several bad values the record keeps that of the earliest call, argument and position, so the message is the same on
+// every run.
 #pragma once
 #include <cstdint>
 
@@ -14,17 +15,20 @@
 
 namespace tsr {
 
-enum class Argument : int32_t { kIndices, kSegmentIds, kOffsets, kWeights };
+// In the order in which the CPU checks them.
+enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights };
 
 // What is wrong with a value; the numbers that go with it are in brackets.
 enum class Fault : int32_t {
-  kOutOfRange,       // an id outside [0, bound)
-  kNegative,         // a segment id below 0
-  kUnsorted,         // a segment id or offset below its predecessor, bound
-  kTooLarge,         // a segment id >= num_segments, bound
-  kNotFirst,         // the first offset is not 0
-  kNotLast,          // the last offset is not bound
-  kNotANumber,       // a NaN weight
+  kOutOfRange,    // an id outside [0, bound)
+  kNegative,      // a segment id below 0
+  kUnsorted,      // a segment id below its predecessor, bound
+  kDecreasing,    // an offset below its predecessor, bound
+  kTooLarge,      // a segment id >= num_segments, bound
+  kNotFirst,      // the first offset is not 0
+  kNotLast,       // the last offset is not bound
+  kNotANumber,    // a NaN weight
+  kOutsideBytes,  // an offset outside [0, bound]
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};

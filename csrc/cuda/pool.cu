@@ -1,6 +1,5 @@
-#include "pool.cuh"
-
 #include "device.cuh"
+#include "pool.cuh"
 
 namespace tsr {
 namespace {

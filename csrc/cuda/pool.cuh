@@ -8,8 +8,8 @@ namespace tsr {
 // What a bag's sum is divided by; zero where the divisor is zero. Entries without weights weigh 1.
 enum class Divisor : int32_t { kOne, kCount, kWeights, kRootSquares };
 
-// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * table[indices[j], :] / divisor.
-// Entries whose index is padding_idx or outside [0, rows) do not count.
+// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * table[indices[j], :] /
+// divisor. Entries whose index is padding_idx or outside [0, rows) do not count.
 struct Pooling {
   ScalarType dtype;
   ScalarType index_dtype;

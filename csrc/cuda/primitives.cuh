@@ -1,7 +1,7 @@
 // Device-wide sorting, scanning and selecting, on a call's stream and with its scratch memory.
 //
-// Compiled once, in primitives.cu, over CUB. Inputs and outputs must not overlap unless a function says that it works in
-// place. No function waits for the device.
+// Compiled once, in primitives.cu, over CUB. Inputs and outputs must not overlap unless a function says that it works
+// in place. No function waits for the device.
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,5 @@
-#include "row_groups.cuh"
-
 #include "device.cuh"
+#include "row_groups.cuh"
 
 namespace tsr {
 namespace {

@@ -1,14 +1,15 @@
 // Entries grouped by the table row they name: the first half of every gradient with respect to a table.
 //
-// Sorting (row, position) pairs stably puts a row's entries side by side in their own order, so that pool_rows can let one
-// team own each row: no atomics on floats, the same bits on every run.
+// Sorting (row, position) pairs stably puts a row's entries side by side in their own order, so that pool_rows can let
+// one team own each row: no atomics on floats, the same bits on every run.
 #pragma once
 #include "../cuda.h"
 #include "primitives.cuh"
 
 namespace tsr {
 
-// Sorted pairs, of 32 bits where rows and entries fit. Entries that count for no row have the key `rows`: they are last.
+// Sorted pairs, of 32 bits where rows and entries fit. Entries that count for no row have the key `rows`: they are
+// last.
 struct RowGroups {
   int64_t entries;
   int64_t rows;

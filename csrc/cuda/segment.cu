@@ -1,6 +1,5 @@
-#include "../segment.h"
-
 #include "../cuda.h"
+#include "../segment.h"
 #include "device.cuh"
 #include "pool.cuh"
 #include "row_groups.cuh"
@@ -57,9 +56,8 @@ Divisor segment_divisor(Reduction reduction) {
 Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, const Tensor& segment_ids,
                                   std::optional<int64_t> num_segments, int64_t reduction_value) {
   DeviceCall call("sparse_segment_reduce", data);
-  const Reduction reduction =
-      check_sparse_segment_reduce(data, indices, segment_ids, num_segments, reduction_value);
-  const Tensor ids = tsr::contiguous(segment_ids);
+  const Reduction reduction = check_sparse_segment_reduce(data, indices, segment_ids, num_segments, reduction_value);
+  const Tensor ids = as_contiguous(segment_ids);
   const int64_t segments = segment_count(call, ids, num_segments);
   const Tensor out = call.empty(shape_with_rows(data, segments), data.scalar_type());
   int64_t* const offsets = call.workspace<int64_t>(segments + 1);
@@ -69,8 +67,9 @@ Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, con
     launch(call, one_thread_each(std::max(entries, segments + 1)), segment_offsets_kernel<S>, call.data<S>(ids),
            entries, segments, call.errors(), offsets);
   });
-  Pooling pooling{data.scalar_type(), indices.scalar_type(), call.data(data), data.size(0), row_elements(data),
-                  call.data(indices), offsets, segments, out.data_ptr()};
+  Pooling pooling{data.scalar_type(), indices.scalar_type(), call.data(data), data.size(0),
+                  row_elements(data), call.data(indices),    offsets,         segments,
+                  out.data_ptr()};
   pooling.divisor = segment_divisor(reduction);
   pool_rows(call, pooling);
   return out;
@@ -132,10 +131,17 @@ SegmentGradient group_segment_gradient(DeviceCall& call, const Tensor& grad, con
   const int64_t entries = indices.size(0), segments = grad.size(0);
   const RowGroups groups = group_by_row(call, indices.scalar_type(), call.data(indices), entries, output_dim0);
   int64_t* const sources = call.workspace<int64_t>(entries);
-  Pooling pooling{grad.scalar_type(), ScalarType::Long, call.data(grad), segments, row_elements(grad),
-                  sources, nullptr, 0, nullptr};
+  Pooling pooling{grad.scalar_type(),
+                  ScalarType::Long,
+                  call.data(grad),
+                  segments,
+                  row_elements(grad),
+                  sources,
+                  nullptr,
+                  0,
+                  nullptr};
   pooling.report = false;  // sources are our own
-  const Tensor ids = tsr::contiguous(segment_ids);
+  const Tensor ids = as_contiguous(segment_ids);
   call.data(ids);
   dispatch_float(grad.scalar_type(), call.op(), "grad", [&](auto value_tag) {
     using A = acc_t<typename decltype(value_tag)::type>;
