@@ -6,6 +6,10 @@
 // * dtypes: every integer dtype (u)int8..64; inverse and counts are int64. x has rank 1. N == 0 gives empty results.
 // * Not differentiable (integers). On CUDA, U costs one documented read-back.
 // * Deterministic: the result is a function of x alone.
+// * CPU memory beyond the outputs, P = 4 bytes below 2^30 elements and 8 above: for keys in a narrow range (see
+//   cpu/unique.cpp) at most 7 P N, in practice one table of P bytes per possible value and thread; otherwise (P + 2) N,
+//   P N more with counts, and one hash table of P times two to four slots per key of the largest of up to 1024
+//   partitions and thread. Time is linear in N; keys made to collide in the hash table cost a sort, N log N.
 // Source: tf.unique, tf.unique_with_counts.
 #pragma once
 #include "abi.h"

@@ -1,8 +1,6 @@
 // The gradient of a lookup with respect to its table, dense or only the rows that occur: one pass over items grouped by
 // row (row_groups.h) with the lookups' own loop (row_loops.h).
 #pragma once
-#include <cstring>
-
 #include "memory.h"
 #include "row_groups.h"
 #include "row_loops.h"
@@ -24,32 +22,49 @@ struct ItemMeaning {
 // One thread's arrays for one slice, in the form row_loops takes.
 template <class T, class U>
 struct SliceScratch {
-  SliceScratch(int64_t items, bool weighted, bool with_positions)
-      : segments(items), starts(items + 1), rows(items), weights(weighted ? items : 0),
-        positions(with_positions ? items : 0) {}
+  SliceScratch(int64_t items, int64_t rows, bool weighted, bool with_positions)
+      : segments(items), starts(rows + 1), weights(weighted ? items : 0), positions(with_positions ? items : 0) {}
   Buffer<U> segments;
   Buffer<int64_t> starts;
-  Buffer<U> rows;
   Buffer<acc_t<T>> weights;
   Buffer<int64_t> positions;
 };
 
+// The starts of all rows [first_row, end_row) in the slice's items, empty ones too. Returns their number.
+template <class U>
+int64_t start_all_rows(const Item<U>* items, const Slice& slice, int64_t* starts) {
+  const int64_t n = slice.end - slice.begin;
+  int64_t row = slice.first_row;
+  for (int64_t e = 0; e < n; ++e) {
+    while (row <= static_cast<int64_t>(items[e].row)) starts[row++ - slice.first_row] = e;
+  }
+  while (row <= slice.end_row) starts[row++ - slice.first_row] = n;
+  return slice.end_row - slice.first_row;
+}
+
+// The starts of the rows that have items, and those rows. Returns their number.
+template <class U, class I>
+int64_t start_present_rows(const Item<U>* items, const Slice& slice, int64_t* starts, I* rows) {
+  const int64_t n = slice.end - slice.begin;
+  int64_t group = 0;
+  for (int64_t e = 0; e < n; ++e) {
+    if (e > 0 && items[e].row == items[e - 1].row) continue;
+    rows[group] = static_cast<I>(items[e].row);
+    starts[group++] = e;
+  }
+  starts[group] = n;
+  return group;
+}
+
+// Segments, weights and positions of the slice's items, once its `count` starts are there.
 template <class T, class U>
-void describe_slice(const Item<U>* items, const Slice& slice, const ItemMeaning<T, U>& meaning,
+void describe_items(const Item<U>* items, const Slice& slice, const ItemMeaning<T, U>& meaning, int64_t count,
                     SliceScratch<T, U>& scratch) {
   using A = acc_t<T>;
   const int64_t n = slice.end - slice.begin;
-  items += slice.begin;
-  int64_t group = 0;
   for (int64_t e = 0; e < n; ++e) {
-    const int64_t payload = static_cast<int64_t>(items[e].payload);
-    scratch.segments[e] = meaning.segments != nullptr ? meaning.segments[payload] : items[e].payload;
-    if (e == 0 || items[e].row != items[e - 1].row) {
-      scratch.rows[group] = items[e].row;
-      scratch.starts[group++] = e;
-    }
+    scratch.segments[e] = meaning.segments != nullptr ? meaning.segments[items[e].payload] : items[e].payload;
   }
-  scratch.starts[group] = n;
   if (meaning.weighted()) {
     for (int64_t e = 0; e < n; ++e) {
       A weight = 1;
@@ -59,9 +74,9 @@ void describe_slice(const Item<U>* items, const Slice& slice, const ItemMeaning<
     }
   }
   if (meaning.scale_by_count) {
-    for (int64_t g = 0; g < group; ++g) {
-      const A count = static_cast<A>(scratch.starts[g + 1] - scratch.starts[g]);
-      for (int64_t e = scratch.starts[g]; e < scratch.starts[g + 1]; ++e) scratch.weights[e] /= count;
+    for (int64_t row = 0; row < count; ++row) {
+      const A occurrences = static_cast<A>(scratch.starts[row + 1] - scratch.starts[row]);
+      for (int64_t e = scratch.starts[row]; e < scratch.starts[row + 1]; ++e) scratch.weights[e] /= occurrences;
     }
   }
   if (meaning.winners != nullptr) {
@@ -69,53 +84,47 @@ void describe_slice(const Item<U>* items, const Slice& slice, const ItemMeaning<
   }
 }
 
-// Zeroes the rows of the slice that no item falls into.
-template <class T, class U>
-void clear_gaps(const Slice& slice, const SliceScratch<T, U>& scratch, int64_t dim, T* out) {
-  int64_t row = slice.first_row;
-  for (int64_t g = 0; g <= slice.groups; ++g) {
-    const int64_t next = g < slice.groups ? static_cast<int64_t>(scratch.rows[g]) : slice.end_row;
-    if (next > row) std::memset(static_cast<void*>(out + row * dim), 0, static_cast<size_t>((next - row) * dim) * sizeof(T));
-    row = next + 1;
-  }
-}
-
 enum class OutputMemory { kFresh, kReused };
 
 // Writes the gradient: dense, row v at out + v * dim; or compact, group g at out + g * dim with its row in rows_out
-// (type I, null when dense).
+// (type I, null when dense). out_rows: the rows of out.
 template <class T, class U, class I>
 void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning, const T* grad, int64_t dim, T* out,
                     I* rows_out, int64_t out_rows, OutputMemory memory) {
+  if (out_rows == 0) return;  // the rows_out of an empty compact gradient is null too
   const std::vector<Slice>& slices = groups.slices();
   const int64_t tasks = static_cast<int64_t>(slices.size());
+  const bool dense = rows_out == nullptr;
   std::vector<SliceScratch<T, U>> scratch;
   for (int64_t worker = 0; worker < std::min(max_workers(), tasks); ++worker) {
-    scratch.emplace_back(groups.largest_slice(), meaning.weighted(), meaning.winners != nullptr);
+    scratch.emplace_back(groups.most_items(), dense ? groups.most_rows() : groups.most_items(), meaning.weighted(),
+                         meaning.winners != nullptr);
   }
   const bool large = out_rows * dim * static_cast<int64_t>(sizeof(T)) >= kFreshBytes;
   const bool fresh = large && memory == OutputMemory::kFresh, stream = large && memory == OutputMemory::kReused;
-  const bool dense = rows_out == nullptr;
   const RowLoops<T, U>& loops = row_loops<T, U>();
   parallel_dynamic(tasks, [&, grad, dim, out, rows_out, fresh, stream, dense](int64_t worker, int64_t task) {
     const Slice slice = slices[static_cast<size_t>(task)];
     SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
-    describe_slice<T, U>(groups.items(), slice, meaning, mine);
+    const Item<U>* items = groups.items() + slice.begin;
     const int64_t first = dense ? slice.first_row : slice.first_group;
-    const int64_t count = dense ? slice.end_row - slice.first_row : slice.groups;
+    const int64_t count = dense ? start_all_rows(items, slice, mine.starts.data())
+                                : start_present_rows(items, slice, mine.starts.data(), rows_out + first);
+    describe_items(items, slice, meaning, count, mine);
     if (fresh) map_pages(out + first * dim, count * dim * static_cast<int64_t>(sizeof(T)));
-    if (dense) clear_gaps(slice, mine, dim, out);
-    const PoolArguments<T, U> arguments{grad, dim, mine.segments.data(),
-                                        meaning.weighted() ? mine.weights.data() : nullptr, mine.starts.data(), nullptr,
-                                        slice.groups, out + first * dim, dense ? mine.rows.data() : nullptr, first,
+    const PoolArguments<T, U> arguments{grad,
+                                        dim,
+                                        mine.segments.data(),
+                                        meaning.weighted() ? mine.weights.data() : nullptr,
+                                        mine.starts.data(),
+                                        nullptr,
+                                        count,
+                                        out + first * dim,
                                         stream};
     if (meaning.winners != nullptr) {
       loops.pool_won(arguments, mine.positions.data(), meaning.winners);
     } else {
       loops.pool(arguments);
-    }
-    if (!dense) {
-      for (int64_t g = 0; g < slice.groups; ++g) rows_out[slice.first_group + g] = static_cast<I>(mine.rows[g]);
     }
   });
 }

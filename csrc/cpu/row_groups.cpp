@@ -183,12 +183,15 @@ void RowGroups<U>::number_slices(const std::vector<std::vector<Slice>>& by_bucke
       slice.first_group = groups_;
       slice.end_row = row = static_cast<int64_t>(items_[slice.end - 1].row) + 1;
       groups_ += slice.groups;
-      largest_slice_ = std::max(largest_slice_, slice.end - slice.begin);
       slices_.push_back(slice);
     }
   }
   fill_to(num_rows_);
   if (row < num_rows_) slices_.push_back({0, 0, 0, groups_, row, num_rows_});
+  for (const Slice& slice : slices_) {
+    most_items_ = std::max(most_items_, slice.end - slice.begin);
+    most_rows_ = std::max(most_rows_, slice.end_row - slice.first_row);
+  }
 }
 
 template class RowGroups<uint32_t>;

@@ -38,8 +38,9 @@ class RowGroups {
   const Item<U>* items() const { return items_.data(); }
   const std::vector<Slice>& slices() const { return slices_; }
   int64_t groups() const { return groups_; }
-  // The most items any slice has.
-  int64_t largest_slice() const { return largest_slice_; }
+  // The most items, and the most rows [first_row, end_row), that any slice has.
+  int64_t most_items() const { return most_items_; }
+  int64_t most_rows() const { return most_rows_; }
 
  private:
   template <class I>
@@ -56,7 +57,8 @@ class RowGroups {
   Buffer<Item<U>> items_;
   std::vector<Slice> slices_;
   int64_t groups_ = 0;
-  int64_t largest_slice_ = 0;
+  int64_t most_items_ = 0;
+  int64_t most_rows_ = 0;
 };
 
 }  // namespace tsr

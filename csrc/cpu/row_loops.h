@@ -21,9 +21,7 @@ struct PoolArguments {
   const int64_t* starts;     // [bags + 1]
   const acc_t<T>* divisors;  // [bags], 0 gives a row of zeros; null: all 1
   int64_t bags;
-  T* out;            // bag b goes to row b, or to row out_rows[b] - first_out_row
-  const R* out_rows;  // null: in order
-  int64_t first_out_row;
+  T* out;       // [bags, dim]
   bool stream;  // write past the caches: right for memory that is mapped already and not read soon
 };
 

@@ -133,6 +133,15 @@ static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<
   }
 }
 
+template <bool kStream, class T>
+static inline __attribute__((always_inline)) void clear(T* out, int64_t dim) {
+  constexpr int kLanes = VectorOf<acc_t<T>, kVectorBytes>::kLanes;
+  const Vector<acc_t<T>, kVectorBytes> zero = {};
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) store<kStream, kVectorBytes>(out + d, zero);
+  for (; d < dim; ++d) out[d] = T(0.0f);
+}
+
 template <bool kWeighted, bool kStream, class T, class R>
 static void pool_rows(const PoolArguments<T, R>& arguments) {
   using A = acc_t<T>;
@@ -142,10 +151,10 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
   const int64_t last = a.starts[a.bags];
   for (int64_t bag = 0; bag < a.bags; ++bag) {
     const int64_t begin = a.starts[bag], end = a.starts[bag + 1];
-    T* out = a.out + (a.out_rows != nullptr ? static_cast<int64_t>(a.out_rows[bag]) - a.first_out_row : bag) * a.dim;
+    T* out = a.out + bag * a.dim;
     const A divisor = a.divisors != nullptr ? a.divisors[bag] : A(1);
     if (begin == end || divisor == A(0)) {
-      for (int64_t d = 0; d < a.dim; ++d) out[d] = T(0.0f);
+      clear<kStream>(out, a.dim);
       continue;
     }
     int64_t d = 0;
@@ -206,7 +215,7 @@ static void pool_won(const PoolArguments<T, R>& a, const int64_t* positions, con
   using A = acc_t<T>;
   constexpr int64_t kTile = 64;
   for (int64_t bag = 0; bag < a.bags; ++bag) {
-    T* out = a.out + (a.out_rows != nullptr ? static_cast<int64_t>(a.out_rows[bag]) - a.first_out_row : bag) * a.dim;
+    T* out = a.out + bag * a.dim;
     for (int64_t tile = 0; tile < a.dim; tile += kTile) {
       const int64_t width = tile + kTile < a.dim ? kTile : a.dim - tile;
       A sum[kTile] = {};

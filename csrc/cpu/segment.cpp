@@ -45,7 +45,7 @@ void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, con
         }
       }
       loops.pool({data, dim, reinterpret_cast<const R*>(indices), nullptr, offsets + s,
-                  reduction == Reduction::kSum ? nullptr : divisors, bags, out + s * dim, nullptr, 0, false});
+                  reduction == Reduction::kSum ? nullptr : divisors, bags, out + s * dim, /*stream=*/false});
     }
   });
 }

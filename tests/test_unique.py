@@ -1,0 +1,254 @@
+"""unique and unique_with_counts: first-appearance order, against plain Python and TensorFlow."""
+
+import importlib.util
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from torchsparse_rec.ops import unique, unique_with_counts
+
+DTYPES = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
+OPERATORS = [torch.ops.torchsparse_rec.unique.default, torch.ops.torchsparse_rec.unique_with_counts.default]
+
+
+def reference(x: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Values, inverse and counts by a dictionary."""
+    ids: dict[int, int] = {}
+    inverse = [ids.setdefault(value, len(ids)) for value in x]
+    counts = [0] * len(ids)
+    for i in inverse:
+        counts[i] += 1
+    return list(ids), inverse, counts
+
+
+def check(x: Tensor) -> None:
+    """Both operators against the reference, with dtypes."""
+    values, inverse, counts = reference(x.tolist())
+    plain = unique(x)
+    counted = unique_with_counts(x)
+    for result in (plain, counted):
+        assert result.values.dtype == x.dtype and result.inverse.dtype == torch.int64
+        assert result.values.tolist() == values
+        assert result.inverse.tolist() == inverse
+    assert counted.counts.dtype == torch.int64
+    assert counted.counts.tolist() == counts
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    """Each number of threads in turn, restored afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def random_ids(n: int, span: int, seed: int = 0) -> Tensor:
+    """N ids in a window of ``span`` around 0, both ends of it included."""
+    low = -(span // 2)
+    x = torch.randint(low, low + span, (n,), generator=torch.Generator().manual_seed(seed))
+    if n > 2:
+        x[n // 2], x[n // 3] = low, low + span - 1
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unique_by_hand(dtype):
+    x = torch.tensor([7, 3, 7, 7, 9, 3], dtype=dtype)
+    values, inverse, counts = unique_with_counts(x)
+    assert values.tolist() == [7, 3, 9]
+    assert inverse.tolist() == [0, 1, 0, 0, 2, 1]
+    assert counts.tolist() == [3, 2, 1]
+    assert [part.tolist() for part in unique(x)] == [[7, 3, 9], [0, 1, 0, 0, 2, 1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 300, 20_000])
+def test_unique_every_dtype_over_its_whole_range(dtype, n):
+    info = torch.iinfo(dtype)
+    bits = torch.randint(-(2**63), 2**63 - 1, (n,), generator=torch.Generator().manual_seed(1))
+    few = bits[torch.randint(0, max(1, n // 2), (n,), generator=torch.Generator().manual_seed(2))]
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(dtype, dtype)
+    check(few.to(signed).view(dtype))
+    check(torch.tensor([info.max, info.min, info.max, info.min, 1] * (n // 5 + 1), dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unique_empty(dtype):
+    values, inverse, counts = unique_with_counts(torch.empty(0, dtype=dtype))
+    assert values.shape == inverse.shape == counts.shape == (0,)
+    assert (values.dtype, inverse.dtype, counts.dtype) == (dtype, torch.int64, torch.int64)
+    check(torch.empty(0, dtype=dtype))
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("n", [1, 16_384, 16_385, 100_000])
+def test_unique_all_equal(n, value, threads):
+    values, inverse, counts = unique_with_counts(torch.full((n,), value))
+    assert values.tolist() == [value] and counts.tolist() == [n]
+    assert inverse.eq(0).all() and inverse.shape == (n,)
+
+
+# Up to 16384 keys one table serves; ranges up to N (65536 for more keys) have a table by value; 24577 keys and more are
+# cut into more than two partitions; every 16384 keys may have a thread.
+@pytest.mark.parametrize("n", [5, 16_383, 16_384, 16_385, 24_577, 32_769, 49_153])
+def test_unique_around_every_threshold(n):
+    before = torch.get_num_threads()
+    for span in sorted({n // 4 + 1, n - 1, n, n + 1, 65_536, 65_537, 2**62}):
+        x = random_ids(n, span)
+        expected = [torch.tensor(part) for part in reference(x.tolist())]
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results = unique_with_counts(x), unique(x)
+            torch.set_num_threads(before)
+            for result in results:
+                assert all(torch.equal(got, want) for got, want in zip(result, expected, strict=False))
+
+
+@pytest.mark.parametrize("n", [1000, 40_000])
+@pytest.mark.parametrize("edge", [-(2**63), 2**63 - 1])
+def test_unique_range_at_the_ends_of_int64(n, edge, threads):
+    offsets = torch.randint(0, 500, (n,), generator=torch.Generator().manual_seed(3))
+    check(edge + offsets if edge < 0 else edge - offsets)
+    x = edge + offsets if edge < 0 else edge - offsets
+    x[n // 3] = -1 - edge
+    check(x)
+
+
+def test_unique_hot_keys_in_one_partition(threads):
+    generator = torch.Generator().manual_seed(4)
+    keys = torch.randint(-(2**62), 2**62, (50_000,), generator=generator)
+    hot = keys[torch.randint(0, 3, (60_000,), generator=generator)]
+    check(torch.cat([hot, keys])[torch.randperm(110_000, generator=generator)])
+
+
+def colliding_keys(n: int) -> Tensor:
+    """N different keys whose hashes (mix_key in csrc/cpu/unique_hashed.h) agree in their top 44 bits."""
+    word = 2**64
+    first, second = (pow(m, -1, word) for m in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93))
+    keys = []
+    for low in range(n):
+        h = (0x5EEDC0DE << 32 | low) * second % word
+        keys.append((h ^ (h >> 32)) * first % word)
+    return torch.tensor(keys, dtype=torch.uint64).view(torch.int64)
+
+
+@pytest.mark.parametrize("n", [10_000, 150_000])
+def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
+    keys = colliding_keys(n)
+    x = torch.cat([keys, keys.flip(0)])
+    start = time.perf_counter()
+    values, inverse, counts = unique_with_counts(x)
+    seconds = time.perf_counter() - start
+    assert torch.equal(values, keys)
+    assert torch.equal(inverse, torch.cat([torch.arange(n), torch.arange(n).flip(0)]))
+    assert counts.eq(2).all() and counts.shape == (n,)
+    assert seconds < 3, "the square of 150,000 steps takes much longer than that"
+
+
+def test_unique_is_the_same_for_every_number_of_threads():
+    before = torch.get_num_threads()
+    for span in (40_000, 2**62):
+        x = (
+            random_ids(200_000, span)
+            if span < 2**32
+            else random_ids(40_000, span)[random_ids(200_000, 40_000) + 20_000]
+        )
+        results = []
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            results.append(unique_with_counts(x))
+        torch.set_num_threads(before)
+        for other in results[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_unique_of_a_strided_vector():
+    x = torch.arange(30).reshape(10, 3) // 7
+    check(x[:, 1])
+    check(random_ids(60_000, 2**40)[::3])
+
+
+def test_unique_leaves_its_input_alone():
+    x = random_ids(50_000, 2**40)
+    copy = x.clone()
+    unique_with_counts(x)
+    assert torch.equal(x, copy)
+
+
+@pytest.mark.parametrize(("function", "name"), [(unique, "unique"), (unique_with_counts, "unique_with_counts")])
+def test_unique_errors_name_the_argument_and_the_value(function, name):
+    with pytest.raises(ValueError, match=rf"^{name}: x must have rank 1, got shape \[2, 3\]$"):
+        function(torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=rf"^{name}: x must have rank 1, got shape \[\]$"):
+        function(torch.tensor(3))
+    for dtype in (torch.float32, torch.bool, torch.complex64):
+        with pytest.raises(ValueError, match=rf"^{name}: x must have an integer dtype, got "):
+            function(torch.zeros(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_unique_opcheck(operator, dtype):
+    torch.library.opcheck(operator, (torch.tensor([7, 3, 7, 7, 9, 3], dtype=dtype),))
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=str)
+def test_unique_opcheck_empty(operator):
+    torch.library.opcheck(operator, (torch.empty(0, dtype=torch.int32),))
+
+
+def test_unique_compiles_to_one_graph():
+    def weighted(x: Tensor) -> Tensor:
+        values, inverse, counts = unique_with_counts(x)
+        return (values * counts)[inverse] + unique(x).values.sum()
+
+    compiled = torch.compile(weighted, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (10, 33):
+        x = random_ids(n, 7)
+        assert torch.equal(compiled(x), weighted(x))
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_unique_agrees_with_tensorflow(data):
+    import tensorflow as tf
+
+    dtype = data.draw(st.sampled_from(DTYPES))
+    info = torch.iinfo(dtype)
+    wide = st.integers(info.min, info.max)
+    narrow = st.integers(0, min(info.max, 20))
+    x = torch.tensor(data.draw(st.lists(wide | narrow, max_size=60)), dtype=dtype)
+    expected = tf.unique_with_counts(tf.constant(x.numpy()), out_idx=tf.int64)
+    got = unique_with_counts(x)
+    assert got.values.tolist() == expected.y.numpy().tolist()
+    assert got.inverse.tolist() == expected.idx.numpy().tolist()
+    assert got.counts.tolist() == expected.count.numpy().tolist()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.parametrize("span", [1000, 60_000, 2**62])
+def test_unique_agrees_with_tensorflow_at_size(span):
+    import tensorflow as tf
+
+    x = random_ids(100_000, span)
+    expected = tf.unique(tf.constant(x.numpy()), out_idx=tf.int64)
+    got = unique(x)
+    assert torch.equal(got.values, torch.from_numpy(expected.y.numpy()))
+    assert torch.equal(got.inverse, torch.from_numpy(expected.idx.numpy()))
