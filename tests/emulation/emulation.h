@@ -36,8 +36,8 @@ struct Site {
   const char* file;
   int line;
 };
-#define TSR_EMULATED_HERE \
-  ::tsr::emulated::Site { __builtin_FILE(), __builtin_LINE() }
+// The last parameters of a function that waits: they take the caller's place in the source.
+#define TSR_EMULATED_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 enum class Collective { kShuffle, kBallot, kSync };
 
@@ -67,8 +67,8 @@ T shuffle(unsigned mask, T value, int source, Site site) {
 
 // The types that hardware has these atomics for.
 template <class T>
-constexpr bool is_atomic = std::is_same_v<T, int> || std::is_same_v<T, unsigned> ||
-                           std::is_same_v<T, unsigned long long>;
+constexpr bool is_atomic =
+    std::is_same_v<T, int> || std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>;
 
 template <class T, class F>
 T atomic(T* address, const F& next) {
@@ -85,41 +85,39 @@ T atomic(T* address, const F& next) {
 
 // ---- Kernels' builtins ----------------------------------------------------------------------------------------------
 
-using tsr::emulated::Site;
-
-inline void __syncthreads(Site site = TSR_EMULATED_HERE) { tsr::emulated::barrier(site); }
-inline void __syncwarp(unsigned mask = ~0u, Site site = TSR_EMULATED_HERE) {
-  tsr::emulated::collective(tsr::emulated::Collective::kSync, mask, 0, 0, site);
+inline void __syncthreads(TSR_EMULATED_SITE) { tsr::emulated::barrier({file, line}); }
+inline void __syncwarp(unsigned mask = ~0u, TSR_EMULATED_SITE) {
+  tsr::emulated::collective(tsr::emulated::Collective::kSync, mask, 0, 0, {file, line});
 }
 inline void __threadfence_system() {}
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, Site site = TSR_EMULATED_HERE) {
-  return tsr::emulated::shuffle(mask, value, source & 31, site);
+T __shfl_sync(unsigned mask, T value, int source, TSR_EMULATED_SITE) {
+  return tsr::emulated::shuffle(mask, value, source & 31, {file, line});
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int step, Site site = TSR_EMULATED_HERE) {
-  return tsr::emulated::shuffle(mask, value, (tsr::emulated::lane() ^ step) & 31, site);
+T __shfl_xor_sync(unsigned mask, T value, int step, TSR_EMULATED_SITE) {
+  return tsr::emulated::shuffle(mask, value, (tsr::emulated::lane() ^ step) & 31, {file, line});
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, int step, Site site = TSR_EMULATED_HERE) {
+T __shfl_up_sync(unsigned mask, T value, int step, TSR_EMULATED_SITE) {
   const int lane = tsr::emulated::lane();
-  return tsr::emulated::shuffle(mask, value, lane >= step ? lane - step : lane, site);
+  return tsr::emulated::shuffle(mask, value, lane >= step ? lane - step : lane, {file, line});
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, int step, Site site = TSR_EMULATED_HERE) {
+T __shfl_down_sync(unsigned mask, T value, int step, TSR_EMULATED_SITE) {
   const int lane = tsr::emulated::lane();
-  return tsr::emulated::shuffle(mask, value, lane + step < 32 ? lane + step : lane, site);
+  return tsr::emulated::shuffle(mask, value, lane + step < 32 ? lane + step : lane, {file, line});
 }
-inline unsigned __ballot_sync(unsigned mask, int predicate, Site site = TSR_EMULATED_HERE) {
+inline unsigned __ballot_sync(unsigned mask, int predicate, TSR_EMULATED_SITE) {
   return static_cast<unsigned>(
-      tsr::emulated::collective(tsr::emulated::Collective::kBallot, mask, predicate != 0, 0, site));
+      tsr::emulated::collective(tsr::emulated::Collective::kBallot, mask, predicate != 0, 0, {file, line}));
 }
-inline int __any_sync(unsigned mask, int predicate, Site site = TSR_EMULATED_HERE) {
-  return __ballot_sync(mask, predicate, site) != 0;
+inline int __any_sync(unsigned mask, int predicate, TSR_EMULATED_SITE) {
+  return __ballot_sync(mask, predicate, file, line) != 0;
 }
-inline int __all_sync(unsigned mask, int predicate, Site site = TSR_EMULATED_HERE) {
-  return __ballot_sync(mask, !predicate, site) == 0;
+inline int __all_sync(unsigned mask, int predicate, TSR_EMULATED_SITE) {
+  return __ballot_sync(mask, !predicate, file, line) == 0;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -147,8 +145,8 @@ T atomicCAS(T* address, std::common_type_t<T> expected, std::common_type_t<T> va
 
 // ---- What cuda.h defines from CUDA ----------------------------------------------------------------------------------
 
-#define TSR_SHARED(T, name, n)                                                   \
-  static const char name##_key = 0;                                              \
+#define TSR_SHARED(T, name, n)      \
+  static const char name##_key = 0; \
   T* const name = static_cast<T*>(::tsr::emulated::shared_array(&name##_key, (n) * sizeof(T)))
 
 #define TSR_CUDA_KERNELS(m) STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec_emulated, CPU, m)
