@@ -1,0 +1,50 @@
+"""What all tests share: the folder of references and samples on the path, the devices, and TensorFlow if present."""
+
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+# The repository's root stays off the path: the compat folder must only be importable as torchsparse_rec.compat.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+_DEVICES = ["cpu"] + ([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])
+
+
+@pytest.fixture(params=_DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that is present."""
+    return request.param
+
+
+@pytest.fixture
+def restore_threads():
+    """Give torch its number of threads back after a test that changed it."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tensorflow():
+    """The oracle. Tests that use it carry the marker ``tensorflow`` and are skipped where it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("tensorflow")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU or TensorFlow where there is none, and say so."""
+    skip_cuda = pytest.mark.skip(reason="no NVIDIA GPU")
+    skip_tensorflow = pytest.mark.skip(reason="TensorFlow is not installed")
+    has_tensorflow = importlib.util.find_spec("tensorflow") is not None
+    for item in items:
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(skip_cuda)
+        if item.get_closest_marker("tensorflow") and not has_tensorflow:
+            item.add_marker(skip_tensorflow)

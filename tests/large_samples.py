@@ -1,0 +1,254 @@
+"""
+Samples that use several threads and cross the sizes at which kernels change their ways.
+
+``LARGE_SAMPLES``: builders of :class:`sample.Sample`, called only by the test that needs one, since they are large.
+``EXACT_SAMPLES``: builders of a sample and its results, for inputs of small whole numbers, computed by torch's own
+operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from reference import MAX, MEAN, SQRTN, SUM
+from sample import Sample
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Build:
+    """A named way to make a sample."""
+
+    name: str
+    function: Callable
+
+    def __call__(self):
+        return self.function()
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rows of the table, ids, segments (or bags), and numbers per row; how the ids are spread."""
+
+    rows: int
+    items: int
+    segments: int
+    dim: int
+    spread: str = "uniform"
+    dtype: torch.dtype = torch.float32
+    index: torch.dtype = torch.int64
+
+    def __str__(self) -> str:
+        kind = f"{self.dtype}_{self.index}".replace("torch.", "")
+        return f"{self.rows}x{self.dim}_{self.items}_ids_{self.segments}_segments_{self.spread}_{kind}"
+
+
+SIZES = (
+    Size(1, 0, 1, 3),
+    Size(1, 1, 1, 1),
+    Size(1, 300_000, 1, 1),
+    Size(1, 50_000, 7, 64, index=torch.int32),
+    Size(2_000_000, 300_000, 40_000, 8),
+    Size(2_000_000, 300_000, 300_000, 1, spread="zipf", index=torch.int32),
+    Size(2_000_000, 1_000, 100, 16, spread="ends"),
+    Size(100_000, 300_000, 30_000, 16, spread="zipf"),
+    Size(100_000, 65_537, 5_000, 33, spread="zipf", dtype=torch.bfloat16),
+    Size(50_000, 200_000, 3, 17, spread="zipf", index=torch.int32),
+    Size(5_000, 100_000, 100_000, 17, dtype=torch.float16),
+    Size(5_000, 100_000, 20_000, 64, spread="one"),
+    Size(3_000, 20_000, 4_000, 512, spread="zipf"),
+    Size(3_000, 20_000, 10, 130, dtype=torch.float64),
+    Size(1_024, 4_096, 512, 64, spread="zipf"),
+    Size(1_025, 4_097, 4_097, 65, spread="uniform", index=torch.int32),
+)
+
+
+def _generator(size: Size) -> torch.Generator:
+    return torch.Generator().manual_seed(size.rows * 7 + size.items + size.dim)
+
+
+def _indices(size: Size) -> Tensor:
+    """Uniform, Zipf (a few rows take most ids), all one row, or only the first and the last row."""
+    generator = _generator(size)
+    uniform = torch.rand(size.items, generator=generator, dtype=torch.float64)
+    if size.spread == "zipf":
+        # The density of 1 / rank over [1, rows + 1), spread over the table by a multiplication.
+        ranks = ((size.rows + 1.0) ** uniform).long() - 1
+        picked = ranks * 7919 % size.rows
+    elif size.spread == "one":
+        picked = torch.full((size.items,), size.rows // 2)
+    elif size.spread == "ends":
+        picked = (uniform < 0.5).long() * (size.rows - 1)
+    else:
+        picked = (uniform * size.rows).long()
+    return picked.clamp_max(size.rows - 1).to(size.index)
+
+
+def _segment_ids(size: Size) -> Tensor:
+    """Sorted, uneven: a third of the entries fall in the first segments."""
+    uniform = torch.rand(size.items, generator=_generator(size), dtype=torch.float64)
+    return ((uniform**1.5) * size.segments).long().sort().values.to(size.index)
+
+
+def _offsets(size: Size) -> Tensor:
+    counts = torch.bincount(_segment_ids(size).long(), minlength=size.segments)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
+def _floats(size: Size, rows: int) -> Tensor:
+    return torch.randn(rows, size.dim, generator=_generator(size)).to(size.dtype)
+
+
+def _whole(size: Size, rows: int) -> Tensor:
+    """-1, 0 and 1: sums of up to 2^24 of them are exact in float32."""
+    return torch.randint(-1, 2, (rows, size.dim), generator=_generator(size)).to(size.dtype)
+
+
+# ---- Samples --------------------------------------------------------------------------------------------------------
+
+
+def _segment(operator: str, size: Size, reduction: int, numbers: Callable = _floats) -> Sample:
+    indices, ids = _indices(size), _segment_ids(size)
+    if operator == "sparse_segment_reduce":
+        return Sample(operator, str(size), (numbers(size, size.rows), indices, ids, size.segments, reduction))
+    grad = numbers(size, size.segments)
+    out: tuple[Tensor, ...] = ()
+    if operator.endswith("_out"):
+        out = (grad.new_empty(0), indices.new_empty(0)) if "v2" in operator else (grad.new_empty(0),)
+    return Sample(operator, str(size), (grad, indices, ids, size.rows, reduction, *out))
+
+
+def _bag(operator: str, size: Size, mode: int, weighted: bool, numbers: Callable = _floats) -> Sample:
+    indices, offsets = _indices(size), _offsets(size)
+    padding = int(indices[0]) if size.items > 1 and size.rows > 1 else -1
+    weights = torch.rand(size.items, generator=_generator(size)).to(size.dtype) + 0.5 if weighted else None
+    table, grad = numbers(size, size.rows), numbers(size, size.segments)
+    forward = (table, indices, offsets, weights, mode, padding, False, False)
+    if operator == "embedding_bag":
+        return Sample(operator, str(size), forward)
+    needs_output = mode == MAX or operator == "embedding_weights_backward"
+    output, argmax = torch.ops.torchsparse_rec.embedding_bag.default(*forward) if needs_output else (None, None)
+    if operator == "embedding_weights_backward":
+        return Sample(operator, str(size), (grad, table, indices, offsets, weights, output, mode, padding))
+    argmax = argmax if mode == MAX else None
+    return Sample(
+        operator, str(size), (grad, indices, offsets, weights, argmax, size.rows, mode, padding, mode == MEAN)
+    )
+
+
+def _per_id(operator: str, size: Size) -> Sample:
+    indices = _indices(size)
+    if operator == "embedding":
+        return Sample(operator, str(size), (_floats(size, size.rows), indices, -1, False, False))
+    grad = _floats(size, size.items)
+    return Sample(operator, str(size), (grad, indices, None, None, None, size.rows, SUM, -1, True))
+
+
+def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype) -> Sample:
+    x = torch.randint(low, high, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
+    return Sample(operator, "", (x, 999_983) if operator == "to_hash_bucket_fast" else (x,))
+
+
+def _strings(count: int, longest: int) -> Sample:
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(0, longest, (count,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    text = torch.randint(0, 256, (int(offsets[-1]),), generator=generator).to(torch.uint8)
+    return Sample("string_to_hash_bucket_fast", "", (text, offsets, 2**61 - 1))
+
+
+def _large_samples() -> list[Build]:
+    builds = []
+    for n, size in enumerate(SIZES):
+        reduction = (SUM, MEAN, SQRTN)[n % 3]
+        for operator in ("", "_grad", "_grad_out", "_grad_v2", "_grad_v2_out"):
+            name = f"sparse_segment_reduce{operator}"
+            builds.append(Build(f"{name}-{size}-{reduction}", partial(_segment, name, size, reduction)))
+        for name in ("embedding", "embedding_dense_backward", "embedding_sparse_backward"):
+            builds.append(Build(f"{name}-{size}-per_id", partial(_per_id, name, size)))
+        for name in ("embedding_bag", "embedding_dense_backward", "embedding_sparse_backward"):
+            mode, weighted = ((MEAN, True), (MAX, False), (SQRTN, False))[n % 3]
+            builds.append(Build(f"{name}-{size}-{mode}", partial(_bag, name, size, mode, weighted)))
+        mode = (SQRTN, SUM, MEAN)[n % 3]
+        name = "embedding_weights_backward"
+        builds.append(Build(f"{name}-{size}-{mode}", partial(_bag, name, size, mode, True)))
+    ranges = ((0, 1), (0, 1_000), (-(2**62), 2**62), (10**15, 10**15 + 400_000), (0, 2**31))
+    for count in (0, 1, 1_000, 300_000):
+        for low, high in ranges:
+            for name in ("unique", "unique_with_counts", "to_hash_bucket_fast"):
+                for dtype in (torch.int64, torch.int32) if -(2**31) <= low and high <= 2**31 else (torch.int64,):
+                    build = partial(_integers, name, count, low, high, dtype)
+                    builds.append(Build(f"{name}-{count}_from_{low}_to_{high}_{dtype}".replace("torch.", ""), build))
+    strings = [(0, 1), (300_000, 20), (20_000, 300)]
+    builds += [Build(f"string_to_hash_bucket_fast-{n}_to_{size}", partial(_strings, n, size)) for n, size in strings]
+    return builds
+
+
+# ---- Samples whose results are known --------------------------------------------------------------------------------
+
+
+def _exact(size: Size) -> bool:
+    return size.dtype in (torch.float32, torch.float64)
+
+
+def _exact_reduce(size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
+    sample = _segment("sparse_segment_reduce", size, SUM, _whole)
+    data, indices, ids, segments, _ = sample.arguments
+    return sample, (data.new_zeros(segments, size.dim).index_add_(0, ids.long(), data[indices.long()]),)
+
+
+def _exact_grad(operator: str, size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
+    sample = _segment(operator, size, SUM, _whole)
+    grad, indices, ids = sample.arguments[:3]
+    dense = grad.new_zeros(size.rows, size.dim).index_add_(0, indices.long(), grad[ids.long()])
+    rows = indices.unique()
+    return sample, (dense[rows.long()], rows) if "v2" in operator else (dense,)
+
+
+def _exact_bag(size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
+    sample = _bag("embedding_bag", size, SUM, False, _whole)
+    table, indices, offsets, _, _, padding, _, _ = sample.arguments
+    kept = (indices != padding).unsqueeze(1)
+    bags = torch.repeat_interleave(offsets.diff())
+    picked = table[indices.long()].where(kept, torch.zeros((), dtype=table.dtype))
+    pooled = table.new_zeros(size.segments, size.dim).index_add_(0, bags, picked)
+    return sample, (pooled, torch.empty(0, dtype=torch.int64))
+
+
+def _exact_unique(name: str, count: int, low: int, high: int) -> tuple[Sample, tuple[Tensor, ...]]:
+    sample = _integers(name, count, low, high, torch.int64)
+    ascending, inverse, counts = torch.unique(sample.arguments[0], return_inverse=True, return_counts=True)
+    first = torch.full(ascending.shape, count).scatter_reduce_(0, inverse, torch.arange(count), "amin")
+    order = first.argsort()
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0]))
+    results = (ascending[order], rank[inverse], counts[order])
+    return sample, results if name == "unique_with_counts" else results[:2]
+
+
+def _exact_samples() -> list[Build]:
+    builds = []
+    for size in filter(_exact, SIZES):
+        builds.append(Build(f"sparse_segment_reduce-{size}", partial(_exact_reduce, size)))
+        builds.append(Build(f"embedding_bag-{size}", partial(_exact_bag, size)))
+        for operator in ("_grad", "_grad_out", "_grad_v2", "_grad_v2_out"):
+            name = f"sparse_segment_reduce{operator}"
+            builds.append(Build(f"{name}-{size}", partial(_exact_grad, name, size)))
+    for name in ("unique", "unique_with_counts"):
+        for count, low, high in (
+            (0, 0, 1),
+            (300_000, 0, 1),
+            (300_000, -50, 50),
+            (300_000, 0, 2**62),
+            (300_000, 10**15, 10**15 + 100_000),
+            (100_000, -(2**40), 2**40),
+        ):
+            build = partial(_exact_unique, name, count, low, high)
+            builds.append(Build(f"{name}-{count}_from_{low}_to_{high}", build))
+    return builds
+
+
+LARGE_SAMPLES = _large_samples()
+EXACT_SAMPLES = _exact_samples()

@@ -1,0 +1,54 @@
+"""One sample call of an operator, and the seeded numbers that samples are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from reference import MEAN, SQRTN, SUM
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INDICES = (torch.int64, torch.int32)
+DIMENSIONS = (1, 3, 8, 17, 64, 130)
+REDUCTIONS = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operator: its arguments in the schema's order."""
+
+    operator: str
+    name: str
+    arguments: tuple
+    # Small, and different enough from its neighbours to be worth the slow checks too (opcheck).
+    representative: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.operator}-{self.name}"
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
+        """The same call with changed tensors."""
+        return replace(self, arguments=tuple(change(x) if isinstance(x, Tensor) else x for x in self.arguments))
+
+    def to(self, device: str) -> Sample:
+        """The same call on another device, in tensors of its own."""
+        return self.map_tensors(lambda x: x.to(device, copy=True))
+
+
+class Random:
+    """Seeded numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def floats(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randint(low, high, shape, generator=self.generator).to(dtype)
+
+    def weights(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Quarters from -1 to 2, zeros among them: their sums are exact in every dtype, so that zero sums are zero."""
+        return self.integers(-4, 9, size, dtype=torch.int64).to(dtype) / 4

@@ -1,0 +1,46 @@
+"""
+Sample inputs of every operator in csrc/library.cpp: the first of each by hand, then seeded random ones.
+
+``SAMPLES[operator]`` is a list of :class:`sample.Sample`; ``GRADIENT_SAMPLES[operator]`` is the same for small float64
+inputs at which the operator is smooth. A new case is a new entry: tests/test_operators.py does the rest.
+"""
+
+from sample import Sample
+from samples_embedding import (
+    backward_samples,
+    bag_samples,
+    embedding_samples,
+    gradient_bag_samples,
+    gradient_embedding_samples,
+    weights_backward_samples,
+)
+from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
+from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
+
+SAMPLES: dict[str, list[Sample]] = {
+    "sparse_segment_reduce": list(segment_samples("sparse_segment_reduce", nothing)),
+    "sparse_segment_reduce_grad": list(segment_samples("sparse_segment_reduce_grad", nothing)),
+    "sparse_segment_reduce_grad_out": list(segment_samples("sparse_segment_reduce_grad_out", dense_out)),
+    "sparse_segment_reduce_grad_v2": list(segment_samples("sparse_segment_reduce_grad_v2", nothing)),
+    "sparse_segment_reduce_grad_v2_out": list(segment_samples("sparse_segment_reduce_grad_v2_out", sparse_out)),
+    "unique": list(unique_samples("unique")),
+    "unique_with_counts": list(unique_samples("unique_with_counts")),
+    "to_hash_bucket_fast": list(integer_hash_samples("to_hash_bucket_fast")),
+    "string_to_hash_bucket_fast": list(string_hash_samples("string_to_hash_bucket_fast")),
+    "embedding": list(embedding_samples("embedding")),
+    "embedding_bag": list(bag_samples("embedding_bag")),
+    "embedding_dense_backward": list(backward_samples("embedding_dense_backward")),
+    "embedding_sparse_backward": list(backward_samples("embedding_sparse_backward")),
+    "embedding_weights_backward": list(weights_backward_samples("embedding_weights_backward")),
+}
+
+GRADIENT_SAMPLES: dict[str, list[Sample]] = {
+    "sparse_segment_reduce": list(gradient_segment_samples("sparse_segment_reduce")),
+    "sparse_segment_reduce_grad": list(gradient_segment_samples("sparse_segment_reduce_grad")),
+    "sparse_segment_reduce_grad_v2": list(gradient_segment_samples("sparse_segment_reduce_grad_v2")),
+    "embedding": list(gradient_embedding_samples("embedding")),
+    "embedding_bag": list(gradient_bag_samples("embedding_bag")),
+    "embedding_dense_backward": list(gradient_bag_samples("embedding_dense_backward")),
+    "embedding_sparse_backward": list(gradient_bag_samples("embedding_sparse_backward")),
+    "embedding_weights_backward": list(gradient_bag_samples("embedding_weights_backward")),
+}

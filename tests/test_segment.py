@@ -1,0 +1,416 @@
+"""The sentences and checks of csrc/segment.h, one test each; what holds for all operators is in test_operators.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchsparse_rec import ops
+
+FORWARD = {"sum": ops.sparse_segment_sum, "mean": ops.sparse_segment_mean, "sqrt_n": ops.sparse_segment_sqrt_n}
+GRAD = {
+    "sum": ops.sparse_segment_sum_grad,
+    "mean": ops.sparse_segment_mean_grad,
+    "sqrt_n": ops.sparse_segment_sqrt_n_grad,
+}
+GRAD_V2 = {
+    "sum": ops.sparse_segment_sum_grad_v2,
+    "mean": ops.sparse_segment_mean_grad_v2,
+    "sqrt_n": ops.sparse_segment_sqrt_n_grad_v2,
+}
+REDUCTIONS = list(FORWARD)
+# Four entries: row 0 twice, in segments of two, none and two entries.
+INDICES, SEGMENT_IDS = torch.tensor([0, 2, 1, 0]), torch.tensor([0, 0, 2, 2])
+ROOT = 2.0**0.5
+
+each_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
+
+
+def all_operators() -> list:
+    """Every public function as f(values, indices, segment_ids, size), forward and gradients alike."""
+    named = {**{f"{r}": f for r, f in FORWARD.items()}}
+    named |= {f"{r}_grad": f for r, f in GRAD.items()} | {f"{r}_grad_v2": f for r, f in GRAD_V2.items()}
+    return [pytest.param(function, id=name) for name, function in named.items()]
+
+
+each_operator = pytest.mark.parametrize("function", all_operators())
+each_gradient = pytest.mark.parametrize("function", all_operators()[3:])
+
+
+# ---- Values by hand -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reduction", "wanted"),
+    [
+        ("sum", [[6.0, 8.0], [0.0, 0.0], [4.0, 6.0], [0.0, 0.0]]),
+        ("mean", [[3.0, 4.0], [0.0, 0.0], [2.0, 3.0], [0.0, 0.0]]),
+        ("sqrt_n", [[6 / ROOT, 8 / ROOT], [0.0, 0.0], [4 / ROOT, 6 / ROOT], [0.0, 0.0]]),
+    ],
+)
+def test_forward_by_hand(reduction: str, wanted: list[list[float]]) -> None:
+    data = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
+    result = FORWARD[reduction](data, INDICES, SEGMENT_IDS, 4)
+    torch.testing.assert_close(result, torch.tensor(wanted, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("reduction", "scale"), [("sum", 1.0), ("mean", 0.5), ("sqrt_n", 1 / ROOT)])
+def test_gradients_by_hand(reduction: str, scale: float) -> None:
+    grad = torch.tensor([[2.0, 4.0], [100.0, 100.0], [6.0, 8.0]], dtype=torch.float64)
+    wanted = torch.tensor([[8.0, 12.0], [6.0, 8.0], [2.0, 4.0], [0.0, 0.0]], dtype=torch.float64) * scale
+    torch.testing.assert_close(GRAD[reduction](grad, INDICES, SEGMENT_IDS, 4), wanted)
+    values, rows = GRAD_V2[reduction](grad, INDICES, SEGMENT_IDS, 4)
+    torch.testing.assert_close(values, wanted[:3])
+    assert rows.tolist() == [0, 1, 2]
+
+
+def test_autograd_gives_the_gradient_operator() -> None:
+    data = torch.randn(3, 2, requires_grad=True)
+    grad = torch.randn(4, 2)
+    for reduction in REDUCTIONS:
+        (actual,) = torch.autograd.grad(FORWARD[reduction](data, INDICES, SEGMENT_IDS, 4), data, grad)
+        assert torch.equal(actual, GRAD[reduction](grad, INDICES, SEGMENT_IDS, 3))
+
+
+@each_reduction
+def test_offsets_instead_of_segment_ids(reduction: str) -> None:
+    for shape in ((3,), (3, 2), (3, 2, 5)):
+        data = torch.randn(shape)
+        for dtype in (torch.int32, torch.int64):
+            offsets = torch.tensor([0, 2, 2, 4, 4], dtype=dtype)
+            result = FORWARD[reduction](data, INDICES, offsets=offsets)
+            torch.testing.assert_close(result, FORWARD[reduction](data, INDICES, SEGMENT_IDS, 4))
+
+
+def test_entries_are_added_in_order() -> None:
+    """In float32, 1e8 + 1 is 1e8: only the given order makes ((1e8 + 1) - 1e8) + 1 equal to 1."""
+    data = torch.tensor([[1e8], [1.0], [-1e8]])
+    ids = torch.zeros(4, dtype=torch.int64)
+    assert ops.sparse_segment_sum(data, torch.tensor([0, 1, 2, 1]), ids).item() == 1.0
+    assert ops.sparse_segment_sum(data, torch.tensor([0, 2, 1, 1]), ids).item() == 2.0
+    assert ops.sparse_segment_sum_grad(data, ids, torch.tensor([0, 1, 2, 1]), 1).item() == 1.0
+    assert ops.sparse_segment_sum_grad(data, ids, torch.tensor([0, 2, 1, 1]), 1).item() == 2.0
+    assert ops.sparse_segment_sum_grad_v2(data, ids, torch.tensor([0, 1, 2, 1]), 1)[0].item() == 1.0
+
+
+def test_a_long_segment_is_added_in_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(1000, 3, generator=generator)
+    indices = torch.randint(0, 1000, (50_000,), generator=generator)
+    # numpy's cumsum adds one row after another, in float32 (torch's accumulates in float64).
+    wanted = torch.from_numpy(data[indices].numpy().cumsum(0)[-1])
+    ids = torch.zeros_like(indices)
+    assert torch.equal(ops.sparse_segment_sum(data, indices, ids)[0], wanted)
+    assert torch.equal(ops.sparse_segment_sum_grad(data, ids, indices, 1)[0], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_accumulate_in_float32(dtype: torch.dtype) -> None:
+    """2048 + 1 is 2048 in float16, so eight ones would be lost one by one. 256 + 1 is the same in bfloat16."""
+    large = 2048.0 if dtype == torch.float16 else 256.0
+    data = torch.tensor([large, 1.0], dtype=dtype)
+    indices, ids = torch.tensor([0] + [1] * 8), torch.zeros(9, dtype=torch.int64)
+    assert ops.sparse_segment_sum(data, indices, ids).tolist() == [large + 8]
+    assert ops.sparse_segment_sum_grad(data, ids, indices, 1).tolist() == [large + 8]
+    assert ops.sparse_segment_mean(data * 0 + 60000, indices, ids).isfinite().all()
+
+
+@each_reduction
+def test_nan_and_infinity_stay_in_their_segment(reduction: str) -> None:
+    data = torch.tensor([[torch.nan, 1.0], [torch.inf, 2.0], [3.0, 4.0]])
+    result = FORWARD[reduction](data, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]), 4)
+    assert result[0, 0].isnan() and result[1, 0] == torch.inf
+    assert result[0, 1] == 1 and result[1:, 1].tolist() == [2.0, 4.0, 0.0] and result[2:, 0].tolist() == [3.0, 0.0]
+
+
+# ---- Sizes ----------------------------------------------------------------------------------------------------------
+
+
+@each_reduction
+def test_number_of_segments(reduction: str) -> None:
+    data = torch.ones(3, 2)
+    assert FORWARD[reduction](data, INDICES, SEGMENT_IDS).shape == (3, 2)
+    assert FORWARD[reduction](data, INDICES, SEGMENT_IDS, None).shape == (3, 2)
+    assert FORWARD[reduction](data, INDICES, SEGMENT_IDS, 3).shape == (3, 2)
+    assert FORWARD[reduction](data, INDICES, SEGMENT_IDS, 70).shape == (70, 2)
+    nothing = INDICES[:0]
+    assert FORWARD[reduction](data, nothing, nothing).shape == (0, 2)
+    assert torch.equal(FORWARD[reduction](data, nothing, nothing, 5), torch.zeros(5, 2))
+    assert torch.equal(FORWARD[reduction](data[:0], nothing, nothing, 5), torch.zeros(5, 2))
+
+
+@each_reduction
+def test_gradients_of_nothing_are_zero(reduction: str) -> None:
+    """Where TensorFlow 2.21 returns uninitialised memory."""
+    nothing = torch.empty(0, dtype=torch.int32)
+    torch.full((1000, 7), torch.nan)  # freed at once: memory that a forgotten initialisation would show
+    result = GRAD[reduction](torch.ones(4, 7), nothing, nothing, 1000)
+    assert torch.equal(result, torch.zeros(1000, 7))
+    values, rows = GRAD_V2[reduction](torch.ones(4, 7), nothing, nothing, 1000)
+    assert values.shape == (0, 7) and rows.shape == (0,) and rows.dtype == torch.int32
+
+
+@each_reduction
+def test_gradient_takes_unsorted_segment_ids(reduction: str) -> None:
+    grad = torch.randn(3, 2, dtype=torch.float64)
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = INDICES[order], SEGMENT_IDS[order]
+    torch.testing.assert_close(GRAD[reduction](grad, *shuffled, 3), GRAD[reduction](grad, INDICES, SEGMENT_IDS, 3))
+    values, rows = GRAD_V2[reduction](grad, *shuffled, 3)
+    torch.testing.assert_close(values, GRAD[reduction](grad, INDICES, SEGMENT_IDS, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_v2_rows_are_sorted_unique_and_keep_their_dtype(dtype: torch.dtype) -> None:
+    indices = torch.tensor([900, 3, 900, 41, 3, 77], dtype=dtype)
+    _, rows = ops.sparse_segment_sum_grad_v2(torch.ones(2, 3), indices, torch.tensor([0, 0, 1, 1, 1, 1]), 1000)
+    assert rows.dtype == dtype and rows.tolist() == [3, 41, 77, 900]
+
+
+# ---- out= -----------------------------------------------------------------------------------------------------------
+
+
+@each_reduction
+def test_out_reuses_memory_that_suffices(reduction: str) -> None:
+    grad = torch.randn(3, 2)
+    wanted = GRAD[reduction](grad, INDICES, SEGMENT_IDS, 5)
+    for shape in ((5, 2), (40, 3), (10,)):
+        out = torch.full(shape, torch.nan)
+        address = out.data_ptr()
+        assert GRAD[reduction](grad, INDICES, SEGMENT_IDS, 5, out=out) is out
+        assert out.data_ptr() == address and torch.equal(out, wanted)
+
+
+@each_reduction
+def test_v2_out_reuses_memory_that_suffices(reduction: str) -> None:
+    grad = torch.randn(3, 2)
+    wanted = GRAD_V2[reduction](grad, INDICES, SEGMENT_IDS, 5)
+    out = torch.full((20, 2), torch.nan), torch.full((20,), -1)
+    addresses = [x.data_ptr() for x in out]
+    result = GRAD_V2[reduction](grad, INDICES, SEGMENT_IDS, 5, out=out)
+    for actual, given, address, right in zip(result, out, addresses, wanted, strict=True):
+        assert actual is given and given.data_ptr() == address and torch.equal(given, right)
+
+
+def test_out_grows() -> None:
+    grad = torch.randn(3, 2)
+    out = torch.empty(0)
+    ops.sparse_segment_sum_grad(grad, INDICES, SEGMENT_IDS, 5, out=out)
+    assert torch.equal(out, ops.sparse_segment_sum_grad(grad, INDICES, SEGMENT_IDS, 5))
+    values, rows = torch.empty(1, 1), torch.empty(0, dtype=torch.int64)
+    ops.sparse_segment_sum_grad_v2(grad, INDICES, SEGMENT_IDS, 5, out=(values, rows))
+    wanted = ops.sparse_segment_sum_grad_v2(grad, INDICES, SEGMENT_IDS, 5)
+    assert torch.equal(values, wanted[0]) and torch.equal(rows, wanted[1])
+
+
+def test_out_is_refused() -> None:
+    grad = torch.randn(3, 2)
+    call = (INDICES, SEGMENT_IDS, 5)
+    with pytest.raises(ValueError, match="out must have the dtype of grad, Float, got Double"):
+        ops.sparse_segment_sum_grad(grad, *call, out=torch.empty(5, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        ops.sparse_segment_sum_grad(grad, *call, out=torch.empty(2, 5).t())
+    with pytest.raises(ValueError, match="values must have the dtype of grad, Float, got Half"):
+        ops.sparse_segment_sum_grad_v2(grad, *call, out=(torch.empty(0).half(), torch.empty(0, dtype=torch.int64)))
+    with pytest.raises(ValueError, match="rows must have the dtype of indices, Long, got Int"):
+        ops.sparse_segment_sum_grad_v2(grad, *call, out=(torch.empty(0), torch.empty(0, dtype=torch.int32)))
+    with pytest.raises(ValueError, match="rows must be contiguous"):
+        ops.sparse_segment_sum_grad_v2(grad, *call, out=(torch.empty(0), torch.empty(8, dtype=torch.int64)[::2]))
+
+
+def test_no_gradient_passes_through_out() -> None:
+    grad, call = torch.randn(3, 2), (INDICES, SEGMENT_IDS, 5)
+    rows = torch.empty(0, dtype=torch.int64)
+    wants, wanted = grad.clone().requires_grad_(), torch.empty(0, requires_grad=True)
+    for values, out in ((wants, torch.empty(0)), (grad, wanted)):
+        with pytest.raises(ValueError, match="out= cannot be used with tensors that require a gradient"):
+            ops.sparse_segment_sum_grad(values, *call, out=out)
+        with pytest.raises(ValueError, match="out= cannot be used with tensors that require a gradient"):
+            ops.sparse_segment_sum_grad_v2(values, *call, out=(out, rows))
+    with torch.no_grad():
+        out = ops.sparse_segment_sum_grad(wants, *call, out=torch.empty(0))
+    assert torch.equal(out, ops.sparse_segment_sum_grad(grad, *call))
+
+
+def test_a_failed_call_leaves_out_alone() -> None:
+    out = torch.full((5, 2), 7.0)
+    with pytest.raises(IndexError):
+        ops.sparse_segment_sum_grad(torch.ones(3, 2), torch.tensor([0, 5]), torch.tensor([0, 1]), 5, out=out)
+    assert torch.equal(out, torch.full((5, 2), 7.0))
+
+
+# ---- Bad values: the error names the argument, the value and its position -------------------------------------------
+
+ITEMS = 2501
+POSITIONS = {"first": 0, "middle": 1237, "last": ITEMS - 1}
+at_each_position = pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
+
+
+def names(argument: str, value: int, position: int) -> str:
+    """Matches a message that holds all three, as words of their own, in any order."""
+    return "".join(rf"(?=.*(?<![\w-]){re.escape(str(word))}(?!\w))" for word in (argument, value, position))
+
+
+def long_call(dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Values of 50 rows, which is both the number of rows and of segments, with ITEMS entries."""
+    entries = torch.arange(ITEMS)
+    return torch.ones(50, 3), (entries * 7 % 50).to(dtype), (entries * 50 // ITEMS).to(dtype), 50
+
+
+@each_operator
+@at_each_position
+@pytest.mark.parametrize("value", [-1, 50, 2**31 - 1, -(2**31), 2**40, -(2**62)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_index_out_of_range(function: Callable, position: int, value: int, dtype: torch.dtype) -> None:
+    if abs(value) > 2**31 and dtype == torch.int32:
+        dtype = torch.int64
+    values, indices, segment_ids, size = long_call(dtype)
+    indices[position] = value
+    with pytest.raises(IndexError, match=names("indices", value, position)):
+        function(values, indices, segment_ids, size)
+
+
+@each_reduction
+def test_index_out_of_range_of_an_empty_table(reduction: str) -> None:
+    with pytest.raises(IndexError, match=names("indices", 0, 0)):
+        FORWARD[reduction](torch.empty(0, 3), torch.tensor([0]), torch.tensor([0]), 1)
+    with pytest.raises(IndexError, match=names("indices", 0, 0)):
+        GRAD[reduction](torch.ones(1, 3), torch.tensor([0]), torch.tensor([0]), 0)
+
+
+@each_reduction
+@at_each_position
+@pytest.mark.parametrize("num_segments", [50, None])
+def test_negative_segment_id(reduction: str, position: int, num_segments: int | None) -> None:
+    data, indices, segment_ids, _ = long_call()
+    segment_ids[position] = -3
+    with pytest.raises(ValueError, match=names("segment_ids", -3, position)):
+        FORWARD[reduction](data, indices, segment_ids, num_segments)
+
+
+@each_reduction
+@pytest.mark.parametrize("num_segments", [60, None])
+@pytest.mark.parametrize("position", [1, 1237, ITEMS - 1])
+def test_unsorted_segment_ids(reduction: str, position: int, num_segments: int | None) -> None:
+    """The id at ``position`` is smaller than the one before it."""
+    data, indices, segment_ids, _ = long_call()
+    segment_ids += 5
+    segment_ids[position] = 3
+    with pytest.raises(ValueError, match=names("segment_ids", 3, position)):
+        FORWARD[reduction](data, indices, segment_ids, num_segments)
+
+
+@each_reduction
+def test_num_segments_too_small(reduction: str) -> None:
+    data, indices, segment_ids, _ = long_call()
+    first = int((segment_ids == 49).nonzero()[0])
+    with pytest.raises(ValueError, match=r"segment_ids.*(?<!\d)49(?!\d)"):
+        FORWARD[reduction](data, indices, segment_ids, 49)
+    with pytest.raises(ValueError, match=r"segment_ids"):
+        FORWARD[reduction](data, indices[first:], segment_ids[first:], 0)
+    with pytest.raises(ValueError, match=r"segment_ids.*(?<!\d)4000000000(?!\d)"):
+        FORWARD[reduction](data, indices[:1], torch.tensor([4_000_000_000]), 5)
+
+
+@each_gradient
+@at_each_position
+@pytest.mark.parametrize("value", [-1, 50, 2**31 - 1, -(2**31)])
+def test_segment_id_out_of_range_in_gradients(function: Callable, position: int, value: int) -> None:
+    for dtype in (torch.int32, torch.int64):
+        grad, indices, segment_ids, size = long_call(dtype)
+        segment_ids[position] = value
+        with pytest.raises(IndexError, match=names("segment_ids", value, position)):
+            function(grad, indices, segment_ids, size)
+
+
+def test_the_first_bad_entry_is_named() -> None:
+    for threads_items in (10, 200_000):
+        indices = torch.zeros(threads_items, dtype=torch.int64)
+        indices[threads_items // 2 :] = 9
+        with pytest.raises(IndexError, match=names("indices", 9, threads_items // 2)):
+            ops.sparse_segment_sum(torch.ones(3, 1), indices, torch.zeros_like(indices))
+
+
+# ---- Bad shapes, dtypes and arguments -------------------------------------------------------------------------------
+
+VALUES = torch.ones(4, 2)
+FORWARD_CHECKS = [
+    (dict(data=VALUES.int()), "data must be float16, bfloat16, float32 or float64, got Int"),
+    (dict(data=VALUES.to(torch.complex64)), "data must be float16, bfloat16, float32 or float64, got ComplexFloat"),
+    (dict(data=torch.tensor(1.0)), "data must have rank >= 1, got a scalar"),
+    (dict(indices=INDICES.reshape(2, 2)), r"indices must have rank 1, got shape \[2, 2\]"),
+    (dict(indices=torch.tensor(0)), r"indices must have rank 1, got shape \[\]"),
+    (dict(segment_ids=SEGMENT_IDS.reshape(4, 1)), r"segment_ids must have rank 1, got shape \[4, 1\]"),
+    (dict(indices=INDICES.float()), "indices must be int32 or int64, got Float"),
+    (dict(indices=INDICES.to(torch.int16)), "indices must be int32 or int64, got Short"),
+    (dict(segment_ids=SEGMENT_IDS.bool()), "segment_ids must be int32 or int64, got Bool"),
+    (dict(segment_ids=SEGMENT_IDS[:3]), "segment_ids must have the length of indices, 4, got 3"),
+    (dict(indices=INDICES[:0]), "segment_ids must have the length of indices, 0, got 4"),
+    (dict(num_segments=-1), "num_segments must be >= 0, got -1"),
+]
+
+
+@each_reduction
+@pytest.mark.parametrize(("wrong", "text"), FORWARD_CHECKS)
+def test_forward_checks(reduction: str, wrong: dict, text: str) -> None:
+    right = dict(data=VALUES, indices=INDICES, segment_ids=SEGMENT_IDS, num_segments=3)
+    with pytest.raises(ValueError, match=f"sparse_segment_reduce: {text}"):
+        FORWARD[reduction](**right | wrong)
+
+
+@each_reduction
+@pytest.mark.parametrize(("wrong", "text"), FORWARD_CHECKS[:-1])
+def test_gradient_checks(reduction: str, wrong: dict, text: str) -> None:
+    right = dict(grad=VALUES, indices=INDICES, segment_ids=SEGMENT_IDS)
+    wrong = {"grad" if name == "data" else name: x for name, x in wrong.items()}
+    text = f"sparse_segment_reduce_grad.*: {text.replace('data', 'grad')}"
+    with pytest.raises(ValueError, match=text):
+        GRAD[reduction](**right | wrong, output_dim0=3)
+    with pytest.raises(ValueError, match=text):
+        GRAD_V2[reduction](**right | wrong, dense_output_dim0=3)
+
+
+@each_reduction
+def test_negative_output_dim0(reduction: str) -> None:
+    with pytest.raises(ValueError, match="output_dim0 must be >= 0, got -2"):
+        GRAD[reduction](VALUES, INDICES, SEGMENT_IDS, -2)
+    with pytest.raises(ValueError, match="output_dim0 must be >= 0, got -2"):
+        GRAD_V2[reduction](VALUES, INDICES, SEGMENT_IDS, -2)
+
+
+@pytest.mark.parametrize("reduction", [-1, 3, 7])
+def test_unknown_reduction(reduction: int) -> None:
+    call = torch.ops.torchsparse_rec
+    text = rf"reduction must be in \[0, 2\], got {reduction}"
+    with pytest.raises(ValueError, match=text):
+        call.sparse_segment_reduce(VALUES, INDICES, SEGMENT_IDS, 3, reduction)
+    with pytest.raises(ValueError, match=text):
+        call.sparse_segment_reduce_grad(VALUES, INDICES, SEGMENT_IDS, 3, reduction)
+    with pytest.raises(ValueError, match=text):
+        call.sparse_segment_reduce_grad_v2(VALUES, INDICES, SEGMENT_IDS, 3, reduction)
+
+
+def test_segment_ids_or_offsets() -> None:
+    offsets = torch.tensor([0, 2, 2, 4])
+    with pytest.raises(ValueError, match="exactly one of segment_ids and offsets"):
+        ops.sparse_segment_sum(VALUES, INDICES)
+    with pytest.raises(ValueError, match="exactly one of segment_ids and offsets"):
+        ops.sparse_segment_sum(VALUES, INDICES, SEGMENT_IDS, offsets=offsets)
+    with pytest.raises(ValueError, match="num_segments must be None when offsets say it, got 3"):
+        ops.sparse_segment_sum(VALUES, INDICES, num_segments=3, offsets=offsets)
+    with pytest.raises(ValueError, match="data must have rank >= 1, got a scalar"):
+        ops.sparse_segment_sum(torch.tensor(1.0), INDICES, offsets=offsets)
+    with pytest.raises(IndexError, match=names("indices", 77, 1)):
+        ops.sparse_segment_sum(VALUES, torch.tensor([0, 77, 0, 0]), offsets=offsets)
+
+
+def test_offsets_with_a_table_of_no_rows() -> None:
+    """The size of a row is known even where no row exists."""
+    empty, offsets = torch.empty(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    assert ops.sparse_segment_mean(torch.empty(0, 2, 5), empty, offsets=offsets).shape == (3, 2, 5)
+    assert ops.sparse_segment_mean(torch.empty(0), empty, offsets=offsets).shape == (3,)
+    assert ops.sparse_segment_mean(torch.empty(4, 0, 5), INDICES, offsets=torch.tensor([0, 4])).shape == (1, 0, 5)
