@@ -38,7 +38,8 @@ int64_t segment_count(const DeviceCall& call, const Tensor& segment_ids, std::op
     return call.read_back(static_cast<const S*>(segment_ids.data_ptr()) + entries - 1,
                           "the last segment id, which num_segments=None asks for,");
   });
-  return std::max<int64_t>(last, -1) + 1;
+  TSR_CHECK_VALUE(last >= 0, call.op(), ": segment_ids[", entries - 1, "] must be >= 0, got ", last);
+  return last + 1;
 }
 
 // The divisor of a segment's sum.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -102,8 +103,10 @@ def emulated() -> Iterator[Callable[..., Any]]:
     """
     library()
     overrides = torch.library.Library(_NAMESPACE, "IMPL")
-    for name in operators():
-        overrides.impl(name, functools.partial(run_in_every_order, name), "CPU", allow_override=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        for name in operators():
+            overrides.impl(name, functools.partial(run_in_every_order, name), "CPU", allow_override=True)
     before = library().tsr_emulated_launches()
     try:
         yield lambda: library().tsr_emulated_launches() - before
