@@ -1,4 +1,5 @@
-"""Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found, torchsparse_rec/_C_cuda.so.
+"""
+Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found, torchsparse_rec/_C_cuda.so.
 
 TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library (auto, the default: if nvcc is found; 1: fail if not)
 TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default "8.0;9.0+PTX")
@@ -9,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
@@ -56,13 +57,18 @@ def headers() -> list[str]:
 
 
 def cpu_extension() -> CppExtension:
-    """_C.so. -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h)."""
+    """
+    _C.so.
+
+    -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h). -Wno-maybe-uninitialized: g++ 12
+    warns of its own AVX-512 header.
+    """
     return CppExtension(
         "torchsparse_rec._C",
         sources("csrc", ".cpp") + sources("csrc/cpu", ".cpp"),
         depends=headers(),
         py_limited_api=True,
-        extra_compile_args=[*COMMON_FLAGS, "-ffp-contract=off", "-g0"],
+        extra_compile_args=[*COMMON_FLAGS, "-ffp-contract=off", "-Wno-maybe-uninitialized", "-g0"],
         extra_link_args=["-s"],
     )
 
@@ -100,6 +106,21 @@ def extensions() -> list[CppExtension]:
     return [cpu_extension(), cuda_extension(home)]
 
 
+def packages() -> list[str]:
+    """torchsparse_rec and what is below it, and the folder compat/ as torchsparse_rec.compat."""
+    compat = [f"torchsparse_rec.compat.{name}" for name in find_packages("compat")]
+    return [*find_packages(include=["torchsparse_rec", "torchsparse_rec.*"]), "torchsparse_rec.compat", *compat]
+
+
+class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
+    """One folder of objects for pip, wheels and setup.py: what has not changed is not compiled again."""
+
+    def finalize_options(self) -> None:
+        """The usual options, but for the temporary folder that pip would choose."""
+        super().finalize_options()
+        self.build_temp = "build/temp"
+
+
 class PortableWheel(bdist_wheel):
     """No Python ABI is used (the libraries are loaded by torch), so one wheel serves every Python 3: py3-none."""
 
@@ -109,17 +130,9 @@ class PortableWheel(bdist_wheel):
 
 
 setup(
-    packages=[
-        "torchsparse_rec",
-        "torchsparse_rec.ops",
-        "torchsparse_rec.nn",
-        "torchsparse_rec.examples",
-        "torchsparse_rec.examples.ncf",
-        "torchsparse_rec.compat",
-        "torchsparse_rec.compat.tensorflow",
-    ],
+    packages=packages(),
     package_dir={"torchsparse_rec.compat": "compat"},
     package_data={"torchsparse_rec": ["py.typed"], "torchsparse_rec.compat": ["*.md"]},
-    cmdclass={"build_ext": BuildExtension.with_options(no_python_abi_suffix=True), "bdist_wheel": PortableWheel},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PortableWheel},
     ext_modules=extensions(),
 )

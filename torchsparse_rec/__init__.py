@@ -6,3 +6,4 @@ from ._library import check_errors as check_errors
 from ._library import config as config
 from ._library import cpu_level as cpu_level
 from ._library import show_config as show_config
+from ._version import __version__ as __version__

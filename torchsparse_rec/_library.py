@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import warnings
 from pathlib import Path
 
 import torch
+
+from ._version import __version__
 
 _FOLDER = Path(__file__).resolve().parent
 _CPU_LEVELS = ("baseline", "avx2", "avx512")
@@ -71,7 +72,7 @@ def config() -> dict[str, str]:
     """What :func:`show_config` prints, as a dictionary."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "torchsparse_rec": importlib.metadata.version("torchsparse-rec"),
+        "torchsparse_rec": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",

@@ -22,8 +22,8 @@ namespace {
 // Integers hashed at a time: their lists stay in the first-level cache.
 constexpr int64_t kHashBlock = 512;
 constexpr int64_t kHashPadding = 8;
-// Strings between two looks at whether any was bad.
-constexpr int64_t kStringBlock = 1024;
+// Strings that are worth a thread.
+constexpr int64_t kStringGrain = 1024;
 
 // AVX2 has no compress and expand: for every set of 4 lanes, the 32-bit halves that a permutation takes.
 struct LaneMoves {
@@ -58,9 +58,13 @@ HashBlock chosen_hash_block() {
   return chosen;
 }
 
-// A block of any dtype but the 64-bit ones, or a part of a block: widened into a padded buffer.
+// n integers, at most a block, into n buckets. Those of 64 bits are read and written in place if they fill the block;
+// others go through padded buffers.
 template <class T>
-void hash_widened(HashBlock hash_block, const T* x, int64_t n, const BucketRemainder& remainder, int64_t* out) {
+void hash_part(HashBlock hash_block, const T* x, int64_t n, const BucketRemainder& remainder, int64_t* out) {
+  if (sizeof(T) == sizeof(uint64_t) && n == kHashBlock) {
+    return hash_block(reinterpret_cast<const uint64_t*>(x), n, std::is_signed_v<T>, remainder, out);
+  }
   uint64_t wide[kHashBlock];
   int64_t buckets[kHashBlock];
   for (int64_t i = 0; i < n; ++i) wide[i] = static_cast<uint64_t>(static_cast<widened_t<T>>(x[i]));
@@ -74,14 +78,9 @@ void hash_integers(const T* x, int64_t n, const BucketRemainder& remainder, int6
   const HashBlock hash_block = chosen_hash_block();
   constexpr int64_t grain = 16;
   parallel_for(0, (n + kHashBlock - 1) / kHashBlock, grain, [=](int64_t begin, int64_t end) {
-    for (int64_t start = begin * kHashBlock; start < std::min(end * kHashBlock, n); start += kHashBlock) {
-      const int64_t count = std::min(kHashBlock, n - start);
-      if (sizeof(T) == 8 && count == kHashBlock) {
-        const uint64_t* bits = reinterpret_cast<const uint64_t*>(x + start);
-        hash_block(bits, count, std::is_signed_v<T>, remainder, out + start);
-      } else {
-        hash_widened(hash_block, x + start, count, remainder, out + start);
-      }
+    const int64_t stop = std::min(end * kHashBlock, n);
+    for (int64_t start = begin * kHashBlock; start < stop; start += kHashBlock) {
+      hash_part(hash_block, x + start, std::min(kHashBlock, n - start), remainder, out + start);
     }
   });
 }
@@ -106,7 +105,7 @@ Tensor to_hash_bucket_fast_cpu(const Tensor& x, int64_t num_buckets) {
   check_to_hash_bucket_fast(x, num_buckets);
   std::vector<int64_t> shape;
   for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(x.size(d));
-  const Tensor input = tsr::as_contiguous(x);
+  const Tensor input = as_contiguous(x);
   Tensor out = new_empty(x, shape, ScalarType::Long);
   dispatch_integer(x.scalar_type(), "to_hash_bucket_fast", "x", [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -118,7 +117,7 @@ Tensor to_hash_bucket_fast_cpu(const Tensor& x, int64_t num_buckets) {
 
 Tensor string_to_hash_bucket_fast_cpu(const Tensor& bytes, const Tensor& offsets, int64_t num_buckets) {
   check_string_to_hash_bucket_fast(bytes, offsets, num_buckets);
-  const Tensor text = tsr::as_contiguous(bytes), bounds = tsr::as_contiguous(offsets);
+  const Tensor text = as_contiguous(bytes), bounds = as_contiguous(offsets);
   const uint8_t* s = text.const_data_ptr<uint8_t>();
   const int64_t* at = bounds.const_data_ptr<int64_t>();
   const int64_t n = bounds.size(0) - 1, size = text.size(0);
@@ -130,7 +129,7 @@ Tensor string_to_hash_bucket_fast_cpu(const Tensor& bytes, const Tensor& offsets
   int64_t* buckets = out.mutable_data_ptr<int64_t>();
   const BucketRemainder remainder(num_buckets);
   std::atomic<int64_t> first_bad{n};
-  parallel_for(0, n, kStringBlock, [&](int64_t begin, int64_t end) {
+  parallel_for(0, n, kStringGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (!string_is_valid(at, i, size)) {
         int64_t known = first_bad.load();

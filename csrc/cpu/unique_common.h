@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
 #include "../abi.h"
 
@@ -28,14 +29,11 @@ struct UniqueResult {
 template <class T>
 class Scratch {
  public:
-  Scratch(const Tensor& like, int64_t n)
-      : memory_(new_empty(like, {n * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte)),
-        data_(static_cast<T*>(memory_.mutable_data_ptr())) {}
-  T* data() const { return data_; }
+  explicit Scratch(int64_t n) : data_(new T[static_cast<size_t>(n)]) {}
+  T* data() const { return data_.get(); }
 
  private:
-  Tensor memory_;
-  T* data_;
+  std::unique_ptr<T[]> data_;
 };
 
 // Maps the pages of a fresh output in one system call: half the time of faulting them in one by one. Only advice:

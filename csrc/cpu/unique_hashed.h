@@ -124,8 +124,8 @@ template <class Key, class Pos>
 UniqueResult unique_one_partition(const Tensor& x, bool with_counts) {
   const int64_t n = x.numel();
   const Key* keys = static_cast<const Key*>(x.const_data_ptr());
-  Scratch<Pos> entries(x, n), counts(x, with_counts ? n : 0);
-  Scratch<Pos> slots(x, FirstFinder<Key, Pos>::slots_for(n));
+  Scratch<Pos> entries(n), counts(with_counts ? n : 0);
+  Scratch<Pos> slots(FirstFinder<Key, Pos>::slots_for(n));
   FirstFinder<Key, Pos>(keys, entries.data(), with_counts ? counts.data() : nullptr, slots.data(), 0)
       .run(0, static_cast<Pos>(n));
 
@@ -158,9 +158,9 @@ class HashedUnique {
         bits_(partition_bits(x.numel())),
         partitions_(int64_t{1} << bits_),
         with_counts_(with_counts),
-        partition_(x, chunks_.n),
-        entries_(x, chunks_.n),
-        counts_(x, with_counts ? chunks_.n : 0),
+        partition_(chunks_.n),
+        entries_(chunks_.n),
+        counts_(with_counts ? chunks_.n : 0),
         starts_(chunks_.count * partitions_),
         cursors_(chunks_.count * partitions_),
         firsts_(chunks_.count * partitions_),
@@ -245,7 +245,7 @@ class HashedUnique {
   void find_firsts(int64_t largest) {
     const int64_t workers = chunks_.count;
     const int64_t room = FirstFinder<Key, Pos>::slots_for(largest);
-    Scratch<Pos> slots(x_, workers * room);
+    Scratch<Pos> slots(workers * room);
     std::atomic<int64_t> next{0};
     parallel_tasks(workers, [&](int64_t worker) {
       FirstFinder<Key, Pos> finder(partitioned_, entries_.data(), with_counts_ ? counts_.data() : nullptr,

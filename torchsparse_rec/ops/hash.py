@@ -55,9 +55,9 @@ def to_hash_bucket_fast(
         >>> import torch
         >>> from torchsparse_rec import ops
         >>> ops.to_hash_bucket_fast(torch.tensor([0, 42, -7]), 1000)
-        tensor([0, 0, 0])
+        tensor([735, 736,  62])
         >>> ops.to_hash_bucket_fast(["0", b"42", "-7"], 1000)
-        tensor([0, 0, 0])
+        tensor([735, 736,  62])
     """
     if isinstance(x, Tensor):
         return _ops.to_hash_bucket_fast.default(x, num_buckets)
@@ -99,9 +99,9 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
         >>> from torchsparse_rec import ops
         >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
         >>> ops.string_to_hash_bucket_fast(text, torch.tensor([0, 5, 8]), 1000)
-        tensor([0, 0])
+        tensor([704, 910])
         >>> ops.to_hash_bucket_fast(["green", "red"], 1000)
-        tensor([0, 0])
+        tensor([704, 910])
     """
     return _ops.string_to_hash_bucket_fast.default(bytes, offsets, num_buckets)
 
@@ -129,27 +129,28 @@ def _hash_fixed_width(x: np.ndarray, num_buckets: int) -> Tensor:
 
 def _hash_list(x: Sequence[Any], num_buckets: int) -> Tensor:
     """Strings one after the other in one buffer."""
-    encoded = _ascii(x)
-    if encoded is None:
-        parts = [_encode(item, position) for position, item in enumerate(x)]
-        encoded = bytearray().join(parts), parts
-    text, pieces = encoded
+    pieces: Sequence[str] | Sequence[bytes] = x
+    text = _ascii(x)
+    if text is None:
+        pieces = [_encode(item, position) for position, item in enumerate(x)]
+        text = bytearray().join(pieces)
     lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
     # torch.frombuffer refuses an empty buffer.
     joined = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
     return string_to_hash_bucket_fast(joined, _offsets(lengths), num_buckets)
 
 
-def _ascii(x: Sequence[Any]) -> tuple[bytearray, Sequence[str]] | None:
-    """The bytes of ASCII strings, which are as long as the strings; None where another kind of element is found."""
+def _ascii(x: Sequence[Any]) -> bytearray | None:
+    """The bytes of ASCII strings, each as long as its string; None where an element is something else."""
     try:
         joined = "".join(x)
     except TypeError:
         return None
-    return (bytearray(joined, "ascii"), x) if joined.isascii() else None
+    return bytearray(joined, "ascii") if joined.isascii() else None
 
 
 def _encode(item: Any, position: int) -> bytes:
+    """The bytes of one element."""
     if isinstance(item, bytes):
         return item
     if not isinstance(item, str):
@@ -163,6 +164,7 @@ def _encode(item: Any, position: int) -> bytes:
 
 
 def _offsets(lengths: np.ndarray) -> Tensor:
+    """Where each of the strings of these lengths begins, and where the last ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return torch.from_numpy(offsets)

@@ -97,10 +97,7 @@ def _unique_with_counts_fake(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return values, inverse, values.new_empty(values.shape, dtype=torch.int64)
 
 
-def _not_differentiable(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor | None) -> None:
-    """Integers have no gradient: stated, so that autograd never has to guess."""
-    return None
-
-
-torch.library.register_autograd("torchsparse_rec::unique", _not_differentiable)
-torch.library.register_autograd("torchsparse_rec::unique_with_counts", _not_differentiable)
+# Not differentiable, and said so: integers have no gradient, so calls pass the autograd keys by, at no cost.
+_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
+_AUTOGRAD.impl("unique", torch.library.fallthrough_kernel)
+_AUTOGRAD.impl("unique_with_counts", torch.library.fallthrough_kernel)

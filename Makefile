@@ -1,0 +1,107 @@
+# Every command of the project. Each makes what it needs: .venv, the pinned requirements, the libraries.
+#
+# PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
+# TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if nvcc is found)
+# ARGS="..."                 more arguments for ncf, test, test-full and bench
+
+PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+FORMATTED_CPP = $(shell find csrc tests/emulation -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
+# Where `make gpu` leaves its results.
+OUT ?= benchmarks/results/gpu
+
+.PHONY: help ncf test test-full lint format bench gpu requirements build clean FORCE
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make ncf        train NCF on MovieLens and print HR@10 and NDCG@10"
+	@echo "make test       run the tests"
+	@echo "make test-full  run them all, also those too long for every day"
+	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
+	@echo "make gpu        build, test and time on this machine's NVIDIA GPU, with PYTHON's own torch"
+	@echo "make lint       check the code's form and types (make format mends the form)"
+	@echo "make build      make .venv with the libraries in it"
+	@echo "make clean      remove .venv and everything built"
+
+ncf: $(BUILT) $(VENV)/.examples
+	$(BIN)/python -m torchsparse_rec.examples.ncf $(ARGS)
+
+test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
+	$(BIN)/pytest -m "not full" $(ARGS)
+
+test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
+	$(BIN)/pytest $(ARGS)
+
+bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench
+	$(BIN)/python -m benchmarks $(ARGS)
+
+build: $(BUILT)
+
+# All that CI downloads, in a step of its own.
+requirements: $(VENV)/.requirements $(VENV)/.test $(VENV)/.tensorflow
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED_CPP)
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(FORMATTED_CPP)
+
+# With PYTHON given, a .venv of another interpreter is made anew; its stamps go with it.
+$(VENV)/.created: $(if $(PYTHON_GIVEN),FORCE)
+	@version=$$($(PYTHON) -c 'import sys; print(sys.version)') || exit 1; \
+	test "$$version" = "$$(cat $@ 2>/dev/null)" && exit 0; \
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "$(PYTHON) is Python $$version; 3.10 to 3.13 is needed: make PYTHON=/path/to/python3.12 ..."; exit 1; }; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian and Ubuntu:" \
+	    "apt install python3-venv), or choose another: make PYTHON=/path/to/python3.12 ..."; exit 1; }; \
+	$(PYTHON) -m venv --clear $(VENV) && echo "$$version" > $@
+
+$(VENV)/.requirements: requirements/build.txt requirements/constraints.txt $(VENV)/.created
+	$(PIP) install -q -r requirements/build.txt
+	@touch $@
+
+$(BUILT): $(shell find csrc -type f) setup.py pyproject.toml $(VENV)/.requirements
+	@command -v $${CXX:-c++} > /dev/null || \
+	  { echo "no C++ compiler: install g++ 9 or later (Debian and Ubuntu: apt install g++), or set CXX"; exit 1; }
+	@# First by itself: in pip's report the compiler's message drowns.
+	$(BIN)/python setup.py -q build_ext --inplace
+	$(PIP) install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(VENV)/.examples $(VENV)/.test: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+	$(PIP) install -q -r $<
+	@touch $@
+
+# TensorFlow and FBGEMM are wanted, not needed: where one has no wheel, what compares with it says so.
+$(VENV)/.tensorflow $(VENV)/.bench: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+	$(PIP) install -q --only-binary=:all: -r $< || \
+	  echo "$< could not be installed: going on without it"
+	@touch $@
+
+# No .venv and no network: a machine with a GPU often has its own torch. Run beside the build, not in the source tree,
+# whose torchsparse_rec has no compat.
+GPU_RUN = cd build/gpu && PYTHONPATH="$(CURDIR)/build/gpu:$(CURDIR)" $(PYTHON)
+gpu:
+	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || \
+	  { echo "make gpu needs an NVIDIA GPU and a torch with CUDA; $(PYTHON) has not both"; exit 1; }
+	@mkdir -p build/gpu "$(OUT)"
+	TORCHSPARSE_REC_CUDA=1 \
+	TORCH_CUDA_ARCH_LIST=$${TORCH_CUDA_ARCH_LIST:-$$($(PYTHON) -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')} \
+	  $(PYTHON) setup.py -q egg_info --egg-base build/gpu build --build-lib build/gpu
+	$(GPU_RUN) -c 'import torchsparse_rec; torchsparse_rec.show_config()'
+	$(GPU_RUN) -m pytest "$(CURDIR)/tests" --rootdir "$(CURDIR)" -c "$(CURDIR)/pyproject.toml" -m cuda $(ARGS)
+	$(GPU_RUN) -m benchmarks --device cuda --output "$(abspath $(OUT))"
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info torchsparse_rec/*.so

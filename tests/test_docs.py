@@ -1,0 +1,92 @@
+"""The documents tell the truth: examples print what they say, and what they name exists."""
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import torchsparse_rec
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples(document: Path) -> list[tuple[str, str]]:
+    """Each ```python block that is followed by a ```text block: the program and its output."""
+    blocks = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    return [(program, output) for program, output in blocks]
+
+
+def modules() -> list[str]:
+    """The library's modules, but no program's __main__, which would run, and no compiled library."""
+    names = [m.name for m in pkgutil.walk_packages(torchsparse_rec.__path__, "torchsparse_rec.")]
+    return ["torchsparse_rec", *(n for n in names if not n.endswith(("__main__", "._C", "._C_cuda")))]
+
+
+def test_the_readme_has_an_example():
+    assert examples(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_examples_print_what_the_document_says(document):
+    for program, expected in examples(document):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program, str(document), "exec"), {"__name__": "__example__"})
+        assert printed.getvalue().strip() == expected.strip()
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    for case in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        runner.run(case, out=report.write)
+    assert runner.failures == 0, report.getvalue()
+
+
+@pytest.mark.parametrize("package", [torchsparse_rec.ops, torchsparse_rec.nn], ids=lambda m: m.__name__)
+def test_every_public_name_has_a_docstring_with_an_example(package):
+    public = {n: v for n, v in vars(package).items() if not n.startswith("_") and callable(v)}
+    assert public
+    missing = [n for n, v in public.items() if ">>>" not in (v.__doc__ or "") and not issubclass_of_exception(v)]
+    assert missing == []
+
+
+def issubclass_of_exception(value: object) -> bool:
+    """Exceptions and warnings need no example."""
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_named_files_commands_and_modules_exist(document):
+    text = document.read_text()
+    links = {link for link in re.findall(r"\]\(([^)#:]+)\)", text)}
+    missing = [link for link in links if not (document.parent / link).exists()]
+
+    quoted = set(re.findall(r"`([^`\n]+)`", text))
+    paths = {q for q in quoted if re.fullmatch(r"\.?[\w-]+(/[\w.-]+)*/?\.?\w*", q) and ("/" in q or q.endswith(".md"))}
+    missing += [path for path in paths if not (ROOT / path).exists()]
+
+    targets = set(re.findall(r"^([a-z-]+)(?= .*:|:)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    missing += [
+        f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets
+    ]
+
+    for name in re.findall(r"python -m ([\w.]+)", text):
+        exists = (ROOT / name).is_dir() if name == "benchmarks" else importlib.util.find_spec(name)
+        missing += [] if exists else [f"python -m {name}"]
+    assert missing == []
+
+
+def test_the_operator_table_is_complete():
+    table = set(re.findall(r"^\| `(\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    public = {n for n, v in vars(torchsparse_rec.ops).items() if not n.startswith("_") and callable(v)}
+    assert public - table == set()

@@ -1,0 +1,413 @@
+"""The hash family: golden results of TensorFlow 2.21, every length, dtype, kind of string and instruction set."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchsparse_rec import ops
+
+MOST = 2**63 - 1
+# tf.strings.to_hash_bucket_fast(tf.strings.as_string(key), MOST)
+INTEGERS = {
+    0: 5975597238397796928,
+    7: 590358713228080281,
+    10: 9123144724792731055,
+    42: 623910487284905736,
+    -7: 157654154374354255,
+    -10: 7395471214518915262,
+    99: 1128186851707534602,
+    100: 8275097709545553548,
+    999: 54765538209033659,
+    1000: 9197263085409457786,
+    9999: 7398750453262648022,
+    99999: 3710824817391914880,
+    999999: 481594372334303475,
+    1000000: 1203128139089196421,
+    -999999: 7826338530235857291,
+    -1000000: 1579500479839171572,
+    9999999: 4622579775136699489,
+    10000000: 1982807485296609477,
+    -9999999: 2627441531001663301,
+    99999999: 8747822183096626519,
+    100000000: 1793263354092403821,
+    2147483647: 1086117229775984950,
+    -2147483648: 6520386892892340469,
+    4294967296: 4179884452874092156,
+    9999999999999999: 2388184346744013829,
+    10000000000000000: 5890077520378986470,
+    -999999999999999: 8242354467610868020,
+    -1000000000000000: 8492189702223127118,
+    9223372036854775807: 3516461496058286512,
+    -9223372036854775808: 1493431938208774112,
+    9223372036854775808: 7737956658577294689,
+    18446744073709551615: 8070681843833593426,
+    10000000000000000000: 3792758742774886540,
+}
+# The same of TEXT[:key].
+STRINGS = {
+    0: 1936946117179621456,
+    1: 6305636504242451570,
+    2: 3503605079378126046,
+    3: 4534548109987593730,
+    4: 8711584101399146599,
+    7: 350524659672043134,
+    8: 4728556183555623014,
+    9: 49228231546142411,
+    15: 4110295510335322160,
+    16: 627284022712469582,
+    17: 7504506634253096438,
+    31: 2864921176549744580,
+    32: 8068450130125510368,
+    33: 8349058023639834897,
+    47: 401919016962314784,
+    63: 3278715319460106515,
+    64: 7067880463158562672,
+    65: 1714905758941111937,
+    96: 7591508926874747280,
+    127: 7682050511589593228,
+    128: 2023883709047346148,
+    129: 1759322770177888658,
+    200: 5440540846642469380,
+    300: 431824028136314368,
+}
+TEXT = bytes((i * 131 + 7) & 255 for i in range(300))
+# SHA-256 of TensorFlow's 8-byte little-endian results for TEXT[:0] to TEXT[:200].
+LENGTHS_SHA256 = "eb93aa151619838153fd0e4c82ec9805a9307f25279d5fab586dcfae64d54147"
+DTYPES = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64]
+
+
+def by_text(values: list[int], num_buckets: int = MOST) -> torch.Tensor:
+    """The buckets of integers through their decimal text."""
+    return ops.to_hash_bucket_fast([str(v) for v in values], num_buckets)
+
+
+def extremes(dtype: torch.dtype) -> list[int]:
+    """0, the limits of the dtype, and what lies around every power of ten within them."""
+    info = torch.iinfo(dtype)
+    near = [sign * 10**k + d for k in range(20) for d in (-1, 0, 1) for sign in (-1, 1)]
+    return [v for v in [0, info.min, info.max, info.min + 1, info.max - 1, *near] if info.min <= v <= info.max]
+
+
+def assorted(count: int, seed: int = 0) -> torch.Tensor:
+    """int64 of every length of text, in a random order."""
+    random = np.random.default_rng(seed)
+    values = random.integers(-(2**63), 2**63 - 1, count, dtype=np.int64)
+    return torch.from_numpy(values >> random.integers(0, 64, count))
+
+
+def test_golden_integers():
+    for value, expected in INTEGERS.items():
+        dtype = torch.int64 if value <= MOST else torch.uint64
+        assert ops.to_hash_bucket_fast(torch.tensor([value], dtype=dtype), MOST).tolist() == [expected], value
+
+
+def test_golden_strings():
+    for length, expected in STRINGS.items():
+        assert ops.to_hash_bucket_fast([TEXT[:length]], MOST).tolist() == [expected], length
+
+
+def test_every_length_from_0_to_200():
+    buckets = ops.to_hash_bucket_fast([TEXT[:n] for n in range(201)], MOST)
+    assert hashlib.sha256(buckets.numpy().astype("<i8").tobytes()).hexdigest() == LENGTHS_SHA256
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_extremes_of_every_dtype(dtype):
+    values = extremes(dtype)
+    assert torch.equal(ops.to_hash_bucket_fast(torch.tensor(values, dtype=dtype), MOST), by_text(values))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_beyond_a_block(dtype):
+    x = assorted(2000).view(dtype)[:3001]
+    assert torch.equal(ops.to_hash_bucket_fast(x, 997), by_text(x.tolist(), 997))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 8, 9, 511, 512, 513, 1024, 8192, 40_001])
+def test_counts_around_vectors_and_blocks(count):
+    x = assorted(count, seed=count)
+    assert torch.equal(ops.to_hash_bucket_fast(x, 1009), by_text(x.tolist(), 1009))
+
+
+@pytest.mark.parametrize("digits", range(1, 20))
+def test_texts_of_one_length_alone(digits):
+    random = np.random.default_rng(digits)
+    x = random.integers(10 ** (digits - 1) if digits > 1 else 0, min(10**digits, MOST), 700)
+    for values in (x, -x):
+        assert torch.equal(ops.to_hash_bucket_fast(torch.from_numpy(values), MOST), by_text(values.tolist()))
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 3, 1024, 10**6 + 3, 2**32, 2**62, 2**62 + 1, MOST - 1, MOST])
+def test_the_remainder_is_unsigned(num_buckets):
+    x = assorted(600)
+    a = ops.to_hash_bucket_fast(x, num_buckets)
+    assert ((a >= 0) & (a < num_buckets)).all()
+    assert torch.equal(a, by_text(x.tolist(), num_buckets))
+    hashes = [full_hash(str(v)) for v in x[:50].tolist()]
+    assert a[:50].tolist() == [h % num_buckets for h in hashes]
+
+
+def full_hash(text: str) -> int:
+    """The whole 64 bits, by the Chinese remainder of coprime moduli 2^62 and 2^62 + 1."""
+    low, other = (int(ops.to_hash_bucket_fast([text], m)[0]) for m in (2**62, 2**62 + 1))
+    return next(h for h in range(low, 2**64, 2**62) if h % (2**62 + 1) == other)
+
+
+def test_shapes_and_strides():
+    x = assorted(60).reshape(3, 4, 5)
+    expected = by_text(x.flatten().tolist()).reshape(3, 4, 5)
+    assert torch.equal(ops.to_hash_bucket_fast(x, MOST), expected)
+    assert torch.equal(ops.to_hash_bucket_fast(x.permute(2, 0, 1), MOST), expected.permute(2, 0, 1))
+    assert torch.equal(ops.to_hash_bucket_fast(x[:, ::2], MOST), expected[:, ::2])
+    assert ops.to_hash_bucket_fast(torch.tensor(42), MOST).item() == INTEGERS[42]
+    assert ops.to_hash_bucket_fast(torch.empty(0, 3, dtype=torch.int32), 5).shape == (0, 3)
+    strided = torch.tensor([0, 9, 2, 9, 3, 9])[::2]
+    text = torch.tensor(list(b"axbxcx"), dtype=torch.uint8)[::2]
+    assert torch.equal(ops.string_to_hash_bucket_fast(text, strided, 99), ops.to_hash_bucket_fast(["ab", "c"], 99))
+
+
+def test_threads_give_the_same():
+    x, words = assorted(100_001), [TEXT[: n % 90] for n in range(5000)]
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            results.append((ops.to_hash_bucket_fast(x, 999), ops.to_hash_bucket_fast(words, 999)))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+LEVEL_SCRIPT = """
+import hashlib, numpy as np, torch
+from torchsparse_rec import ops
+random = np.random.default_rng(5)
+x = random.integers(-2**63, 2**63 - 1, 20_000, dtype=np.int64) >> random.integers(0, 64, 20_000)
+parts = [ops.to_hash_bucket_fast(torch.from_numpy(x).view(t), 2**63 - 1)
+         for t in (torch.int64, torch.uint64, torch.int32, torch.uint8)]
+print(hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest())
+"""
+
+
+def test_instruction_sets_give_the_same():
+    found = {}
+    for level in ("baseline", "avx2", "avx512"):
+        environment = {**os.environ, "TORCHSPARSE_REC_CPU": level}
+        command = [sys.executable, "-c", LEVEL_SCRIPT]
+        found[level] = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert len(found["baseline"].strip()) == 64
+    assert found["avx2"] == found["baseline"]
+    assert found["avx512"] == found["baseline"]
+
+
+WORDS = ["", "a", "green", "naïve", "日本語", "with\0nul", "x" * 100]
+
+
+def expected_words() -> torch.Tensor:
+    """WORDS through the operator on bytes and offsets."""
+    encoded = [w.encode() for w in WORDS]
+    offsets = torch.tensor([0, *np.cumsum([len(e) for e in encoded])])
+    return ops.string_to_hash_bucket_fast(torch.tensor(list(b"".join(encoded)), dtype=torch.uint8), offsets, MOST)
+
+
+def test_lists_and_numpy_strings():
+    expected = expected_words()
+    encoded = [w.encode() for w in WORDS]
+    mixed = [w if i % 2 else w.encode() for i, w in enumerate(WORDS)]
+    for strings in (WORDS, tuple(WORDS), encoded, mixed, np.array(WORDS), np.array(encoded)):
+        assert torch.equal(ops.to_hash_bucket_fast(strings, MOST), expected)
+    for strings in (WORDS, encoded, mixed):
+        assert torch.equal(ops.to_hash_bucket_fast(np.array(strings, dtype=object), MOST), expected)
+    assert torch.equal(ops.to_hash_bucket_fast(["a", "green"], MOST), expected[1:3])
+
+
+def test_numpy_shapes_padding_and_integers():
+    square = np.array([["a", "bb"], ["ccc", ""]])
+    expected = ops.to_hash_bucket_fast(["a", "bb", "ccc", ""], 97).reshape(2, 2)
+    for array in (square, square.astype("S"), square.astype(object)):
+        assert torch.equal(ops.to_hash_bucket_fast(array, 97), expected)
+        assert torch.equal(ops.to_hash_bucket_fast(array.T, 97), expected.T)
+    assert torch.equal(ops.to_hash_bucket_fast(np.array([b"a\0", b"a"]), 97), expected[0, 0].expand(2))
+    assert ops.to_hash_bucket_fast(np.array([], dtype="S3"), 97).shape == (0,)
+    numbers = np.arange(-6, 6).reshape(3, 4)
+    expected = by_text(numbers.ravel().tolist(), 97).reshape(3, 4)
+    frozen = numbers.copy()
+    frozen.flags.writeable = False
+    for array in (numbers, frozen, numbers.astype(">i4"), numbers[::-1][::-1]):
+        assert torch.equal(ops.to_hash_bucket_fast(array, 97), expected)
+    assert torch.equal(ops.to_hash_bucket_fast(numbers[::-1], 97), expected.flip(0))
+
+
+@pytest.fixture
+def pa():
+    return pytest.importorskip("pyarrow")
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary", "large_binary", "string_view"])
+def test_arrow(pa, kind):
+    if not hasattr(pa, kind):
+        pytest.skip(f"this pyarrow has no {kind}")
+    strings = WORDS if "string" in kind else [w.encode() for w in WORDS]
+    array = pa.array(strings, getattr(pa, kind)())
+    expected = expected_words()
+    assert torch.equal(ops.to_hash_bucket_fast(array, MOST), expected)
+    assert torch.equal(ops.to_hash_bucket_fast(array[2:5], MOST), expected[2:5])
+    assert ops.to_hash_bucket_fast(array[:0], MOST).shape == (0,)
+    chunked = pa.chunked_array([array[:3], array[3:3], array[3:]])
+    assert torch.equal(ops.to_hash_bucket_fast(chunked, MOST), expected)
+    with pytest.raises(ValueError, match="nulls, got one at position 1"):
+        ops.to_hash_bucket_fast(pa.array([strings[1], None], getattr(pa, kind)()), MOST)
+
+
+def test_arrow_empty(pa):
+    assert ops.to_hash_bucket_fast(pa.array([], pa.string()), 3).tolist() == []
+    assert ops.to_hash_bucket_fast(pa.chunked_array([], pa.string()), 3).tolist() == []
+    empties = ops.to_hash_bucket_fast(pa.array(["", ""]), MOST)
+    assert empties.tolist() == [STRINGS[0]] * 2
+
+
+def test_empty_strings():
+    assert ops.to_hash_bucket_fast([], 3).tolist() == []
+    assert ops.to_hash_bucket_fast(["", b""], MOST).tolist() == [STRINGS[0]] * 2
+
+
+def raises(text: str):
+    return pytest.raises(ValueError, match=text)
+
+
+def test_errors_of_integers():
+    x = torch.arange(3)
+    with raises("x must have an integer dtype, got Bool"):
+        ops.to_hash_bucket_fast(x.bool(), 3)
+    with raises("x must have an integer dtype, got Float"):
+        ops.to_hash_bucket_fast(x.float(), 3)
+    for bad in (0, -4):
+        with raises(f"num_buckets must be >= 1, got {bad}"):
+            ops.to_hash_bucket_fast(x, bad)
+        with raises(f"num_buckets must be >= 1, got {bad}"):
+            ops.to_hash_bucket_fast([], bad)
+
+
+def test_errors_of_other_inputs():
+    with raises(r"x\[1\] must be str or bytes, got int: 5"):
+        ops.to_hash_bucket_fast(["a", 5], 3)
+    with raises(r"x\[0\] must be str or bytes, got NoneType"):
+        ops.to_hash_bucket_fast(np.array([None, "a"], dtype=object), 3)
+    with raises(r"x\[1\] cannot be encoded as UTF-8"):
+        ops.to_hash_bucket_fast(["a", "\ud800"], 3)
+    with raises("string dtype, got numpy float64"):
+        ops.to_hash_bucket_fast(np.ones(2), 3)
+    with raises("got numpy bool"):
+        ops.to_hash_bucket_fast(np.ones(2, bool), 3)
+    with raises("got str"):
+        ops.to_hash_bucket_fast("abc", 3)
+
+
+def test_errors_of_arrow(pa):
+    with raises("strings or binaries, got int64"):
+        ops.to_hash_bucket_fast(pa.array([1, 2]), 3)
+    with raises("pyarrow Array or ChunkedArray, got StringScalar"):
+        ops.to_hash_bucket_fast(pa.scalar("a"), 3)
+    with raises("num_buckets must be >= 1, got 0"):
+        ops.to_hash_bucket_fast(pa.chunked_array([], pa.string()), 0)
+
+
+def test_arrow_bytes_are_not_copied(pa, monkeypatch):
+    array = pa.array(WORDS)
+    addresses = []
+    hashed = ops.hash.string_to_hash_bucket_fast
+    monkeypatch.setattr(
+        ops.hash,
+        "string_to_hash_bucket_fast",
+        lambda text, *rest: addresses.append(text.data_ptr()) or hashed(text, *rest),
+    )
+    assert torch.equal(ops.to_hash_bucket_fast(array, MOST), expected_words())
+    assert array.buffers()[2].address in addresses
+
+
+def test_errors_of_offsets():
+    text = torch.zeros(10, dtype=torch.uint8)
+
+    def call(offsets, bytes=text):
+        return ops.string_to_hash_bucket_fast(bytes, torch.tensor(offsets), 3)
+
+    with raises("offsets must be >= 0, got -1 at position 0"):
+        call([-1, 3])
+    with raises("offsets must not decrease, got 2 at position 2 after 5"):
+        call([0, 5, 2, 1, 99])
+    with raises("offsets must be at most 10, the number of bytes, got 11 at position 1"):
+        call([0, 11, 2])
+    with raises(r"offsets must be in \[0, 10\], the number of bytes, got 11 at position 0"):
+        call([11])
+    with raises("got 0 at position 70000 after 3"):
+        call([3] * 70_000 + [0] * 20_000)
+    with raises(r"offsets must be an int64 vector .* got Int of shape \[1\]"):
+        ops.string_to_hash_bucket_fast(text, torch.zeros(1, dtype=torch.int32), 3)
+    with raises("offsets must be an int64 vector"):
+        ops.string_to_hash_bucket_fast(text, torch.zeros(0, dtype=torch.int64), 3)
+    with raises(r"bytes must be a uint8 vector, got Byte of shape \[2, 5\]"):
+        call([0], text.reshape(2, 5))
+    with raises("bytes must be a uint8 vector, got Char"):
+        call([0], text.to(torch.int8))
+    assert call([4, 6, 6, 10]).shape == (3,)
+
+
+def test_opcheck():
+    for x in (torch.arange(10).reshape(2, 5), torch.empty(0, dtype=torch.uint8)):
+        torch.library.opcheck(torch.ops.torchsparse_rec.to_hash_bucket_fast.default, (x, 7))
+    text = torch.tensor(list(b"abcdef"), dtype=torch.uint8)
+    arguments = (text, torch.tensor([0, 2, 6]), 7)
+    torch.library.opcheck(torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default, arguments)
+
+
+def test_compile():
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def hashed(x, text, offsets):
+        return ops.to_hash_bucket_fast(x, 11) + 1, ops.string_to_hash_bucket_fast(text, offsets, 11) + 1
+
+    text, offsets = torch.tensor(list(b"abcdef"), dtype=torch.uint8), torch.tensor([0, 2, 6])
+    for count in (4, 9):
+        integers, strings = hashed(torch.arange(count), text, offsets)
+        assert torch.equal(integers, by_text(list(range(count)), 11) + 1)
+        assert torch.equal(strings, ops.to_hash_bucket_fast(["ab", "cdef"], 11) + 1)
+
+
+@pytest.fixture(scope="module")
+def tensorflow():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("tensorflow")
+
+
+@pytest.mark.tensorflow
+def test_random_integers_against_tensorflow(tensorflow):
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=60), st.integers(1, MOST))
+    def check(values, num_buckets):
+        text = tensorflow.strings.as_string(tensorflow.constant(values, tensorflow.int64))
+        expected = tensorflow.strings.to_hash_bucket_fast(text, num_buckets).numpy().tolist()
+        assert ops.to_hash_bucket_fast(torch.tensor(values), num_buckets).tolist() == expected
+
+    check()
+
+
+@pytest.mark.tensorflow
+def test_random_strings_against_tensorflow(tensorflow):
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.binary(max_size=200) | st.text(max_size=30), min_size=1, max_size=20), st.integers(1, MOST))
+    def check(values, num_buckets):
+        encoded = [v if isinstance(v, bytes) else v.encode() for v in values]
+        expected = tensorflow.strings.to_hash_bucket_fast(encoded, num_buckets).numpy().tolist()
+        assert ops.to_hash_bucket_fast(values, num_buckets).tolist() == expected
+
+    check()

@@ -1,0 +1,266 @@
+"""EmbeddingBag against torch.nn.EmbeddingBag, and against the plain formulas where torch has none."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from torchsparse_rec import nn
+
+GRAD_MODES = ("dense", "sparse")
+V, D = 12, 3
+OFFSETS = torch.tensor([0, 3, 3, 4, 9])  # the second and the last bag are empty
+
+
+def ids(n=9, seed=0, dtype=torch.int64):
+    return torch.randint(V, (n,), generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def reference(weight, input, offsets, weights, mode, padding_idx=None):
+    """The formulas of the class, bag by bag."""
+    ends = [*offsets.tolist(), len(input)]
+    rows = []
+    for start, end in zip(ends, ends[1:], strict=False):
+        kept = [i for i in range(start, end) if input[i] != padding_idx]
+        x = weight[input[kept].long()]
+        w = torch.ones(len(kept), dtype=weight.dtype) if weights is None else weights[kept]
+        if mode == "max":
+            rows.append(x.amax(0) if kept else torch.zeros(D, dtype=weight.dtype))
+            continue
+        total = (w[:, None] * x).sum(0)
+        divisor = {"sum": torch.ones(()), "mean": w.sum(), "sqrtn": (w * w).sum()}[mode]
+        if divisor == 0:
+            rows.append(total * 0)
+        else:
+            rows.append(total / (divisor.sqrt() if mode == "sqrtn" else divisor))
+    return torch.stack(rows)
+
+
+def run(function, parameters, cotangent):
+    """The output, and the gradients of some leaves, dense."""
+    output = function()
+    grads = torch.autograd.grad((output * cotangent).sum(), parameters)
+    return [output.detach(), *(g.to_dense() if g.is_sparse else g for g in grads)]
+
+
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("kwargs", [{}, {"padding_idx": 4}, {"padding_idx": -1}])
+@pytest.mark.parametrize("form", ["offsets", "last offset", "2-D", "int32"])
+def test_agrees_with_torch(grad_mode, mode, kwargs, form):
+    kwargs = {"mode": mode, "include_last_offset": form == "last offset", "dtype": torch.float64, **kwargs}
+    ours, theirs = nn.EmbeddingBag(V, D, grad_mode=grad_mode, **kwargs), torch.nn.EmbeddingBag(V, D, **kwargs)
+    theirs.load_state_dict(ours.state_dict())
+    arguments = {
+        "offsets": (ids(), OFFSETS),
+        "last offset": (ids(), torch.tensor([0, 2, 2, 9])),
+        "2-D": (ids(20).reshape(4, 5),),
+        "int32": (ids(dtype=torch.int32), OFFSETS.int()),
+    }[form]
+    bags = theirs(*arguments).shape[0]
+    cotangent = torch.randn(bags, D, dtype=torch.float64)
+    got = run(lambda: ours(*arguments), [ours.weight], cotangent)
+    want = run(lambda: theirs(*arguments), [theirs.weight], cotangent)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("padding_idx", [None, 4])
+@pytest.mark.parametrize("two_d", [False, True])
+def test_agrees_with_the_formulas(grad_mode, mode, weighted, padding_idx, two_d):
+    module = nn.EmbeddingBag(V, D, mode=mode, padding_idx=padding_idx, grad_mode=grad_mode, dtype=torch.float64)
+    input, offsets = (ids(20), torch.arange(0, 20, 5)) if two_d else (ids(), OFFSETS)
+    weights = torch.randn(len(input), dtype=torch.float64, requires_grad=True) if weighted else None
+    shape = (-1, 5) if two_d else (-1,)
+    arguments = (input.reshape(shape), None if two_d else offsets, weights.reshape(shape) if weighted else None)
+    leaves = [module.weight, weights] if weighted else [module.weight]
+    cotangent = torch.randn(len(offsets), D, dtype=torch.float64)
+    got = run(lambda: module(*arguments), leaves, cotangent)
+    want = run(lambda: reference(module.weight, input, offsets, weights, mode, padding_idx), leaves, cotangent)
+    if padding_idx is not None:
+        assert not got[1][padding_idx].any()
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
+def test_scale_grad_by_freq_divides_by_the_number_of_occurrences(grad_mode, mode):
+    # Not against torch, whose CPU kernel divides the third row of ids 0, 1, 1, 2, 2, 2 by 2.
+    plain = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64)
+    scaled = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64, grad_mode=grad_mode, scale_grad_by_freq=True)
+    scaled.load_state_dict(plain.state_dict())
+    cotangent = torch.randn(len(OFFSETS), D, dtype=torch.float64)
+    want = run(lambda: plain(ids(), OFFSETS), [plain.weight], cotangent)[1]
+    got = run(lambda: scaled(ids(), OFFSETS), [scaled.weight], cotangent)[1]
+    count = torch.bincount(ids(), minlength=V).clamp_min(1)
+    torch.testing.assert_close(got, want / count[:, None], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("mode", ["mean", "sqrtn"])
+def test_zero_denominators_give_zero(mode):
+    module = nn.EmbeddingBag(V, D, mode=mode)
+    weights = torch.tensor([0.0, 0.0, 1.0] if mode == "sqrtn" else [1.0, -1.0, 1.0], requires_grad=True)
+    output = module(torch.tensor([1, 2, 3]), torch.tensor([0, 2]), weights)
+    assert not output[0].any() and output[1].any()
+    output.sum().backward()
+    assert not weights.grad[:2].any() and not module.weight.grad[1:3].any()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("dim", [1, 2, 5])
+def test_gradcheck(mode, dim):
+    module = nn.EmbeddingBag(V, dim, mode=mode, dtype=torch.float64)
+    weights = None if mode == "max" else torch.rand(9, dtype=torch.float64, requires_grad=True)
+
+    def lookup(weight, weights):
+        return torch.func.functional_call(module, {"weight": weight}, (ids(), OFFSETS, weights))
+
+    weight = torch.randn(V, dim, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lookup, (weight, weights))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+def test_half_tables(mode, dtype, grad_mode):
+    module = nn.EmbeddingBag(V, D, mode=mode, grad_mode=grad_mode, dtype=dtype)
+    weights = None if mode == "max" else torch.rand(9).to(dtype)
+    output = module(ids(), OFFSETS, weights)
+    assert output.dtype is dtype
+    wide = None if weights is None else weights.float()
+    want = reference(module.weight.detach().float(), ids(), OFFSETS, wide, mode)
+    assert torch.equal(output, want.to(dtype)) or torch.allclose(output.float(), want, rtol=1e-2)
+    output.sum().backward()
+    assert module.weight.grad.dtype is dtype
+
+
+def test_max_norm_changes_the_table_as_torch_does():
+    ours, theirs = nn.EmbeddingBag(V, D, max_norm=0.5), torch.nn.EmbeddingBag(V, D, max_norm=0.5)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(ids(), OFFSETS), theirs(ids(), OFFSETS))
+    assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_nested_input():
+    module = nn.EmbeddingBag(V, D, mode="sum")
+    parts = [torch.tensor([1, 2, 5]), torch.tensor([4])]
+    weights = [torch.tensor([1.0, 2.0, 0.5]), torch.tensor([3.0])]
+    nested = [torch.nested.nested_tensor(x, layout=torch.jagged) for x in (parts, weights)]
+    want = module(torch.cat(parts), torch.tensor([0, 3]), torch.cat(weights))
+    assert torch.equal(module(nested[0], None, nested[1]), want)
+
+
+def test_ids_after_the_last_offset_are_left_out():
+    kwargs = {"mode": "sum", "include_last_offset": True}
+    ours, theirs = nn.EmbeddingBag(V, D, **kwargs), torch.nn.EmbeddingBag(V, D, **kwargs)
+    theirs.load_state_dict(ours.state_dict())
+    arguments = (ids(), torch.tensor([0, 2, 5]), torch.rand(9))
+    torch.testing.assert_close(ours(*arguments), theirs(*arguments))
+
+
+def test_bags_without_ids():
+    module = nn.EmbeddingBag(V, D)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert torch.equal(module(nothing, torch.zeros(2, dtype=torch.int64)), torch.zeros(2, D))
+    assert torch.equal(module(nothing.reshape(3, 0)), torch.zeros(3, D))
+    assert module(nothing.reshape(0, 4)).shape == (0, D)
+    assert module(nothing, nothing).shape == (0, D)
+
+
+# ---- Construction and copies -----------------------------------------------------------------------------------------
+
+
+def test_constructor_and_repr_follow_torch():
+    args = (5, 3, 1.5, 1.0, True, "sum", True, None, True, -2)
+    ours, theirs = nn.EmbeddingBag(*args), torch.nn.EmbeddingBag(*args)
+    for name in torch.nn.EmbeddingBag.__constants__:
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert repr(ours) == repr(theirs)
+    assert repr(nn.EmbeddingBag(5, 3, grad_mode="sparse")) == "EmbeddingBag(5, 3, mode='mean', grad_mode='sparse')"
+    assert isinstance(ours, torch.nn.EmbeddingBag)
+
+
+def test_from_pretrained():
+    table = torch.randn(4, 2)
+    module = nn.EmbeddingBag.from_pretrained(table, mode="sqrtn", padding_idx=1, grad_mode="sparse")
+    assert (module.mode, module.padding_idx, module.grad_mode) == ("sqrtn", 1, "sparse")
+    assert module.weight.data_ptr() == table.data_ptr() and not module.weight.requires_grad
+
+
+@pytest.mark.parametrize("direction", ["to torch", "from torch"])
+def test_state_dict_round_trip(direction):
+    ours, theirs = nn.EmbeddingBag(5, 3, grad_mode="auto"), torch.nn.EmbeddingBag(5, 3)
+    source, target = (ours, theirs) if direction == "to torch" else (theirs, ours)
+    assert list(source.state_dict()) == list(target.state_dict()) == ["weight"]
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(ours.weight, theirs.weight)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies(copier):
+    module = nn.EmbeddingBag(V, D, mode="sqrtn", grad_mode="sparse")
+    module(ids(), OFFSETS).sum().backward()
+    other = copier(module)
+    assert torch.equal(other(ids(), OFFSETS), module(ids(), OFFSETS)) and repr(other) == repr(module)
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_id_out_of_range(grad_mode, max_norm):
+    module = nn.EmbeddingBag(V, D, grad_mode=grad_mode, max_norm=max_norm)
+    with pytest.raises(IndexError, match=r"EmbeddingBag: input\[2\] must be in \[0, 12\), got 12"):
+        module(torch.tensor([0, 1, 12]), torch.tensor([0]))
+    with pytest.raises(IndexError, match=r"EmbeddingBag: input\[\d, ?1\]|input\[.*\] must be in \[0, 12\), got -7"):
+        module(torch.tensor([[0, 1], [2, -7]]))
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([1, 3], r"offsets\[0\] must be 0, got 1"),
+        ([0, 5, 3], r"offsets"),
+        ([0, 10], r"offsets"),
+        ([0, -1], r"offsets"),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_bad_offsets(offsets, message, last):
+    offsets = [*offsets, 9] if last else offsets
+    with pytest.raises(ValueError, match=message):
+        nn.EmbeddingBag(V, D, include_last_offset=last)(ids(), torch.tensor(offsets))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.tensor([1.0]), torch.tensor([0])), "input must be int32 or int64, got torch.float32"),
+        ((torch.zeros(1, 1, 1, dtype=torch.int64),), r"input must have rank 1 or 2, got shape \(1, 1, 1\)"),
+        ((torch.tensor([1]),), "offsets must be given when input has rank 1"),
+        ((torch.tensor([[1]]), torch.tensor([0])), "offsets must be None when input has rank 2"),
+        ((torch.tensor([1]), torch.tensor([[0]])), r"offsets must have rank 1, got shape \(1, 1\)"),
+        ((torch.tensor([1]), torch.tensor([0.0])), "offsets must be"),
+        ((ids(), OFFSETS, torch.ones(8)), r"per_sample_weights must have the shape of input, \(9,\), got \(8,\)"),
+        ((ids(), OFFSETS, torch.ones(9).double()), "per_sample_weights must have the dtype of weight"),
+        ((torch.tensor([1, 2]), torch.tensor([0]), torch.tensor([1.0, float("nan")])), r"per_sample_weights\[1\].*nan"),
+    ],
+)
+def test_other_bad_input(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        nn.EmbeddingBag(V, D)(*arguments)
+
+
+def test_bad_construction_and_weights_in_mode_max():
+    with pytest.raises(ValueError, match="mode must be one of 'sum', 'mean', 'sqrtn', 'max', got 'median'"):
+        nn.EmbeddingBag(V, D, mode="median")
+    with pytest.raises(ValueError, match=r"EmbeddingBag: padding_idx must be None or in \[-12, 12\), got 12"):
+        nn.EmbeddingBag(V, D, padding_idx=12)
+    with pytest.raises(ValueError, match="per_sample_weights must be None in mode max"):
+        nn.EmbeddingBag(V, D, mode="max")(ids(), OFFSETS, torch.ones(9))

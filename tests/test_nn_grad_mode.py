@@ -1,0 +1,246 @@
+"""What "auto" chooses, when, and that the choice changes nothing but cost."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from torchsparse_rec import nn
+from torchsparse_rec.nn.grad_mode import FREEZE_AFTER, expected_rows, step_costs
+
+BIG, SMALL = (50_000, 64), (40, 4)
+
+
+def auto(shape=BIG, optimizer=torch.optim.SGD, lookups=1, ids=100, **kwargs):
+    """A table under auto with its optimizer announced and some lookups seen."""
+    module = nn.Embedding(*shape, _weight=torch.empty(shape), grad_mode="auto")  # untouched memory costs nothing
+    optimizer = optimizer(module.parameters(), lr=0.1, **kwargs)
+    module.use_optimizer(optimizer)
+    for _ in range(lookups):
+        module(torch.zeros(ids, dtype=torch.int64))
+    return module, optimizer
+
+
+def layout(module):
+    """The layout of the gradient that the next lookup has."""
+    module.zero_grad()
+    module(torch.tensor([1, 2])).sum().backward()
+    return "sparse" if module.weight.grad.is_sparse else "dense"
+
+
+# ---- The modes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("grad_mode", [None, "dense", "sparse"])
+def test_fixed_modes(sparse, grad_mode):
+    module = nn.Embedding(*SMALL, sparse=sparse, grad_mode=grad_mode)
+    want = grad_mode or ("sparse" if sparse else "dense")
+    assert layout(module) == want
+    assert f"grad_mode={grad_mode!r} -> {want}" in module.explain() and "40 rows x 4" in module.explain()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
+def test_all_modes_give_the_same_parameters(optimizer):
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(200, 5, generator=generator)
+    batches = torch.randint(200, (20, 64), generator=generator)
+    goal = torch.randn(64, 5, generator=generator)
+    results = []
+    for grad_mode in ("dense", "sparse", "auto"):
+        module = nn.Embedding.from_pretrained(start.clone(), freeze=False, grad_mode=grad_mode)
+        steps = optimizer(module.parameters(), lr=0.1)
+        module.use_optimizer(steps)
+        for input in batches:
+            steps.zero_grad()
+            torch.nn.functional.mse_loss(module(input), goal, reduction="sum").backward()
+            steps.step()
+        results.append(module.weight.detach())
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-6)
+
+
+# ---- What auto chooses -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [943, 1682])
+@pytest.mark.parametrize("dim", [8, 32])
+@pytest.mark.parametrize("batch", [256, 2048])
+def test_auto_is_dense_for_ncf_under_adam(rows, dim, batch):
+    module, _ = auto((rows, dim), torch.optim.Adam, ids=batch)
+    assert layout(module) == "dense"
+    assert "-> dense" in module.explain() and "optimizer: Adam" in module.explain()
+
+
+def test_auto_is_sparse_for_the_keras_report_under_sgd():
+    module, _ = auto((793_471, 512), torch.optim.SGD, ids=128 * 20)
+    assert layout(module) == "sparse"
+    text = module.explain()
+    for part in ("-> sparse", "793,471 rows x 512", "SGD", "different rows", "dense: 6.50 GB", "sparse: ", "why: "):
+        assert part in text
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
+@pytest.mark.parametrize(
+    ("optimizer", "kwargs", "want"),
+    [
+        (torch.optim.SGD, {}, "sparse"),
+        (torch.optim.SGD, {"maximize": True}, "sparse"),
+        (torch.optim.SGD, {"momentum": 0.9}, "dense"),
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, "dense"),
+        (torch.optim.SGD, {"weight_decay": 0.1}, "dense"),
+        (torch.optim.SGD, {"fused": True}, "dense"),
+        (torch.optim.Adagrad, {}, "sparse"),
+        (torch.optim.Adagrad, {"weight_decay": 0.1}, "dense"),
+        (torch.optim.SparseAdam, {}, "sparse"),
+        (torch.optim.Adam, {}, "dense"),
+        (torch.optim.AdamW, {}, "dense"),
+        (torch.optim.RMSprop, {}, "dense"),
+        (type("Mine", (torch.optim.SGD,), {}), {}, "dense"),
+    ],
+)
+def test_auto_asks_whether_the_optimizer_takes_sparse_gradients_exactly(optimizer, kwargs, want):
+    module, steps = auto(BIG, optimizer, **kwargs)
+    assert layout(module) == want and f"-> {want}" in module.explain()
+    steps.step()  # the optimizer takes it
+
+
+def test_sparse_adam_is_sparse_even_for_the_smallest_table_and_before_any_lookup():
+    module, _ = auto((3, 1), torch.optim.SparseAdam, lookups=0)
+    assert "SparseAdam takes sparse gradients only" in module.explain()
+    assert layout(module) == "sparse"
+
+
+def test_auto_is_dense_for_small_tables_and_without_an_optimizer():
+    module, _ = auto(SMALL)
+    assert layout(module) == "dense"
+    module = nn.Embedding(*BIG, grad_mode="auto")
+    assert layout(module) == "dense" and "call use_optimizer(optimizer)" in module.explain()
+
+
+def test_use_optimizer_wants_one_that_holds_the_table():
+    module = nn.Embedding(*SMALL, grad_mode="auto")
+    with pytest.raises(ValueError, match="optimizer must hold the module's weight, got a SGD without"):
+        module.use_optimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
+
+
+def test_auto_follows_changes_of_the_optimizer():
+    module, optimizer = auto()
+    assert layout(module) == "sparse"
+    optimizer.param_groups[0]["momentum"] = 0.5
+    assert layout(module) == "dense" and "momentum, 0.5" in module.explain()
+    optimizer.param_groups[0]["momentum"] = 0
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert layout(module) == "sparse"
+    module.weight = torch.nn.Parameter(torch.zeros(*BIG))
+    assert layout(module) == "dense" and "no longer holds this table" in module.explain()
+    module.use_optimizer(torch.optim.SGD(module.parameters(), lr=0.1))
+    assert layout(module) == "dense" and "no longer exists" in module.explain()
+
+
+def test_a_choice_that_flips_during_accumulation():
+    module, optimizer = auto()
+    module.zero_grad()
+    module(torch.tensor([1, 2, 2])).sum().backward()
+    assert module.weight.grad.is_sparse
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    module(torch.tensor([2, 3])).sum().backward()
+    assert torch.equal(module.weight.grad.sum(1)[:5], torch.tensor([0.0, 64, 192, 64, 0]))
+    optimizer.step()
+
+
+# ---- The cost model and its estimate ---------------------------------------------------------------------------------
+
+
+def test_expected_rows():
+    assert expected_rows(10, 0) == 0 and expected_rows(1, 5) == 1 and expected_rows(0, 0) == 0
+    assert expected_rows(10, 1) == pytest.approx(1) and expected_rows(2, 2) == pytest.approx(1.5)
+    assert expected_rows(793_471, 2560) == pytest.approx(2555.9, abs=0.1)
+
+
+def test_costs_grow_with_what_they_depend_on():
+    small, large = step_costs(1000, 8, 4, "SGD", 100), step_costs(100_000, 8, 4, "SGD", 100)
+    assert large["dense"].bytes == 100 * small["dense"].bytes and large["sparse"] == small["sparse"]
+    assert step_costs(1000, 8, 4, "SGD", 200)["sparse"].bytes == 2 * small["sparse"].bytes
+    assert step_costs(1000, 8, 2, "SGD", 100)["dense"].bytes == small["dense"].bytes // 2
+
+
+def test_the_estimate_freezes():
+    module, _ = auto(lookups=FREEZE_AFTER - 1, ids=10)
+    assert f"mean of {FREEZE_AFTER - 1}, frozen after {FREEZE_AFTER}" in module.explain()
+    module(torch.zeros(110, dtype=torch.int64))
+    frozen = module.explain()
+    assert f"11 ids a lookup (mean of {FREEZE_AFTER}, frozen)" in frozen
+    module(torch.zeros(100_000, dtype=torch.int64))
+    assert module.explain() == frozen
+
+
+def test_only_training_lookups_count():
+    module, _ = auto(lookups=0)
+    with torch.no_grad():
+        module(torch.tensor([1]))
+    module.eval()
+    module(torch.tensor([1]))
+    assert "none before the first training lookup" in module.explain()
+
+
+def test_the_estimate_is_saved_with_the_state_and_keys_stay_torchs():
+    model = torch.nn.Sequential(auto(ids=123)[0])
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = torch.nn.Sequential(nn.Embedding(*BIG, grad_mode="auto"))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert "123 ids a lookup (mean of 1" in other[0].explain()
+    assert list(model.state_dict()) == ["0.weight"]
+    assert list(model[0].state_dict(destination={}, prefix="a.")) == ["a.weight"]
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_keep_the_estimate_and_want_their_own_optimizer(copier):
+    module, _ = auto(ids=123)
+    other = copier(module)
+    assert "123 ids" in other.explain() and "no optimizer was announced" in other.explain()
+    assert layout(other) == "dense" and layout(module) == "sparse"
+
+
+# ---- torch.compile ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled():
+    """torch.compile without code generation: what can be traced is the question here."""
+    torch._dynamo.reset()
+    yield lambda module, fullgraph=True: torch.compile(module, backend="aot_eager", fullgraph=fullgraph)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("grad_mode", [None, "dense", "auto"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_dense_lookups_compile_into_one_graph(compiled, grad_mode, kind):
+    module = kind(20, 3, max_norm=2.0, grad_mode=grad_mode)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    module.use_optimizer(optimizer)
+    input = torch.tensor([[1, 2], [2, 5]])
+    module(input).sum().backward()
+    want = module.weight.grad.clone()
+    for _ in range(2):
+        module.zero_grad()
+        compiled(module)(input).sum().backward()
+        assert torch.equal(module.weight.grad, want)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_lookups_are_left_out_of_the_graph(compiled, kind):
+    module = kind(20, 3, grad_mode="sparse")
+    input = torch.tensor([[1, 2], [2, 5]])
+    compiled(module, fullgraph=False)(input).sum().backward()
+    assert module.weight.grad.is_sparse and module.weight.grad.is_coalesced()
+    with torch.no_grad():
+        compiled(module)(input)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="cannot trace sparse gradients: use grad_mode='dense'"):
+        compiled(module)(input)

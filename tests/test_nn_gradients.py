@@ -1,0 +1,194 @@
+"""The coalesced mark of sparse gradients, and their conversion to dense ones."""
+
+import copy
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+
+from torchsparse_rec import nn
+from torchsparse_rec.nn.gradients import _KeepCoalesced
+
+A, B = torch.tensor([3, 3, 9, 1]), torch.tensor([9, 2, 3, 2])
+
+
+def table(**kwargs):
+    return nn.Embedding(12, 2, grad_mode="sparse", **kwargs)
+
+
+def counts(*lookups):
+    """The gradient of the sum of all results: how often each row was looked up."""
+    total = torch.bincount(torch.cat(lookups), minlength=12).float()
+    return total[:, None].expand(12, 2)
+
+
+def hooks_of(weight):
+    return [h for h in weight._post_accumulate_grad_hooks.values() if isinstance(h.__self__, _KeepCoalesced)]
+
+
+def test_one_lookup_gives_unique_sorted_rows_marked_coalesced():
+    module = table()
+    for _ in range(2):
+        module.zero_grad()
+        module(A).sum().backward()
+        grad = module.weight.grad
+        assert grad.is_coalesced() and grad.indices().tolist() == [[1, 3, 9]]
+        assert torch.equal(grad.to_dense(), counts(A))
+
+
+def test_bags_too():
+    bags = nn.EmbeddingBag(12, 2, mode="max", grad_mode="sparse")
+    bags(A, torch.tensor([0, 2])).sum().backward()
+    assert bags.weight.grad.is_coalesced()
+
+
+def test_two_lookups_in_one_backward():
+    module = table()
+    (module(A).sum() + module(B).sum()).backward()
+    assert torch.equal(module.weight.grad.to_dense(), counts(A, B))
+    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, B))
+
+
+def test_accumulation_over_two_backwards():
+    module = table()
+    module(A).sum().backward()
+    module(B).sum().backward()
+    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, B))
+    module(A).sum().backward()
+    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, B, A))
+
+
+def test_accumulation_into_a_gradient_with_repeated_rows():
+    module = table()
+    repeated = torch.sparse_coo_tensor([[5, 5]], torch.ones(2, 2), (12, 2), check_invariants=True)
+    module.weight.grad = repeated
+    module(A).sum().backward()
+    assert not module.weight.grad.is_coalesced()
+    assert torch.equal(module.weight.grad.to_dense(), counts(A, torch.tensor([5, 5])))
+
+
+def test_retained_graph():
+    module = table()
+    loss = module(A).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, A))
+
+
+def test_autograd_grad_between_backwards():
+    module = table()
+    (grad,) = torch.autograd.grad(module(B).sum(), module.weight)
+    assert grad.is_coalesced() and module.weight.grad is None
+    module.weight.grad = torch.sparse_coo_tensor([[5]], torch.ones(1, 2), (12, 2), check_invariants=True)
+    torch.autograd.grad(module(A).sum(), module.weight)
+    module(A).sum().backward()
+    assert torch.equal(module.weight.grad.coalesce().to_dense(), counts(A, torch.tensor([5])))
+
+
+@pytest.mark.parametrize("first", ["dense", "sparse"])
+@pytest.mark.parametrize("together", [True, False])
+def test_dense_and_sparse_contributions_mix(first, together):
+    module = table()
+    module.grad_mode = first
+    one = module(A).sum()
+    if not together:
+        one.backward()
+    module.grad_mode = "sparse" if first == "dense" else "dense"
+    two = module(B).sum()
+    (one + two if together else two).backward()
+    grad = module.weight.grad
+    assert torch.equal(grad.to_dense() if grad.is_sparse else grad, counts(A, B))
+
+
+def test_shared_and_copied_parameters_have_one_pair_of_hooks():
+    one, two = table(), table()
+    two.weight = one.weight
+    for _ in range(3):
+        one(A), two(A)
+    assert len(hooks_of(one.weight)) == 1
+    other = copy.deepcopy(one)
+    other(A)
+    assert (
+        len(hooks_of(other.weight)) == 1 and hooks_of(other.weight)[0].__self__ is not hooks_of(one.weight)[0].__self__
+    )
+    one.weight = torch.nn.Parameter(torch.zeros(12, 2))
+    one(A).sum().backward()
+    assert one.weight.grad.is_coalesced()
+
+
+def test_no_hooks_without_a_sparse_gradient():
+    module = table()
+    with torch.no_grad():
+        module(A)
+    nn.Embedding.from_pretrained(module.weight.detach(), sparse=True)(A)
+    module.grad_mode = "dense"
+    module(A)
+    assert not module.weight._post_accumulate_grad_hooks
+
+
+def test_the_gradient_is_moved_not_copied():
+    module = table()
+    seen = []
+    module(A)
+    module.weight.register_hook(lambda grad: seen.append(grad._values().data_ptr()))
+    module(A).sum().backward()
+    assert seen == [module.weight.grad._values().data_ptr()]
+
+
+def test_padding_only_and_empty_lookups():
+    module = table(padding_idx=4)
+    module(torch.tensor([4, 4])).sum().backward()
+    assert module.weight.grad._nnz() == 0
+    module(torch.zeros(0, dtype=torch.int64)).sum().backward()
+    assert not module.weight.grad.to_dense().any()
+
+
+# ---- sparse_to_dense_grads -------------------------------------------------------------------------------------------
+
+
+def sparse_grad():
+    return torch.sparse_coo_tensor([[1, 0, 1]], torch.tensor([[1.0], [2.0], [3.0]]), (3, 1), check_invariants=True)
+
+
+DENSE = torch.tensor([[2.0], [4.0], [0.0]])
+
+
+def test_parameters_are_converted_in_place():
+    module = torch.nn.Embedding(3, 1, sparse=True)
+    frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+    module(torch.tensor([0, 1, 0, 1, 1, 1])).sum().backward()
+    parameters = nn.sparse_to_dense_grads(iter([module.weight, frozen]))
+    assert parameters[0] is module.weight and parameters[1] is frozen and frozen.grad is None
+    assert torch.equal(module.weight.grad, DENSE)
+    assert nn.sparse_to_dense_grads(module.weight) is module.weight
+    torch.optim.Adam(parameters[:1]).step()
+
+
+def test_gradients_and_containers():
+    dense = torch.ones(3)
+    got = nn.sparse_to_dense_grads([sparse_grad(), None, dense])
+    assert isinstance(got, list) and torch.equal(got[0], DENSE) and got[1] is None and got[2] is dense
+    got = nn.sparse_to_dense_grads((sparse_grad(), sparse_grad()))
+    assert isinstance(got, tuple) and all(torch.equal(g, DENSE) for g in got)
+    got = nn.sparse_to_dense_grads(OrderedDict(a=sparse_grad(), b=[None]))
+    assert torch.equal(got["a"], DENSE) and got["b"] == [None]
+    Grads = namedtuple("Grads", ["x", "y"])
+    got = nn.sparse_to_dense_grads(Grads(sparse_grad(), None))
+    assert isinstance(got, Grads) and torch.equal(got.x, DENSE) and got.y is None
+    assert nn.sparse_to_dense_grads([]) == [] and nn.sparse_to_dense_grads(None) is None
+
+
+def test_pairs():
+    parameter, other = torch.nn.Parameter(torch.zeros(3, 1)), torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = sparse_grad()
+    got = nn.sparse_to_dense_grads([(sparse_grad(), parameter), (None, other)])
+    assert torch.equal(got[0][0], DENSE) and got[0][1] is parameter and got[1] == (None, other)
+    assert parameter.grad.is_sparse
+    nn.sparse_to_dense_grads((other, parameter))
+    assert torch.equal(parameter.grad, DENSE)
+
+
+@pytest.mark.parametrize("x", [3, "weights", [1.0]])
+def test_other_things_are_errors(x):
+    with pytest.raises(TypeError, match="must hold parameters, gradients or pairs, got (int|str|float)"):
+        nn.sparse_to_dense_grads(x)

@@ -1,0 +1,1 @@
+"""Neural collaborative filtering on MovieLens: ``python -m torchsparse_rec.examples.ncf``."""

@@ -1,0 +1,179 @@
+"""The command ``python -m torchsparse_rec.examples.ncf``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import data
+from .plot import plot_curves
+from .steps import GRAD_MODES, LEARNING_RATES, OPTIMIZERS
+from .train import Record, Settings, Trainer, check_writable, read_checkpoint
+
+DEFAULT_EPOCHS = 30
+DEFAULT_OUTPUT = Path("runs/ncf")
+
+
+def positive_int(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
+    return value
+
+
+def layer_widths(text: str) -> tuple[int, ...]:
+    """Comma-separated widths: two or more, the first one even."""
+    widths = tuple(positive_int(width) for width in text.split(","))
+    if len(widths) < 2 or widths[0] % 2:
+        raise argparse.ArgumentTypeError(f"must be two or more widths, the first one even, got {text}")
+    return widths
+
+
+def device(text: str) -> torch.device:
+    """A device that this machine has."""
+    try:
+        chosen = torch.device(text)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be used: {str(error).splitlines()[0]}") from None
+    return chosen
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags. Those that a checkpoint fixes have no default here, so that it is known which were given."""
+    default = Settings()
+    rates = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m torchsparse_rec.examples.ncf", description="Train NeuMF (He et al., 2017) on MovieLens."
+    )
+    add = parser.add_argument
+    add("--dataset", choices=[*data.SOURCES, "generated"], default="ml-100k", help="default ml-100k")
+    add("--data-dir", type=Path, help=f"folder of the original files, default ${data.ENVIRONMENT_VARIABLE}")
+    add("--grad-mode", choices=GRAD_MODES, help=f"of the tables, default {default.grad_mode}")
+    add("--optimizer", choices=OPTIMIZERS, help=f"default {default.optimizer}")
+    add("--lr", type=positive_float, help=f"learning rate, default {rates}")
+    add("--factors", type=positive_int, help=f"width of the GMF vectors, default {default.factors}")
+    widths = ",".join(map(str, default.layers))
+    add("--layers", type=layer_widths, help=f"widths of the MLP from its input on, default {widths}")
+    add("--negatives", type=positive_int, help=f"per positive and epoch, default {default.negatives}")
+    add("--batch-size", type=positive_int, help=f"samples, default {default.batch_size:,}")
+    add("--seed", type=int, help=f"of weights, batches and candidates, default {default.seed}")
+    add("--epochs", type=positive_int, default=DEFAULT_EPOCHS, help=f"in all, default {DEFAULT_EPOCHS}")
+    add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
+    add("--output-dir", type=Path, help=f"of checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
+    add("--resume", type=Path, metavar="CHECKPOINT", help="continue from this checkpoint, bit for bit")
+    add("--compare", choices=["tensorflow"], help="train the same network there too and print both")
+    return parser
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings named on the command line."""
+    values = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def resumed_settings(settings: Settings, given: dict[str, Any], checkpoint: Path) -> Settings:
+    """A checkpoint's settings; ValueError if the command line names another value of one."""
+    for name, value in given.items():
+        saved = settings.learning_rate() if name == "lr" else getattr(settings, name)
+        if value != saved:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}, but {checkpoint} was trained with {saved}")
+    return settings
+
+
+def make_trainer(arguments: argparse.Namespace, interactions: data.Interactions) -> Trainer:
+    """A new trainer, or one that goes on from --resume."""
+    given = given_settings(arguments)
+    if arguments.resume is None:
+        return Trainer(Settings(**given), interactions, arguments.device)
+    settings, checkpoint = read_checkpoint(arguments.resume)
+    trainer = Trainer(resumed_settings(settings, given, arguments.resume), interactions, arguments.device)
+    trainer.load(checkpoint)
+    if len(trainer.history) >= arguments.epochs:
+        raise ValueError(
+            f"{arguments.resume} has {len(trainer.history)} epochs already: --epochs must be larger, "
+            f"got {arguments.epochs}"
+        )
+    return trainer
+
+
+def summary(history: list[Record]) -> str:
+    """The last line: the last epoch's figures, and the best by HR@10."""
+    last = history[-1]
+    best = max(history, key=lambda record: (record.metrics.hr, record.metrics.ndcg))
+    return (
+        f"last epoch {last.epoch}: HR@10 {last.metrics.hr:.4f} NDCG@10 {last.metrics.ndcg:.4f}, "
+        f"best epoch {best.epoch}: HR@10 {best.metrics.hr:.4f} NDCG@10 {best.metrics.ndcg:.4f}"
+    )
+
+
+def train(trainer: Trainer, epochs: int, output: Path) -> None:
+    """Train up to ``epochs``, with a checkpoint after each; then the picture and the last line."""
+    checkpoint, picture = output / "checkpoint.pt", output / "curves.png"
+    while len(trainer.history) < epochs:
+        print(trainer.run_epoch().line(epochs), flush=True)
+        trainer.save(checkpoint)
+    title = f"NeuMF on {trainer.interactions.name}, grad_mode={trainer.settings.grad_mode}"
+    try:
+        plot_curves(trainer.history, title, picture)
+        print(f"checkpoint: {checkpoint}, curves: {picture}")
+    except ImportError as error:
+        print(f"checkpoint: {checkpoint}; no curves: they need matplotlib ({error})")
+    print(summary(trainer.history))
+
+
+def compare(arguments: argparse.Namespace, interactions: data.Interactions) -> int:
+    """Run --compare tensorflow; 1 if losses differ that must agree."""
+    from . import compare_tensorflow
+
+    settings = Settings(**given_settings(arguments))
+    found = compare_tensorflow.compare(settings, interactions, arguments.epochs)
+    return int(settings.grad_mode != "sparse" and found.largest_difference() > compare_tensorflow.TOLERANCE)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code. Unusable input ends it with one line and code 2."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.compare and (arguments.resume or arguments.device.type != "cpu"):
+        parser.error("--compare runs on the CPU and does not go with --resume")
+    output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
+    try:
+        if not arguments.compare:
+            check_writable(output)
+        interactions, where = data.load(arguments.dataset, arguments.data_dir)
+        trainer = None if arguments.compare else make_trainer(arguments, interactions)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    print(
+        f"data: {where}: {interactions.num_users:,} users, {interactions.num_items:,} items, "
+        f"{len(interactions.users):,} interactions"
+    )
+    if trainer is None:
+        try:
+            return compare(arguments, interactions)
+        except ImportError as error:
+            parser.exit(2, f"{parser.prog}: error: --compare tensorflow needs TensorFlow: {error}\n")
+    try:
+        train(trainer, arguments.epochs, output)
+    except FloatingPointError as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The same network in TensorFlow: same weights, same batches, same Adam, side by side in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .data import Interactions
+from .evaluate import Evaluator, Metrics
+from .sampling import TrainingSampler, evaluation_candidates, leave_one_out
+from .steps import Step, build_step
+from .train import Settings, run_batches
+
+TOLERANCE = 1e-5
+COMPARED_STEPS = 100
+_PRINTED_STEPS = (1, 2, 5, 10, 20, 50, 100)
+NAMES = {"ours": "torchsparse_rec", "tensorflow": "TensorFlow"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One framework's epoch: the loss of every step, metrics after it, training samples per second."""
+
+    losses: list[float]
+    loss: float
+    metrics: Metrics
+    samples_per_second: float
+
+    def line(self, title: str, name: str) -> str:
+        """The line that is printed."""
+        m = self.metrics
+        return (
+            f"{title}  {name:<15}  HR@10 {m.hr:.4f} NDCG@10 {m.ndcg:.4f} full-HR@10 {m.full_hr:.4f} "
+            f"full-NDCG@10 {m.full_ndcg:.4f} loss {self.loss:.6f} {self.samples_per_second:,.0f} samples/s"
+        )
+
+
+@dataclass
+class Comparison:
+    """What a comparison found: the losses of the first steps on both sides, and every epoch's figures."""
+
+    first_losses: dict[str, list[float]]
+    epochs: list[dict[str, Side]]
+
+    def largest_difference(self) -> float:
+        """Between the two sides, over the first COMPARED_STEPS losses."""
+        pairs = zip(self.first_losses["ours"], self.first_losses["tensorflow"], strict=True)
+        return max(abs(ours - theirs) for ours, theirs in pairs)
+
+    def speed_ratio(self) -> float:
+        """Our samples per second over TensorFlow's, the median over the epochs."""
+        ratios = sorted(e["ours"].samples_per_second / e["tensorflow"].samples_per_second for e in self.epochs)
+        middle = len(ratios) // 2
+        return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
+
+
+def compare(
+    settings: Settings, interactions: Interactions, epochs: int, print_line: Callable[[str], None] = print
+) -> Comparison:
+    """
+    Train in both frameworks, epoch by epoch on the same batches, and print both.
+
+    Only the training itself is timed: drawing and converting the batches is left out on both sides.
+
+    Args:
+        settings: of the run; Adam has Keras's place of eps on both sides.
+        interactions: the data set.
+        epochs: how many.
+        print_line: takes each line.
+
+    Returns:
+        Both sides' losses, metrics and speeds.
+
+    Raises:
+        ImportError: if TensorFlow is not installed.
+    """
+    split = leave_one_out(interactions)
+    evaluator = Evaluator(split, evaluation_candidates(split, seed=settings.seed))
+    sampler = TrainingSampler(split, settings.negatives, settings.seed)
+    arguments = settings.step_arguments()
+    steps = {
+        kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES
+    }
+    found = Comparison({kind: [] for kind in NAMES}, [])
+    for epoch in range(1, epochs + 1):
+        batches = sampler.draw().batches(settings.batch_size)
+        # The side that goes first alternates: it finds the machine in another state than the second one.
+        kinds = list(NAMES) if epoch % 2 else list(NAMES)[::-1]
+        sides = {kind: _run_side(steps[kind], batches, evaluator, f"epoch {epoch} {NAMES[kind]}") for kind in kinds}
+        found.epochs.append(sides)
+        for kind in NAMES:
+            first = found.first_losses[kind]
+            first += sides[kind].losses[: COMPARED_STEPS - len(first)]
+        if epoch == 1:
+            _print_steps(sides, print_line)
+        title = f"epoch {epoch:>{len(str(epochs))}}/{epochs}"
+        for kind, side in sides.items() if epoch % 2 else reversed(sides.items()):
+            print_line(side.line(title if kind == "ours" else " " * len(title), NAMES[kind]))
+    _print_summary(found, print_line)
+    return found
+
+
+def _run_side(step: Step, batches: list[Any], evaluator: Evaluator, title: str) -> Side:
+    sizes = [len(batch[2]) for batch in batches]
+    prepared = step.prepare(batches)
+    started = time.perf_counter()
+    scalars = run_batches(step, prepared, title)
+    float(scalars[-1])  # waits for what may still be running
+    seconds = time.perf_counter() - started
+    losses = [float(loss) for loss in scalars]
+    mean = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)
+    return Side(losses, mean, evaluator(step.network()), sum(sizes) / seconds)
+
+
+def _print_steps(sides: dict[str, Side], print_line: Callable[[str], None]) -> None:
+    print_line(f"{'step':>4}  {'torchsparse_rec':>15}  {'TensorFlow':>15}  difference")
+    for number in _PRINTED_STEPS:
+        if number <= len(sides["ours"].losses):
+            ours, theirs = sides["ours"].losses[number - 1], sides["tensorflow"].losses[number - 1]
+            print_line(f"{number:>4}  {ours:>15.8f}  {theirs:>15.8f}  {abs(ours - theirs):.1e}")
+
+
+def _print_summary(found: Comparison, print_line: Callable[[str], None]) -> None:
+    difference = found.largest_difference()
+    verdict = "within" if difference <= TOLERANCE else "NOT within"
+    steps = len(found.first_losses["ours"])
+    print_line(f"first {steps} losses: largest difference {difference:.2e} ({verdict} {TOLERANCE:g})")
+    print_line(f"samples/s: {found.speed_ratio():.2f} times TensorFlow's (median over the epochs)")

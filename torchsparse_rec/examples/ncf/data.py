@@ -1,0 +1,251 @@
+"""The MovieLens data sets: from a folder, from the network, or a generated stand-in of the same shape."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import queue
+import threading
+import urllib.request
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .reader import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, read_ratings
+
+ENVIRONMENT_VARIABLE = "TORCHSPARSE_REC_DATA"
+URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+MD5 = "6e47046882bad158b0efbb84cd5cb987"
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A MovieLens release: its file, how the lines look and how many there are."""
+
+    file: str
+    layout: Layout
+    ratings: int
+
+
+SOURCES = {
+    "ml-100k": Source("u.data", TAB_LAYOUT, 100_000),
+    "ml-1m": Source("ratings.dat", COLON_LAYOUT, 1_000_209),
+    "ml-20m": Source("ratings.csv", CSV_LAYOUT, 20_000_263),
+}
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """
+    Who touched what when, in file order.
+
+    Args:
+        name: of the data set.
+        users, items: 0-based ids without gaps, int32 ``[N]``.
+        timestamps: Unix times in seconds, int64 ``[N]``.
+        num_users, num_items: bounds of the ids.
+    """
+
+    name: str
+    users: np.ndarray
+    items: np.ndarray
+    timestamps: np.ndarray
+    num_users: int
+    num_items: int
+
+    def checksum(self) -> int:
+        """A number that tells two data sets apart."""
+        value = zlib.crc32(f"{self.num_users} {self.num_items}".encode())
+        for column in (self.users, self.items, self.timestamps):
+            value = zlib.crc32(np.ascontiguousarray(column).data, value)
+        return value
+
+
+def load(dataset: str = "ml-100k", data_dir: str | Path | None = None) -> tuple[Interactions, str]:
+    """
+    The interactions of a MovieLens release.
+
+    With ``data_dir``, or ``$TORCHSPARSE_REC_DATA``, the original file is read from there. Without either, ml-100k is
+    taken from the cache or downloaded, and where that fails a generated data set of its shape takes its place.
+
+    Args:
+        dataset: ``ml-100k``, ``ml-1m``, ``ml-20m`` or ``generated``.
+        data_dir: the folder of the file, or one that holds it as ``<dataset>/<file>``.
+
+    Returns:
+        The interactions, and one line that says where they come from.
+
+    Raises:
+        FileNotFoundError: if the folder does not hold the file.
+        ValueError: if the file is truncated or garbled, or the data set can only be read from a folder.
+    """
+    if dataset == "generated":
+        return generate(), "a generated data set of ml-100k's shape"
+    if dataset not in SOURCES:
+        raise ValueError(f"dataset must be one of {', '.join(SOURCES)} or generated, got {dataset!r}")
+    folder = data_dir if data_dir is not None else os.environ.get(ENVIRONMENT_VARIABLE) or None
+    if folder is not None:
+        given_by = "--data-dir" if data_dir is not None else f"${ENVIRONMENT_VARIABLE}"
+        path = find(dataset, Path(folder), given_by)
+        return read(dataset, path), f"{dataset} from {path}"
+    if dataset != "ml-100k":
+        raise ValueError(f"{dataset} is not downloaded: give its folder by --data-dir or ${ENVIRONMENT_VARIABLE}")
+    try:
+        path = download()
+    except (OSError, zipfile.BadZipFile, ValueError) as error:
+        return generate(), (
+            f"ml-100k could not be downloaded ({error}): this run trains on GENERATED data of the same shape; "
+            f"give the real file by --data-dir or ${ENVIRONMENT_VARIABLE}"
+        )
+    return read(dataset, path), f"ml-100k from {path}"
+
+
+def find(dataset: str, folder: Path, given_by: str) -> Path:
+    """The data set's file in ``folder/<dataset>`` or in ``folder``; FileNotFoundError names both and ``given_by``."""
+    places = [folder / dataset / SOURCES[dataset].file, folder / SOURCES[dataset].file]
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(f"{given_by} is {folder}, but neither {places[0]} nor {places[1]} exists")
+
+
+def read(dataset: str, path: Path) -> Interactions:
+    """Read a release's file; ValueError with the line number if it is garbled or does not have all its lines."""
+    source = SOURCES[dataset]
+    with path.open("rb") as stream:
+        columns = read_ratings(stream, str(path), source.layout)
+    if columns.shape[1] != source.ratings:
+        line = columns.shape[1] + (source.layout.header is not None)
+        raise ValueError(
+            f"{path} ends at line {line:,} with {columns.shape[1]:,} ratings, "
+            f"expected the {source.ratings:,} ratings of {dataset}"
+        )
+    return index_ids(dataset, *columns)
+
+
+def index_ids(name: str, users: np.ndarray, items: np.ndarray, timestamps: np.ndarray) -> Interactions:
+    """Renumber the ids that occur from 0, in ascending order."""
+    users, num_users = _without_gaps(users)
+    items, num_items = _without_gaps(items)
+    return Interactions(name, users, items, timestamps, num_users, num_items)
+
+
+def _without_gaps(ids: np.ndarray) -> tuple[np.ndarray, int]:
+    present = np.zeros(int(ids.max()) + 1, dtype=bool)
+    present[ids] = True
+    number = np.cumsum(present, dtype=np.int32) - np.int32(1)
+    return number[ids], int(present.sum())
+
+
+def cache_file() -> Path:
+    """Where the downloaded file is kept."""
+    return Path.home() / ".cache" / "torchsparse_rec" / "ml-100k" / "u.data"
+
+
+def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS) -> Path:
+    """
+    The file of ml-100k in the cache, downloaded unless it is there already with the right checksum.
+
+    Raises:
+        OSError: if there is no answer within ``connect_seconds``, or the cache cannot be written.
+        ValueError: if what came is not the file.
+    """
+    path = cache_file()
+    if path.is_file() and hashlib.md5(path.read_bytes()).hexdigest() == MD5:
+        return path
+    with zipfile.ZipFile(io.BytesIO(_fetch(url, connect_seconds))) as archive:
+        try:
+            content = archive.read("ml-100k/u.data")
+        except KeyError:
+            raise ValueError(f"{url} holds no ml-100k/u.data") from None
+    if hashlib.md5(content).hexdigest() != MD5:
+        raise ValueError(f"{url}: wrong checksum of u.data, expected md5 {MD5}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"u.data.{os.getpid()}.part")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _fetch(url: str, connect_seconds: float) -> bytes:
+    """The body behind ``url``. A thread opens it, since looking up a name has no time limit of its own."""
+    answers: queue.Queue = queue.Queue()
+
+    def connect() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=connect_seconds))
+        except Exception as error:  # handed to the caller
+            answers.put(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        answer = answers.get(timeout=connect_seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer from {url} within {connect_seconds:g} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    with answer:
+        return answer.read()
+
+
+def generate(
+    num_users: int = 943, num_items: int = 1682, num_interactions: int = 100_000, seed: int = 0
+) -> Interactions:
+    """
+    Interactions with popular and rare items and users whose taste can be learnt; the same for the same arguments.
+
+    A user of taste ``t`` (unit-scale normal vector) prefers item ``i`` by ``log popularity_i + 3 <t, q_i>``; the items a
+    user touches are a draw without replacement by these preferences, in random order of time.
+
+    Raises:
+        ValueError: if a user would have to touch more than half of the items.
+
+    Example:
+        >>> data = generate(10, 200, 500)
+        >>> len(data.users), data.num_users, data.num_items
+        (500, 10, 200)
+    """
+    random = np.random.default_rng(seed)
+    counts = _activity(random, num_users, num_interactions, num_items // 2)
+    popularity = -1.0 * np.log(np.arange(1, num_items + 1) + 10.0)
+    rank = 8
+    tastes = random.standard_normal((num_users, rank)) / rank**0.5
+    qualities = random.standard_normal((num_items, rank))
+    preference = random.permutation(popularity) + 1.5 * tastes @ qualities.T
+    # The largest of preference + Gumbel noise are a draw without replacement with weights exp(preference).
+    order = np.argsort(-(preference + random.gumbel(size=preference.shape)), axis=1)
+    users = np.repeat(np.arange(num_users), counts)
+    items = np.concatenate([order[user, :count] for user, count in enumerate(counts)])
+    timestamps = random.integers(874_000_000, 894_000_000, num_interactions)
+    shuffled = random.permutation(num_interactions)
+    return Interactions(
+        "generated",
+        users[shuffled].astype(np.int32),
+        items[shuffled].astype(np.int32),
+        timestamps[shuffled].astype(np.int64),
+        num_users,
+        num_items,
+    )
+
+
+def _activity(random: np.random.Generator, num_users: int, total: int, most: int) -> np.ndarray:
+    """How many items each user touches: log-normal, at least a fifth of the mean, at most ``most``, ``total`` in all."""
+    if total > num_users * most:
+        raise ValueError(
+            f"num_interactions must be at most {num_users * most} ({num_users} users, at most {most} items each), got {total}"
+        )
+    least = min(total // num_users // 5, most)
+    wish = random.lognormal(sigma=1.0, size=num_users)
+    counts = np.clip(least + (total - least * num_users) * wish / wish.sum(), least, most).astype(np.int64)
+    while (missing := total - int(counts.sum())) > 0:
+        room = np.flatnonzero(counts < most)
+        counts[random.choice(room, size=min(missing, len(room)), replace=False)] += 1
+    return counts

@@ -1,0 +1,103 @@
+"""HR@10 and NDCG@10 of held-out items, against 99 sampled items and against the full catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .model import NeuMF
+from .sampling import PairSet, Split
+
+# Pairs scored at once: their hidden layer stays in the cache.
+_PAIRS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Means over the tested users: ``hr`` and ``ndcg`` against sampled items, ``full_*`` against the catalogue."""
+
+    hr: float
+    ndcg: float
+    full_hr: float
+    full_ndcg: float
+
+
+def ranks(held_out: Tensor, others: Tensor) -> Tensor:
+    """
+    The 0-based rank of each held-out item: how many others do not score below it.
+
+    Ties count against the held-out item, and so does a NaN on either side.
+
+    Args:
+        held_out: its scores ``[T]``.
+        others: scores of the items it competes with ``[T, C]``.
+
+    Returns:
+        int64 ``[T]``.
+
+    Example:
+        >>> ranks(torch.tensor([2.0]), torch.tensor([[1.0, 2.0, 3.0]]))
+        tensor([2])
+    """
+    return others.shape[1] - (others < held_out.unsqueeze(1)).sum(1)
+
+
+def hit_rate(ranks: Tensor, top: int = 10) -> float:
+    """The share of ranks ``[T]`` below ``top``."""
+    return (ranks < top).double().mean().item()
+
+
+def ndcg(ranks: Tensor, top: int = 10) -> float:
+    """The mean of ``1 / log2(rank + 2)`` over ranks ``[T]``, zero from ``top`` on: with one relevant item the ideal is 1."""
+    gain = 1.0 / torch.log2(ranks.double() + 2.0)
+    return torch.where(ranks < top, gain, 0.0).mean().item()
+
+
+class Evaluator:
+    """
+    Ranks the held-out item of every tested user.
+
+    Args:
+        split: held-out and training interactions.
+        candidates: the sampled items of each tested user, int32 ``[T, C]``, none ever touched by the user.
+        device: where the model lives.
+    """
+
+    def __init__(self, split: Split, candidates: Tensor, device: torch.device | str = "cpu") -> None:
+        if not len(split.test_users):
+            raise ValueError("there is nothing to evaluate: no user has two interactions or more")
+        self._users = split.test_users.to(device)
+        self._items = split.test_items.to(device)
+        self._candidates = candidates.to(device)
+        self._trained = PairSet(split.users.to(device), split.items.to(device), split.num_users, split.num_items)
+        self._num_items = split.num_items
+
+    @torch.no_grad()
+    def __call__(self, model: NeuMF) -> Metrics:
+        """The metrics of ``model``, whose parameters stay as they are."""
+        sampled = self._sampled_ranks(model)
+        full = self._full_ranks(model)
+        return Metrics(hit_rate(sampled), ndcg(sampled), hit_rate(full), ndcg(full))
+
+    def _sampled_ranks(self, model: NeuMF) -> Tensor:
+        items = torch.cat([self._items.unsqueeze(1), self._candidates], dim=1)
+        found = []
+        size = max(1, _PAIRS // items.shape[1])
+        for users, block in zip(self._users.split(size), items.split(size), strict=True):
+            scores = model(users.repeat_interleave(block.shape[1]), block.flatten()).view(block.shape)
+            found.append(ranks(scores[:, 0], scores[:, 1:]))
+        return torch.cat(found)
+
+    def _full_ranks(self, model: NeuMF) -> Tensor:
+        found = []
+        size = max(1, _PAIRS // self._num_items)
+        for users, items in zip(self._users.split(size), self._items.split(size), strict=True):
+            scores = model.score_all(users)
+            held_out = scores.gather(1, items.long().unsqueeze(1)).squeeze(1)
+            # A training item, and the held-out item itself, is no competitor: minus infinity is below every number.
+            scores.masked_fill_(self._trained.row_mask(users), -torch.inf)
+            scores.scatter_(1, items.long().unsqueeze(1), -torch.inf)
+            found.append(ranks(held_out, scores))
+        return torch.cat(found)

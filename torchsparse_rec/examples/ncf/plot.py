@@ -1,0 +1,43 @@
+"""A picture of a run: metrics and loss over the epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .train import Record, replacing
+
+
+def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
+    """
+    Draw the curves into a PNG.
+
+    Args:
+        history: the epochs, at least one.
+        title: printed above.
+        path: of the file, replaced only by a complete one.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    quality, loss = figure.subplots(1, 2)
+    epochs = [record.epoch for record in history]
+    for field, label in (
+        ("hr", "HR@10"),
+        ("ndcg", "NDCG@10"),
+        ("full_hr", "full-HR@10"),
+        ("full_ndcg", "full-NDCG@10"),
+    ):
+        quality.plot(epochs, [getattr(record.metrics, field) for record in history], label=label, marker=".")
+    quality.set(xlabel="epoch", ylim=(0.0, None), title="held-out items")
+    quality.legend()
+    loss.plot(epochs, [record.loss for record in history], marker=".", color="black")
+    loss.set(xlabel="epoch", ylabel="binary cross-entropy", title="training loss")
+    figure.suptitle(title)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)

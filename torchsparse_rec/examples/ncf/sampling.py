@@ -1,0 +1,205 @@
+"""What the network is trained and judged on: leave-one-out split, fresh training negatives, evaluation candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data import Interactions
+
+
+@dataclass(frozen=True)
+class Split:
+    """
+    Interactions cut in two: every user's latest one is held out, the rest trains.
+
+    Args:
+        users, items: training interactions, int32 ``[N]``.
+        test_users, test_items: one held-out interaction per user with at least two, int32 ``[T]``.
+        num_users, num_items: sizes of the tables.
+    """
+
+    users: Tensor
+    items: Tensor
+    test_users: Tensor
+    test_items: Tensor
+    num_users: int
+    num_items: int
+
+
+def leave_one_out(interactions: Interactions) -> Split:
+    """
+    Hold out each user's latest interaction; of equal timestamps the one that comes last in the file.
+
+    A user with a single interaction keeps it for training and is not tested.
+    """
+    users, items = interactions.users, interactions.items
+    order = np.lexsort((interactions.timestamps, users))  # stable: equal timestamps stay in file order
+    sorted_users = users[order]
+    last_of_user = np.append(sorted_users[1:] != sorted_users[:-1], True)
+    counts = np.bincount(users, minlength=interactions.num_users)
+    held_out = np.zeros(len(users), dtype=bool)
+    held_out[order[last_of_user & (counts[sorted_users] > 1)]] = True
+    test = np.flatnonzero(held_out)
+    test = test[np.argsort(users[test])]
+    return Split(
+        users=torch.from_numpy(users[~held_out]),
+        items=torch.from_numpy(items[~held_out]),
+        test_users=torch.from_numpy(users[test]),
+        test_items=torch.from_numpy(items[test]),
+        num_users=interactions.num_users,
+        num_items=interactions.num_items,
+    )
+
+
+class PairSet:
+    """
+    A set of (user, item) pairs as one bit per possible pair, so that a million pairs are looked up in milliseconds.
+
+    Args:
+        users, items: int32 ``[N]``, on the device where the set shall live.
+        num_users, num_items: bounds of the ids.
+    """
+
+    def __init__(self, users: Tensor, items: Tensor, num_users: int, num_items: int) -> None:
+        self.num_items = num_items
+        self._row_bytes = (num_items + 7) // 8
+        self._bits = torch.zeros(num_users * self._row_bytes, dtype=torch.uint8, device=users.device)
+        for bit in range(8):  # within one pass every pair of the same byte writes the same value
+            chosen = (items & 7) == bit
+            position = self._byte(users[chosen], items[chosen])
+            self._bits[position] = self._bits[position] | (1 << bit)
+
+    def _byte(self, users: Tensor, items: Tensor) -> Tensor:
+        return users.long() * self._row_bytes + (items >> 3)
+
+    def contains(self, users: Tensor, items: Tensor) -> Tensor:
+        """Whether each pair is in the set: bool, of the shape of ``items``, to which ``users`` is broadcast."""
+        return ((self._bits[self._byte(users, items)] >> (items & 7).to(torch.uint8)) & 1).bool()
+
+    def row_mask(self, users: Tensor) -> Tensor:
+        """Membership of every item, bool ``[len(users), num_items]``."""
+        rows = self._bits.view(-1, self._row_bytes)[users.long()]
+        shifts = torch.arange(8, dtype=torch.uint8, device=rows.device)
+        return ((rows.unsqueeze(-1) >> shifts) & 1).bool().flatten(1)[:, : self.num_items]
+
+    def counts(self) -> Tensor:
+        """Items in the set per user, int64 ``[num_users]``."""
+        powers = torch.arange(8, dtype=torch.uint8, device=self._bits.device)
+        counted = ((torch.arange(256, dtype=torch.uint8, device=self._bits.device).unsqueeze(1) >> powers) & 1).sum(1)
+        return counted[self._bits.int()].view(-1, self._row_bytes).sum(1)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch's samples in training order: users and items int32 ``[M]``, labels float32 ``[M]`` (1 or 0)."""
+
+    users: Tensor
+    items: Tensor
+    labels: Tensor
+
+    def batches(self, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Consecutive slices of ``size`` samples; the last may be shorter."""
+        return list(zip(self.users.split(size), self.items.split(size), self.labels.split(size), strict=True))
+
+
+class TrainingSampler:
+    """
+    Draws an epoch: every training interaction with fresh negatives, shuffled.
+
+    A negative is uniform over the items outside the user's training interactions.
+
+    Args:
+        split: the training interactions.
+        negatives: per positive, default 4.
+        seed: of the generator, whose state is :attr:`generator`'s.
+        device: where the samples are drawn and stay.
+
+    Raises:
+        ValueError: if a user's training interactions cover every item.
+    """
+
+    def __init__(self, split: Split, negatives: int = 4, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        if negatives < 1:
+            raise ValueError(f"negatives must be at least 1, got {negatives}")
+        self.negatives = negatives
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self._users = split.users.to(device)
+        self._items = split.items.to(device)
+        self._trained = PairSet(self._users, self._items, split.num_users, split.num_items)
+        full = (self._trained.counts() == split.num_items).nonzero()
+        if len(full):
+            raise ValueError(f"no negative exists for user {int(full[0])}: all {split.num_items} items are training items")
+
+    @property
+    def samples(self) -> int:
+        """Samples of one epoch."""
+        return len(self._users) * (1 + self.negatives)
+
+    def draw(self) -> Epoch:
+        """The next epoch; the generator moves on."""
+        device, group = self._users.device, 1 + self.negatives
+        items = torch.empty(len(self._users), group, dtype=torch.int32, device=device)
+        items[:, 0] = self._items
+        negatives = _draw_outside(self._trained, self._users.unsqueeze(1).expand(-1, self.negatives), self.generator)
+        items[:, 1:] = negatives
+        order = torch.randperm(self.samples, generator=self.generator, device=device)
+        positives = order.div(group, rounding_mode="floor")
+        labels = (order == positives * group).float()
+        return Epoch(self._users[positives], items.view(-1)[order], labels)
+
+
+def _draw_outside(pairs: PairSet, users: Tensor, generator: torch.Generator) -> Tensor:
+    """A uniform item for each user such that the pair is not in ``pairs``: int32, of the shape of ``users``."""
+
+    def draw(size: torch.Size) -> Tensor:
+        return torch.randint(pairs.num_items, size, generator=generator, dtype=torch.int32, device=users.device)
+
+    items = draw(users.shape)
+    bad = pairs.contains(users, items).nonzero(as_tuple=True)
+    while len(bad[0]):
+        redrawn = draw(bad[0].shape)
+        items[bad] = redrawn
+        still = pairs.contains(users[bad], redrawn)
+        bad = tuple(index[still] for index in bad)
+    return items
+
+
+def evaluation_candidates(split: Split, count: int = 99, seed: int = 0) -> Tensor:
+    """
+    For each tested user ``count`` different items that the user never touched, in training or test.
+
+    Args:
+        split: the held-out interactions and what else the users touched.
+        count: candidates per user, default 99 as in the NCF paper.
+        seed: the same candidates serve every epoch of every run with this seed.
+
+    Returns:
+        int32 ``[T, count]``.
+
+    Raises:
+        ValueError: if a user left fewer than ``count`` items untouched.
+    """
+    users, device = split.test_users, split.users.device
+    touched = PairSet(
+        torch.cat([split.users, users]), torch.cat([split.items, split.test_items]), split.num_users, split.num_items
+    )
+    untouched = split.num_items - touched.counts()[users.long()]
+    if bool((untouched < count).any()):
+        worst = int(untouched.argmin())
+        raise ValueError(
+            f"evaluation needs {count} items that a user never touched; user {int(users[worst])} has {untouched[worst]}"
+        )
+    generator = torch.Generator(device).manual_seed(seed)
+    candidates = _draw_outside(touched, users.unsqueeze(1).expand(-1, count), generator)
+    while True:
+        candidates = candidates.sort(dim=1).values
+        repeated = torch.zeros_like(candidates, dtype=torch.bool)
+        repeated[:, 1:] = candidates[:, 1:] == candidates[:, :-1]
+        rows, columns = repeated.nonzero(as_tuple=True)
+        if not len(rows):
+            return candidates
+        candidates[rows, columns] = _draw_outside(touched, users[rows], generator)

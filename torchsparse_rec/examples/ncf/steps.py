@@ -1,0 +1,184 @@
+"""One training step, three ways: with our tables, in plain PyTorch and in TensorFlow, from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .model import NeuMF, table_factory
+
+KINDS = ("ours", "torch", "tensorflow")
+OPTIMIZERS = ("adam", "sgd", "adagrad")
+GRAD_MODES = ("sparse", "dense", "auto")
+LEARNING_RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
+KERAS_EPS = 1e-7
+
+Batch = tuple[Any, Any, Any]
+
+
+class Step(Protocol):
+    """Trains on one batch: users and items int32 ``[B]``, labels float32 ``[B]``."""
+
+    def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[Batch]:
+        """The batches as the framework's own tensors."""
+
+    def __call__(self, users: Any, items: Any, labels: Any) -> Any:
+        """Update the weights; returns the batch's mean loss, a scalar that ``float()`` takes."""
+
+    def network(self) -> NeuMF:
+        """A network with the present weights, to evaluate."""
+
+
+class KerasAdam(torch.optim.Adam):
+    """
+    Adam with eps where Keras and TensorFlow have it: ``w -= alpha_t m / (sqrt(v) + eps)``.
+
+    torch adds eps to ``sqrt(v / (1 - beta2^t))``: the two agree if torch's eps is ``eps / sqrt(1 - beta2^t)`` at step t.
+
+    Args:
+        params: as for :class:`torch.optim.Adam`, which also takes the rest.
+        lr: default 1e-3.
+        eps: Keras's, default 1e-7.
+        fused: default True.
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-3, eps: float = KERAS_EPS, fused: bool = True) -> None:
+        super().__init__(params, lr=lr, eps=eps, fused=fused)
+        self._keras_eps = eps
+        self._steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Perform one step."""
+        self._steps += 1
+        for group in self.param_groups:
+            group["eps"] = self._keras_eps / (1.0 - group["betas"][1] ** self._steps) ** 0.5
+        return super().step(closure)
+
+
+class TorchStep:
+    """
+    Forward, backward and update in PyTorch.
+
+    Args:
+        model: the network; its tables may have sparse gradients.
+        optimizers: together they hold every parameter once.
+    """
+
+    def __init__(self, model: NeuMF, optimizers: Sequence[Optimizer]) -> None:
+        self.model = model
+        self.optimizers = list(optimizers)
+        self._loss = nn.BCEWithLogitsLoss()
+
+    def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[Batch]:
+        """The batches themselves."""
+        return list(batches)
+
+    def __call__(self, users: Tensor, items: Tensor, labels: Tensor) -> Tensor:
+        """Train on one batch; returns its mean loss without a graph."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        loss = self._loss(self.model(users, items), labels)
+        loss.backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss.detach()
+
+    def network(self) -> NeuMF:
+        """The trained network itself."""
+        return self.model
+
+
+def initial_weights(
+    num_users: int, num_items: int, factors: int, layers: Sequence[int], seed: int
+) -> dict[str, Tensor]:
+    """The state from which every kind of step starts; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return NeuMF(num_users, num_items, factors, layers).state_dict()
+
+
+def make_optimizers(model: NeuMF, optimizer: str, lr: float, sparse: bool, keras_rule: bool) -> list[Optimizer]:
+    """One optimizer for the whole model; with sparse gradients Adam trains the tables by torch's SparseAdam."""
+    parameters = list(model.parameters())
+    if optimizer == "sgd":
+        return [torch.optim.SGD(parameters, lr=lr)]
+    if optimizer == "adagrad":
+        return [torch.optim.Adagrad(parameters, lr=lr)]
+    if optimizer != "adam":
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+
+    def dense_adam(chosen: list[nn.Parameter]) -> Optimizer:
+        return KerasAdam(chosen, lr=lr) if keras_rule else torch.optim.Adam(chosen, lr=lr, fused=True)
+
+    if not sparse:
+        return [dense_adam(parameters)]
+    tables = [table.weight for table in model.tables()]
+    rest = [parameter for parameter in parameters if all(parameter is not table for table in tables)]
+    return [torch.optim.SparseAdam(tables, lr=lr), dense_adam(rest)]
+
+
+def build_step(
+    kind: str,
+    num_users: int,
+    num_items: int,
+    *,
+    factors: int = 8,
+    layers: Sequence[int] = (64, 32, 16, 8),
+    grad_mode: str = "auto",
+    optimizer: str = "adam",
+    lr: float | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    keras_rule: bool = False,
+) -> Step:
+    """
+    A training step of NeuMF; all kinds with the same seed start from the same weights.
+
+    Args:
+        kind: ``ours`` (tables of ``torchsparse_rec.nn``), ``torch`` (``torch.nn.Embedding``, dense gradients) or
+            ``tensorflow`` (a ``tf.function``, gradients made dense; always Keras's Adam).
+        num_users, num_items: rows of the tables.
+        factors, layers: of :class:`NeuMF`.
+        grad_mode: of our tables: ``sparse``, ``dense`` or ``auto``.
+        optimizer: ``adam``, ``sgd`` or ``adagrad``.
+        lr: learning rate, default that of LEARNING_RATES.
+        seed: of the initial weights.
+        device: of the PyTorch kinds.
+        keras_rule: whether Adam has Keras's place of eps.
+
+    Returns:
+        The step.
+
+    Raises:
+        ValueError: for an unknown kind, grad_mode or optimizer.
+
+    Example:
+        >>> step = build_step("torch", 4, 6, factors=2, layers=(4, 2))
+        >>> users, items = torch.tensor([0, 1, 3]), torch.tensor([5, 2, 2])
+        >>> f"{float(step(users, items, torch.tensor([1.0, 0.0, 0.0]))):.2f}"
+        '0.69'
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if grad_mode not in GRAD_MODES:
+        raise ValueError(f"grad_mode must be one of {', '.join(GRAD_MODES)}, got {grad_mode!r}")
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
+    lr = LEARNING_RATES[optimizer] if lr is None else lr
+    make_table = table_factory(grad_mode) if kind == "ours" else nn.Embedding
+    model = NeuMF(num_users, num_items, factors, layers, make_table)
+    model.load_state_dict(initial_weights(num_users, num_items, factors, layers, seed))
+    if kind == "tensorflow":
+        from .tensorflow_step import TensorflowStep
+
+        return TensorflowStep(model, optimizer, lr)
+    model.to(device)
+    optimizers = make_optimizers(model, optimizer, lr, kind == "ours" and grad_mode == "sparse", keras_rule)
+    if kind == "ours":
+        for table in model.tables():
+            table.use_optimizer(optimizers[0])
+    return TorchStep(model, optimizers)

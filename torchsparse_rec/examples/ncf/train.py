@@ -1,0 +1,208 @@
+"""The training loop: epochs, figures, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .data import Interactions
+from .evaluate import Evaluator, Metrics
+from .sampling import TrainingSampler, evaluation_candidates, leave_one_out
+from .steps import LEARNING_RATES, Batch, TorchStep, build_step
+
+CHECKPOINT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What determines a run's bits, besides its data; see the command's flags."""
+
+    factors: int = 8
+    layers: tuple[int, ...] = (64, 32, 16, 8)
+    grad_mode: str = "auto"
+    optimizer: str = "adam"
+    lr: float | None = None
+    batch_size: int = 1024
+    negatives: int = 4
+    seed: int = 0
+
+    def learning_rate(self) -> float:
+        """``lr``, or the optimizer's default."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+    def step_arguments(self) -> dict[str, Any]:
+        """What :func:`build_step` is given."""
+        names = ("factors", "layers", "grad_mode", "optimizer", "seed")
+        return {**{name: getattr(self, name) for name in names}, "lr": self.learning_rate()}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One epoch's figures: mean training loss, metrics after it, and training samples per second."""
+
+    epoch: int
+    loss: float
+    metrics: Metrics
+    samples_per_second: float
+
+    def line(self, epochs: int) -> str:
+        """The line that is printed."""
+        m = self.metrics
+        return (
+            f"epoch {self.epoch:>{len(str(epochs))}}/{epochs}  HR@10 {m.hr:.4f} NDCG@10 {m.ndcg:.4f} "
+            f"full-HR@10 {m.full_hr:.4f} full-NDCG@10 {m.full_ndcg:.4f} "
+            f"loss {self.loss:.4f} {self.samples_per_second:,.0f} samples/s"
+        )
+
+
+@dataclass
+class Trainer:
+    """
+    A network in training, with everything that decides how it goes on.
+
+    Args:
+        settings: of the run.
+        interactions: the data set.
+        device: where everything lives, default the CPU.
+        history: the epochs so far.
+    """
+
+    settings: Settings
+    interactions: Interactions
+    device: torch.device | str = "cpu"
+    history: list[Record] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        split = leave_one_out(self.interactions)
+        self.evaluator = Evaluator(split, evaluation_candidates(split, seed=self.settings.seed), self.device)
+        self.sampler = TrainingSampler(split, self.settings.negatives, self.settings.seed, self.device)
+        arguments = self.settings.step_arguments()
+        step = build_step("ours", split.num_users, split.num_items, device=self.device, **arguments)
+        assert isinstance(step, TorchStep)
+        self.step = step
+
+    def run_epoch(self) -> Record:
+        """Draw an epoch's samples, train on them and evaluate."""
+        number = len(self.history) + 1
+        started = time.perf_counter()
+        batches = self.step.prepare(self.sampler.draw().batches(self.settings.batch_size))
+        loss = mean_loss(run_batches(self.step, batches, f"epoch {number}"), batches)
+        seconds = time.perf_counter() - started
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss of epoch {number} is {loss}: a smaller learning rate may help")
+        record = Record(number, loss, self.evaluator(self.step.network()), self.sampler.samples / seconds)
+        self.history.append(record)
+        return record
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint; a file of that name is replaced only by a complete one."""
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "settings": {**asdict(self.settings), "layers": list(self.settings.layers)},
+            "data": {"name": self.interactions.name, "checksum": self.interactions.checksum()},
+            "device": torch.device(self.device).type,
+            "model": self.step.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.step.optimizers],
+            "generator": self.sampler.generator.get_state(),
+            "history": [asdict(record) for record in self.history],
+        }
+        with replacing(path) as temporary:
+            torch.save(content, temporary)
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from a checkpoint of the same settings and data, bit for bit on the same kind of device."""
+        if checkpoint["data"]["checksum"] != self.interactions.checksum():
+            raise ValueError(
+                f"the checkpoint was trained on other data ({checkpoint['data']['name']}) "
+                f"than this {self.interactions.name}"
+            )
+        if checkpoint["device"] != torch.device(self.device).type:
+            raise ValueError(f"the checkpoint was trained on {checkpoint['device']}, got device {self.device}")
+        self.step.model.load_state_dict(checkpoint["model"])
+        for optimizer, state in zip(self.step.optimizers, checkpoint["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self.sampler.generator.set_state(checkpoint["generator"])
+        self.history = [Record(**{**each, "metrics": Metrics(**each["metrics"])}) for each in checkpoint["history"]]
+
+
+def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
+    """
+    A checkpoint's settings and its content, for :meth:`Trainer.load`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no checkpoint of this program.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no checkpoint {path}") from None
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this program")
+    settings = content["settings"]
+    return Settings(**{**settings, "layers": tuple(settings["layers"])}), content
+
+
+def run_batches(step: Any, batches: list[Batch], title: str) -> list[Any]:
+    """Train on every batch, with a progress bar on a terminal; returns the losses, which nothing has waited for."""
+    return [step(users, items, labels) for users, items, labels in progress(batches, title)]
+
+
+def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
+    """The mean loss of a sample. The last batch may be smaller than the others."""
+    total = torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
+    return total.item() / sum(len(batch[2]) for batch in batches)
+
+
+def progress(batches: list[Batch], title: str) -> Iterable[Batch]:
+    """The batches, with a bar while they are consumed: tqdm's if it is installed. Only where a person may watch."""
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return batches
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return _plain_progress(batches, title)
+    return tqdm(batches, desc=title, leave=False, mininterval=0.2)
+
+
+def _plain_progress(batches: list[Batch], title: str) -> Iterator[Batch]:
+    every = max(1, len(batches) // 100)
+    for number, batch in enumerate(batches):
+        if number % every == 0:
+            print(f"\r{title}: {100 * number // len(batches):3d} %", end="", file=sys.stderr, flush=True)
+        yield batch
+    print(f"\r{' ' * (len(title) + 8)}\r", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside ``path``, which takes its place when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder; OSError that names it if files cannot be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"the output folder {folder} cannot be written to: {error.strerror or error}") from None

@@ -1,0 +1,127 @@
+"""What both modules do with ids: check them, renormalise rows, choose between torch's lookup and ours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from .gradients import keep_coalesced
+
+# Up to this many looked-up elements (ids times embedding_dim) torch's own lookup serves a plain dense one on CPU.
+# Its derivative is part of torch, where that of an operator of ours is a Python function: that is most of the time of a
+# small lookup. Its backward adds in the order of the ids, as ours does, so both give the same bits. Larger lookups gain
+# from our kernels.
+_SMALL_LOOKUP = 1 << 17
+
+_WHY_UNTRACED = (
+    "torch.compile cannot trace sparse gradients: use grad_mode='dense', or compile without fullgraph, "
+    "which leaves this lookup out of the graph"
+)
+
+
+def check_ids(module: str, input: Tensor) -> None:
+    """Raise unless ``input`` is a tensor of ids."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {type(input).__name__}")
+    if input.dtype is not torch.int64 and input.dtype is not torch.int32:
+        raise ValueError(f"{module}: input must be int32 or int64, got {input.dtype}")
+
+
+def bad_id(module: str, input: Tensor, num_embeddings: int) -> IndexError | None:
+    """The error for the first id of ``input`` outside ``[0, num_embeddings)``, or None."""
+    bad = ((input < 0) | (input >= num_embeddings)).nonzero()
+    if bad.shape[0] == 0:
+        return None
+    position = tuple(bad[0].tolist())
+    where = f"[{', '.join(map(str, position))}]" if position else ""
+    return IndexError(f"{module}: input{where} must be in [0, {num_embeddings}), got {input[position].item()}")
+
+
+def renormalise(module: str, weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -> None:
+    """Scale the rows in ``input`` down to ``max_norm``, in place, without a gradient."""
+    if input.numel() == 0 or weight.shape[0] == 0:
+        return
+    if input.device.type == "cpu" and not torch.compiler.is_compiling():
+        lowest, highest = torch.aminmax(input)
+        if lowest < 0 or highest >= weight.shape[0]:
+            error = bad_id(module, input, weight.shape[0])
+            assert error is not None
+            raise error
+    else:
+        # A bad id in torch's kernel would end the process's use of the device. The lookup reports it instead.
+        input = input.clamp(0, weight.shape[0] - 1)
+    torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)
+
+
+def look_up(
+    weight: Tensor, input: Tensor, padding_idx: int | None, scale_grad_by_freq: bool, sparse_grad: bool
+) -> Tensor:
+    """One row per id of ``input``; see :class:`Embedding`."""
+    if torch.compiler.is_compiling():
+        if sparse_grad:
+            return _look_up_untraced(weight, input, padding_idx, scale_grad_by_freq)
+        return ops.embedding(weight, input, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    try:
+        if sparse_grad:
+            keep_coalesced(weight)
+        elif (
+            input.numel() * weight.shape[-1] <= _SMALL_LOOKUP
+            and not scale_grad_by_freq
+            and (weight.dtype is torch.float32 or weight.dtype is torch.float64)
+            and weight.device.type == "cpu"
+        ):
+            return torch.embedding(weight, input, -1 if padding_idx is None else padding_idx)
+        return ops.embedding(
+            weight, input, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse_grad
+        )
+    except (IndexError, RuntimeError):
+        error = bad_id("Embedding", input, weight.shape[0])
+        if error is None:
+            raise
+        raise error from None
+
+
+def pool(
+    weight: Tensor,
+    input: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    mode: str,
+    padding_idx: int | None,
+    scale_grad_by_freq: bool,
+    sparse_grad: bool,
+) -> Tensor:
+    """One row per bag of the flat ``input``; see :class:`EmbeddingBag`."""
+    if sparse_grad:
+        if torch.compiler.is_compiling():
+            return _pool_untraced(weight, input, offsets, per_sample_weights, mode, padding_idx, scale_grad_by_freq)
+        keep_coalesced(weight)
+    return ops.embedding_bag(
+        weight,
+        input,
+        offsets,
+        per_sample_weights=per_sample_weights,
+        mode=mode,
+        padding_idx=padding_idx,
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse_grad,
+    )
+
+
+@torch.compiler.disable(reason=_WHY_UNTRACED)
+def _look_up_untraced(weight: Tensor, input: Tensor, padding_idx: int | None, scale_grad_by_freq: bool) -> Tensor:
+    return look_up(weight, input, padding_idx, scale_grad_by_freq, True)
+
+
+@torch.compiler.disable(reason=_WHY_UNTRACED)
+def _pool_untraced(
+    weight: Tensor,
+    input: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    mode: str,
+    padding_idx: int | None,
+    scale_grad_by_freq: bool,
+) -> Tensor:
+    return pool(weight, input, offsets, per_sample_weights, mode, padding_idx, scale_grad_by_freq, True)

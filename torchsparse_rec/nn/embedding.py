@@ -1,0 +1,154 @@
+"""A lookup table whose gradient's layout can be chosen."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._lookup import check_ids, look_up, renormalise
+from .grad_mode import GradModeMixin
+
+__all__ = ["Embedding"]
+
+
+def check_padding_idx(module: str, padding_idx: int | None, num_embeddings: int) -> None:
+    """Raise unless ``padding_idx`` is None or a row, counted from the front or, negative, from the end."""
+    if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+        raise ValueError(
+            f"{module}: padding_idx must be None or in [{-num_embeddings}, {num_embeddings}), got {padding_idx}"
+        )
+
+
+class Embedding(GradModeMixin, torch.nn.Embedding):
+    """
+    :class:`torch.nn.Embedding` with a choice of gradient layout, faster and deterministic in all of them.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: elements of a row, at least 1.
+        padding_idx: a row that starts as zeros and gets no gradient; negative: counted from the end. Default: none.
+        max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
+        norm_type: the p of that norm. Default 2.
+        scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
+        sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
+        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one.
+        _freeze: make a table without gradient. Default False.
+        device: where a drawn table lives.
+        dtype: of a drawn table: float16, bfloat16, float32 or float64.
+        grad_mode: the layout of the table's gradient. All give the same parameters after a step, to rounding.
+
+            * ``None`` (default): as ``sparse`` says;
+            * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
+            * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed;
+            * ``"auto"``: sparse where an optimizer announced with :meth:`use_optimizer` takes it exactly and a cost
+              model finds it cheaper, else dense. :meth:`explain` says which and why.
+
+            A sparse lookup cannot be traced by ``torch.compile``: it breaks the graph, and is an error with
+            ``fullgraph=True``.
+
+    Shape:
+        ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
+        a jagged nested tensor.
+
+    Raises:
+        IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
+        ValueError: wrong dtypes, padding_idx or grad_mode.
+
+    Source: ``torch.nn.Embedding``, ``tf.keras.layers.Embedding``.
+
+    Example:
+        >>> table = Embedding(10, 3, grad_mode="sparse")
+        >>> table(torch.tensor([[1, 2], [4, 1]])).sum().backward()
+        >>> table.weight.grad.indices()
+        tensor([[1, 2, 4]])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+        device=None,
+        dtype=None,
+        *,
+        grad_mode: str | None = None,
+    ) -> None:
+        check_padding_idx("Embedding", padding_idx, num_embeddings)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            _weight,
+            _freeze,
+            device,
+            dtype,
+        )
+        self._init_grad_mode(grad_mode)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ``input``; see the class."""
+        check_ids("Embedding", input)
+        if input.is_nested:
+            return torch.nested.nested_tensor_from_jagged(
+                self(input.values()), offsets=input.offsets(), lengths=input.lengths()
+            )
+        weight = self.weight
+        if self.max_norm is not None:
+            renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
+        sparse_grad = self._wants_sparse_grad(weight, input.numel())
+        return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, sparse_grad)
+
+    def extra_repr(self) -> str:
+        """As torch's, with the gradient mode where one was chosen."""
+        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
+        return super().extra_repr() + mode
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        *,
+        grad_mode: str | None = None,
+    ) -> Embedding:
+        """
+        Make a module around an existing table.
+
+        Args:
+            embeddings: ``[num_embeddings, embedding_dim]``; shared, not copied.
+            freeze: leave the table without gradient. Default True.
+            padding_idx: as for the class, as are all that follow.
+            max_norm: as for the class.
+            norm_type: as for the class.
+            scale_grad_by_freq: as for the class.
+            sparse: as for the class.
+            grad_mode: as for the class.
+
+        Returns:
+            The module.
+
+        Example:
+            >>> table = Embedding.from_pretrained(torch.tensor([[1.0, 2.5], [4.0, 5.5]]))
+            >>> table(torch.tensor(1))
+            tensor([4.0000, 5.5000])
+        """
+        module = super().from_pretrained(
+            embeddings, freeze, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        )
+        module.grad_mode = grad_mode
+        return module

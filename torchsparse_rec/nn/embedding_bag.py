@@ -1,0 +1,211 @@
+"""A lookup table pooled per bag, whose gradient's layout can be chosen."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._lookup import bad_id, check_ids, pool, renormalise
+from .embedding import check_padding_idx
+from .grad_mode import GradModeMixin
+
+__all__ = ["EmbeddingBag"]
+
+_MODES = ("sum", "mean", "sqrtn", "max")
+
+
+def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
+    """Raise unless the arguments of a lookup fit each other."""
+    if input.dim() not in (1, 2):
+        raise ValueError(f"EmbeddingBag: input must have rank 1 or 2, got shape {tuple(input.shape)}")
+    if input.dim() == 2 and offsets is not None:
+        raise ValueError("EmbeddingBag: offsets must be None when input has rank 2 (one bag per row), got a tensor")
+    if input.dim() == 1:
+        if offsets is None:
+            raise ValueError("EmbeddingBag: offsets must be given when input has rank 1, got None")
+        if offsets.dim() != 1:
+            raise ValueError(f"EmbeddingBag: offsets must have rank 1, got shape {tuple(offsets.shape)}")
+    if per_sample_weights is None:
+        return
+    if input.is_nested != per_sample_weights.is_nested:
+        raise ValueError("EmbeddingBag: per_sample_weights must be nested exactly when input is")
+    if not input.is_nested and per_sample_weights.shape != input.shape:
+        raise ValueError(
+            f"EmbeddingBag: per_sample_weights must have the shape of input, {tuple(input.shape)}, "
+            f"got {tuple(per_sample_weights.shape)}"
+        )
+
+
+class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
+    """
+    :class:`torch.nn.EmbeddingBag` with TensorFlow's combiners and a choice of gradient layout.
+
+    Beyond torch: the mode ``"sqrtn"``; ``per_sample_weights`` in every mode but max, with TensorFlow's meaning and a
+    gradient; sparse gradients in mode max; checked offsets.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: elements of a row, at least 1.
+        max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
+        norm_type: the p of that norm. Default 2.
+        scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
+        mode: how a bag's rows ``x`` with weights ``w`` (1 without) become one. Zero denominators give 0.
+
+            * ``"sum"``: ``sum(w x)``;
+            * ``"mean"`` (default): ``sum(w x) / sum(w)``;
+            * ``"sqrtn"``: ``sum(w x) / sqrt(sum(w^2))``;
+            * ``"max"``: the elementwise maximum, without weights.
+        sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
+        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one.
+        include_last_offset: ``offsets`` has one element more than there are bags, where the last bag ends. On CPU ids
+            after it are left out, as by torch; on CUDA it must be the length of the input. Default False.
+        padding_idx: a row that starts as zeros, is left out of the bags and gets no gradient. Default: none.
+        device: where a drawn table lives.
+        dtype: of a drawn table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
+        grad_mode: as for :class:`Embedding`.
+
+    Shape:
+        ``input``: int32 or int64, ``[B, L]`` (B bags of L ids), or ``[N]`` with ``offsets`` ``[B]`` (where each bag
+        starts), or a jagged nested tensor. ``per_sample_weights``: as ``input``, with the table's dtype. Result:
+        ``[B, embedding_dim]``, zeros for empty bags.
+
+    Raises:
+        IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
+        ValueError: bad offsets, NaN weights, weights in mode max; wrong shapes, dtypes, modes.
+
+    Source: ``torch.nn.EmbeddingBag``, ``tf.nn.embedding_lookup_sparse``.
+
+    Example:
+        >>> bags = EmbeddingBag.from_pretrained(torch.tensor([[1.0], [2.0], [4.0]]), mode="mean")
+        >>> bags(torch.tensor([0, 2, 1]), torch.tensor([0, 2]), torch.tensor([1.0, 3.0, 5.0]))
+        tensor([[3.2500],
+                [2.0000]])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device=None,
+        dtype=None,
+        *,
+        grad_mode: str | None = None,
+    ) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        check_padding_idx("EmbeddingBag", padding_idx, num_embeddings)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            mode,
+            sparse,
+            _weight,
+            include_last_offset,
+            padding_idx,
+            device,
+            dtype,
+        )
+        self._init_grad_mode(grad_mode)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Look up and pool the bags of ``input``; see the class."""
+        check_ids("EmbeddingBag", input)
+        _check_shapes(input, offsets, per_sample_weights)
+        ids, ends, weights = self._bags(input, offsets, per_sample_weights)
+        weight = self.weight
+        if self.max_norm is not None:
+            renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
+        sparse_grad = self._wants_sparse_grad(weight, ids.shape[0])
+        arguments = (weight, ids, ends, weights, self.mode, self.padding_idx, self.scale_grad_by_freq, sparse_grad)
+        if torch.compiler.is_compiling():
+            return pool(*arguments)
+        try:
+            return pool(*arguments)
+        except IndexError:
+            error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, weight.shape[0])
+            if error is None:
+                raise
+            raise error from None
+
+    def _bags(
+        self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The ids in one row, where their bags start and the last one ends, and their weights."""
+        if input.is_nested:
+            weights = None if per_sample_weights is None else per_sample_weights.values()
+            return input.values(), input.offsets(), weights
+        if offsets is None:
+            bags, length = input.shape
+            if length == 0:
+                offsets = input.new_zeros(bags + 1)
+            else:
+                offsets = torch.arange(0, bags * length + 1, length, device=input.device)
+            return (
+                input.reshape(-1),
+                offsets,
+                None if per_sample_weights is None else per_sample_weights.reshape(-1),
+            )
+        count = input.shape[0]
+        if not self.include_last_offset:
+            return input, torch.cat([offsets, offsets.new_full((1,), count)]), per_sample_weights
+        if input.device.type == "cpu" and not torch.compiler.is_compiling() and offsets.shape[0]:
+            end = int(offsets[-1])
+            if 0 <= end < count:
+                input = input[:end]
+                per_sample_weights = None if per_sample_weights is None else per_sample_weights[:end]
+        return input, offsets, per_sample_weights
+
+    def extra_repr(self) -> str:
+        """As torch's, with the gradient mode where one was chosen."""
+        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
+        return super().extra_repr() + mode
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        grad_mode: str | None = None,
+    ) -> EmbeddingBag:
+        """
+        Make a module around an existing table.
+
+        Args:
+            embeddings: ``[num_embeddings, embedding_dim]``; shared, not copied.
+            freeze: leave the table without gradient. Default True.
+            max_norm: as for the class, as are all that follow.
+            norm_type: as for the class.
+            scale_grad_by_freq: as for the class.
+            mode: as for the class.
+            sparse: as for the class.
+            include_last_offset: as for the class.
+            padding_idx: as for the class.
+            grad_mode: as for the class.
+
+        Returns:
+            The module.
+        """
+        module = super().from_pretrained(
+            embeddings, freeze, max_norm, norm_type, scale_grad_by_freq, mode, sparse, include_last_offset, padding_idx
+        )
+        module.grad_mode = grad_mode
+        return module

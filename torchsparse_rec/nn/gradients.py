@@ -1,0 +1,120 @@
+"""Gradients of tables after autograd has made them: keeping sparse ones coalesced, and making them dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.hooks import unserializable_hook
+
+__all__ = ["sparse_to_dense_grads"]
+
+
+class _KeepCoalesced:
+    """
+    Two hooks that mark a table's accumulated gradient as coalesced when it is.
+
+    Autograd moves the rows and values of a gradient into ``.grad``, but not the mark that they are unique and sorted;
+    an optimizer would then sort them again. The first hook sees the gradient before, the second after. Where nothing
+    else was in ``.grad``, both have the same number of rows, and the mark still holds. It holds also for the sum of two
+    lookups where torch merges sorted rows (CPU), and is absent where it appends them (CUDA).
+    """
+
+    def __init__(self) -> None:
+        self.rows = -1
+
+    @unserializable_hook  # copies of the tensor go without it, and need no warning
+    def before(self, grad: Tensor) -> None:
+        """Remember how many rows arrive, if they are unique and sorted."""
+        self.rows = grad._nnz() if grad.layout is torch.sparse_coo and grad.is_coalesced() else -1
+
+    def after(self, parameter: Tensor) -> None:
+        """Mark what was stored, if it is what arrived."""
+        grad = parameter.grad
+        if grad is not None and grad.layout is torch.sparse_coo and grad._nnz() == self.rows:
+            grad._coalesced_(True)
+
+
+def keep_coalesced(weight: Tensor) -> None:
+    """
+    Give a table the hooks of :class:`_KeepCoalesced`, once.
+
+    The hooks live on the tensor alone: modules that share it share them, and a copy (deepcopy, pickle, ``.to()``)
+    starts without any and gets its own at its next lookup.
+    """
+    if not weight.is_leaf:
+        return
+    hooks = weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    if hooks and any(isinstance(getattr(hook, "__self__", None), _KeepCoalesced) for hook in hooks.values()):
+        return
+    keep = _KeepCoalesced()
+    weight.register_hook(keep.before)
+    weight.register_post_accumulate_grad_hook(keep.after)
+
+
+def sparse_to_dense_grads(x: Any) -> Any:
+    """
+    Make sparse gradients dense, as TensorFlow's NCF does before it hands them to Adam.
+
+    For a training loop of one's own: optimizers such as ``torch.optim.Adam`` refuse sparse gradients. Rows that occur
+    more than once are added.
+
+    Args:
+        x: what to convert, in a list, tuple, mapping or other iterable (``model.parameters()``), nested or not:
+
+            * parameters: ``.grad`` is replaced in place, and the parameters are returned;
+            * gradients: tensors of any layout;
+            * ``(gradient, parameter)`` pairs: the gradient is converted, the parameter left as it is;
+            * None, a gradient that is missing, stays None.
+
+    Returns:
+        The same structure: lists as lists, tuples as tuples, mappings as dicts, other iterables as lists.
+
+    Raises:
+        TypeError: something else than parameters, gradients or containers of them.
+
+    Source: ``tf.convert_to_tensor`` on ``tf.IndexedSlices`` in TensorFlow's official NCF.
+
+    Example:
+        >>> gradient = torch.sparse_coo_tensor([[2, 0, 2]], [[1.0], [2.0], [3.0]], (3, 1), check_invariants=True)
+        >>> sparse_to_dense_grads([gradient, None])
+        [tensor([[2.],
+                [0.],
+                [4.]]), None]
+    """
+    if x is None:
+        return None
+    if isinstance(x, Tensor):
+        if _is_parameter(x):
+            if x.grad is not None and x.grad.layout is not torch.strided:
+                x.grad = x.grad.to_dense()
+            return x
+        return x if x.layout is torch.strided else x.to_dense()
+    if isinstance(x, Mapping):
+        return {key: sparse_to_dense_grads(value) for key, value in x.items()}
+    if _is_pair(x):
+        return _like(x, [sparse_to_dense_grads(x[0]), x[1]])
+    if isinstance(x, str) or not hasattr(x, "__iter__"):
+        raise TypeError(f"sparse_to_dense_grads: x must hold parameters, gradients or pairs, got {type(x).__name__}")
+    return _like(x, [sparse_to_dense_grads(item) for item in x])
+
+
+def _is_parameter(x: Any) -> bool:
+    return isinstance(x, Parameter) or (isinstance(x, Tensor) and x.is_leaf and x.requires_grad)
+
+
+def _is_pair(x: Any) -> bool:
+    """Whether ``x`` is ``(gradient, parameter)``, and not two parameters or two gradients."""
+    if not isinstance(x, tuple) or len(x) != 2 or not _is_parameter(x[1]):
+        return False
+    return x[0] is None or (isinstance(x[0], Tensor) and not _is_parameter(x[0]))
+
+
+def _like(container: Any, items: list) -> Any:
+    """``items`` in a container of the same kind."""
+    if isinstance(container, tuple):
+        return type(container)(*items) if hasattr(container, "_fields") else tuple(items)
+    return items
