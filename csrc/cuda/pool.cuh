@@ -2,11 +2,18 @@
 // gradients.
 #pragma once
 #include "../cuda.h"
+#include "../segment.h"
 
 namespace tsr {
 
 // What a bag's sum is divided by; zero where the divisor is zero. Entries without weights weigh 1.
 enum class Divisor : int32_t { kOne, kCount, kWeights, kRootSquares };
+
+inline Divisor divisor_of(Reduction reduction) {
+  return reduction == Reduction::kMean    ? Divisor::kWeights
+         : reduction == Reduction::kSqrtN ? Divisor::kRootSquares
+                                          : Divisor::kOne;
+}
 
 // out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * table[indices[j], :] /
 // divisor. Entries whose index is padding_idx or outside [0, rows) do not count.

@@ -42,18 +42,6 @@ int64_t segment_count(const DeviceCall& call, const Tensor& segment_ids, std::op
   return last + 1;
 }
 
-// The divisor of a segment's sum.
-Divisor segment_divisor(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kMean:
-      return Divisor::kWeights;
-    case Reduction::kSqrtN:
-      return Divisor::kRootSquares;
-    default:
-      return Divisor::kOne;
-  }
-}
-
 Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, const Tensor& segment_ids,
                                   std::optional<int64_t> num_segments, int64_t reduction_value) {
   DeviceCall call("sparse_segment_reduce", data);
@@ -71,7 +59,7 @@ Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, con
   Pooling pooling{data.scalar_type(), indices.scalar_type(), call.data(data), data.size(0),
                   row_elements(data), call.data(indices),    offsets,         segments,
                   out.data_ptr()};
-  pooling.divisor = segment_divisor(reduction);
+  pooling.divisor = divisor_of(reduction);
   pool_rows(call, pooling);
   return out;
 }
