@@ -1,4 +1,5 @@
-"""``_C_cuda.so`` is complete: every operator has kernels for CPU and CUDA, a fake one and a derivative or none on purpose.
+"""
+``_C_cuda.so`` is complete: every operator has kernels for CPU and CUDA, a fake one, and a derivative where it can.
 
 It needs no GPU, and no CUDA in torch: the library is opened with its symbols left unresolved, and only asked what it
 registers. In a process of its own, since such a library must not be loaded where its kernels could be called.
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import torchsparse_rec
 
 LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"

@@ -1,15 +1,18 @@
-"""The CUDA kernels, run without a GPU (tests/emulation), and the emulation itself, which must notice what hardware would."""
+"""The CUDA kernels, run without a GPU (tests/emulation), and the emulation itself, which must notice planted faults."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
+import reference
 import torch
 from emulation import fixture
+from emulation.build import sanitized
 from emulation.fixture import emulated  # noqa: F401  (a fixture: used by name)
-from reference import MEAN, SUM
+from reference import MEAN, SQRTN, SUM
 from sample import Random, Sample
 from samples import SAMPLES
 from test_operators import (
@@ -28,6 +31,10 @@ from test_operators import (
 
 ORDERS = ("ascending", "descending", "random")
 Launches = Callable[[], int]
+
+
+def _outputs(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 # ---- Operators ------------------------------------------------------------------------------------------------------
@@ -73,13 +80,46 @@ def test_the_fixture_gives_the_cpu_kernels_back() -> None:
     assert fixture.library().tsr_emulated_launches() == before
 
 
-def test_row_with_many_entries(emulated: Launches) -> None:  # noqa: F811
-    """Whole numbers, whose sums are exact: a row, a segment and a bag of thousands of entries."""
-    grad, rows = torch.ones(1, 8), torch.zeros(5000, dtype=torch.int64)
-    rows[::7] = 3
-    out = torch.ops.torchsparse_rec.sparse_segment_reduce_grad.default(grad, rows, torch.zeros_like(rows), 4, SUM)
-    assert torch.equal(out[:, 0], torch.bincount(rows, minlength=4).float())
-    assert torch.equal(out, out[:, :1].expand(4, 8))
+LENGTHS = (1000, 0, 257, 1, 256, 700)
+
+
+@pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dim", [8, 3])
+def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:  # noqa: F811
+    """Bags of more than 256 entries are added up in pieces."""
+    random = Random(mode)
+    items = sum(LENGTHS)
+    weights = random.weights(items, torch.float32) if weighted else None
+    indices, offsets = random.integers(0, 50, items, dtype=torch.int32), torch.tensor([0, *accumulate(LENGTHS)])
+    table = random.floats(50, dim, dtype=torch.float32)
+    arguments = (table, indices, offsets, weights, mode, 7, False, False)
+    actual = torch.ops.torchsparse_rec.embedding_bag.default(*arguments)
+    torch.testing.assert_close(actual[0], reference.embedding_bag(*arguments)[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
+def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:  # noqa: F811
+    """Whole numbers, whose sums are exact in any order; half of the entries name one row."""
+    random = Random(1)
+    indices = random.integers(0, 9, 3000, dtype=torch.int64)
+    indices[::2] = 4
+    grad = random.integers(-4, 5, 3000, 5, dtype=torch.float32)
+    arguments = (grad, indices, None, None, None, 12, SUM, 2, False)
+    actual = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
+    wanted = reference.REFERENCES[name](*arguments)
+    for x, y in zip(_outputs(actual), _outputs(wanted), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_overlapping_bags_are_refused_in_bounds() -> None:
+    """Offsets that decrease can ask for more pieces than there is room for."""
+    table, indices = torch.ones(4, 4), torch.zeros(600, dtype=torch.int64)
+    offsets = torch.tensor([0, 600] * 20)
+    for order in ORDERS:
+        fixture.set_order(order)
+        fixture.operator("embedding_bag")(table, indices, offsets, None, SUM, -1, False, False)
+        _raises_now(ValueError, "embedding_bag: offsets must not decrease, got 600 followed by 0 at position 2")
 
 
 def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> None:  # noqa: F811
@@ -333,8 +373,15 @@ def test_sound_kernel_runs(name: str, order: str) -> None:
     assert {at: values[at] for at in SOUND[name]} == SOUND[name]
 
 
+# A sanitizer would end the process at the fault itself.
+needs_guards = pytest.mark.skipif(sanitized(), reason="AddressSanitizer watches the ends of tensors")
+CAUGHT_BY_GUARDS = {"write_behind", "write_before"}
+
+
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=needs_guards if x in CAUGHT_BY_GUARDS else []) for x in REFUSED]
+)
 def test_planted_fault_is_refused(name: str, order: str) -> None:
     assert REFUSED[name] in _run_case(name, order)[1]
 

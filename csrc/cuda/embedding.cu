@@ -114,15 +114,17 @@ std::tuple<Tensor, Tensor> embedding_bag_cuda(const Tensor& weight, const Tensor
     if (reduction == Reduction::kMax) {
       return {out, max_bags<T>(call, weight, indices, checked, bags, padding_idx, out)};
     }
-    Pooling pooling{weight.scalar_type(),
-                    indices.scalar_type(),
-                    call.data(weight),
-                    weight.size(0),
-                    columns,
-                    call.data(indices),
-                    checked,
-                    bags,
-                    out.data_ptr()};
+    Pooling pooling;
+    pooling.dtype = weight.scalar_type();
+    pooling.table = call.data(weight);
+    pooling.rows = weight.size(0);
+    pooling.columns = columns;
+    pooling.index_dtype = indices.scalar_type();
+    pooling.indices = call.data(indices);
+    pooling.entries = indices.size(0);
+    pooling.offsets = checked;
+    pooling.bags = bags;
+    pooling.out = out.data_ptr();
     pooling.weights = entry_weights<T>(call, per_sample_weights);
     pooling.padding_idx = padding_idx;
     pooling.divisor = divisor_of(reduction);

@@ -114,7 +114,7 @@ WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in,
 
 // Adds up the rows whose sorted entries `offsets` delimits: the rows of out.
 template <class T>
-void write_weight_gradient(const DeviceCall& call, const WeightGradient& gradient, const int64_t* offsets,
+void write_weight_gradient(DeviceCall& call, const WeightGradient& gradient, const int64_t* offsets,
                            const Tensor& out) {
   const int64_t rows = out.size(0), columns = out.size(1);
   if (gradient.argmax != nullptr) {
@@ -124,8 +124,16 @@ void write_weight_gradient(const DeviceCall& call, const WeightGradient& gradien
            static_cast<T*>(out.data_ptr()));
     return;
   }
-  Pooling pooling{out.scalar_type(), ScalarType::Long, gradient.grad, gradient.bags, columns,
-                  gradient.sources,  offsets,          rows,          out.data_ptr()};
+  Pooling pooling;
+  pooling.dtype = out.scalar_type();
+  pooling.table = gradient.grad;
+  pooling.rows = gradient.bags;
+  pooling.columns = columns;
+  pooling.indices = gradient.sources;
+  pooling.entries = gradient.groups.entries;
+  pooling.offsets = offsets;
+  pooling.bags = rows;
+  pooling.out = out.data_ptr();
   pooling.weights = gradient.coefficients;
   pooling.divisor = gradient.scale_grad_by_freq ? Divisor::kCount : Divisor::kOne;
   pooling.report = false;  // sources are our own

@@ -18,21 +18,22 @@ inline Divisor divisor_of(Reduction reduction) {
 // out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * table[indices[j], :] /
 // divisor. Entries whose index is padding_idx or outside [0, rows) do not count.
 struct Pooling {
-  ScalarType dtype;
-  ScalarType index_dtype;
-  const void* table;  // [rows, columns]
-  int64_t rows;
-  int64_t columns;
-  const void* indices;
-  const int64_t* offsets;  // [bags + 1], within the entries
-  int64_t bags;
-  void* out;                      // [bags, columns]
-  const void* weights = nullptr;  // one per entry in the accumulator's type, or none
+  ScalarType dtype{};           // of table and out
+  const void* table = nullptr;  // [rows, columns]
+  int64_t rows = 0;
+  int64_t columns = 0;
+  ScalarType index_dtype = ScalarType::Long;
+  const void* indices = nullptr;  // [entries]
+  int64_t entries = 0;
+  const int64_t* offsets = nullptr;  // [bags + 1], within the entries
+  int64_t bags = 0;
+  void* out = nullptr;            // [bags, columns]
+  const void* weights = nullptr;  // [entries] in the accumulator's type, or none
   int64_t padding_idx = -1;
   Divisor divisor = Divisor::kOne;
   bool report = true;  // whether an index outside [0, rows) is reported, as one of `indices`
 };
 
-void pool_rows(const DeviceCall& call, const Pooling& pooling);
+void pool_rows(DeviceCall& call, const Pooling& pooling);
 
 }  // namespace tsr

@@ -56,9 +56,17 @@ Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, con
     launch(call, one_thread_each(std::max(entries, segments + 1)), segment_offsets_kernel<S>, call.data<S>(ids),
            entries, segments, call.errors(), offsets);
   });
-  Pooling pooling{data.scalar_type(), indices.scalar_type(), call.data(data), data.size(0),
-                  row_elements(data), call.data(indices),    offsets,         segments,
-                  out.data_ptr()};
+  Pooling pooling;
+  pooling.dtype = data.scalar_type();
+  pooling.table = call.data(data);
+  pooling.rows = data.size(0);
+  pooling.columns = row_elements(data);
+  pooling.index_dtype = indices.scalar_type();
+  pooling.indices = call.data(indices);
+  pooling.entries = entries;
+  pooling.offsets = offsets;
+  pooling.bags = segments;
+  pooling.out = out.data_ptr();
   pooling.divisor = divisor_of(reduction);
   pool_rows(call, pooling);
   return out;
@@ -120,15 +128,13 @@ SegmentGradient group_segment_gradient(DeviceCall& call, const Tensor& grad, con
   const int64_t entries = indices.size(0), segments = grad.size(0);
   const RowGroups groups = group_by_row(call, indices.scalar_type(), call.data(indices), entries, output_dim0);
   int64_t* const sources = call.workspace<int64_t>(entries);
-  Pooling pooling{grad.scalar_type(),
-                  ScalarType::Long,
-                  call.data(grad),
-                  segments,
-                  row_elements(grad),
-                  sources,
-                  nullptr,
-                  0,
-                  nullptr};
+  Pooling pooling;
+  pooling.dtype = grad.scalar_type();
+  pooling.table = call.data(grad);
+  pooling.rows = segments;
+  pooling.columns = row_elements(grad);
+  pooling.indices = sources;
+  pooling.entries = entries;
   pooling.report = false;  // sources are our own
   const Tensor ids = as_contiguous(segment_ids);
   call.data(ids);

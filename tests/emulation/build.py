@@ -33,7 +33,8 @@ _SANITIZE = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefi
 
 
 def sanitized() -> bool:
-    """Whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
+    """
+    Whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
 
     Python must then have been started with both sanitizers' and the C++ runtime preloaded.
     """

@@ -78,7 +78,7 @@ def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None
 
 
 def run_in_every_order(name: str, *arguments: Any) -> Any:
-    """Call an emulated operator once per order, assert that all agree to the bit, and raise what it recorded at once."""
+    """Call an emulated operator once per order, assert that all agree to the bit, and raise what it recorded."""
     schema = operator(name)._schema
     written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
     seen = []
@@ -97,7 +97,8 @@ def run_in_every_order(name: str, *arguments: Any) -> Any:
 
 @pytest.fixture
 def emulated() -> Iterator[Callable[..., Any]]:
-    """Let the emulated kernels stand in for the CPU's in ``torch.ops.torchsparse_rec``, in every order of threads.
+    """
+    Let the emulated kernels stand in for the CPU's in ``torch.ops.torchsparse_rec``, in every order of threads.
 
     Yields a function that says how many kernels have been launched since.
     """
