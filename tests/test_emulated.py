@@ -29,6 +29,8 @@ from test_operators import (
     read_only,
 )
 
+from torchsparse_rec.nn import EmbeddingBag
+
 ORDERS = ("ascending", "descending", "random")
 Launches = Callable[[], int]
 
@@ -71,6 +73,25 @@ def test_emulated_gradients(sample: Sample, emulated: Launches) -> None:  # noqa
     """Production's own derivatives, over the emulated kernels."""
     function, inputs = _as_function(sample)
     assert torch.autograd.gradcheck(function, inputs)
+    assert emulated() > 0
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "dense"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_emulated_module_trains_as_torchs(mode: str, grad_mode: str, emulated: Launches) -> None:  # noqa: F811
+    """A module of production over the emulated kernels: the same rows after a step of SGD."""
+    random = Random(5)
+    weight = random.floats(30, 8, dtype=torch.float32)
+    ids, offsets = random.integers(0, 30, 50, dtype=torch.int64), torch.tensor([0, 7, 7, 30])
+    target = random.floats(4, 8, dtype=torch.float32)
+    tables = []
+    for bag in (EmbeddingBag(30, 8, mode=mode, grad_mode=grad_mode), torch.nn.EmbeddingBag(30, 8, mode=mode)):
+        bag.load_state_dict({"weight": weight})
+        optimizer = torch.optim.SGD(bag.parameters(), lr=0.5)
+        torch.nn.functional.mse_loss(bag(ids, offsets), target).backward()
+        optimizer.step()
+        tables.append(bag.weight.detach())
+    torch.testing.assert_close(*tables)
     assert emulated() > 0
 
 
