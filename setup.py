@@ -109,7 +109,8 @@ def extensions() -> list[CppExtension]:
 def packages() -> list[str]:
     """torchsparse_rec and what is below it, and the folder compat/ as torchsparse_rec.compat."""
     compat = [f"torchsparse_rec.compat.{name}" for name in find_packages("compat")]
-    return [*find_packages(include=["torchsparse_rec", "torchsparse_rec.*"]), "torchsparse_rec.compat", *compat]
+    own = find_packages(include=["torchsparse_rec", "torchsparse_rec.*"], exclude=["torchsparse_rec.compat*"])
+    return [*own, "torchsparse_rec.compat", *compat]
 
 
 class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):

@@ -28,7 +28,7 @@ Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids,
       int64_t previous = begin == 0 ? -1 : ids[begin - 1];
       for (int64_t i = begin; i < end; ++i) {
         const int64_t id = ids[i];
-        if (id == previous) continue;
+        if (i > 0 && id == previous) continue;
         // Only the first offender counts: an id after it may look bad because of it.
         if (id < previous || id < 0 || id >= num_segments) return first_bad.report(i);
         // Segment boundaries between two neighbours belong to the thread that holds the second.

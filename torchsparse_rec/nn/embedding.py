@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -99,9 +101,9 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
         """Look up ``input``; see the class."""
         check_ids("Embedding", input)
         if input.is_nested:
-            return torch.nested.nested_tensor_from_jagged(
-                self(input.values()), offsets=input.offsets(), lengths=input.lengths()
-            )
+            rows = self(input.values())
+            offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
+            return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
         weight = self.weight
         if self.max_norm is not None:
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
@@ -147,8 +149,9 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             >>> table(torch.tensor(1))
             tensor([4.0000, 5.5000])
         """
-        module = super().from_pretrained(
-            embeddings, freeze, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        module = cast(
+            Embedding,
+            super().from_pretrained(embeddings, freeze, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse),
         )
         module.grad_mode = grad_mode
         return module

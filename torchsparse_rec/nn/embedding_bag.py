@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -144,7 +146,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         """The ids in one row, where their bags start and the last one ends, and their weights."""
         if input.is_nested:
             weights = None if per_sample_weights is None else per_sample_weights.values()
-            return input.values(), input.offsets(), weights
+            return input.values(), input.offsets(), weights  # type: ignore[attr-defined]
         if offsets is None:
             bags, length = input.shape
             if length == 0:
@@ -204,8 +206,19 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         Returns:
             The module.
         """
-        module = super().from_pretrained(
-            embeddings, freeze, max_norm, norm_type, scale_grad_by_freq, mode, sparse, include_last_offset, padding_idx
+        module = cast(
+            EmbeddingBag,
+            super().from_pretrained(
+                embeddings,
+                freeze,
+                max_norm,
+                norm_type,
+                scale_grad_by_freq,
+                mode,
+                sparse,
+                include_last_offset,
+                padding_idx,
+            ),
         )
         module.grad_mode = grad_mode
         return module
