@@ -85,7 +85,15 @@ def cuda_extension(home: str) -> CppExtension:
         libraries=["cudart_static", "dl", "rt", "pthread"],
         extra_compile_args={
             "cxx": [*COMMON_FLAGS, "-DUSE_CUDA", "-g0"],
-            "nvcc": ["-O3", "-std=c++17", "-DUSE_CUDA", TARGET, "--expt-relaxed-constexpr", *arch_flags()],
+            "nvcc": [
+                "-O3",
+                "-std=c++17",
+                "-DUSE_CUDA",
+                TARGET,
+                "--expt-relaxed-constexpr",
+                "-Xptxas=-warn-spills",
+                *arch_flags(),
+            ],
         },
         # libtorch.so pulls in libtorch_cuda.so, where torch's CUDA shims live.
         extra_link_args=["-Wl,--no-as-needed", "-ltorch", "-s"],

@@ -1,5 +1,4 @@
 #include <thrust/iterator/counting_iterator.h>
-#include <thrust/iterator/transform_iterator.h>
 
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
@@ -30,13 +29,6 @@ KeyedPositions<K> sort_pairs_of(DeviceCall& call, KeyedPositions<K> from, KeyedP
   return {keys.Current(), positions.Current()};
 }
 
-// Past the last flag, where the total is asked for, there is nothing to read.
-struct FlagAt {
-  const uint8_t* flags;
-  int64_t n;
-  __device__ int64_t operator()(int64_t i) const { return i < n ? flags[i] : 0; }
-};
-
 }  // namespace
 
 KeyedPositions<uint32_t> sort_pairs(DeviceCall& call, KeyedPositions<uint32_t> from, KeyedPositions<uint32_t> spare,
@@ -50,9 +42,9 @@ KeyedPositions<uint64_t> sort_pairs(DeviceCall& call, KeyedPositions<uint64_t> f
 }
 
 void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before) {
-  const auto flag = thrust::make_transform_iterator(thrust::counting_iterator<int64_t>(0), FlagAt{flags, n});
   with_scratch(call, [&](void* scratch, size_t& bytes) {
-    return cub::DeviceScan::ExclusiveSum(scratch, bytes, flag, before, n + 1, call.stream());
+    return cub::DeviceScan::ExclusiveScan(scratch, bytes, flags, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
+                                          call.stream());
   });
 }
 

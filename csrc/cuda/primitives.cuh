@@ -22,7 +22,8 @@ KeyedPositions<uint32_t> sort_pairs(DeviceCall& call, KeyedPositions<uint32_t> f
 KeyedPositions<uint64_t> sort_pairs(DeviceCall& call, KeyedPositions<uint64_t> from, KeyedPositions<uint64_t> spare,
                                     int64_t n, int bits);
 
-// before[i] = number of set flags (1, the others 0) in [0, i), for i in [0, n].
+// before[i] = number of set flags (1, the others 0) in [0, i), for i in [0, n]. flags has n + 1 elements, of which the
+// last is not counted.
 void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before);
 
 // The positions of set flags, ascending, and their number.

@@ -93,7 +93,7 @@ Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
   const int64_t n = x.size(0);
   const FirstPositions table = empty_table(call, n);
   int64_t* const slots = call.workspace<int64_t>(n);
-  uint8_t* const is_first = call.workspace<uint8_t>(n);
+  uint8_t* const is_first = call.workspace<uint8_t>(n + 1);
   int64_t* const firsts_before = call.workspace<int64_t>(n + 1);
   Unique result{x, call.empty({n}, ScalarType::Long), x};
   dispatch_width(x, [&](auto tag) {

@@ -20,10 +20,11 @@ constexpr int64_t kBlocksInFlight = 3;
 
 enum class State { kReady, kAtBarrier, kInCollective, kReturned };
 
+void thread_main();
+
 struct Thread {
-  Fiber fiber;
+  Fiber fiber{&thread_main};
   State state = State::kReturned;
-  bool fresh = true;  // the fiber must start anew
   Site site{};
   // Of the collective that the thread is in.
   Collective kind{};
@@ -82,12 +83,7 @@ void start_block(Block& block, int64_t index) {
   while (static_cast<int64_t>(block.threads.size()) < engine.thread_count) {
     block.threads.push_back(std::make_unique<Thread>());
   }
-  for (int64_t t = 0; t < engine.thread_count; ++t) {
-    Thread& thread = *block.threads[t];
-    if (thread.fresh) thread.fiber.restart(&thread_main);
-    thread.fresh = false;
-    thread.state = State::kReady;
-  }
+  for (int64_t t = 0; t < engine.thread_count; ++t) block.threads[t]->state = State::kReady;
 }
 
 void resume(Block& block, int64_t t) {
@@ -279,10 +275,10 @@ void run(int64_t blocks, int64_t threads, size_t shared_bytes, const std::functi
   try {
     run_grid(blocks);
   } catch (...) {
-    // Abandoned threads are somewhere in the middle of their stacks.
+    // Abandoned threads are somewhere in the middle of their stacks: they cannot be used again.
     for (Block& block : engine.blocks) {
       block.index = -1;
-      for (auto& thread : block.threads) thread->fresh = true;
+      block.threads.clear();
     }
     throw;
   }

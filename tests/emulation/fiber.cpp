@@ -66,9 +66,6 @@ void after_switch([[maybe_unused]] void* saved, [[maybe_unused]] const void** bo
 
 }  // namespace
 
-// Uninitialised: the system gives memory to the pages that are used.
-Fiber::Fiber() : stack_(new uint8_t[kStackBytes]) {}
-
 void Fiber::enter() {
   after_switch(nullptr, &home.bottom, &home.bytes);
   running->main_();
@@ -77,9 +74,8 @@ void Fiber::enter() {
 
 #if defined(__x86_64__)
 
-void Fiber::restart(void (*main)()) {
-  main_ = main;
-  sanitizer_stack_ = nullptr;
+// The stack is not initialised: the system gives memory to the pages that are used.
+Fiber::Fiber(void (*main)()) : stack_(new uint8_t[kStackBytes]), main_(main) {
   uintptr_t top = reinterpret_cast<uintptr_t>(stack_.get() + kStackBytes) & ~uintptr_t{15};
   // What the switch pops: six registers and the address of enter(), which expects a return address above it.
   void** frame = reinterpret_cast<void**>(top) - 8;
@@ -104,9 +100,8 @@ void Fiber::leave() {
 
 #else
 
-void Fiber::restart(void (*main)()) {
-  main_ = main;
-  sanitizer_stack_ = nullptr;
+// The stack is not initialised: the system gives memory to the pages that are used.
+Fiber::Fiber(void (*main)()) : stack_(new uint8_t[kStackBytes]), main_(main) {
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_.get();
   context_.uc_stack.ss_size = kStackBytes;

@@ -13,9 +13,8 @@ namespace tsr::emulated {
 // Of one host thread. Memory errors are found on the right stack: AddressSanitizer is told of every switch.
 class Fiber {
  public:
-  Fiber();
-  // Runs `main`, which must never return, from its start at the next resume.
-  void restart(void (*main)());
+  // The first resume runs `main`, which must never return.
+  explicit Fiber(void (*main)());
   void resume();
   // Back to where the running fiber was resumed.
   static void leave();
@@ -25,7 +24,7 @@ class Fiber {
   static void enter();
 
   std::unique_ptr<uint8_t[]> stack_;
-  void (*main_)() = nullptr;
+  void (*main_)();
   void* sanitizer_stack_ = nullptr;
 #if defined(__x86_64__)
   void* stack_pointer_ = nullptr;

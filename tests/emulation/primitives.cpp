@@ -62,7 +62,7 @@ KeyedPositions<uint64_t> sort_pairs(DeviceCall&, KeyedPositions<uint64_t> from, 
 }
 
 void count_before(DeviceCall&, const uint8_t* flags, int64_t n, int64_t* before) {
-  refuse_overlap("count_before", {{flags, n}, {before, (n + 1) * sizeof(int64_t)}});
+  refuse_overlap("count_before", {{flags, n + 1}, {before, (n + 1) * sizeof(int64_t)}});
   int64_t count = 0;
   for (int64_t i = 0; i <= n; ++i) {
     before[i] = count;
