@@ -22,30 +22,32 @@ struct PoolView {
   T* out;
 };
 
+// Entry j, if it is before the end of its bag.
 template <class T, int width>
 struct Entry {
+  int64_t index;
+  bool present;
   bool used;
   acc_t<T> weight;
-  Vector<T, width> row;
+  Vector<T, width> row;  // the lane's columns
 };
 
-// Entry j of the bag whose entries end at `end`, with the lane's columns of its row.
 template <class T, class I, int width>
-__device__ Entry<T, width> load_entry(const PoolView<T, I>& p, int64_t j, int64_t end, const RowTile& tile) {
-  Entry<T, width> entry;
-  entry.used = false;
-  if (j >= end) return entry;
-  const int64_t index = p.indices[j];
-  if (index < 0 || index >= p.rows) {
-    if (p.report && tile.first_lane) p.errors.report(Argument::kIndices, Fault::kOutOfRange, j, index, p.rows);
-    return entry;
-  }
-  entry.used = index != p.padding_idx;
+__device__ void load_row(const PoolView<T, I>& p, int64_t j, const RowTile& tile, Entry<T, width>& entry) {
+  entry.used = entry.present && entry.index >= 0 && entry.index < p.rows && entry.index != p.padding_idx;
+  if (!entry.used) return;
   entry.weight = p.weights == nullptr ? acc_t<T>(1) : p.weights[j];
-  if (entry.used && tile.column < p.columns) {
-    entry.row = *reinterpret_cast<const Vector<T, width>*>(p.table + index * p.columns + tile.column);
+  if (tile.column < p.columns) {
+    entry.row = *reinterpret_cast<const Vector<T, width>*>(p.table + entry.index * p.columns + tile.column);
   }
-  return entry;
+}
+
+template <class T, class I, int width>
+__device__ void report_unused(const PoolView<T, I>& p, int64_t j, const RowTile& tile, const Entry<T, width>& entry) {
+  const bool in_range = entry.index >= 0 && entry.index < p.rows;
+  if (p.report && entry.present && !in_range && tile.first_lane) {
+    p.errors.report(Argument::kIndices, Fault::kOutOfRange, j, entry.index, p.rows);
+  }
 }
 
 // What a run of entries adds up to. The sum is of the lane's own columns.
@@ -66,10 +68,18 @@ __device__ Total<acc_t<T>, width> add_entries(const PoolView<T, I>& p, int64_t b
   for (int64_t j = begin; j < end; j += kInFlight) {
     Entry<T, width> entries[kInFlight];
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) entries[k] = load_entry<T, I, width>(p, j + k, end, tile);
+    for (int k = 0; k < kInFlight; ++k) {
+      entries[k].present = j + k < end;
+      entries[k].index = entries[k].present ? static_cast<int64_t>(p.indices[j + k]) : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) load_row<T, I, width>(p, j + k, tile, entries[k]);
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      if (!entries[k].used) continue;
+      if (!entries[k].used) {
+        report_unused<T, I, width>(p, j + k, tile, entries[k]);
+        continue;
+      }
       const A weight = entries[k].weight;
       ++total.count;
       total.weights += weight;
