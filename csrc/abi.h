@@ -79,14 +79,15 @@ struct signature<R (*)(A...)> {
   static constexpr bool ok = (is_boxable<std::remove_cv_t<std::remove_reference_t<A>>>::value && ...);
 };
 
-#define TSR_IMPL(m, name, fn)                                                                        \
-  static_assert(::tsr::signature<decltype(fn)>::ok,                                                  \
+#define TSR_IMPL(m, name, fn)                                                                         \
+  static_assert(::tsr::signature<decltype(fn)>::ok,                                                   \
                 "operator parameters must be Tensor, int64_t, double, bool, optional<> or vector<>"); \
   m.impl(name, TORCH_BOX(fn))
 
 // ---- Tensors --------------------------------------------------------------------------------------------------------
 
-// An uninitialised tensor on the device of `like`. torch's own text is lost when it cannot be had, so ours says the size.
+// An uninitialised tensor on the device of `like`. torch's own text is lost when it cannot be had, so ours says the
+// size.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   try {
     return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
@@ -148,16 +149,21 @@ void parallel_tasks(int64_t tasks, const F& f) {
   });
 }
 
-// Runs f(worker, task) for every task in [0, tasks), handing tasks out one by one: for tasks of uneven cost. Workers are
-// numbered from 0 and below max_workers(), so that each can own scratch memory allocated before; f must not throw.
-inline int64_t max_workers() { return num_threads(); }
+// The threads worth waking for `work` elementary steps (elements added or moved): waking one takes as long as some ten
+// thousand of them.
+inline int64_t workers_for(int64_t work) {
+  constexpr int64_t kWorkPerThread = 32768;
+  return std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads());
+}
 
+// Runs f(worker, task) for every task in [0, tasks), handing tasks out one by one: for tasks of uneven cost. Workers
+// are numbered from 0 and below `workers`, so that each can own scratch memory allocated before; f must not throw.
 template <class F>
-void parallel_dynamic(int64_t tasks, const F& f) {
+void parallel_dynamic(int64_t tasks, int64_t workers, const F& f) {
   struct alignas(128) Counter {
     std::atomic<int64_t> next{0};
   } counter;
-  parallel_tasks(std::min(max_workers(), tasks), [&](int64_t worker) {
+  parallel_tasks(std::min(workers, tasks), [&](int64_t worker) {
     for (int64_t task; (task = counter.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(worker, task);
   });
 }

@@ -30,8 +30,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("string_to_hash_bucket_fast(Tensor bytes, Tensor offsets, int num_buckets) -> Tensor");
 
   // embedding
-  m.def(
-      "embedding(Tensor weight, Tensor indices, SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");
+  m.def("embedding(Tensor weight, Tensor indices, SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");
   m.def(
       "embedding_bag(Tensor weight, Tensor indices, Tensor offsets, Tensor? per_sample_weights, int mode,"
       " SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> (Tensor output, Tensor argmax)");

@@ -3,16 +3,19 @@
 // Forward, sparse_segment_reduce(data [V, ...], indices [N], segment_ids [N], num_segments, reduction) -> [S, ...]:
 //   out[s] = scale(s) * sum of data[indices[i]] over the i with segment_ids[i] == s, added in the order of i
 //   scale(s) = 1 (sum), 1 / n_s (mean), 1 / sqrt(n_s) (sqrt_n), n_s = number of those i
-// * segment_ids must be sorted and >= 0; a segment without entries is zero. S = num_segments, or the last id + 1 when it
+// * segment_ids must be sorted and >= 0; a segment without entries is zero. S = num_segments, or the last id + 1 when
+// it
 //   is None (0 if N == 0): on CUDA that is one read-back, refused while a graph is captured.
-// * dtypes: float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices and segment_ids int32 or
+// * dtypes: float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices and segment_ids int32
+// or
 //   int64, independently. data has rank >= 1.
 // * Errors: IndexError for an index outside [0, V); ValueError for unsorted or negative segment ids, for ids
 //   >= num_segments, and for wrong shapes and dtypes.
 //
 // Gradient, sparse_segment_reduce_grad(grad [S, ...], indices, segment_ids, output_dim0) -> [output_dim0, ...]:
 //   out[v] = sum of scale(segment_ids[i]) * grad[segment_ids[i]] over the i with indices[i] == v, in the order of i
-// * segment_ids need not be sorted here; n_s counts entries of s. Rows without entries are zero (also when N == 0, where
+// * segment_ids need not be sorted here; n_s counts entries of s. Rows without entries are zero (also when N == 0,
+// where
 //   TensorFlow 2.21 returns uninitialised memory).
 // sparse_segment_reduce_grad_v2 returns only the rows that have entries: values [U, ...] and their ids, sorted, unique,
 // in the dtype of indices.
@@ -52,8 +55,8 @@ inline void check_float_dtype(const char* op, const char* argument, const Tensor
 
 inline void check_same_device(const char* op, const char* argument, const Tensor& x, const char* other_name,
                               const Tensor& other) {
-  TSR_CHECK_VALUE(x.is_cuda() == other.is_cuda() && x.get_device_index() == other.get_device_index(), op, ": ", argument,
-                  " must be on the device of ", other_name);
+  TSR_CHECK_VALUE(x.is_cuda() == other.is_cuda() && x.get_device_index() == other.get_device_index(), op, ": ",
+                  argument, " must be on the device of ", other_name);
 }
 
 // What forward and gradients share: a floating tensor of rank >= 1 and two index vectors of one length.

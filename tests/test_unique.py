@@ -146,7 +146,7 @@ def colliding_keys(n: int) -> Tensor:
     return torch.tensor(keys, dtype=torch.uint64).view(torch.int64)
 
 
-@pytest.mark.parametrize("n", [10_000, 150_000])
+@pytest.mark.parametrize("n", [4_000, 10_000, 150_000])
 def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
     keys = colliding_keys(n)
     x = torch.cat([keys, keys.flip(0)])

@@ -39,7 +39,7 @@ _CUDA_LIBRARY = _load()
 
 
 def cpu_level() -> str:
-    """The instruction set of the CPU loops: ``baseline``, ``avx2`` or ``avx512`` (``TORCHSPARSE_REC_CPU`` lowers it)."""
+    """The CPU loops' instruction set: ``baseline``, ``avx2`` or ``avx512`` (``TORCHSPARSE_REC_CPU`` lowers it)."""
     return _CPU_LEVELS[torch.ops.torchsparse_rec.cpu_level.default()]
 
 

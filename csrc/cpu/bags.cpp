@@ -3,20 +3,34 @@
 namespace tsr {
 namespace {
 
+// Of a contiguous tensor.
 int64_t element(const Tensor& ids, int64_t position) {
-  const Tensor x = as_contiguous(ids);
-  return x.scalar_type() == ScalarType::Int ? x.const_data_ptr<int32_t>()[position]
-                                            : x.const_data_ptr<int64_t>()[position];
+  return ids.scalar_type() == ScalarType::Int ? ids.const_data_ptr<int32_t>()[position]
+                                              : ids.const_data_ptr<int64_t>()[position];
+}
+
+[[noreturn]] void throw_bad_segment_id(const char* op, const Tensor& segment_ids, int64_t i, int64_t num_segments,
+                                       bool given) {
+  // An id beyond the last one is not itself at fault: some id after it is smaller.
+  if (!given && element(segment_ids, i) >= num_segments) {
+    while (element(segment_ids, i) >= element(segment_ids, i - 1 < 0 ? 0 : i - 1)) ++i;
+  }
+  const int64_t id = element(segment_ids, i);
+  TSR_CHECK_VALUE(id >= 0, op, ": segment_ids[", i, "] must be >= 0, got ", id);
+  TSR_CHECK_VALUE(i == 0 || id >= element(segment_ids, i - 1), op, ": segment_ids must be sorted, got ",
+                  element(segment_ids, i - 1), " followed by ", id, " at position ", i);
+  throw std::invalid_argument(
+      message(op, ": segment_ids[", i, "] must be below num_segments = ", num_segments, ", got ", id));
 }
 
 }  // namespace
 
 void throw_bad_index(const char* op, const char* argument, const Tensor& indices, int64_t position, int64_t bound) {
-  throw std::out_of_range(message(op, ": ", argument, "[", position, "] must be in [0, ", bound, "), got ",
-                                  element(indices, position)));
+  throw std::out_of_range(
+      message(op, ": ", argument, "[", position, "] must be in [0, ", bound, "), got ", element(indices, position)));
 }
 
-Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments) {
+Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments, bool given) {
   const int64_t n = segment_ids.size(0);
   Buffer<int64_t> offsets(num_segments + 1);
   int64_t* starts = offsets.data();
@@ -41,26 +55,19 @@ Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids,
     }
   });
   if (n == 0) std::fill_n(starts, num_segments + 1, 0);
-  if (first_bad.found()) {
-    const int64_t i = first_bad.position();
-    const int64_t id = element(segment_ids, i);
-    TSR_CHECK_VALUE(id >= 0, op, ": segment_ids[", i, "] must be >= 0, got ", id);
-    TSR_CHECK_VALUE(i == 0 || id >= element(segment_ids, i - 1), op, ": segment_ids must be sorted, got ",
-                    element(segment_ids, i - 1), " followed by ", id, " at position ", i);
-    TSR_CHECK_VALUE(false, op, ": segment_ids[", i, "] must be below num_segments = ", num_segments, ", got ", id);
-  }
+  if (first_bad.found()) throw_bad_segment_id(op, segment_ids, first_bad.position(), num_segments, given);
   return offsets;
 }
 
-Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t items) {
+Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets_, int64_t items) {
+  const Tensor offsets = as_contiguous(offsets_);
   const int64_t n = offsets.size(0);
   Buffer<int64_t> copy(n);
   int64_t* starts = copy.data();
   FirstPosition first_bad;
   dispatch_index(offsets.scalar_type(), op, "offsets", [&](auto tag) {
     using I = typename decltype(tag)::type;
-    const Tensor values = as_contiguous(offsets);
-    const I* from = values.const_data_ptr<I>();
+    const I* from = offsets.const_data_ptr<I>();
     parallel_for(0, n, kItemGrain, [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) {
         starts[b] = from[b];
@@ -74,8 +81,8 @@ Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t i
     TSR_CHECK_VALUE(false, op, ": offsets must not decrease, got ", element(offsets, b - 1), " followed by ",
                     element(offsets, b), " at position ", b);
   }
-  TSR_CHECK_VALUE(starts[n - 1] == items, op, ": offsets[", n - 1, "], the last, must be the number of indices, ", items,
-                  ", got ", starts[n - 1]);
+  TSR_CHECK_VALUE(starts[n - 1] == items, op, ": offsets[", n - 1, "], the last, must be the number of indices, ",
+                  items, ", got ", starts[n - 1]);
   return copy;
 }
 

@@ -10,8 +10,9 @@ namespace tsr {
 // Items for one task of a parallel loop over ids: enough to hide the hand-out, few enough to balance.
 constexpr int64_t kItemGrain = 16384;
 
-// Offsets [num_segments + 1] of sorted segment ids. Throws for unsorted ids and ids outside [0, num_segments).
-Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments);
+// Offsets [num_segments + 1] of sorted segment ids. Throws for unsorted ids and ids outside [0, num_segments), where
+// num_segments is the last id + 1 unless it was given.
+Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments, bool given);
 
 // A copy of offsets as int64, checked: from 0 to items, never decreasing.
 Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t items);
@@ -28,7 +29,8 @@ template <class I>
 bool all_below(const I* ids, int64_t n, int64_t bound) {
   bool bad = false;
   // Negative ids are large as unsigned numbers.
-  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= static_cast<uint64_t>(bound);
+  for (int64_t i = 0; i < n; ++i)
+    bad |= static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= static_cast<uint64_t>(bound);
   return !bad;
 }
 

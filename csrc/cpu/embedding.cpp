@@ -16,7 +16,7 @@ constexpr int64_t kCopyAhead = 8;
 template <class I>
 void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I* indices, int64_t n, char* out,
                FirstPosition& first_bad) {
-  const int64_t grain = std::max<int64_t>(16, (int64_t{64} << 10) / std::max<int64_t>(row_bytes, 1));
+  const int64_t grain = std::max<int64_t>(16, (int64_t{128} << 10) / std::max<int64_t>(row_bytes, 1));
   parallel_for(0, n, grain, [=, &first_bad](int64_t begin, int64_t end) {
     report_bad_ids(indices, begin, end, table_rows, first_bad);
     if (first_bad.found()) return;
@@ -35,14 +35,14 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
   using R = typename Bags<T, I>::Row;
   const int64_t dim = weight.size(1);
   const T* table = weight.const_data_ptr<T>();
-  const int64_t tasks = std::min<int64_t>(max_workers() * 8, (bags.items() + bags.count()) / 256 + 1);
+  const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 8;
   const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
   std::vector<BagScratch<T, R>> scratch;
-  for (int64_t worker = 0; worker < std::min(max_workers(), tasks); ++worker) {
+  for (int64_t worker = 0; worker < workers; ++worker) {
     scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
   }
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  parallel_dynamic(tasks, [&](int64_t worker, int64_t task) {
+  parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
     BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
     for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {
@@ -85,15 +85,14 @@ std::tuple<Tensor, Tensor> embedding_bag_cpu(const Tensor& weight_, const Tensor
                                              const std::optional<Tensor>& per_sample_weights_, int64_t mode,
                                              int64_t padding_idx, bool, bool) {
   const char* op = "embedding_bag";
-  const Reduction reduction =
-      check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx);
+  const Reduction reduction = check_embedding_bag(weight_, indices_, offsets, per_sample_weights_, mode, padding_idx);
   const Tensor weight = as_contiguous(weight_), indices = as_contiguous(indices_);
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
   const int64_t count = offsets.size(0) - 1, dim = weight.size(1);
   const Tensor out = new_empty(weight, {count, dim}, weight.scalar_type());
   const bool max = reduction == Reduction::kMax;
-  const Tensor argmax = new_empty(
-      weight, max ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
+  const Tensor argmax =
+      new_empty(weight, max ? std::vector<int64_t>{count, dim} : std::vector<int64_t>{0}, ScalarType::Long);
   FirstPosition first_bad, first_nan;
   dispatch_float(weight.scalar_type(), op, "weight", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;

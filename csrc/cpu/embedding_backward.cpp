@@ -18,7 +18,8 @@ struct BagTable {
   template <class I>
   void fill(const Bags<T, I>& bags, Reduction reduction) {
     bag_of_item = Buffer<U>(bags.items());
-    const bool by_items = bags.weighted(), by_bags = !by_items && reduction != Reduction::kSum && reduction != Reduction::kMax;
+    const bool by_items = bags.weighted(),
+               by_bags = !by_items && reduction != Reduction::kSum && reduction != Reduction::kMax;
     if (by_items) by_item = Buffer<acc_t<T>>(bags.items());
     if (by_bags) by_bag = Buffer<acc_t<T>>(bags.count());
     U* to = bag_of_item.data();
@@ -45,24 +46,24 @@ struct BackwardInputs {
   int64_t dim() const { return grad.size(1); }
 
   template <class F>
-  void with_groups(int64_t slice_rows, const F& write) const {
+  void with_groups(GradientRows written, const F& write) const {
     dispatch_float(grad.scalar_type(), kBackwardOp, "grad", [&](auto value_tag) {
       using T = typename decltype(value_tag)::type;
-      dispatch_width(fits_32_bits(num_embeddings, indices.size(0), grad.size(0)), [&](auto width_tag) {
-        group<T, typename decltype(width_tag)::type>(slice_rows, write);
-      });
+      dispatch_width(fits_32_bits(num_embeddings, indices.size(0), grad.size(0)),
+                     [&](auto width_tag) { group<T, typename decltype(width_tag)::type>(written, write); });
     });
   }
 
  private:
   template <class T, class U, class F>
-  void group(int64_t slice_rows, const F& write) const {
+  void group(GradientRows written, const F& write) const {
     BagTable<T, U> table;
     ItemMeaning<T, U> meaning;
     const U* payloads = nullptr;
     if (offsets) {
       dispatch_index(indices.scalar_type(), kBackwardOp, "indices", [&](auto tag) {
-        const Bags<T, typename decltype(tag)::type> bags(kBackwardOp, indices, *offsets, per_sample_weights, padding_idx);
+        const Bags<T, typename decltype(tag)::type> bags(kBackwardOp, indices, *offsets, per_sample_weights,
+                                                         padding_idx);
         table.fill(bags, reduction);
         if (bags.weighted()) meaning.item_weights = table.by_item.data();
       });
@@ -76,7 +77,7 @@ struct BackwardInputs {
       meaning.segments = by_position ? table.bag_of_item.data() : nullptr;
     }
     meaning.scale_by_count = scale_grad_by_freq;
-    const RowGroups<U> groups(kBackwardOp, indices, payloads, num_embeddings, padding_idx, slice_rows);
+    const RowGroups<U> groups(kBackwardOp, indices, payloads, num_embeddings, padding_idx, dim(), written);
     write(groups, meaning, grad.const_data_ptr<T>());
   }
 };
@@ -84,9 +85,9 @@ struct BackwardInputs {
 BackwardInputs checked_inputs(const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
                               const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
                               int64_t num_embeddings, int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
-  const Reduction reduction = check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax,
-                                                       num_embeddings, mode, padding_idx);
-  return {as_contiguous(grad),           as_contiguous(indices), offsets,   as_contiguous(per_sample_weights),
+  const Reduction reduction =
+      check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+  return {as_contiguous(grad),   as_contiguous(indices), offsets,   as_contiguous(per_sample_weights),
           as_contiguous(argmax), num_embeddings,         reduction, padding_idx,
           scale_grad_by_freq};
 }
@@ -100,8 +101,7 @@ Tensor embedding_dense_backward_cpu(const Tensor& grad, const Tensor& indices, c
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
   const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type());
-  const int64_t row_bytes = inputs.dim() * static_cast<int64_t>(grad.element_size());
-  inputs.with_groups(dense_slice_rows(row_bytes), [&](const auto& groups, const auto& meaning, const auto* values) {
+  inputs.with_groups(GradientRows::kAll, [&](const auto& groups, const auto& meaning, const auto* values) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
     write_gradient(groups, meaning, values, inputs.dim(), out.mutable_data_ptr<T>(), static_cast<int64_t*>(nullptr),
                    num_embeddings, OutputMemory::kFresh);
@@ -117,7 +117,7 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, con
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
   Tensor out, rows;
-  inputs.with_groups(INT64_MAX, [&](const auto& groups, const auto& meaning, const auto* values) {
+  inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, const auto& meaning, const auto* values) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
     out = new_empty(grad, {groups.groups(), inputs.dim()}, grad.scalar_type());
     rows = new_empty(grad, {groups.groups()}, ScalarType::Long);
@@ -144,13 +144,14 @@ Tensor embedding_weights_backward_cpu(const Tensor& grad_, const Tensor& weight_
     dispatch_index(indices.scalar_type(), op, "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx);
-      const T *table = weight.const_data_ptr<T>(), *grads = grad.const_data_ptr<T>(), *pooled = output.const_data_ptr<T>();
+      const T *table = weight.const_data_ptr<T>(), *grads = grad.const_data_ptr<T>(),
+              *pooled = output.const_data_ptr<T>();
       const I* ids = indices.const_data_ptr<I>();
       T* to = result.mutable_data_ptr<T>();
       const auto dot = dot_loop<T>().dot;
-      const int64_t tasks = std::min<int64_t>(max_workers() * 8, (bags.items() + bags.count()) / 256 + 1);
+      const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 8;
       const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
-      parallel_dynamic(tasks, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
+      parallel_dynamic(tasks, workers, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
         const int64_t first = ranges[static_cast<size_t>(task)], end = ranges[static_cast<size_t>(task + 1)];
         if (first == end || !bags.check(first, end, weight.size(0), first_bad, first_nan)) return;
         for (int64_t b = first; b < end; ++b) {

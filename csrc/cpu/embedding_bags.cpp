@@ -81,8 +81,9 @@ PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t
   const Row* rows = reinterpret_cast<const Row*>(indices_);
   if (padding_ < 0 && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
     // The caller's own arrays serve as they are.
-    return {nullptr, 0,       rows,    reinterpret_cast<const A*>(weights_), offsets_.data() + b, divisors, end - b,
-            nullptr, /*stream=*/false};
+    return {
+        nullptr,         0, rows, reinterpret_cast<const A*>(weights_), offsets_.data() + b, divisors, end - b, nullptr,
+        /*stream=*/false};
   }
   int64_t kept = 0;
   for (int64_t bag = b; bag < end; ++bag) {
@@ -121,7 +122,7 @@ typename Bags<T, I>::A Bags<T, I>::coefficient(int64_t b, Reduction reduction) c
   return by == A(0) ? A(0) : A(1) / by;
 }
 
-#define TSR_INSTANTIATE(T)               \
+#define TSR_INSTANTIATE(T)                 \
   template struct BagScratch<T, uint32_t>; \
   template struct BagScratch<T, int64_t>;  \
   template class Bags<T, int32_t>;         \

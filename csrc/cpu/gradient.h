@@ -10,11 +10,11 @@ namespace tsr {
 // What the items of a RowGroups<U> mean. Null pointers: not used.
 template <class T, class U>
 struct ItemMeaning {
-  const U* segments = nullptr;                 // of an item, when payloads are positions; null: payloads are segments
-  const acc_t<T>* item_weights = nullptr;      // by item: then payloads must be positions
-  const acc_t<T>* segment_weights = nullptr;   // by segment
-  const int64_t* winners = nullptr;            // argmax [segments, dim] of mode max: then payloads must be positions
-  bool scale_by_count = false;                 // divide a row's items by their number
+  const U* segments = nullptr;                // of an item, when payloads are positions; null: payloads are segments
+  const acc_t<T>* item_weights = nullptr;     // by item: then payloads must be positions
+  const acc_t<T>* segment_weights = nullptr;  // by segment
+  const int64_t* winners = nullptr;           // argmax [segments, dim] of mode max: then payloads must be positions
+  bool scale_by_count = false;                // divide a row's items by their number
 
   bool weighted() const { return item_weights != nullptr || segment_weights != nullptr || scale_by_count; }
 };
@@ -96,41 +96,39 @@ void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning
   const int64_t tasks = static_cast<int64_t>(slices.size());
   const bool dense = rows_out == nullptr;
   std::vector<SliceScratch<T, U>> scratch;
-  for (int64_t worker = 0; worker < std::min(max_workers(), tasks); ++worker) {
+  for (int64_t worker = 0; worker < groups.workers(); ++worker) {
     scratch.emplace_back(groups.most_items(), dense ? groups.most_rows() : groups.most_items(), meaning.weighted(),
                          meaning.winners != nullptr);
   }
   const bool large = out_rows * dim * static_cast<int64_t>(sizeof(T)) >= kFreshBytes;
   const bool fresh = large && memory == OutputMemory::kFresh, stream = large && memory == OutputMemory::kReused;
   const RowLoops<T, U>& loops = row_loops<T, U>();
-  parallel_dynamic(tasks, [&, grad, dim, out, rows_out, fresh, stream, dense](int64_t worker, int64_t task) {
-    const Slice slice = slices[static_cast<size_t>(task)];
-    SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
-    const Item<U>* items = groups.items() + slice.begin;
-    const int64_t first = dense ? slice.first_row : slice.first_group;
-    const int64_t count = dense ? start_all_rows(items, slice, mine.starts.data())
-                                : start_present_rows(items, slice, mine.starts.data(), rows_out + first);
-    describe_items(items, slice, meaning, count, mine);
-    if (fresh) map_pages(out + first * dim, count * dim * static_cast<int64_t>(sizeof(T)));
-    const PoolArguments<T, U> arguments{grad,
-                                        dim,
-                                        mine.segments.data(),
-                                        meaning.weighted() ? mine.weights.data() : nullptr,
-                                        mine.starts.data(),
-                                        nullptr,
-                                        count,
-                                        out + first * dim,
-                                        stream};
-    if (meaning.winners != nullptr) {
-      loops.pool_won(arguments, mine.positions.data(), meaning.winners);
-    } else {
-      loops.pool(arguments);
-    }
-  });
+  parallel_dynamic(
+      tasks, groups.workers(), [&, grad, dim, out, rows_out, fresh, stream, dense](int64_t worker, int64_t task) {
+        const Slice slice = slices[static_cast<size_t>(task)];
+        SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
+        const Item<U>* items = groups.items() + slice.begin;
+        const int64_t first = dense ? slice.first_row : slice.first_group;
+        const int64_t count = dense ? start_all_rows(items, slice, mine.starts.data())
+                                    : start_present_rows(items, slice, mine.starts.data(), rows_out + first);
+        describe_items(items, slice, meaning, count, mine);
+        if (fresh) map_pages(out + first * dim, count * dim * static_cast<int64_t>(sizeof(T)));
+        const PoolArguments<T, U> arguments{grad,
+                                            dim,
+                                            mine.segments.data(),
+                                            meaning.weighted() ? mine.weights.data() : nullptr,
+                                            mine.starts.data(),
+                                            nullptr,
+                                            count,
+                                            out + first * dim,
+                                            stream};
+        if (meaning.winners != nullptr) {
+          loops.pool_won(arguments, mine.positions.data(), meaning.winners);
+        } else {
+          loops.pool(arguments);
+        }
+      });
 }
-
-// Rows of a dense gradient that one task writes: about 4 MB, so that long stretches without items are shared out too.
-inline int64_t dense_slice_rows(int64_t row_bytes) { return std::max<int64_t>(1, (int64_t{4} << 20) / std::max<int64_t>(row_bytes, 1)); }
 
 // Whether rows, items and segments all fit 32 bits.
 inline bool fits_32_bits(int64_t rows, int64_t items, int64_t segments) {

@@ -46,6 +46,8 @@ void check_errors_cpu(const Tensor&) {}
 
 }  // namespace tsr
 
-STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CompositeExplicitAutograd, m) { TSR_IMPL(m, "cpu_level", &tsr::cpu_level_op); }
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CompositeExplicitAutograd, m) {
+  TSR_IMPL(m, "cpu_level", &tsr::cpu_level_op);
+}
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) { TSR_IMPL(m, "check_errors", &tsr::check_errors_cpu); }

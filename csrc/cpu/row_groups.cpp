@@ -5,9 +5,10 @@
 namespace tsr {
 namespace {
 
-constexpr int64_t kBucketItems = 4096;      // a bucket and its scratch fit the second-level cache
-constexpr int64_t kMaxBuckets = 4096;       // more would cost the scatter a page per bucket
-constexpr int64_t kSliceItems = 8192;       // cuts buckets that many ids fall into
+constexpr int64_t kBucketItems = 4096;       // a bucket and its scratch fit the second-level cache
+constexpr int64_t kMaxBuckets = 4096;        // more would cost the scatter a page per bucket
+constexpr int64_t kSliceItems = 8192;        // cuts buckets that many ids fall into
+constexpr int64_t kSliceElements = 1 << 20;  // cuts long stretches of a dense gradient without items
 constexpr int64_t kInsertionSortItems = 32;
 
 int bits_of(int64_t n) {
@@ -65,17 +66,22 @@ void sort_items(Item<U>* items, int64_t n, int bits, Item<U>* scratch, std::vect
 
 template <class U>
 RowGroups<U>::RowGroups(const char* op, const Tensor& indices, const U* payloads, int64_t num_rows, int64_t padding,
-                        int64_t slice_rows)
-    : num_rows_(num_rows), slice_rows_(slice_rows) {
+                        int64_t row_elements, GradientRows written)
+    : num_rows_(num_rows), slice_rows_(INT64_MAX) {
   const int64_t n = indices.size(0);
+  int64_t work = n * row_elements;
+  if (written == GradientRows::kAll) {
+    work += num_rows * row_elements;
+    slice_rows_ = std::max<int64_t>(1, kSliceElements / std::max<int64_t>(row_elements, 1));
+  }
+  workers_ = workers_for(work);
   const int64_t for_cache = n / kBucketItems;
-  const int64_t for_threads = std::min(max_workers() * 4, n / 64);
+  const int64_t for_threads = workers_ == 1 ? 1 : std::min(workers_ * 4, n / 64);
   const int bucket_bits = bits_of(std::clamp<int64_t>(std::max(for_cache, for_threads), 1, kMaxBuckets));
   shift_ = std::max(0, bits_of(num_rows) - bucket_bits);
   buckets_ = num_rows == 0 ? 0 : ((num_rows - 1) >> shift_) + 1;
-  dispatch_index(indices.scalar_type(), op, "indices", [&](auto tag) {
-    distribute<typename decltype(tag)::type>(op, indices, payloads, padding);
-  });
+  dispatch_index(indices.scalar_type(), op, "indices",
+                 [&](auto tag) { distribute<typename decltype(tag)::type>(op, indices, payloads, padding); });
   sort_buckets();
 }
 
@@ -85,7 +91,7 @@ template <class I>
 void RowGroups<U>::distribute(const char* op, const Tensor& indices, const U* payloads, int64_t padding) {
   const int64_t n = indices.size(0);
   const I* rows = indices.const_data_ptr<I>();
-  const int64_t parts = std::max<int64_t>(1, std::min(max_workers(), n / kItemGrain));
+  const int64_t parts = workers_for(n);
   std::vector<int64_t> cursors(static_cast<size_t>(parts * buckets_), 0);
   const int shift = shift_;
   const int64_t bound = num_rows_;
@@ -131,12 +137,13 @@ void RowGroups<U>::sort_buckets() {
   }
   std::vector<Buffer<Item<U>>> scratch;
   std::vector<std::vector<int64_t>> counts;
-  for (int64_t worker = 0; worker < std::min(max_workers(), std::max<int64_t>(buckets_, 1)); ++worker) {
+  const int64_t workers = workers_for(bucket_starts_[static_cast<size_t>(buckets_)] * 4);
+  for (int64_t worker = 0; worker < workers; ++worker) {
     scratch.emplace_back(largest);
     counts.emplace_back(size_t{1} << 12);
   }
   std::vector<std::vector<Slice>> by_bucket(static_cast<size_t>(buckets_));
-  parallel_dynamic(buckets_, [&](int64_t worker, int64_t bucket) {
+  parallel_dynamic(buckets_, workers, [&](int64_t worker, int64_t bucket) {
     const int64_t begin = bucket_starts_[static_cast<size_t>(bucket)];
     const int64_t n = bucket_starts_[static_cast<size_t>(bucket + 1)] - begin;
     sort_items(items_.data() + begin, n, shift_, scratch[static_cast<size_t>(worker)].data(),

@@ -4,6 +4,10 @@
 
 #include "level.h"
 #if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12's AVX-512 functions read variables that they leave undefined on purpose.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
 #endif
 
@@ -25,7 +29,7 @@ const DotLoop<T>& dot_loop() {
   return pick_level(baseline::kDotLoop<T>, avx2::kDotLoop<T>, avx512::kDotLoop<T>);
 }
 
-#define TSR_INSTANTIATE(T)                                \
+#define TSR_INSTANTIATE(T)                                        \
   template const RowLoops<T, uint32_t>& row_loops<T, uint32_t>(); \
   template const RowLoops<T, int64_t>& row_loops<T, int64_t>();   \
   template const DotLoop<T>& dot_loop<T>();

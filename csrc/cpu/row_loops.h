@@ -1,7 +1,7 @@
 // The loops over table rows that every lookup and every gradient is made of, compiled per instruction set.
 //
-// A gradient is a lookup too: row v of a table's gradient pools the rows of grad that its entries point at. So one loop,
-// pool, serves both directions.
+// A gradient is a lookup too: row v of a table's gradient pools the rows of grad that its entries point at. So one
+// loop, pool, serves both directions.
 #pragma once
 #include <cstdint>
 

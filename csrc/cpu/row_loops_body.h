@@ -75,7 +75,8 @@ static constexpr int64_t kAhead = 16;
 static constexpr int64_t kAheadBytes = 512;
 
 template <class T, class R>
-static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry, int64_t last) {
+static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry,
+                                                              int64_t last) {
   if (entry + kAhead >= last) return;
   const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[entry + kAhead]) * a.dim);
   const int64_t bytes = a.dim * static_cast<int64_t>(sizeof(T));
@@ -175,7 +176,8 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
 template <class T, class R>
 static void pool(const PoolArguments<T, R>& a) {
   // Streaming stores need whole, aligned vectors; the half types are narrowed element by element.
-  const bool whole = (reinterpret_cast<uintptr_t>(a.out) | static_cast<uintptr_t>(a.dim * sizeof(T))) % kVectorBytes == 0;
+  const bool whole =
+      (reinterpret_cast<uintptr_t>(a.out) | static_cast<uintptr_t>(a.dim * sizeof(T))) % kVectorBytes == 0;
   if constexpr (std::is_same_v<T, acc_t<T>>) {
     if (a.stream && whole) return a.weights ? pool_rows<true, true>(a) : pool_rows<false, true>(a);
   }

@@ -28,10 +28,10 @@ template <class T, class I, class R>
 void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, const int64_t* offsets, int64_t segments,
             Reduction reduction, T* out, FirstPosition& first_bad) {
   using A = acc_t<T>;
-  const int64_t tasks = std::min<int64_t>(max_workers() * 8, (offsets[segments] + segments) / 1024 + 1);
+  const int64_t workers = workers_for((offsets[segments] + segments) * dim), tasks = workers == 1 ? 1 : workers * 8;
   const std::vector<int64_t> ranges = balanced_ranges(offsets, segments, tasks);
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  parallel_dynamic(tasks, [&, offsets, dim, data, out, indices](int64_t, int64_t task) {
+  parallel_dynamic(tasks, workers, [&, offsets, dim, data, out, indices](int64_t, int64_t task) {
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
     A divisors[kBlockBags];
     for (int64_t s = ranges[static_cast<size_t>(task)]; s < end; s += kBlockBags) {
@@ -91,10 +91,10 @@ SegmentTable<T, U>::SegmentTable(const Tensor& segment_ids, int64_t segments, Re
 
 // What both gradient forms share: groups the items and hands them, with their meaning, to write(groups, meaning).
 template <class T, class U, class F>
-void with_groups(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids, int64_t rows, Reduction reduction,
-                 int64_t slice_rows, const F& write) {
+void with_groups(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids, int64_t rows,
+                 Reduction reduction, GradientRows written, const F& write) {
   const SegmentTable<T, U> table(segment_ids, grad.size(0), reduction);
-  const RowGroups<U> groups(kGradOp, indices, table.ids.data(), rows, /*padding=*/-1, slice_rows);
+  const RowGroups<U> groups(kGradOp, indices, table.ids.data(), rows, /*padding=*/-1, row_elements(grad), written);
   ItemMeaning<T, U> meaning;
   if (reduction != Reduction::kSum) meaning.segment_weights = table.weights.data();
   write(groups, meaning);
@@ -105,14 +105,15 @@ template <class Allocate>
 Tensor dense_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor& segment_ids_, int64_t rows,
                       int64_t reduction_, OutputMemory memory, const Allocate& allocate) {
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, rows, reduction_);
-  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_), segment_ids = as_contiguous(segment_ids_);
+  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
+               segment_ids = as_contiguous(segment_ids_);
   const int64_t dim = row_elements(grad);
   Tensor out;
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
     dispatch_width(fits_32_bits(rows, indices.size(0), grad.size(0)), [&](auto width_tag) {
       using U = typename decltype(width_tag)::type;
-      with_groups<T, U>(grad, indices, segment_ids, rows, reduction, dense_slice_rows(dim * sizeof(T)),
+      with_groups<T, U>(grad, indices, segment_ids, rows, reduction, GradientRows::kAll,
                         [&](const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning) {
                           out = allocate(shape_with_rows(grad, rows));
                           write_gradient<T, U, int64_t>(groups, meaning, grad.const_data_ptr<T>(), dim,
@@ -129,14 +130,15 @@ std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& i
                                             int64_t num_rows, int64_t reduction_, OutputMemory memory,
                                             const Allocate& allocate) {
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_);
-  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_), segment_ids = as_contiguous(segment_ids_);
+  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
+               segment_ids = as_contiguous(segment_ids_);
   const int64_t dim = row_elements(grad);
   std::tuple<Tensor, Tensor> out;
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
     dispatch_width(fits_32_bits(num_rows, indices.size(0), grad.size(0)), [&](auto width_tag) {
       using U = typename decltype(width_tag)::type;
-      with_groups<T, U>(grad, indices, segment_ids, num_rows, reduction, INT64_MAX,
+      with_groups<T, U>(grad, indices, segment_ids, num_rows, reduction, GradientRows::kPresent,
                         [&](const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning) {
                           out = allocate(shape_with_rows(grad, groups.groups()));
                           auto& [values, rows] = out;
@@ -157,10 +159,11 @@ std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& i
 Tensor sparse_segment_reduce_cpu(const Tensor& data_, const Tensor& indices_, const Tensor& segment_ids_,
                                  std::optional<int64_t> num_segments, int64_t reduction_) {
   const Reduction reduction = check_sparse_segment_reduce(data_, indices_, segment_ids_, num_segments, reduction_);
-  const Tensor data = as_contiguous(data_), indices = as_contiguous(indices_), segment_ids = as_contiguous(segment_ids_);
+  const Tensor data = as_contiguous(data_), indices = as_contiguous(indices_),
+               segment_ids = as_contiguous(segment_ids_);
   const int64_t segments = num_segments ? *num_segments : last_id_plus_one(segment_ids);
   const Tensor out = new_empty(data, shape_with_rows(data, segments), data.scalar_type());
-  const Buffer<int64_t> offsets = offsets_of_sorted_ids(kReduceOp, segment_ids, segments);
+  const Buffer<int64_t> offsets = offsets_of_sorted_ids(kReduceOp, segment_ids, segments, num_segments.has_value());
   FirstPosition first_bad;
   dispatch_float(data.scalar_type(), kReduceOp, "data", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
@@ -177,9 +180,8 @@ Tensor sparse_segment_reduce_cpu(const Tensor& data_, const Tensor& indices_, co
 
 Tensor sparse_segment_reduce_grad_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                       int64_t output_dim0, int64_t reduction) {
-  return dense_gradient(
-      grad, indices, segment_ids, output_dim0, reduction, OutputMemory::kFresh,
-      [&](const std::vector<int64_t>& shape) { return new_empty(grad, shape, grad.scalar_type()); });
+  return dense_gradient(grad, indices, segment_ids, output_dim0, reduction, OutputMemory::kFresh,
+                        [&](const std::vector<int64_t>& shape) { return new_empty(grad, shape, grad.scalar_type()); });
 }
 
 void sparse_segment_reduce_grad_out_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,

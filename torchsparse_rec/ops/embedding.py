@@ -396,14 +396,17 @@ def _weights_backward_setup_context(ctx, inputs, output) -> None:
 def _weights_backward_backward(ctx, grad_result):
     grad, weight, indices, offsets, per_sample_weights, output = ctx.saved_tensors
     needed = [ctx.needs_input_grad[i] for i in (0, 1, 4, 5)]
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        inputs = [
-            x.detach().requires_grad_(need)
-            for x, need in zip((grad, weight, per_sample_weights, output), needed, strict=True)
-        ]
-        result = _weights_backward_composite(*inputs, indices, offsets, ctx.mode, ctx.padding_idx)
+        # Aliases: of each input's derivative, only the part through this operator is wanted here.
+        inputs = grad, weight, weights, pooled = [x.view_as(x) for x in (grad, weight, per_sample_weights, output)]
+        result = _weights_backward_composite(grad, weight, weights, pooled, indices, offsets, ctx.mode, ctx.padding_idx)
         wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-        grads = iter(torch.autograd.grad(result, wanted, grad_result, allow_unused=True) if wanted else ())
+        grads = iter(
+            torch.autograd.grad(result, wanted, grad_result, allow_unused=True, create_graph=create_graph)
+            if wanted
+            else ()
+        )
     by_input = [next(grads) if need else None for need in needed]
     return by_input[0], by_input[1], None, None, by_input[2], by_input[3], None, None
 

@@ -50,7 +50,8 @@ def _segment_reduce(
     if data.dim() == 0:
         raise ValueError("data must have rank >= 1, got a scalar")
     # The same reduction over contiguous bags; offsets carry the number of rows, so nothing is read back.
-    rows = embedding_bag(data.reshape(data.shape[0], -1), indices, offsets, mode=_MODE_NAMES[reduction])
+    table = data.flatten(1) if data.dim() > 1 else data.unsqueeze(1)
+    rows = embedding_bag(table, indices, offsets, mode=_MODE_NAMES[reduction])
     return rows.reshape(rows.shape[0], *data.shape[1:])
 
 
@@ -295,7 +296,7 @@ def sparse_segment_mean_grad_v2(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_segment_mean`: only the rows that have entries. See :func:`sparse_segment_sum_grad_v2`.
+    The gradient of :func:`sparse_segment_mean`: only rows with entries. See :func:`sparse_segment_sum_grad_v2`.
 
     Source: ``tf.raw_ops.SparseSegmentMeanGradV2``.
 
@@ -367,8 +368,9 @@ def _(
     rows: Tensor,
 ) -> None:
     size = torch.library.get_ctx().new_dynamic_size()
-    values.resize_(size, *grad.shape[1:])
-    rows.resize_(size)
+    # set_, where the kernel resizes: torch cannot compare a size known only at run time with the present one.
+    values.set_(grad.new_empty(size, *grad.shape[1:]))  # type: ignore[call-overload]
+    rows.set_(indices.new_empty(size))  # type: ignore[call-overload]
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------

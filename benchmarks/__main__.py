@@ -1,0 +1,97 @@
+"""``python -m benchmarks``: times every operator, the embeddings and NCF beside their peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from . import hash as hash_rows
+from . import keras_report, ncf, segment, unique
+from .report import as_json, machine, run
+from .rows import Options, Row
+from .timing import FULL, SLOW_MS, copy_gb_per_second
+
+ROWS: list[Row] = [*keras_report.ROWS, *segment.ROWS, *unique.ROWS, *hash_rows.ROWS, *ncf.ROWS]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="rows, or beginnings of their names such as 'segment' (default: all)")
+    parser.add_argument(
+        "--json", "--output", type=Path, metavar="PATH", help="write the figures there; in a folder: as <device>.json"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, few calls: shows that all runs, not how fast"
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
+    parser.add_argument("--threads", type=int, default=2, help="of every framework (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print the rows' names and stop")
+    return parser.parse_args(arguments)
+
+
+def choose(names: list[str]) -> list[Row]:
+    """The rows that a name is, or begins, in the order of the report."""
+    for name in names:
+        if not any(row.name.startswith(name) for row in ROWS):
+            raise ValueError(f"no row begins with {name!r}; --list prints them all")
+    return [row for row in ROWS if not names or any(row.name.startswith(name) for name in names)]
+
+
+def write_json(path: Path, device: str, content: dict) -> Path:
+    """Write the file, whole or not at all; returns where."""
+    if path.is_dir():
+        path = path / f"{device}.json"
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)
+    return path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the chosen rows. Returns 1 if a check fails or an argument is wrong, else 0, whatever the times are."""
+    given = parse(arguments)
+    try:
+        rows = choose(given.names)
+        if given.threads < 1:
+            raise ValueError(f"--threads must be at least 1, got {given.threads}")
+        if given.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda needs an NVIDIA GPU and a torch with CUDA")
+        if given.json is not None and not given.json.parent.is_dir():
+            raise ValueError(f"--json: there is no folder {given.json.parent}")
+    except ValueError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    if given.list:
+        for row in rows:
+            print(f"{row.name:<26}{row.what}")
+        return 0
+    torch.set_num_threads(given.threads)
+    options = Options(given.device, given.quick, given.threads)
+    copy_gb = copy_gb_per_second(options.device, options.quick)
+    print(f"copy bandwidth {copy_gb:.1f} GB/s (reads plus writes)")
+    if options.quick:
+        print("quick: small sizes and few calls, the figures say nothing about speed")
+    else:
+        print(f"medians of {FULL} on each side, alternating; fewer calls where one takes more than {SLOW_MS:g} ms")
+    try:
+        results = run(rows, options, copy_gb, lambda line: print(line, flush=True))
+    except AssertionError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    about = machine(options)
+    for name, value in about.items():
+        print(f"{name}: {value}")
+    if given.json is not None:
+        content = {"machine": about, "quick": options.quick, "copy_gb_per_second": copy_gb}
+        content["rows"] = [as_json(result) for result in results]
+        print(f"written: {write_json(given.json, options.device, content)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

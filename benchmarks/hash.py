@@ -1,0 +1,117 @@
+"""Rows of the ``hash`` family: integers to buckets without making their text, and byte strings."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchsparse_rec import ops
+
+from .rows import Call, Case, Make, Options, Row, tensorflow
+
+BUCKETS = 1_000_003
+# tf.strings.to_hash_bucket_fast(text, BUCKETS) of TensorFlow 2.21.
+RECORDED = {
+    b"0": 537292,
+    b"42": 59059,
+    b"-7": 985360,
+    b"1234567": 22860,
+    b"12345678": 470335,
+    b"-2147483648": 345099,
+    b"1234567890123456": 857634,
+    b"12345678901234567": 774961,
+    b"-9223372036854775808": 400334,
+    b"user_1": 787228,
+    b"user_4611686018427387904": 123210,
+}
+
+
+def full_range(n: int) -> Tensor:
+    """Any int64: 18 to 20 characters, mostly."""
+    return torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, n, dtype=np.int64, endpoint=False))
+
+
+def below_2_31(n: int) -> Tensor:
+    """9 or 10 digits, mostly."""
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 2**31, n, dtype=np.int64))
+
+
+def mixed_lengths(n: int) -> Tensor:
+    """Every number of digits equally often, both signs."""
+    generator = np.random.default_rng(0)
+    magnitudes = np.exp(generator.uniform(0, np.log(2.0**62), n)).astype(np.int64)
+    return torch.from_numpy(magnitudes * generator.choice([-1, 1], n))
+
+
+def check_recorded(device: str) -> None:
+    """TensorFlow's buckets, as strings and where they are integers as integers too."""
+    assert ops.to_hash_bucket_fast(list(RECORDED), BUCKETS).tolist() == list(RECORDED.values())
+    integers = {int(text): bucket for text, bucket in RECORDED.items() if not text.startswith(b"user")}
+    x = torch.tensor(list(integers), device=device)
+    assert ops.to_hash_bucket_fast(x, BUCKETS).tolist() == list(integers.values())
+
+
+def check_against_text(x: Tensor, device: str) -> None:
+    """Buckets of integers equal those of their text."""
+    check_recorded(device)
+    sample = x[:: max(1, len(x) // 20_000)]
+    text = ops.to_hash_bucket_fast([str(value) for value in sample.tolist()], BUCKETS)
+    assert torch.equal(ops.to_hash_bucket_fast(sample.to(device), BUCKETS).cpu(), text)
+
+
+def integer_row(name: str, what: str, draw, targets: dict[str, float]) -> Row:
+    """A row for one distribution of integers."""
+
+    def build(options: Options) -> Case:
+        x = draw(options.size(2_000_000, 20_000))
+        given = x.to(options.device)
+
+        def ours() -> Call:
+            return lambda: ops.to_hash_bucket_fast(given, BUCKETS)
+
+        def tf_eager() -> Call:
+            tf = tensorflow(options)
+            values = tf.constant(x.numpy())
+            return lambda: tf.strings.to_hash_bucket_fast(tf.strings.as_string(values), BUCKETS)
+
+        def tf_function() -> Call:
+            tf = tensorflow(options)
+            values = tf.constant(x.numpy())
+            compiled = tf.function(lambda v: tf.strings.to_hash_bucket_fast(tf.strings.as_string(v), BUCKETS))
+            return lambda: compiled(values)
+
+        peers: dict[str, Make] = {"TensorFlow eager": tf_eager, "TensorFlow tf.function": tf_function}
+        return Case(ours, peers, lambda: check_against_text(x, options.device), 16 * len(x))
+
+    return Row(f"hash/{name}", f"to_hash_bucket_fast, 2M int64, {what}", build, targets)
+
+
+def build_strings(options: Options) -> Case:
+    """Byte strings as one buffer and offsets; TensorFlow's are its own string tensor."""
+    words = [b"user_%d" % value for value in mixed_lengths(options.size(2_000_000, 20_000)).abs().tolist()]
+    offsets = torch.from_numpy(np.cumsum([0, *(len(word) for word in words)], dtype=np.int64)).to(options.device)
+    joined = torch.from_numpy(np.frombuffer(bytearray(b"".join(words)), dtype=np.uint8)).to(options.device)
+
+    def ours() -> Call:
+        return lambda: ops.string_to_hash_bucket_fast(joined, offsets, BUCKETS)
+
+    def tf_strings() -> Call:
+        tf = tensorflow(options)
+        values = tf.constant(words)
+        return lambda: tf.strings.to_hash_bucket_fast(values, BUCKETS)
+
+    def check() -> None:
+        check_recorded(options.device)
+        every = max(1, len(words) // 20_000)
+        assert torch.equal(ours()()[::every].cpu(), ops.to_hash_bucket_fast(words[::every], BUCKETS))
+
+    return Case(ours, {"TensorFlow eager": tf_strings}, check, len(joined) + 16 * len(words))
+
+
+ROWS = [
+    integer_row("full-range", "full range", full_range, {"TensorFlow eager": 10.0, "TensorFlow tf.function": 7.0}),
+    integer_row("below-2^31", "below 2^31", below_2_31, {"TensorFlow eager": 8.0, "TensorFlow tf.function": 5.0}),
+    integer_row("mixed", "mixed lengths", mixed_lengths, {"TensorFlow eager": 5.0}),
+    Row("hash/strings", "string_to_hash_bucket_fast, 2M byte strings of 6 to 24 bytes", build_strings),
+]

@@ -1,0 +1,71 @@
+"""Rows of the ``unique`` family: first-appearance order beside TensorFlow's, and torch's sorted one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torchsparse_rec import ops
+
+from .rows import Call, Case, Make, Options, Row, tensorflow
+
+
+def bounded(options: Options) -> Tensor:
+    """Ids that fill a range a tenth of their number."""
+    n = options.size(5_000_000, 50_000)
+    return torch.randint(0, n // 10, (n,), generator=torch.Generator().manual_seed(0)).to(options.device)
+
+
+def distinct(options: Options) -> Tensor:
+    """Random 62-bit ids: all different."""
+    n = options.size(5_000_000, 50_000)
+    return torch.randint(0, 2**62, (n,), generator=torch.Generator().manual_seed(0)).to(options.device)
+
+
+def check(x: Tensor) -> None:
+    """The values restore x, are in order of first appearance, and are counted right."""
+    values, inverse, counts = ops.unique_with_counts(x)
+    plain = ops.unique(x)
+    assert torch.equal(plain.values, values) and torch.equal(plain.inverse, inverse)
+    assert torch.equal(values[inverse], x)
+    expected, expected_counts = torch.unique(x, return_counts=True)
+    order = values.argsort()
+    assert torch.equal(values[order], expected) and torch.equal(counts[order], expected_counts)
+    positions = torch.arange(x.numel(), device=x.device)
+    first = torch.full_like(values, x.numel()).scatter_reduce_(0, inverse, positions, "amin")
+    assert bool((first.diff() > 0).all())
+
+
+def row(name: str, what: str, draw, counts: bool, targets: dict[str, float]) -> Row:
+    """A row for one kind of ids, with or without counts."""
+
+    def build(options: Options) -> Case:
+        x = draw(options)
+
+        def ours() -> Call:
+            return lambda: (ops.unique_with_counts if counts else ops.unique)(x)
+
+        def torch_unique() -> Call:
+            return lambda: torch.unique(x, return_inverse=True, return_counts=counts)
+
+        def tf_unique() -> Call:
+            tf = tensorflow(options)
+            function, given = tf.unique_with_counts if counts else tf.unique, tf.constant(x.numpy())
+            return lambda: function(given, out_idx=tf.int64)
+
+        peers: dict[str, Make] = {"TensorFlow": tf_unique, "torch (sorted)": torch_unique}
+        distinct_values = torch.unique(x).numel()
+        bytes_moved = 8 * (2 * x.numel() + (2 if counts else 1) * distinct_values)
+        return Case(ours, peers, lambda: check(x), bytes_moved)
+
+    return Row(f"unique/{name}", what, build, targets)
+
+
+_BOUNDED = {"TensorFlow": 6.0, "torch (sorted)": 4.0}
+_DISTINCT = {"TensorFlow": 3.5, "torch (sorted)": 2.2}
+ROWS = [
+    row("bounded", "with inverse, 5M int64 of 500k values in a row", bounded, False, _BOUNDED),
+    row("distinct", "with inverse, 5M different random 62-bit int64", distinct, False, _DISTINCT),
+    row("bounded-counts", "the same as unique/bounded, with counts", bounded, True, {}),
+    row("distinct-counts", "the same as unique/distinct, with counts", distinct, True, {}),
+]

@@ -1,0 +1,133 @@
+"""
+Compares every operator of compat.tensorflow with the installed TensorFlow, and prints a table.
+
+    python -m torchsparse_rec.compat.parity [--json FILE] [--cases N] [--seed S] [--op NAME]
+
+Exit code 1 on any mismatch. Outputs, dtypes, order, gradients (dense and sparse) and which calls fail are compared;
+how is told in compat/_compare.py. What TensorFlow 2.21 has wrong is not compared: the dense gradient of empty indices
+(uninitialised memory); and, by no case having them, subnormal numbers (taken for zero), -0.0 beside 0.0 in unique of
+half types (told apart), and a num_segments of 2^32 and more (cut to its low 32 bits).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ._cases import OPERATORS, Case
+from ._compare import compare
+from ._evaluate import run_ours, run_tensorflow, tensorflow_version
+from ._hand_picked import hand_picked
+
+# Of the numbers in a random case, before its inner dimensions repeat them.
+_ELEMENTS = 400_000
+_SHOWN = 5
+
+
+@dataclass
+class Row:
+    """One row of the table."""
+
+    operator: str
+    #: The dtypes met.
+    dtypes: list[str] = field(default_factory=list)
+    cases: int = 0
+    #: How many of them fail on both sides, as they should.
+    errors: int = 0
+    #: The largest error of our floats, as a fraction of what is allowed, and TensorFlow's.
+    our_error: float = 0.0
+    their_error: float = 0.0
+    #: The case and what differs.
+    mismatches: list[str] = field(default_factory=list)
+
+
+def random_cases(operator: str, count: int, seed: int, elements: int = _ELEMENTS) -> Iterator[Case]:
+    """``count`` random calls of an operator; a case depends only on the operator, the seed and its position."""
+    for position in range(count):
+        rng = np.random.default_rng([seed, list(OPERATORS).index(operator), position])
+        yield OPERATORS[operator](rng, operator, elements)
+
+
+def check(operator: str, cases: Iterable[Case]) -> Row:
+    """Run the cases of one operator on both sides."""
+    row = Row(operator)
+    dtypes = set()
+    for position, case in enumerate(cases):
+        ours, theirs = run_ours(case), run_tensorflow(case)
+        verdict = compare(case, ours, theirs)
+        row.cases += 1
+        row.errors += theirs.error is not None and ours.error is not None
+        if theirs.error is None:
+            dtypes.add(case.dtype)
+        row.our_error = max(row.our_error, verdict.our_error)
+        row.their_error = max(row.their_error, verdict.their_error)
+        row.mismatches += [f"case {position} ({case.note}): {text}" for text in verdict.mismatches]
+    row.dtypes = sorted(dtypes)
+    return row
+
+
+def run(cases: int, seed: int, operators: Sequence[str]) -> Iterator[Row]:
+    """Hand-picked and random cases, ``cases`` of the latter in all, dealt out evenly."""
+    picked = hand_picked()
+    for position, operator in enumerate(operators):
+        share = cases // len(operators) + (position < cases % len(operators))
+        yield check(operator, [*(c for c in picked if c.operator == operator), *random_cases(operator, share, seed)])
+
+
+def _shortened(dtypes: list[str]) -> str:
+    """``int8 int16`` as ``int8/16``."""
+    kinds: dict[str, list[str]] = {}
+    for dtype in sorted(dtypes, key=lambda name: int("".join(filter(str.isdigit, name)) or 0)):
+        kinds.setdefault(dtype.rstrip("0123456789"), []).append(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    return " ".join(kind + "/".join(sizes) for kind, sizes in sorted(kinds.items()))
+
+
+def _print(row: Row) -> None:
+    error = f"{row.our_error:.2f} ({row.their_error:.2f})" if row.our_error or row.their_error else "0"
+    verdict = "FAIL" if row.mismatches else "pass"
+    print(f"{row.operator:41}{row.cases:>6}{row.errors:>8}  {error:<15}{verdict}  {_shortened(row.dtypes)}", flush=True)
+    for text in row.mismatches[:_SHOWN]:
+        print(f"    {text}")
+    if len(row.mismatches) > _SHOWN:
+        print(f"    and {len(row.mismatches) - _SHOWN} more")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m torchsparse_rec.compat.parity", description=__doc__.split("\n")[1])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to a file as well")
+    parser.add_argument("--cases", type=int, default=440, metavar="N", help="random cases in all (default 440)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random cases (default 0)")
+    parser.add_argument("--op", choices=OPERATORS, metavar="NAME", help="only this operator: " + ", ".join(OPERATORS))
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    started = time.perf_counter()
+    print(f"TensorFlow {tensorflow_version()}, torch {torch.__version__}, seed {options.seed}")
+    print(f"{'operator':41}{'cases':>6}{'errors':>8}  {'largest error*':<15}      dtypes")
+    rows = []
+    for row in run(options.cases, options.seed, [options.op] if options.op else list(OPERATORS)):
+        rows.append(row)
+        _print(row)
+    failed = sum(bool(row.mismatches) for row in rows)
+    print("* of floats, ours (TensorFlow's), as a fraction of what is allowed; errors: cases that fail on both sides")
+    seconds = time.perf_counter() - started
+    print(
+        f"{sum(row.cases for row in rows)} cases in {seconds:.0f} s, {failed} of {len(rows)} operators with mismatches"
+    )
+    if options.json:
+        report = {"tensorflow": tensorflow_version(), "torch": torch.__version__, "seed": options.seed}
+        options.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

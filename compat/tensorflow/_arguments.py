@@ -1,0 +1,104 @@
+"""What callers may pass where TensorFlow takes "something convertible to a tensor"."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+def as_tensor(
+    argument: str, value: Any, *, empty: torch.dtype = torch.float32, device: torch.device | None = None
+) -> Tensor:
+    """
+    ``value`` as a tensor, with the dtypes TensorFlow gives to Python numbers.
+
+    Args:
+        argument: its name, for errors.
+        value: a tensor, returned as it is; a numpy array, whose dtype is kept; or a number or nested list of numbers:
+            integers become int32 where all fit, else int64, and floats become float32.
+        empty: the dtype of an empty list.
+        device: where to put what is not a tensor yet; default: the CPU.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        array = np.array(value)
+        if not isinstance(value, (np.ndarray, np.generic)):
+            array = _as_tensorflow_would(array, empty)
+        return torch.from_numpy(array).to(device)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{argument} must be a tensor or numbers, got {type(value).__name__}: {error}") from error
+
+
+def _as_tensorflow_would(array: np.ndarray, empty: torch.dtype) -> np.ndarray:
+    """The array of a Python list, in the dtype TensorFlow chooses."""
+    if array.size == 0:
+        return np.zeros(array.shape, str(empty).removeprefix("torch."))
+    if array.dtype.kind == "i":
+        fits = _INT32.min <= array.min() and array.max() <= _INT32.max
+        return array.astype(np.int32 if fits else np.int64)
+    if array.dtype.kind in "fb":
+        return array.astype(np.float32) if array.dtype.kind == "f" else array
+    raise TypeError(f"numbers of numpy dtype {array.dtype}")
+
+
+def as_size(argument: str, value: Any, dtypes: tuple[torch.dtype, ...] = (torch.int32, torch.int64)) -> int:
+    """
+    A scalar size as a Python integer; of a CUDA tensor it is read back.
+
+    Raises:
+        ValueError: for anything but an integer or a scalar tensor of one of ``dtypes``.
+    """
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    if isinstance(value, Tensor):
+        if value.dim() != 0 or value.dtype not in dtypes:
+            names = " or ".join(str(dtype) for dtype in dtypes)
+            raise ValueError(
+                f"{argument} must be a scalar of dtype {names}, got {value.dtype} of shape {list(value.shape)}"
+            )
+        return int(value)
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{argument} must be an integer, got {value!r}") from error
+
+
+def as_strings(argument: str, value: Any) -> np.ndarray | None:
+    """
+    Strings as a numpy array of ``bytes`` objects, ``str`` encoded as UTF-8; None where ``value`` holds no strings.
+
+    Args:
+        argument: its name, for errors.
+        value: a ``str`` or ``bytes``, a nested list of them, a numpy array of dtype ``S``, ``U`` or ``O``, or a
+            pyarrow array.
+
+    Raises:
+        ValueError: if strings are mixed with something else, or cannot be encoded.
+    """
+    if isinstance(value, Tensor):
+        return None
+    if type(value).__module__.partition(".")[0] == "pyarrow":
+        value = value.to_pylist()
+    array = np.array(value, dtype=object)
+    elements = array.reshape(-1).tolist()
+    if not any(isinstance(element, (str, bytes)) for element in elements):
+        return None
+    for position, element in enumerate(elements):
+        if not isinstance(element, (str, bytes)):
+            raise ValueError(
+                f"{argument}[{position}] must be str or bytes like the others, got {type(element).__name__}: "
+                f"{element!r}"
+            )
+    result = np.empty(len(elements), dtype=object)
+    result[:] = [element.encode() if isinstance(element, str) else element for element in elements]
+    return result.reshape(array.shape)

@@ -1,0 +1,125 @@
+"""``tf.unique`` and ``tf.unique_with_counts``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import ops
+from ._arguments import as_strings, as_tensor
+
+_BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+class Unique(NamedTuple):
+    """What :func:`unique` returns."""
+
+    #: ``[U]``, the distinct values in order of first appearance, dtype of ``x``; strings: a numpy array of bytes.
+    y: Any
+    #: ``[N]``, the position in ``y`` of each value of ``x``.
+    idx: Tensor
+
+
+class UniqueWithCounts(NamedTuple):
+    """What :func:`unique_with_counts` returns."""
+
+    #: ``[U]``, the distinct values in order of first appearance, dtype of ``x``; strings: a numpy array of bytes.
+    y: Any
+    #: ``[N]``, the position in ``y`` of each value of ``x``.
+    idx: Tensor
+    #: ``[U]``, how often each value occurs.
+    count: Tensor
+
+
+def unique(x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> Unique:
+    """
+    Find the distinct values of a vector, in the order of their first appearance.
+
+    Args:
+        x: ``[N]``: a tensor of an integer or floating dtype or bool, or strings as a list or numpy array. -0.0 equals
+            0.0 (the first one is kept); every NaN is distinct.
+        out_idx: dtype of ``idx``: torch.int32 or torch.int64.
+        name: ignored.
+
+    Returns:
+        ``(y, idx)`` with ``y[idx]`` equal to ``x``.
+
+    Raises:
+        ValueError: if ``x`` does not have rank 1 or one of those dtypes, or for another ``out_idx``.
+
+    Source: ``tf.unique``.
+
+    Example:
+        >>> unique(torch.tensor([7, 3, 7, 9]))
+        Unique(y=tensor([7, 3, 9]), idx=tensor([0, 1, 0, 2], dtype=torch.int32))
+        >>> unique(["to", "be", "or", "not", "to", "be"]).y
+        array([b'to', b'be', b'or', b'not'], dtype=object)
+    """
+    return Unique(*_unique(x, out_idx)[:2])
+
+
+def unique_with_counts(x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> UniqueWithCounts:
+    """
+    Find the distinct values of a vector, in the order of their first appearance, and count each.
+
+    Arguments and errors as :func:`unique`; ``count`` has the dtype ``out_idx`` too.
+
+    Source: ``tf.unique_with_counts``.
+
+    Example:
+        >>> unique_with_counts(torch.tensor([0.0, 1.0, -0.0]), torch.int64)
+        UniqueWithCounts(y=tensor([0., 1.]), idx=tensor([0, 1, 0]), count=tensor([2, 1]))
+    """
+    return UniqueWithCounts(*_unique(x, out_idx))
+
+
+def _unique(x: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
+    if out_idx not in (torch.int32, torch.int64):
+        raise ValueError(f"out_idx must be torch.int32 or torch.int64, got {out_idx}")
+    strings = as_strings("x", x)
+    if strings is not None:
+        y, idx, count = _unique_strings(strings)
+    else:
+        tensor = as_tensor("x", x).detach()
+        if tensor.dim() != 1:
+            raise ValueError(f"x must have rank 1, got shape {list(tensor.shape)}")
+        if tensor.dtype in _BITS:
+            y, idx, count = _unique_floats(tensor)
+        elif tensor.dtype == torch.bool:
+            values, idx, count = ops.unique_with_counts(tensor.view(torch.uint8))
+            y = values.view(torch.bool)
+        else:
+            y, idx, count = ops.unique_with_counts(tensor)
+    return y, idx.to(out_idx), count.to(out_idx)
+
+
+def _unique_strings(x: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Through a dictionary: hashes alone would not be exact."""
+    if x.ndim != 1:
+        raise ValueError(f"x must have rank 1, got shape {list(x.shape)}")
+    positions: dict[bytes, int] = {}
+    inverse = torch.tensor([positions.setdefault(text, len(positions)) for text in x.tolist()], dtype=torch.int64)
+    values = np.empty(len(positions), dtype=object)
+    values[:] = list(positions)
+    return values, inverse, torch.bincount(inverse, minlength=len(positions))
+
+
+def _unique_floats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Through integers that are equal exactly where the floats are: their bits, but for zeros and NaNs."""
+    size = x.shape[0]
+    positions = torch.arange(size, device=x.device)
+    bits = x.view(_BITS[x.dtype]).to(torch.int64)
+    # Each NaN gets a number of its own, which no other value has: a float64's NaN pattern, or above the shorter types.
+    first_nan = 0x7FF0000000000001 if x.dtype == torch.float64 else 1 << 40
+    keys = bits.masked_fill(x == 0, 0).where(~x.isnan(), positions + first_nan)
+    values, inverse, counts = ops.unique_with_counts(keys)
+    first = torch.full_like(values, size).scatter_reduce_(0, inverse, positions, "amin")
+    return x[first], inverse, counts
