@@ -231,6 +231,11 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
         ValueError,
         "sparse_segment_reduce: segment_ids must be sorted, got 1 followed by 0 at position 2",
     ),
+    "segment_unsorted_without_num_segments": (
+        ("sparse_segment_reduce", TABLE, torch.tensor([0, 1, 2]), torch.tensor([5, 1, 2]), None, SUM),
+        ValueError,
+        "sparse_segment_reduce: segment_ids must be sorted, got 5 followed by 1 at position 1",
+    ),
     "segment_too_large": (
         ("sparse_segment_reduce", TABLE, torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]), 2, SUM),
         ValueError,
@@ -249,12 +254,17 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
     "string_offsets_decrease": (
         ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([0, 3, 2]), 10),
         ValueError,
-        "string_to_hash_bucket_fast: offsets must not decrease, got 3 followed by 2 at position 2",
+        "string_to_hash_bucket_fast: offsets must not decrease, got 2 at position 2 after 3",
+    ),
+    "string_offsets_of_nothing": (
+        ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([5]), 10),
+        ValueError,
+        "string_to_hash_bucket_fast: offsets must be in [0, 4], the number of bytes, got 5 at position 0",
     ),
     "string_offsets_too_large": (
         ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([0, 3, 5]), 10),
         ValueError,
-        "string_to_hash_bucket_fast: offsets[2] must be in [0, 4], got 5",
+        "string_to_hash_bucket_fast: offsets must be at most 4, the number of bytes, got 5 at position 2",
     ),
 }
 

@@ -75,6 +75,7 @@ const char* argument_name(Argument argument) {
   const uint64_t position = e.key & ((uint64_t{1} << kPositionBits) - 1);
   const std::string argument = message(e.op, ": ", argument_name(e.argument));
   const std::string element = message(argument, "[", position, "]");
+  const std::string got = message(", got ", e.value, " at position ", position);
   switch (e.fault) {
     case Fault::kOutOfRange:
       throw std::out_of_range(message(element, " must be in [0, ", e.bound, "), got ", e.value));
@@ -93,8 +94,14 @@ const char* argument_name(Argument argument) {
     case Fault::kNotLast:
       throw std::invalid_argument(
           message(element, ", the last, must be the number of indices, ", e.bound, ", got ", e.value));
+    case Fault::kBeforeBytes:
+      throw std::invalid_argument(message(argument, " must be >= 0", got));
+    case Fault::kUnsortedBytes:
+      throw std::invalid_argument(message(argument, " must not decrease", got, " after ", e.bound));
+    case Fault::kBeyondBytes:
+      throw std::invalid_argument(message(argument, " must be at most ", e.bound, ", the number of bytes", got));
     case Fault::kOutsideBytes:
-      throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "], got ", e.value));
+      throw std::invalid_argument(message(argument, " must be in [0, ", e.bound, "], the number of bytes", got));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

@@ -29,15 +29,18 @@ __global__ void string_to_hash_bucket_kernel(const uint8_t* bytes, int64_t size,
                                              BucketRemainder bucket, ErrorSink errors, int64_t* out) {
   for (int64_t i = thread_index(); i < n; i += thread_count()) {
     const int64_t begin = offsets[i], end = offsets[i + 1];
-    const bool readable = begin >= 0 && begin <= end && end <= size;
-    if (begin < 0 || begin > size) {
-      errors.report(Argument::kOffsets, Fault::kOutsideBytes, i, begin, size);
+    if (i == 0 && begin < 0) {
+      errors.report(Argument::kOffsets, Fault::kBeforeBytes, i, begin, 0);
     } else if (end < begin) {
-      errors.report(Argument::kOffsets, Fault::kDecreasing, i + 1, end, begin);
+      errors.report(Argument::kOffsets, Fault::kUnsortedBytes, i + 1, end, begin);
     } else if (end > size) {
-      errors.report(Argument::kOffsets, Fault::kOutsideBytes, i + 1, end, size);
+      errors.report(Argument::kOffsets, Fault::kBeyondBytes, i + 1, end, size);
     }
+    const bool readable = begin >= 0 && begin <= end && end <= size;
     out[i] = readable ? bucket(fingerprint64(bytes + begin, end - begin)) : 0;
+  }
+  if (n == 0 && thread_index() == 0 && (offsets[0] < 0 || offsets[0] > size)) {
+    errors.report(Argument::kOffsets, Fault::kOutsideBytes, 0, offsets[0], size);
   }
 }
 
@@ -48,8 +51,8 @@ Tensor string_to_hash_bucket_fast_cuda(const Tensor& bytes, const Tensor& offset
                   call.op(), ": offsets must be on the device of bytes");
   const int64_t n = offsets.size(0) - 1;
   const Tensor out = call.empty({n}, ScalarType::Long);
-  launch(call, one_thread_each(n), string_to_hash_bucket_kernel, call.data<uint8_t>(bytes), bytes.size(0),
-         call.data<int64_t>(offsets), n, BucketRemainder(num_buckets), call.errors(),
+  launch(call, one_thread_each(std::max<int64_t>(n, 1)), string_to_hash_bucket_kernel, call.data<uint8_t>(bytes),
+         bytes.size(0), call.data<int64_t>(offsets), n, BucketRemainder(num_buckets), call.errors(),
          static_cast<int64_t*>(out.data_ptr()));
   return out;
 }

@@ -9,17 +9,18 @@ namespace {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// One thread per entry checks its segment id, then one thread per segment finds where its entries begin.
+// One thread per entry checks its segment id, then one thread per segment finds where its entries begin. Where the last
+// id gave the number of segments, a larger one is only out of order.
 template <class S>
-__global__ void segment_offsets_kernel(const S* segment_ids, int64_t entries, int64_t segments, ErrorSink errors,
-                                       int64_t* offsets) {
+__global__ void segment_offsets_kernel(const S* segment_ids, int64_t entries, int64_t segments, bool is_given,
+                                       ErrorSink errors, int64_t* offsets) {
   for (int64_t i = thread_index(); i < entries; i += thread_count()) {
     const int64_t id = segment_ids[i];
     if (id < 0) {
       errors.report(Argument::kSegmentIds, Fault::kNegative, i, id, 0);
     } else if (i > 0 && id < segment_ids[i - 1]) {
       errors.report(Argument::kSegmentIds, Fault::kUnsorted, i, id, segment_ids[i - 1]);
-    } else if (id >= segments) {
+    } else if (is_given && id >= segments) {
       errors.report(Argument::kSegmentIds, Fault::kTooLarge, i, id, segments);
     }
   }
@@ -54,7 +55,7 @@ Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, con
   dispatch_index(ids.scalar_type(), call.op(), "segment_ids", [&](auto tag) {
     using S = typename decltype(tag)::type;
     launch(call, one_thread_each(std::max(entries, segments + 1)), segment_offsets_kernel<S>, call.data<S>(ids),
-           entries, segments, call.errors(), offsets);
+           entries, segments, num_segments.has_value(), call.errors(), offsets);
   });
   Pooling pooling;
   pooling.dtype = data.scalar_type();
