@@ -129,6 +129,14 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
         super().finalize_options()
         self.build_temp = "build/temp"
 
+    def build_extensions(self) -> None:
+        """Compile .cu files again when a header has changed: torch's ninja file only sees to it if torch has CUDA."""
+        newest = max(Path(header).stat().st_mtime for header in headers() if "csrc/cpu" not in header)
+        for compiled in Path(self.build_temp, "csrc/cuda").glob("*.o"):
+            if compiled.stat().st_mtime < newest:
+                compiled.unlink()
+        super().build_extensions()
+
 
 class PortableWheel(bdist_wheel):
     """No Python ABI is used (the libraries are loaded by torch), so one wheel serves every Python 3: py3-none."""
