@@ -58,7 +58,7 @@ format: $(VENV)/.test
 
 # With PYTHON given, a .venv of another interpreter is made anew; its stamps go with it.
 $(VENV)/.created: $(if $(PYTHON_GIVEN),FORCE)
-	@version=$$($(PYTHON) -c 'import sys; print(sys.version)') || exit 1; \
+	@version=$$($(PYTHON) -c 'import sys; print(sys.version.split()[0], "in", sys.base_prefix)') || exit 1; \
 	test "$$version" = "$$(cat $@ 2>/dev/null)" && exit 0; \
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "$(PYTHON) is Python $$version; 3.10 to 3.13 is needed: make PYTHON=/path/to/python3.12 ..."; exit 1; }; \

@@ -74,7 +74,7 @@ def _function(module: Any, case: Case) -> Callable[..., Any]:
 
 def _named(result: Any) -> dict[str, Any]:
     """The fields of a named tuple, or the one result."""
-    return result._asdict() if isinstance(result, tuple) else {"output": result}
+    return result._asdict() if hasattr(result, "_asdict") else {"output": result}
 
 
 def _our_gradients(function: Callable[..., Any], arguments: dict[str, Any], upstream: Tensor) -> dict[str, Tensor]:

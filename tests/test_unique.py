@@ -102,9 +102,9 @@ def test_unique_all_equal(n, value, threads):
     assert inverse.eq(0).all() and inverse.shape == (n,)
 
 
-# Up to 16384 keys one table serves; ranges up to N (65536 for more keys) have a table by value; 24577 keys and more are
-# cut into more than two partitions; every 16384 keys may have a thread.
-@pytest.mark.parametrize("n", [5, 16_383, 16_384, 16_385, 24_577, 32_769, 49_153])
+# Up to 16384 keys one table serves; ranges up to N (65536 for more keys) have a table by value; 49153 keys and more are
+# cut into more than two partitions; every 32768 keys are worth a thread.
+@pytest.mark.parametrize("n", [5, 16_383, 16_384, 16_385, 49_153, 65_535, 65_536, 98_305])
 def test_unique_around_every_threshold(n):
     before = torch.get_num_threads()
     for span in sorted({n // 4 + 1, n - 1, n, n + 1, 65_536, 65_537, 2**62}):

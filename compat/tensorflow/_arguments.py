@@ -51,9 +51,9 @@ def _as_tensorflow_would(array: np.ndarray, empty: torch.dtype) -> np.ndarray:
     raise TypeError(f"numbers of numpy dtype {array.dtype}")
 
 
-def as_size(argument: str, value: Any, dtypes: tuple[torch.dtype, ...] = (torch.int32, torch.int64)) -> int:
+def as_size(argument: str, value: Any, dtypes: tuple[torch.dtype, ...] = (torch.int32, torch.int64)) -> Any:
     """
-    A scalar size as a Python integer; of a CUDA tensor it is read back.
+    A scalar size as a Python integer (a SymInt while torch.compile traces); of a CUDA tensor it is read back.
 
     Raises:
         ValueError: for anything but an integer or a scalar tensor of one of ``dtypes``.

@@ -35,8 +35,8 @@ class UniqueWithCounts(NamedTuple):
     y: Any
     #: ``[N]``, the position in ``y`` of each value of ``x``.
     idx: Tensor
-    #: ``[U]``, how often each value occurs.
-    count: Tensor
+    #: ``[U]``, how often each value occurs. (It hides tuple's method of this name, as TensorFlow's does.)
+    count: Tensor  # type: ignore[assignment]
 
 
 def unique(x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> Unique:
@@ -85,6 +85,7 @@ def _unique(x: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
     if out_idx not in (torch.int32, torch.int64):
         raise ValueError(f"out_idx must be torch.int32 or torch.int64, got {out_idx}")
     strings = as_strings("x", x)
+    y: Any
     if strings is not None:
         y, idx, count = _unique_strings(strings)
     else:

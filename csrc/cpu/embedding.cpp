@@ -9,9 +9,6 @@
 namespace tsr {
 namespace {
 
-// Rows ahead of the current one that a plain lookup fetches: it only copies, so fewer than a sum needs.
-constexpr int64_t kCopyAhead = 8;
-
 // Copies rows: bytes are all that matters, so there is one loop for all dtypes.
 template <class I>
 void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I* indices, int64_t n, char* out,
@@ -20,8 +17,12 @@ void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I
   parallel_for(0, n, grain, [=, &first_bad](int64_t begin, int64_t end) {
     report_bad_ids(indices, begin, end, table_rows, first_bad);
     if (first_bad.found()) return;
+    const int64_t ahead = rows_ahead(row_bytes), fetched = std::min<int64_t>(row_bytes, 4096);
     for (int64_t i = begin; i < end; ++i) {
-      if (i + kCopyAhead < end) __builtin_prefetch(table + static_cast<int64_t>(indices[i + kCopyAhead]) * row_bytes);
+      if (i + ahead < end) {
+        const char* row = table + static_cast<int64_t>(indices[i + ahead]) * row_bytes;
+        for (int64_t b = 0; b < fetched; b += 64) __builtin_prefetch(row + b);
+      }
       std::memcpy(out + i * row_bytes, table + static_cast<int64_t>(indices[i]) * row_bytes,
                   static_cast<size_t>(row_bytes));
     }

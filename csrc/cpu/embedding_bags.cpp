@@ -81,9 +81,9 @@ PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t
   const Row* rows = reinterpret_cast<const Row*>(indices_);
   if (padding_ < 0 && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
     // The caller's own arrays serve as they are.
-    return {
-        nullptr,         0, rows, reinterpret_cast<const A*>(weights_), offsets_.data() + b, divisors, end - b, nullptr,
-        /*stream=*/false};
+    return {nullptr,         0,       rows,    reinterpret_cast<const A*>(weights_), offsets_.data() + b,
+            divisors,        end - b, nullptr,
+            /*stream=*/false};
   }
   int64_t kept = 0;
   for (int64_t bag = b; bag < end; ++bag) {

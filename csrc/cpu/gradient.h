@@ -31,29 +31,31 @@ struct SliceScratch {
 };
 
 // The starts of all rows [first_row, end_row) in the slice's items, empty ones too. Returns their number.
+// As below, without branches on whether a row repeats, which would be mispredicted time and again.
 template <class U>
 int64_t start_all_rows(const Item<U>* items, const Slice& slice, int64_t* starts) {
-  const int64_t n = slice.end - slice.begin;
-  int64_t row = slice.first_row;
-  for (int64_t e = 0; e < n; ++e) {
-    while (row <= static_cast<int64_t>(items[e].row)) starts[row++ - slice.first_row] = e;
-  }
-  while (row <= slice.end_row) starts[row++ - slice.first_row] = n;
-  return slice.end_row - slice.first_row;
+  const int64_t n = slice.end - slice.begin, count = slice.end_row - slice.first_row;
+  std::fill_n(starts, count + 1, 0);
+  // Where each row that has items ends: its last item writes last.
+  for (int64_t e = 0; e < n; ++e) starts[static_cast<int64_t>(items[e].row) - slice.first_row + 1] = e + 1;
+  for (int64_t row = 1; row <= count; ++row) starts[row] = std::max(starts[row], starts[row - 1]);
+  return count;
 }
 
 // The starts of the rows that have items, and those rows. Returns their number.
 template <class U, class I>
 int64_t start_present_rows(const Item<U>* items, const Slice& slice, int64_t* starts, I* rows) {
   const int64_t n = slice.end - slice.begin;
-  int64_t group = 0;
+  int64_t row = -1;
+  U previous = n > 0 ? static_cast<U>(items[0].row + 1) : U(0);
   for (int64_t e = 0; e < n; ++e) {
-    if (e > 0 && items[e].row == items[e - 1].row) continue;
-    rows[group] = static_cast<I>(items[e].row);
-    starts[group++] = e;
+    row += items[e].row != previous;
+    previous = items[e].row;
+    rows[row] = static_cast<I>(previous);
+    starts[row + 1] = e + 1;
   }
-  starts[group] = n;
-  return group;
+  starts[0] = 0;
+  return slice.groups;
 }
 
 // Segments, weights and positions of the slice's items, once its `count` starts are there.

@@ -62,6 +62,14 @@ void sort_items(Item<U>* items, int64_t n, int bits, Item<U>* scratch, std::vect
   if (from != items) std::memcpy(static_cast<void*>(items), from, static_cast<size_t>(n) * sizeof(Item<U>));
 }
 
+// The distinct rows among sorted items. Without branches: whether a row repeats is hard to predict.
+template <class U>
+int64_t count_rows(const Item<U>* items, int64_t n) {
+  int64_t rows = n > 0;
+  for (int64_t i = 1; i < n; ++i) rows += items[i].row != items[i - 1].row;
+  return rows;
+}
+
 }  // namespace
 
 template <class U>
@@ -153,22 +161,20 @@ void RowGroups<U>::sort_buckets() {
   number_slices(by_bucket);
 }
 
-// Cuts a bucket's sorted items into slices of whole rows.
+// Cuts a bucket's sorted items into slices of whole rows, none with many more items or rows than wanted.
 template <class U>
 void RowGroups<U>::cut(int64_t bucket, std::vector<Slice>& slices) const {
   const int64_t end = bucket_starts_[static_cast<size_t>(bucket + 1)];
-  int64_t begin = bucket_starts_[static_cast<size_t>(bucket)];
   const Item<U>* items = items_.data();
-  while (begin < end) {
-    Slice slice{begin, begin, 0, 0, static_cast<int64_t>(items[begin].row), 0};
-    while (slice.end < end && slice.end - begin < kSliceItems) {
-      const U row = items[slice.end].row;
-      if (static_cast<int64_t>(row) - slice.first_row >= slice_rows_) break;
-      while (slice.end < end && items[slice.end].row == row) ++slice.end;
-      ++slice.groups;
+  for (int64_t begin = bucket_starts_[static_cast<size_t>(bucket)], next; begin < end; begin = next) {
+    const int64_t row = static_cast<int64_t>(items[begin].row);
+    next = std::min(end, begin + kSliceItems);
+    if (static_cast<int64_t>(items[next - 1].row) - row >= slice_rows_) {
+      const auto within = [&](const Item<U>& item) { return static_cast<int64_t>(item.row) - row < slice_rows_; };
+      next = std::partition_point(items + begin, items + next, within) - items;
     }
-    slices.push_back(slice);
-    begin = slice.end;
+    while (next < end && items[next].row == items[next - 1].row) ++next;
+    slices.push_back({begin, next, count_rows(items + begin, next - begin), 0, row, 0});
   }
 }
 

@@ -3,6 +3,7 @@
 // A gradient is a lookup too: row v of a table's gradient pools the rows of grad that its entries point at. So one
 // loop, pool, serves both directions.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 #include "../dispatch.h"
@@ -24,6 +25,12 @@ struct PoolArguments {
   T* out;       // [bags, dim]
   bool stream;  // write past the caches: right for memory that is mapped already and not read soon
 };
+
+// How far ahead to fetch rows that are visited at random: what has been asked for but not used stays at about 8 KB, as
+// much as the processor keeps under way.
+inline int64_t rows_ahead(int64_t row_bytes) {
+  return std::clamp<int64_t>(8192 / std::max<int64_t>(row_bytes, 1), 2, 64);
+}
 
 template <class T, class R>
 struct RowLoops {

@@ -69,31 +69,27 @@ static inline __attribute__((always_inline)) void store(T* to, const Vector<acc_
 
 // ---- pool -----------------------------------------------------------------------------------------------------------
 
-// Entries ahead of the current one whose rows are fetched, and how much of each: the rest of a long row is found by the
-// hardware's own prefetcher.
-static constexpr int64_t kAhead = 16;
-static constexpr int64_t kAheadBytes = 512;
-
+// Fetches the row of the entry `ahead` of this one; only the first 4 KB of a very long row.
 template <class T, class R>
-static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry,
-                                                              int64_t last) {
-  if (entry + kAhead >= last) return;
-  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[entry + kAhead]) * a.dim);
+static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry, int64_t last,
+                                                              int64_t ahead) {
+  if (entry + ahead >= last) return;
+  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[entry + ahead]) * a.dim);
   const int64_t bytes = a.dim * static_cast<int64_t>(sizeof(T));
-  const int64_t end = bytes < kAheadBytes ? bytes : kAheadBytes;
+  const int64_t end = bytes < 4096 ? bytes : 4096;
   for (int64_t b = 0; b < end; b += 64) __builtin_prefetch(row + b);
 }
 
 // Columns [d, d + kCount vectors) of one bag, held in registers over all its entries.
 template <int kBytes, int kCount, bool kWeighted, bool kStream, class T, class R>
 static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, int64_t begin, int64_t end,
-                                                               int64_t d, acc_t<T> divisor, bool fetch, int64_t last,
-                                                               T* out) {
+                                                               int64_t d, acc_t<T> divisor, int64_t ahead,
+                                                               int64_t last, T* out) {
   using A = acc_t<T>;
   constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
   Vector<A, kBytes> sum[kCount] = {};
   for (int64_t e = begin; e < end; ++e) {
-    if (fetch) fetch_ahead(a, e, last);
+    if (ahead > 0) fetch_ahead(a, e, last, ahead);
     const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.dim + d;
     for (int k = 0; k < kCount; ++k) {
       Vector<A, kBytes> x;
@@ -111,20 +107,21 @@ static inline __attribute__((always_inline)) void pool_columns(const PoolArgumen
 // Columns [d, dim) when fewer than a full register tile is left: ever narrower vectors, then single elements.
 template <int kBytes, bool kWeighted, bool kStream, class T, class R>
 static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<T, R>& a, int64_t begin, int64_t end,
-                                                            int64_t d, acc_t<T> divisor, int64_t last, T* out) {
+                                                            int64_t d, acc_t<T> divisor, int64_t ahead, int64_t last,
+                                                            T* out) {
   using A = acc_t<T>;
   if constexpr (kBytes >= 16) {
     constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
     while (d + kLanes <= a.dim) {
-      pool_columns<kBytes, 1, kWeighted, kStream>(a, begin, end, d, divisor, d == 0, last, out);
+      pool_columns<kBytes, 1, kWeighted, kStream>(a, begin, end, d, divisor, d == 0 ? ahead : 0, last, out);
       d += kLanes;
     }
-    pool_rest<kBytes / 2, kWeighted, kStream>(a, begin, end, d, divisor, last, out);
+    pool_rest<kBytes / 2, kWeighted, kStream>(a, begin, end, d, divisor, ahead, last, out);
   } else {
     for (; d < a.dim; ++d) {
       A sum = 0;
       for (int64_t e = begin; e < end; ++e) {
-        if (d == 0) fetch_ahead(a, e, last);
+        if (d == 0) fetch_ahead(a, e, last, ahead);
         A x = static_cast<A>(a.table[static_cast<int64_t>(a.rows[e]) * a.dim + d]);
         if constexpr (kWeighted) x *= a.weights[e];
         sum += x;
@@ -150,6 +147,7 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
   constexpr int kCount = 256 / kVectorBytes;
   constexpr int kLanes = VectorOf<A, kVectorBytes>::kLanes;
   const int64_t last = a.starts[a.bags];
+  const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
   for (int64_t bag = 0; bag < a.bags; ++bag) {
     const int64_t begin = a.starts[bag], end = a.starts[bag + 1];
     T* out = a.out + bag * a.dim;
@@ -160,13 +158,13 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
     }
     int64_t d = 0;
     for (; d + kCount * kLanes <= a.dim; d += kCount * kLanes) {
-      pool_columns<kVectorBytes, kCount, kWeighted, kStream>(a, begin, end, d, divisor, d == 0, last, out);
+      pool_columns<kVectorBytes, kCount, kWeighted, kStream>(a, begin, end, d, divisor, d == 0 ? ahead : 0, last, out);
     }
     if (d + kCount / 2 * kLanes <= a.dim) {
-      pool_columns<kVectorBytes, kCount / 2, kWeighted, kStream>(a, begin, end, d, divisor, d == 0, last, out);
+      pool_columns<kVectorBytes, kCount / 2, kWeighted, kStream>(a, begin, end, d, divisor, d == 0 ? ahead : 0, last, out);
       d += kCount / 2 * kLanes;
     }
-    pool_rest<kVectorBytes, kWeighted, kStream>(a, begin, end, d, divisor, last, out);
+    pool_rest<kVectorBytes, kWeighted, kStream>(a, begin, end, d, divisor, ahead, last, out);
   }
 #if defined(__x86_64__)
   if constexpr (kStream) _mm_sfence();

@@ -18,7 +18,8 @@ int64_t last_id_plus_one(const Tensor& segment_ids) {
   return dispatch_index(segment_ids.scalar_type(), kReduceOp, "segment_ids", [&](auto tag) -> int64_t {
     using I = typename decltype(tag)::type;
     const int64_t last = segment_ids.const_data_ptr<I>()[n - 1];
-    TSR_CHECK_VALUE(last >= 0, kReduceOp, ": segment_ids[", n - 1, "] must be >= 0, got ", last);
+    TSR_CHECK_VALUE(last >= 0 && last < INT64_MAX, kReduceOp, ": segment_ids[", n - 1,
+                    "] must be in [0, 2^63 - 1), got ", last);
     return last + 1;
   });
 }

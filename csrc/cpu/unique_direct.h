@@ -16,7 +16,7 @@ class DirectUnique {
         low_(low),
         range_(range),
         // Clearing and merging the tables is work on chunks * range entries: not more than a few times that on x.
-        chunks_(x.numel(), std::min(num_threads(), 4 * x.numel() / range)),
+        chunks_(x.numel(), std::min(workers_for(x.numel()), 4 * x.numel() / range)),
         capacity_(std::min(chunks_.length, range)),
         table_(chunks_.count * range),
         offset_(chunks_.count * capacity_),
@@ -60,7 +60,7 @@ class DirectUnique {
     const Key low = low_;
     const int64_t begin = chunks_.begin(chunk), end = chunks_.end(chunk);
     std::fill_n(table, range_, Pos{0});
-    populate_pages(inverse + begin, (end - begin) * static_cast<int64_t>(sizeof(int64_t)));
+    map_pages(inverse + begin, (end - begin) * static_cast<int64_t>(sizeof(int64_t)));
     Pos size = 0;
     for (int64_t i = begin; i < end; ++i) {
       const Pos v = static_cast<Pos>(static_cast<Key>(keys[i] - low));

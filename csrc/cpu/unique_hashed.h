@@ -4,7 +4,6 @@
 // finds for every key the first equal one. Walking x again with one cursor per partition meets the same entries in the
 // order of x: ids are given to first ones as they come, and the others copy theirs. No sort, no stored positions.
 #pragma once
-#include <atomic>
 #include <limits>
 
 #include "unique_common.h"
@@ -154,7 +153,7 @@ class HashedUnique {
   HashedUnique(const Tensor& x, bool with_counts)
       : x_(x),
         keys_(static_cast<const Key*>(x.const_data_ptr())),
-        chunks_(x.numel(), num_threads()),
+        chunks_(x.numel(), workers_for(x.numel())),
         bits_(partition_bits(x.numel())),
         partitions_(int64_t{1} << bits_),
         with_counts_(with_counts),
@@ -199,7 +198,7 @@ class HashedUnique {
 
   void count_partitions(int64_t chunk) {
     const int64_t begin = chunks_.begin(chunk), end = chunks_.end(chunk);
-    populate_pages(reinterpret_cast<int64_t*>(partitioned_) + begin, (end - begin) * int64_t{sizeof(int64_t)});
+    map_pages(reinterpret_cast<int64_t*>(partitioned_) + begin, (end - begin) * int64_t{sizeof(int64_t)});
     Pos* sizes = cursors_.data() + chunk * partitions_;
     std::fill_n(sizes, partitions_, Pos{0});
     for (int64_t i = begin; i < end; ++i) {
@@ -243,27 +242,24 @@ class HashedUnique {
   }
 
   void find_firsts(int64_t largest) {
-    const int64_t workers = chunks_.count;
     const int64_t room = FirstFinder<Key, Pos>::slots_for(largest);
-    Scratch<Pos> slots(workers * room);
-    std::atomic<int64_t> next{0};
-    parallel_tasks(workers, [&](int64_t worker) {
-      FirstFinder<Key, Pos> finder(partitioned_, entries_.data(), with_counts_ ? counts_.data() : nullptr,
-                                   slots.data() + worker * room, bits_);
-      for (int64_t p = next++; p < partitions_; p = next++) {
-        finder.run(starts_[p], stop(chunks_.count - 1, p));
-        for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-          firsts_[chunk * partitions_ + p] = static_cast<Pos>(std::count(
-              entries_.data() + starts_[chunk * partitions_ + p], entries_.data() + stop(chunk, p), kFirst<Pos>));
-        }
+    Scratch<Pos> slots(chunks_.count * room);
+    parallel_dynamic(partitions_, chunks_.count, [&](int64_t worker, int64_t p) {
+      FirstFinder<Key, Pos>(partitioned_, entries_.data(), with_counts_ ? counts_.data() : nullptr,
+                            slots.data() + worker * room, bits_)
+          .run(starts_[p], stop(chunks_.count - 1, p));
+      for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+        const Pos* begin = entries_.data() + starts_[chunk * partitions_ + p];
+        const Pos* end = entries_.data() + stop(chunk, p);
+        firsts_[chunk * partitions_ + p] = static_cast<Pos>(std::count(begin, end, kFirst<Pos>));
       }
     });
   }
 
   // Gives ids to the chunk's first ones; entries then hold their ids. A key that an earlier chunk has gets ~entry.
   void write_ids(int64_t chunk, int64_t next, int64_t last, Key* values, int64_t* counts) {
-    populate_pages(values + next, (last - next) * int64_t{sizeof(Key)});
-    if (counts != nullptr) populate_pages(counts + next, (last - next) * int64_t{sizeof(int64_t)});
+    map_pages(values + next, (last - next) * int64_t{sizeof(Key)});
+    if (counts != nullptr) map_pages(counts + next, (last - next) * int64_t{sizeof(int64_t)});
     int64_t* inverse = static_cast<int64_t*>(inverse_.mutable_data_ptr());
     const Pos* starts = starts_.data() + chunk * partitions_;
     Pos* cursors = rewound_cursors(chunk);

@@ -41,10 +41,12 @@ def _segment_reduce(
     reduction: int,
 ) -> Tensor:
     """One of the three reductions, over segment ids or over offsets."""
-    if (segment_ids is None) == (offsets is None):
-        raise ValueError("exactly one of segment_ids and offsets must be given")
+    if segment_ids is not None and offsets is not None:
+        raise ValueError("exactly one of segment_ids and offsets must be given, got both")
     if segment_ids is not None:
         return _ops.sparse_segment_reduce.default(data, indices, segment_ids, num_segments, reduction)
+    if offsets is None:
+        raise ValueError("exactly one of segment_ids and offsets must be given, got neither")
     if num_segments is not None:
         raise ValueError(f"num_segments must be None when offsets say it, got {num_segments}")
     if data.dim() == 0:
@@ -334,9 +336,8 @@ def sparse_segment_sqrt_n_grad_v2(
 
 @torch.library.register_fake("torchsparse_rec::sparse_segment_reduce")
 def _(data: Tensor, indices: Tensor, segment_ids: Tensor, num_segments: int | None, reduction: int) -> Tensor:
-    if num_segments is None:
-        num_segments = torch.library.get_ctx().new_dynamic_size()
-    return data.new_empty(num_segments, *data.shape[1:])
+    rows = torch.library.get_ctx().new_dynamic_size() if num_segments is None else num_segments
+    return data.new_empty(rows, *data.shape[1:])
 
 
 @torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad")

@@ -70,6 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     widths = ",".join(map(str, default.layers))
     add("--layers", type=layer_widths, help=f"widths of the MLP from its input on, default {widths}")
     add("--negatives", type=positive_int, help=f"per positive and epoch, default {default.negatives}")
+    help_text = "never draw the held-out item as a negative, as many published programs do: flatters the metrics"
+    add("--exclude-held-out", action="store_true", default=None, help=help_text)
     add("--batch-size", type=positive_int, help=f"samples, default {default.batch_size:,}")
     add("--seed", type=int, help=f"of weights, batches and candidates, default {default.seed}")
     add("--epochs", type=positive_int, default=DEFAULT_EPOCHS, help=f"in all, default {DEFAULT_EPOCHS}")

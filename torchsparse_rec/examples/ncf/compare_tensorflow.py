@@ -9,7 +9,7 @@ from typing import Any
 
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
-from .sampling import TrainingSampler, evaluation_candidates, leave_one_out
+from .sampling import evaluation_candidates, leave_one_out
 from .steps import Step, build_step
 from .train import Settings, run_batches
 
@@ -78,11 +78,9 @@ def compare(
     """
     split = leave_one_out(interactions)
     evaluator = Evaluator(split, evaluation_candidates(split, seed=settings.seed))
-    sampler = TrainingSampler(split, settings.negatives, settings.seed)
+    sampler = settings.make_sampler(split)
     arguments = settings.step_arguments()
-    steps = {
-        kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES
-    }
+    steps = {kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES}
     found = Comparison({kind: [] for kind in NAMES}, [])
     for epoch in range(1, epochs + 1):
         batches = sampler.draw().batches(settings.batch_size)

@@ -202,8 +202,9 @@ def generate(
     """
     Interactions with popular and rare items and users whose taste can be learnt; the same for the same arguments.
 
-    A user of taste ``t`` (unit-scale normal vector) prefers item ``i`` by ``log popularity_i + 3 <t, q_i>``; the items a
-    user touches are a draw without replacement by these preferences, in random order of time.
+    A user of taste ``t`` prefers item ``i`` of qualities ``q_i`` by ``log popularity_i + 2.5 <t, q_i>``; ``<t, q_i>``
+    is about standard normal and popularity falls with an item's rank; the items a user touches are a draw without
+    replacement by these preferences, in random order of time.
 
     Raises:
         ValueError: if a user would have to touch more than half of the items.
@@ -215,11 +216,11 @@ def generate(
     """
     random = np.random.default_rng(seed)
     counts = _activity(random, num_users, num_interactions, num_items // 2)
-    popularity = -1.0 * np.log(np.arange(1, num_items + 1) + 10.0)
+    log_popularity = random.permutation(-np.log(np.arange(num_items) + 11.0))
     rank = 8
     tastes = random.standard_normal((num_users, rank)) / rank**0.5
     qualities = random.standard_normal((num_items, rank))
-    preference = random.permutation(popularity) + 1.5 * tastes @ qualities.T
+    preference = log_popularity + 2.5 * tastes @ qualities.T
     # The largest of preference + Gumbel noise are a draw without replacement with weights exp(preference).
     order = np.argsort(-(preference + random.gumbel(size=preference.shape)), axis=1)
     users = np.repeat(np.arange(num_users), counts)
@@ -237,10 +238,11 @@ def generate(
 
 
 def _activity(random: np.random.Generator, num_users: int, total: int, most: int) -> np.ndarray:
-    """How many items each user touches: log-normal, at least a fifth of the mean, at most ``most``, ``total`` in all."""
+    """Items per user: log-normal, at least a fifth of the mean, at most ``most``, ``total`` in all."""
     if total > num_users * most:
         raise ValueError(
-            f"num_interactions must be at most {num_users * most} ({num_users} users, at most {most} items each), got {total}"
+            f"num_interactions must be at most {num_users * most}: {num_users} users with at most {most} items each, "
+            f"got {total}"
         )
     least = min(total // num_users // 5, most)
     wish = random.lognormal(sigma=1.0, size=num_users)

@@ -50,7 +50,7 @@ def hit_rate(ranks: Tensor, top: int = 10) -> float:
 
 
 def ndcg(ranks: Tensor, top: int = 10) -> float:
-    """The mean of ``1 / log2(rank + 2)`` over ranks ``[T]``, zero from ``top`` on: with one relevant item the ideal is 1."""
+    """The mean of ``1 / log2(rank + 2)`` over ranks ``[T]``, zero from ``top`` on; the ideal is 1."""
     gain = 1.0 / torch.log2(ranks.double() + 2.0)
     return torch.where(ranks < top, gain, 0.0).mean().item()
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import torchsparse_rec
 
 # (num_embeddings, embedding_dim) -> a module that maps ids [N] to rows [N, embedding_dim].
-TableFactory = Callable[[int, int], nn.Module]
+TableFactory = Callable[[int, int], nn.Embedding]
 
 
 def table_factory(grad_mode: str) -> TableFactory:
@@ -28,7 +28,8 @@ class NeuMF(nn.Module):
     Args:
         num_users, num_items: rows of the two tables.
         factors: width of the GMF vectors, default 8.
-        layers: widths of the MLP from its input on; the input is a user's and an item's vector, half each.
+        layers: widths of the MLP from its input on, default the paper's for 8 factors; the input is a user's and an
+            item's vector, half each.
         make_table: how a table is made, default :class:`torch.nn.Embedding`.
 
     Source:
@@ -45,7 +46,7 @@ class NeuMF(nn.Module):
         num_users: int,
         num_items: int,
         factors: int = 8,
-        layers: Sequence[int] = (64, 32, 16, 8),
+        layers: Sequence[int] = (32, 16, 8),
         make_table: TableFactory = nn.Embedding,
     ) -> None:
         super().__init__()
@@ -54,9 +55,9 @@ class NeuMF(nn.Module):
         if len(layers) < 2 or min(layers) < 1 or layers[0] % 2:
             raise ValueError(f"layers must be two or more positive widths, the first one even, got {list(layers)}")
         self.factors = factors
-        self.half = layers[0] // 2
-        self.user_table = make_table(num_users, factors + self.half)
-        self.item_table = make_table(num_items, factors + self.half)
+        self.mlp_width = layers[0] // 2
+        self.user_table = make_table(num_users, factors + self.mlp_width)
+        self.item_table = make_table(num_items, factors + self.mlp_width)
         self.mlp = nn.ModuleList(nn.Linear(n, m) for n, m in zip(layers[:-1], layers[1:], strict=True))
         self.output = nn.Linear(factors + layers[-1], 1)
         self.reset_parameters()
@@ -65,17 +66,21 @@ class NeuMF(nn.Module):
         """Tables from N(0, 0.01), as in the paper; the perceptron Glorot-uniform, biases zero."""
         for table in self.tables():
             nn.init.normal_(table.weight, std=0.01)
-        for layer in [*self.mlp, self.output]:
+        for layer in [*self.linears(), self.output]:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def tables(self) -> list[nn.Module]:
+    def linears(self) -> list[nn.Linear]:
+        """The perceptron's layers, from its input on."""
+        return [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
+
+    def tables(self) -> list[nn.Embedding]:
         """The user table and the item table."""
         return [self.user_table, self.item_table]
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
         """Logits ``[N]`` of the pairs ``users[n], items[n]``, integers ``[N]``."""
-        widths = [self.factors, self.half]
+        widths = [self.factors, self.mlp_width]
         gmf_user, mlp_user = self.user_table(users).split(widths, dim=1)
         gmf_item, mlp_item = self.item_table(items).split(widths, dim=1)
         hidden = torch.cat([mlp_user, mlp_item], dim=1)
@@ -90,13 +95,13 @@ class NeuMF(nn.Module):
 
         The first layer is linear in user and item, so each half is computed once per user and once per item.
         """
-        gmf_user, mlp_user = self.user_table(users).split([self.factors, self.half], dim=1)
-        gmf_item, mlp_item = self.item_table.weight.split([self.factors, self.half], dim=1)
-        first, head = self.mlp[0], self.output.weight[0]
-        for_user = mlp_user @ first.weight[:, : self.half].T + first.bias  # [U, layers[1]]
-        for_item = mlp_item @ first.weight[:, self.half :].T  # [num_items, layers[1]]
+        gmf_user, mlp_user = self.user_table(users).split([self.factors, self.mlp_width], dim=1)
+        gmf_item, mlp_item = self.item_table.weight.split([self.factors, self.mlp_width], dim=1)
+        (first, *later), head = self.linears(), self.output.weight[0]
+        for_user = mlp_user @ first.weight[:, : self.mlp_width].T + first.bias  # [U, layers[1]]
+        for_item = mlp_item @ first.weight[:, self.mlp_width :].T  # [num_items, layers[1]]
         hidden = (for_user.unsqueeze(1) + for_item).relu_()  # [U, num_items, layers[1]]
-        for layer in self.mlp[1:]:
+        for layer in later:
             hidden = layer(hidden).relu_()
         gmf = (gmf_user * head[: self.factors]) @ gmf_item.T
         return gmf + hidden @ head[self.factors :] + self.output.bias

@@ -42,7 +42,7 @@ CSV_LAYOUT = Layout(b",", b"userId,movieId,rating,timestamp", "user,item,rating,
 
 
 def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
-    """
+    r"""
     Read user, item and timestamp of every line; the rating is checked and dropped.
 
     Args:
@@ -58,7 +58,7 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
 
     Example:
         >>> import io
-        >>> read_ratings(io.BytesIO(b"196\\t242\\t3\\t881250949\\n"), "u.data", TAB_LAYOUT)[:, 0].tolist()
+        >>> read_ratings(io.BytesIO(b"196\t242\t3\t881250949\n"), "u.data", TAB_LAYOUT)[:, 0].tolist()
         [196, 242, 881250949]
     """
     line_number = 1
@@ -76,7 +76,11 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
         line_number += parsed.shape[1]
     if not parts:
         raise ValueError(f"{name}, line {line_number}: the file ends here, expected lines {layout.example}")
-    return np.concatenate(parts, axis=1)
+    columns = np.concatenate(parts, axis=1)
+    # A file cut inside its last timestamp still matches: that number is shorter than its neighbour's.
+    if not chunk.endswith(b"\n") and len(str(columns[2, -1])) < len(str(columns[2, max(0, columns.shape[1] - 2)])):
+        raise _bad_line(name, line_number - 1, chunk, f"{layout.example} and the end of the line")
+    return columns
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -96,11 +100,11 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
     """The chunk's fields if every line is exactly as in the original files, else None."""
     data = np.frombuffer(chunk, dtype=np.uint8)
     digits = data - np.uint8(ord("0"))  # wraps: other bytes become 10 or more
-    ends = np.flatnonzero(digits >= 10)
+    ends: np.ndarray = np.flatnonzero(digits >= 10)
     breaks = np.frombuffer(layout.breaks(), dtype=np.uint8)
     if len(ends) % len(breaks) or data[-1] != ord("\n"):
         return None
-    ends = ends.reshape(-1, len(breaks))
+    ends = ends.reshape((-1, len(breaks)))
     if not (data[ends] == breaks).all():
         return None
     # Positions of the breaks around user, item and timestamp; the separator may have two bytes.
@@ -108,21 +112,20 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
     line_start = np.concatenate([[-1], ends[:-1, -1]])
     fields = ((line_start, ends[:, 0]), (ends[:, width - 1], ends[:, width]), (ends[:, -2], ends[:, -1]))
     lengths = np.diff(ends, axis=1)
-    for column in range(1, width):  # nothing may stand between the two bytes of a separator
-        if (lengths[:, [column - 1, column - 1 + width, len(breaks) - 2 - column]] != 1).any():
+    for byte in range(1, width):  # nothing may stand between the two bytes of a separator
+        if (lengths[:, [byte - 1, byte - 1 + width, len(breaks) - 2 - byte]] != 1).any():
             return None
-    rating = ends[:, -2 - (width - 1)] - ends[:, 2 * width - 1]
-    if rating.min() < (4 if layout.fractional else 2) or rating.max() > 6:
+    if (lengths[:, 2 * width - 1 : len(breaks) - 1 - width] != 2).any():  # the rating: one digit before each break
         return None
-    columns = [_to_integers(digits, begin, end) for begin, end in fields]
-    if any(column is None for column in columns):
+    columns = [column for begin, end in fields if (column := _to_integers(digits, begin, end)) is not None]
+    if len(columns) < len(fields):
         return None
     values = np.stack(columns)
     return values if _ids_plausible(values) else None
 
 
 def _to_integers(digits: np.ndarray, before: np.ndarray, end: np.ndarray) -> np.ndarray | None:
-    """The decimal numbers whose digits lie strictly between ``before`` and ``end``; None if one is empty or too long."""
+    """The decimal numbers strictly between ``before`` and ``end``; None if one is empty or too long."""
     length = end - before - 1
     longest = int(length.max())
     if length.min() < 1 or longest > _MAX_DIGITS:
@@ -144,10 +147,8 @@ def _ids_plausible(values: np.ndarray) -> bool:
 def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> np.ndarray:
     """The chunk's fields line by line: takes every valid spelling, and names the first line that has none."""
     pattern = layout.pattern()
-    lines = chunk.split(b"\n")
-    complete = lines.pop() if lines[-1] == b"" else None
     rows = []
-    for number, line in enumerate(lines, start=line_number):
+    for number, line in enumerate(chunk.removesuffix(b"\n").split(b"\n"), start=line_number):
         match = pattern.fullmatch(line)
         if match is None:
             raise _bad_line(name, number, line, layout.example)
@@ -155,9 +156,6 @@ def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> n
         if not (1 <= row[0] <= _MAX_ID and 1 <= row[1] <= _MAX_ID):
             raise _bad_line(name, number, line, f"{layout.example} with ids from 1 to {_MAX_ID:,}")
         rows.append(row)
-    # A file cut inside its last timestamp still matches: the number is shorter than its neighbour's.
-    if complete is None and len(rows) > 1 and len(str(rows[-1][2])) < len(str(rows[-2][2])):
-        raise _bad_line(name, line_number + len(lines) - 1, lines[-1], f"{layout.example} and the end of the line")
     return np.array(rows, dtype=np.int64).T
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+import torchsparse_rec
+
 from .model import NeuMF, table_factory
 
 KINDS = ("ours", "torch", "tensorflow")
@@ -37,7 +39,7 @@ class KerasAdam(torch.optim.Adam):
     """
     Adam with eps where Keras and TensorFlow have it: ``w -= alpha_t m / (sqrt(v) + eps)``.
 
-    torch adds eps to ``sqrt(v / (1 - beta2^t))``: the two agree if torch's eps is ``eps / sqrt(1 - beta2^t)`` at step t.
+    torch adds eps to ``sqrt(v / (1 - beta2^t))``: both agree if torch's eps is ``eps / sqrt(1 - beta2^t)`` at step t.
 
     Args:
         params: as for :class:`torch.optim.Adam`, which also takes the rest.
@@ -107,6 +109,9 @@ def make_optimizers(model: NeuMF, optimizer: str, lr: float, sparse: bool, keras
     if optimizer == "sgd":
         return [torch.optim.SGD(parameters, lr=lr)]
     if optimizer == "adagrad":
+        # Its sparse update makes a sparse tensor, and torch wants to be told whether to check such tensors.
+        if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+            torch.sparse.check_sparse_tensor_invariants.disable()
         return [torch.optim.Adagrad(parameters, lr=lr)]
     if optimizer != "adam":
         raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
@@ -127,7 +132,7 @@ def build_step(
     num_items: int,
     *,
     factors: int = 8,
-    layers: Sequence[int] = (64, 32, 16, 8),
+    layers: Sequence[int] = (32, 16, 8),
     grad_mode: str = "auto",
     optimizer: str = "adam",
     lr: float | None = None,
@@ -180,5 +185,6 @@ def build_step(
     optimizers = make_optimizers(model, optimizer, lr, kind == "ours" and grad_mode == "sparse", keras_rule)
     if kind == "ours":
         for table in model.tables():
+            assert isinstance(table, torchsparse_rec.nn.Embedding)
             table.use_optimizer(optimizers[0])
     return TorchStep(model, optimizers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import torch
 from torch import Tensor
@@ -60,13 +59,13 @@ class TensorflowStep:
 
     def network(self) -> NeuMF:
         """A PyTorch network with the present weights."""
-        state = {name: torch.from_numpy(np.array(variable)) for name, variable in self._variables.items()}
+        state = {name: torch.from_numpy(variable.numpy()) for name, variable in self._variables.items()}
         self._model.load_state_dict(state)
         return self._model
 
     def _logits(self, users: Any, items: Any) -> Any:
         weights, model = self._variables, self._model
-        widths = [model.factors, model.half]
+        widths = [model.factors, model.mlp_width]
         gmf_user, mlp_user = tf.split(tf.gather(weights["user_table.weight"], users), widths, axis=1)
         gmf_item, mlp_item = tf.split(tf.gather(weights["item_table.weight"], items), widths, axis=1)
         hidden = tf.concat([mlp_user, mlp_item], axis=1)

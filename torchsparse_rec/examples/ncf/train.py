@@ -18,7 +18,7 @@ import torch
 
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
-from .sampling import TrainingSampler, evaluation_candidates, leave_one_out
+from .sampling import Split, TrainingSampler, evaluation_candidates, leave_one_out
 from .steps import LEARNING_RATES, Batch, TorchStep, build_step
 
 CHECKPOINT_FORMAT = 1
@@ -29,17 +29,22 @@ class Settings:
     """What determines a run's bits, besides its data; see the command's flags."""
 
     factors: int = 8
-    layers: tuple[int, ...] = (64, 32, 16, 8)
+    layers: tuple[int, ...] = (32, 16, 8)
     grad_mode: str = "auto"
     optimizer: str = "adam"
     lr: float | None = None
     batch_size: int = 1024
     negatives: int = 4
+    exclude_held_out: bool = False
     seed: int = 0
 
     def learning_rate(self) -> float:
         """``lr``, or the optimizer's default."""
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+    def make_sampler(self, split: Split, device: torch.device | str = "cpu") -> TrainingSampler:
+        """The sampler of the run's epochs."""
+        return TrainingSampler(split, self.negatives, self.seed, device, self.exclude_held_out)
 
     def step_arguments(self) -> dict[str, Any]:
         """What :func:`build_step` is given."""
@@ -86,7 +91,7 @@ class Trainer:
     def __post_init__(self) -> None:
         split = leave_one_out(self.interactions)
         self.evaluator = Evaluator(split, evaluation_candidates(split, seed=self.settings.seed), self.device)
-        self.sampler = TrainingSampler(split, self.settings.negatives, self.settings.seed, self.device)
+        self.sampler = self.settings.make_sampler(split, self.device)
         arguments = self.settings.step_arguments()
         step = build_step("ours", split.num_users, split.num_items, device=self.device, **arguments)
         assert isinstance(step, TorchStep)
@@ -149,7 +154,8 @@ def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no checkpoint {path}") from None
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated: {error}") from None
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated: {reason}") from None
     if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
         raise ValueError(f"{path} is not a checkpoint of this program")
     settings = content["settings"]
@@ -163,7 +169,9 @@ def run_batches(step: Any, batches: list[Batch], title: str) -> list[Any]:
 
 def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
     """The mean loss of a sample. The last batch may be smaller than the others."""
-    total = torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
+    total = (
+        torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
+    )
     return total.item() / sum(len(batch[2]) for batch in batches)
 
 

@@ -1,0 +1,503 @@
+"""The NCF example: reading, splitting, sampling, metrics, training, resuming, and TensorFlow beside it."""
+
+import hashlib
+import io
+import math
+import os
+import re
+import socket
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from torchsparse_rec.examples.ncf import __main__ as command
+from torchsparse_rec.examples.ncf import data, evaluate, reader, sampling, steps, train
+from torchsparse_rec.examples.ncf.model import NeuMF
+
+DATA = os.environ.get(data.ENVIRONMENT_VARIABLE)
+LAYOUTS = {"ml-100k": reader.TAB_LAYOUT, "ml-1m": reader.COLON_LAYOUT, "ml-20m": reader.CSV_LAYOUT}
+SMALL = {"factors": 4, "layers": (16, 8), "batch_size": 256, "lr": 5e-3}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    # On tables this small a second thread only waits, and on a busy machine for long.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return data.generate(150, 300, 4500, seed=1)
+
+
+def file_text(dataset, columns):
+    layout = LAYOUTS[dataset]
+    separator, rating = layout.separator.decode(), "3.5" if layout.fractional else "4"
+    lines = [separator.join([str(u), str(i), rating, str(t)]) for u, i, t in columns.T]
+    header = [layout.header.decode()] if layout.header else []
+    return "".join(line + "\n" for line in header + lines).encode()
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "text"),
+    [
+        ("ml-100k", b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"),
+        ("ml-1m", b"196::242::3::881250949\n22::377::1::878887116\n"),
+        ("ml-20m", b"userId,movieId,rating,timestamp\n196,242,3.5,881250949\n22,377,0.5,878887116\n"),
+        ("ml-20m", b"userId,movieId,rating,timestamp\r\n196,242,3.5,881250949\r\n22,377,0.5,878887116\r\n"),
+        (
+            "ml-20m",
+            b"userId,movieId,rating,timestamp\n196,242,3,881250949\n22,377,.5,878887116\n".replace(b",.", b",0."),
+        ),
+        ("ml-100k", b"196\t242\t3\t881250949\n22\t377\t1\t878887116"),
+    ],
+)
+def test_read_known_lines(dataset, text):
+    columns = reader.read_ratings(io.BytesIO(text), "file", LAYOUTS[dataset])
+    assert columns.tolist() == [[196, 22], [242, 377], [881250949, 878887116]]
+
+
+@pytest.mark.parametrize("dataset", LAYOUTS)
+def test_read_across_chunks_by_both_paths(dataset, monkeypatch):
+    random = np.random.default_rng(0)
+    expected = np.stack([random.integers(1, 10 ** random.integers(1, 7, 500)) for _ in range(3)])
+    text = file_text(dataset, expected)
+    for chunk in (64, 1000, 1 << 20):
+        monkeypatch.setattr(reader, "_CHUNK", chunk)
+        np.testing.assert_array_equal(reader.read_ratings(io.BytesIO(text), "file", LAYOUTS[dataset]), expected)
+    monkeypatch.setattr(reader, "_parse_regular", lambda chunk, layout: None)
+    np.testing.assert_array_equal(reader.read_ratings(io.BytesIO(text), "file", LAYOUTS[dataset]), expected)
+
+
+def test_original_files_take_the_quick_path(monkeypatch):
+    monkeypatch.delattr(reader, "_parse_lines")
+    for dataset, layout in LAYOUTS.items():
+        text = file_text(dataset, np.array([[1, 20], [300, 4], [881250949, 978300760]]))
+        assert reader.read_ratings(io.BytesIO(text), "file", layout).shape == (3, 2)
+
+
+@pytest.mark.parametrize("dataset", LAYOUTS)
+@pytest.mark.parametrize(
+    "bad",
+    ["", "1", "1|2|4|5|6", "x|2|4|5", "1|2|4", "1|2||5", "1|-2|4|5", "1||4|5", "0|2|4|5", "1|2|4|5.0", "1|2|4|", "é|\0",
+     "1|2|444|5", "1|99999999|4|5", "1|2|4|1234567890123"],
+)  # fmt: skip
+def test_read_names_the_bad_line(dataset, bad, monkeypatch):
+    monkeypatch.setattr(reader, "_CHUNK", 200)
+    layout = LAYOUTS[dataset]
+    lines = file_text(dataset, np.full((3, 40), 881250949 % 1000)).split(b"\n")
+    lines[29] = bad.encode().replace(b"|", layout.separator)
+    with pytest.raises(ValueError, match=r"^some file, line 30: expected user.*got '"):
+        reader.read_ratings(io.BytesIO(b"\n".join(lines)), "some file", layout)
+
+
+def test_read_truncated_file():
+    text = b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"
+    for cut in (2, 5, 10, 15):  # inside the last timestamp, at its start, and inside a field before it
+        with pytest.raises(ValueError, match="u.data, line 2: expected user<TAB>item"):
+            reader.read_ratings(io.BytesIO(text[:-cut]), "u.data", reader.TAB_LAYOUT)
+    with pytest.raises(ValueError, match="line 1: the file ends here"):
+        reader.read_ratings(io.BytesIO(b""), "u.data", reader.TAB_LAYOUT)
+    with pytest.raises(ValueError, match="line 1: expected the header userId,movieId"):
+        reader.read_ratings(io.BytesIO(b"1,2,3.5,4\n"), "ratings.csv", reader.CSV_LAYOUT)
+
+
+def test_file_that_ends_early_is_an_error(tmp_path):
+    path = tmp_path / "u.data"
+    path.write_bytes(file_text("ml-100k", np.full((3, 7), 5)))
+    with pytest.raises(
+        ValueError, match=r"u.data ends at line 7 with 7 ratings, expected the 100,000 ratings of ml-100k"
+    ):
+        data.read("ml-100k", path)
+
+
+def test_ids_are_renumbered_without_gaps():
+    found = data.index_ids("x", np.array([7, 3, 7]), np.array([50, 9, 10]), np.array([1, 2, 3]))
+    assert (found.users.tolist(), found.items.tolist()) == ([1, 0, 1], [2, 0, 1])
+    assert (found.num_users, found.num_items) == (2, 3)
+
+
+def test_load_finds_the_file_in_the_folder_or_below(tmp_path, monkeypatch):
+    monkeypatch.setitem(data.SOURCES, "ml-1m", data.Source("ratings.dat", reader.COLON_LAYOUT, 2))
+    nested = tmp_path / "ml-1m"
+    nested.mkdir()
+    (nested / "ratings.dat").write_bytes(file_text("ml-1m", np.array([[1, 2], [3, 4], [5, 6]])))
+    for folder in (tmp_path, nested):
+        assert len(data.load("ml-1m", folder)[0].users) == 2
+    monkeypatch.setenv(data.ENVIRONMENT_VARIABLE, str(tmp_path))
+    assert len(data.load("ml-1m")[0].users) == 2
+    with pytest.raises(FileNotFoundError, match="TORCHSPARSE_REC_DATA is .*ratings.csv"):
+        data.load("ml-20m")
+    with pytest.raises(FileNotFoundError, match="--data-dir is .*u.data"):
+        data.load("ml-100k", tmp_path)
+    monkeypatch.delenv(data.ENVIRONMENT_VARIABLE)
+    with pytest.raises(ValueError, match="ml-1m is not downloaded: give its folder by --data-dir"):
+        data.load("ml-1m")
+
+
+@pytest.mark.skipif(DATA is None, reason=f"${data.ENVIRONMENT_VARIABLE} is not set")
+def test_read_ml_100k():
+    found, where = data.load("ml-100k")
+    assert (found.num_users, found.num_items, len(found.users)) == (943, 1682, 100_000)
+    assert (found.users[0], found.items[0], found.timestamps[0]) == (195, 241, 881250949)
+    assert where.startswith("ml-100k from ")
+    assert int(np.bincount(found.items).max()) == 583
+
+
+# ---- Downloading and generating --------------------------------------------------------------------------------------
+
+
+def archive_of(content):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("ml-100k/u.data", content)
+    return buffer.getvalue()
+
+
+def test_download_checks_and_caches(tmp_path, monkeypatch):
+    content = b"1\t2\t3\t881250949\n"
+    monkeypatch.setattr(data, "cache_file", lambda: tmp_path / "cache" / "u.data")
+    monkeypatch.setattr(data, "MD5", hashlib.md5(content).hexdigest())
+    fetched = []
+    monkeypatch.setattr(data, "_fetch", lambda url, seconds: fetched.append(url) or archive_of(content))
+    assert data.download().read_bytes() == content
+    assert data.download().read_bytes() == content and len(fetched) == 1
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["u.data"]
+    monkeypatch.setattr(data, "MD5", "0" * 32)
+    with pytest.raises(ValueError, match="wrong checksum"):
+        data.download()
+
+
+def test_without_a_network_the_data_are_generated(monkeypatch, tmp_path):
+    def fail(url, seconds):
+        raise OSError("network is unreachable")
+
+    monkeypatch.delenv(data.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(data, "cache_file", lambda: tmp_path / "u.data")
+    monkeypatch.setattr(data, "_fetch", fail)
+    found, where = data.load()
+    assert (found.num_users, found.num_items, len(found.users)) == (943, 1682, 100_000)
+    assert "network is unreachable" in where and "GENERATED" in where and "\n" not in where
+
+
+def test_connecting_has_a_time_limit():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(OSError):
+            data._fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", 0.2)
+
+
+def test_generated_data():
+    found = data.generate()
+    again = data.generate()
+    assert found.checksum() == again.checksum() != data.generate(seed=1).checksum()
+    pairs = found.users.astype(np.int64) * found.num_items + found.items
+    assert len(np.unique(pairs)) == len(found.users) == 100_000
+    popularity = np.sort(np.bincount(found.items, minlength=1682))[::-1]
+    assert popularity[:168].sum() > 3 * 10_000  # a tenth of the items has several times its share
+    with pytest.raises(ValueError, match="num_interactions must be at most 100"):
+        data.generate(10, 20, 101)
+
+
+# ---- Split and samples -----------------------------------------------------------------------------------------------
+
+
+def test_leave_one_out_takes_the_latest_and_of_ties_the_last():
+    users, items = np.array([0, 1, 0, 1, 0, 2], np.int32), np.array([5, 6, 7, 8, 9, 4], np.int32)
+    found = sampling.leave_one_out(data.Interactions("x", users, items, np.array([3, 9, 3, 1, 2, 7]), 3, 10))
+    assert (found.test_users.tolist(), found.test_items.tolist()) == ([0, 1], [7, 6])
+    assert (found.users.tolist(), found.items.tolist()) == ([0, 1, 0, 2], [5, 8, 9, 4])
+
+
+def test_pair_set(small):
+    pairs = sampling.PairSet(torch.from_numpy(small.users), torch.from_numpy(small.items), 150, 300)
+    expected = torch.zeros(150, 300, dtype=torch.bool)
+    expected[small.users, small.items] = True
+    grid = torch.arange(300, dtype=torch.int32).expand(150, -1)
+    assert torch.equal(pairs.contains(torch.arange(150).unsqueeze(1), grid), expected)
+    assert torch.equal(pairs.row_mask(torch.arange(150)), expected)
+    assert torch.equal(pairs.counts(), expected.sum(1))
+
+
+def test_epoch_has_every_positive_once_and_fresh_negatives(small):
+    split = sampling.leave_one_out(small)
+    sampler = sampling.TrainingSampler(split, negatives=4, seed=3)
+    first, second = sampler.draw(), sampler.draw()
+    trained = set(zip(split.users.tolist(), split.items.tolist(), strict=True))
+    for epoch in (first, second):
+        drawn = list(zip(epoch.users.tolist(), epoch.items.tolist(), epoch.labels.tolist(), strict=True))
+        assert len(drawn) == 5 * len(split.users) == sampler.samples
+        assert sorted((u, i) for u, i, label in drawn if label) == sorted(trained)
+        assert not any((u, i) in trained for u, i, label in drawn if not label)
+    assert not torch.equal(first.items.sort().values, second.items.sort().values)
+    assert [len(batch[0]) for batch in first.batches(4096)] == [4096] * 5 + [sampler.samples - 5 * 4096]
+
+
+def test_negatives_cover_what_is_left_and_can_run_out():
+    users, items = torch.zeros(3, dtype=torch.int32), torch.tensor([0, 2, 3], dtype=torch.int32)
+    split = sampling.Split(users, items, users[:1], items[:1], 1, 6)
+    epoch = sampling.TrainingSampler(split, negatives=100).draw()
+    assert epoch.items[epoch.labels == 0].unique().tolist() == [1, 4, 5]
+    split = sampling.Split(users, items, users[:1], torch.tensor([4], dtype=torch.int32), 1, 6)
+    epoch = sampling.TrainingSampler(split, negatives=100, exclude_held_out=True).draw()
+    assert epoch.items[epoch.labels == 0].unique().tolist() == [1, 5]
+    with pytest.raises(ValueError, match="no negative exists for user 0, who has all 3 items"):
+        sampling.TrainingSampler(sampling.Split(users, torch.arange(3).int(), users, items, 1, 3))
+
+
+def test_candidates_are_different_and_untouched(small):
+    split = sampling.leave_one_out(small)
+    candidates = sampling.evaluation_candidates(split, seed=5)
+    assert candidates.shape == (len(split.test_users), 99)
+    touched = set(zip(small.users.tolist(), small.items.tolist(), strict=True))
+    for user, row in zip(split.test_users.tolist(), candidates.tolist(), strict=True):
+        assert len(set(row)) == 99 and not any((user, item) in touched for item in row)
+    assert torch.equal(candidates, sampling.evaluation_candidates(split, seed=5))
+    assert not torch.equal(candidates, sampling.evaluation_candidates(split, seed=6))
+    with pytest.raises(ValueError, match="evaluation needs 300 items that a user never touched; user"):
+        sampling.evaluation_candidates(split, count=300)
+
+
+# ---- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_by_hand():
+    others = torch.tensor([[0.1, 0.2, 0.3], [0.9, 0.5, 0.1], [0.5, 0.5, 0.5], [0.1, 0.2, float("nan")]])
+    found = evaluate.ranks(torch.tensor([0.4, 0.5, 0.5, 0.3]), others)
+    assert found.tolist() == [0, 2, 3, 1]  # a tie counts against the held-out item, a NaN too
+    assert evaluate.ranks(torch.tensor([float("nan")]), others[:1]).tolist() == [3]
+    assert evaluate.hit_rate(torch.tensor([0, 9, 10, 50])) == 0.5
+    assert evaluate.ndcg(torch.tensor([0, 2, 9, 10])) == pytest.approx((1 + 1 / 2 + 1 / math.log2(11)) / 4)
+    assert evaluate.hit_rate(found, top=2) == 0.5
+
+
+def test_evaluator_equals_a_loop_over_users(small, monkeypatch):
+    monkeypatch.setattr(evaluate, "_PAIRS", 1000)  # several blocks, the last one smaller
+    split = sampling.leave_one_out(small)
+    candidates = sampling.evaluation_candidates(split)
+    torch.manual_seed(0)
+    model = NeuMF(150, 300, 4, (16, 8)).double()
+    for table in model.tables():
+        torch.nn.init.normal_(table.weight)
+    found = evaluate.Evaluator(split, candidates)(model)
+    sampled, full = [], []
+    for user, item, row in zip(split.test_users, split.test_items, candidates, strict=True):
+        scores = model(user.expand(300), torch.arange(300))
+        trained = set(split.items[split.users == user].tolist())
+        rest = [other for other in range(300) if other not in trained and other != int(item)]
+        sampled.append(int((scores[row.long()] >= scores[item]).sum()))
+        full.append(int((scores[rest] >= scores[item]).sum()))
+    for ranks, hr, ndcg in ((sampled, found.hr, found.ndcg), (full, found.full_hr, found.full_ndcg)):
+        assert hr == pytest.approx(np.mean([rank < 10 for rank in ranks]))
+        assert ndcg == pytest.approx(np.mean([1 / math.log2(rank + 2) if rank < 10 else 0.0 for rank in ranks]))
+    assert found.full_hr < found.hr
+
+
+def test_model_is_the_papers_formula():
+    torch.manual_seed(0)
+    model = NeuMF(3, 5, factors=2, layers=(4, 3))
+    user, item = model.user_table.weight[1], model.item_table.weight[4]
+    hidden = (model.mlp[0].weight @ torch.cat([user[2:], item[2:]]) + model.mlp[0].bias).relu()
+    expected = model.output.weight[0] @ torch.cat([user[:2] * item[:2], hidden]) + model.output.bias
+    torch.testing.assert_close(model(torch.tensor([1]), torch.tensor([4])), expected)
+    everything = model(torch.arange(3).repeat_interleave(5), torch.arange(5).repeat(3)).view(3, 5)
+    torch.testing.assert_close(model.score_all(torch.arange(3)), everything)
+    for bad in ({"layers": (5, 3)}, {"layers": (4,)}, {"factors": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            NeuMF(3, 5, **bad)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", steps.OPTIMIZERS)
+@pytest.mark.parametrize("grad_mode", steps.GRAD_MODES)
+def test_training_learns(small, grad_mode, optimizer):
+    rate = {"adam": 1e-2, "sgd": 0.5, "adagrad": 0.1}[optimizer]
+    settings = train.Settings(**{**SMALL, "lr": rate}, grad_mode=grad_mode, optimizer=optimizer)
+    trainer = train.Trainer(settings, small)
+    before = trainer.evaluator(trainer.step.network())
+    for _ in range(3):
+        record = trainer.run_epoch()
+    assert record.loss < trainer.history[0].loss < 0.7
+    if optimizer == "adam":
+        assert before.hr < 0.2  # chance: 0.10, and 0.05 for NDCG
+        assert record.metrics.hr > 0.25 and record.metrics.ndcg > 0.11
+
+
+def test_auto_is_dense_under_adam_and_all_kinds_agree(small):
+    split = sampling.leave_one_out(small)
+    batches = sampling.TrainingSampler(split).draw().batches(256)[:20]
+    losses = {}
+    for name, kind, mode in (("torch", "torch", "auto"), ("dense", "ours", "dense"), ("auto", "ours", "auto")):
+        step = steps.build_step(kind, 150, 300, factors=4, layers=(16, 8), grad_mode=mode)
+        losses[name] = [float(step(*batch)) for batch in step.prepare(batches)]
+        if name == "auto":
+            assert all("-> dense" in table.explain() for table in step.network().tables())
+    assert losses["dense"] == losses["auto"]
+    assert losses["dense"] == pytest.approx(losses["torch"], abs=1e-6)
+
+
+@pytest.mark.parametrize("grad_mode", steps.GRAD_MODES)
+def test_resume_continues_bit_for_bit(small, grad_mode, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
+    flags = ["--factors", "4", "--layers", "16,8", "--batch-size", "512", "--grad-mode", grad_mode, "--seed", "7"]
+    straight, cut = tmp_path / "straight", tmp_path / "cut"
+    assert command.main([*flags, "--epochs", "4", "--output-dir", str(straight)]) == 0
+    assert command.main([*flags, "--epochs", "2", "--output-dir", str(cut)]) == 0
+    assert command.main(["--resume", str(cut / "checkpoint.pt"), "--epochs", "4"]) == 0
+    ends = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (straight, cut)]
+    for name, value in ends[0]["model"].items():
+        assert torch.equal(value, ends[1]["model"][name]), name
+    for one, other in zip(*(end["optimizers"] for end in ends), strict=True):
+        assert one["state"].keys() == other["state"].keys()
+        for index, state in one["state"].items():
+            for key, value in state.items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(other["state"][index][key]))
+    assert torch.equal(ends[0]["generator"], ends[1]["generator"])
+    figures = [[(r["epoch"], r["loss"], r["metrics"]) for r in end["history"]] for end in ends]
+    assert figures[0] == figures[1] and len(figures[0]) == 4
+
+
+def test_command_prints_epochs_and_writes_curves_and_checkpoint(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
+    output = tmp_path / "new" / "folder"
+    assert command.main(["--epochs", "2", "--output-dir", str(output), "--layers", "16,8"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0] == "data: small data: 150 users, 300 items, 4,500 interactions"
+    number = r"[01]\.\d{4}"
+    for epoch in (1, 2):
+        pattern = (
+            rf"epoch {epoch}/2  HR@10 {number} NDCG@10 {number} full-HR@10 {number} full-NDCG@10 {number} "
+            rf"loss {number} [\d,]+ samples/s"
+        )
+        assert re.fullmatch(pattern, lines[epoch])
+    last = rf"last epoch 2: HR@10 {number} NDCG@10 {number}, best epoch [12]: HR@10 {number} NDCG@10 {number}"
+    assert re.fullmatch(last, lines[-1])
+    assert captured.err == ""  # no progress bar where nobody watches
+    assert sorted(path.name for path in output.iterdir()) == ["checkpoint.pt", "curves.png"]
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
+    record = train.Record(3, 0.312, evaluate.Metrics(0.66124, 0.39871, 0.1, 0.05), 412345.2)
+    assert record.line(30).startswith("epoch  3/30  HR@10 0.6612 NDCG@10 0.3987 full-HR@10 0.1000")
+    assert record.line(30).endswith("loss 0.3120 412,345 samples/s")
+
+
+def test_command_without_matplotlib_says_so(small, tmp_path, monkeypatch, capsys):
+    def missing(*_):
+        raise ImportError("No module named 'matplotlib'")
+
+    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
+    monkeypatch.setattr(command, "plot_curves", missing)
+    assert command.main(["--epochs", "1", "--output-dir", str(tmp_path), "--layers", "16,8"]) == 0
+    assert "no curves: they need matplotlib" in capsys.readouterr().out
+
+
+def refused(capsys, *flags):
+    with pytest.raises(SystemExit) as stopped:
+        command.main([str(flag) for flag in flags])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_command_refuses_what_it_cannot_use(small, tmp_path, monkeypatch, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    assert "output folder" in refused(capsys, "--output-dir", blocked / "runs", "--dataset", "generated")
+    garbled = tmp_path / "u.data"
+    garbled.write_bytes(b"1\t2\t3\t881250949\n1\t2\t3\n")
+    assert "u.data, line 2: expected user" in refused(capsys, "--data-dir", tmp_path, "--output-dir", tmp_path / "a")
+    assert list((tmp_path / "a").iterdir()) == []
+    assert "must be at least 1, got 0" in refused(capsys, "--epochs", 0)
+    assert "first one even, got 5,3" in refused(capsys, "--layers", "5,3")
+    assert "invalid choice: 'fused'" in refused(capsys, "--grad-mode", "fused")
+    assert "finite number above 0, got nan" in refused(capsys, "--lr", "nan")
+    assert "does not go with --resume" in refused(capsys, "--compare", "tensorflow", "--resume", "x")
+    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
+    assert "there is no checkpoint" in refused(capsys, "--resume", tmp_path / "none.pt")
+    assert "not a checkpoint" in refused(capsys, "--resume", garbled)
+
+
+def test_resume_refuses_other_settings_data_and_no_epochs(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
+    saved = tmp_path / "checkpoint.pt"
+    train.Trainer(train.Settings(**SMALL), small).save(saved)
+    assert "--factors is 5, but" in refused(capsys, "--resume", saved, "--factors", 5)
+    monkeypatch.setattr(data, "load", lambda *_: (data.generate(150, 300, 4500, seed=2), "other data"))
+    assert "trained on other data" in refused(capsys, "--resume", saved)
+    trainer = train.Trainer(train.Settings(**SMALL), small)
+    trainer.run_epoch()
+    trainer.save(saved)
+    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
+    assert "--epochs must be larger, got 1" in refused(capsys, "--resume", saved, "--epochs", 1)
+    saved.write_bytes(saved.read_bytes()[:-1000])
+    assert "truncated" in refused(capsys, "--resume", saved)
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "kept"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), train.replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_diverged_training_stops(small):
+    trainer = train.Trainer(train.Settings(**SMALL, optimizer="sgd"), small)
+    with torch.no_grad():
+        trainer.step.model.output.bias.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="loss of epoch 1 is nan"):
+        trainer.run_epoch()
+
+
+@pytest.mark.skipif(DATA is None, reason=f"${data.ENVIRONMENT_VARIABLE} is not set")
+def test_training_learns_ml_100k():
+    trainer = train.Trainer(train.Settings(lr=3e-3), data.load("ml-100k")[0])
+    for _ in range(2):
+        record = trainer.run_epoch()
+    assert record.metrics.hr > 0.42 and record.metrics.ndcg > 0.24  # chance: 0.10 and 0.05
+
+
+# ---- TensorFlow's rule -----------------------------------------------------------------------------------------------
+
+
+def test_keras_adam_is_kerass_formula():
+    weight = torch.nn.Parameter(torch.tensor([0.5, -0.25, 1.0]))
+    expected, m, v = weight.detach().double(), torch.zeros(3).double(), torch.zeros(3).double()
+    optimizer = steps.KerasAdam([weight], lr=0.01, eps=1e-3)
+    for step, gradient in enumerate([[1e-4, 2.0, 0.0], [-3e-4, 1.0, 1e-5], [1e-2, 0.0, 1.0]], start=1):
+        weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        g = torch.tensor(gradient).double()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        alpha = 0.01 * math.sqrt(1 - 0.999**step) / (1 - 0.9**step)
+        expected = expected - alpha * m / (v.sqrt() + 1e-3)
+    torch.testing.assert_close(weight.detach().double(), expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("grad_mode", "optimizer"), [("dense", "adam"), ("auto", "adam"), ("sparse", "sgd"), ("auto", "adagrad")]
+)
+def test_first_losses_equal_tensorflows(small, grad_mode, optimizer):
+    pytest.importorskip("tensorflow")
+    from torchsparse_rec.examples.ncf.compare_tensorflow import COMPARED_STEPS, TOLERANCE, compare
+
+    lines = []
+    settings = train.Settings(**{**SMALL, "batch_size": 128, "lr": None}, grad_mode=grad_mode, optimizer=optimizer)
+    found = compare(settings, small, epochs=1, print_line=lines.append)
+    assert len(found.first_losses["ours"]) == len(found.first_losses["tensorflow"]) == COMPARED_STEPS
+    assert found.largest_difference() <= TOLERANCE
+    assert found.first_losses["ours"][-1] < found.first_losses["ours"][0] - 1e-3
+    sides = found.epochs[0]
+    assert sides["ours"].metrics.hr == pytest.approx(sides["tensorflow"].metrics.hr, abs=0.05)
+    assert any(re.search(r"first 100 losses: largest difference \S+ \(within 1e-05\)", line) for line in lines)
