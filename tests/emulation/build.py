@@ -47,7 +47,7 @@ def _sources() -> list[Path]:
     return [*kernels, _ROOT / "csrc/library.cpp", *sorted(_HERE.glob("*.cpp")), *sorted(_HERE.glob("*.cu"))]
 
 
-def _ninja_file(folder: Path) -> str:
+def _ninja_file() -> str:
     """One rule per source; the compiler's dependency files tell ninja about headers."""
     torch_folder = Path(torch.__file__).parent
     includes = [f"-I{_HERE}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
@@ -81,7 +81,7 @@ def build() -> Path:
     key = hashlib.sha256(f"{torch.__version__} {sanitized()}".encode()).hexdigest()[:8]
     folder = _ROOT / ".cache/emulated" / key
     folder.mkdir(parents=True, exist_ok=True)
-    text = _ninja_file(folder)
+    text = _ninja_file()
     if not (folder / "build.ninja").exists() or (folder / "build.ninja").read_text() != text:
         (folder / "build.ninja").write_text(text)
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
