@@ -1,4 +1,4 @@
-"""The emulation of CUDA itself: it must run sound kernels and notice the faults planted in tests/emulation/faults.cu."""
+"""The emulation of CUDA itself: it must run sound kernels, and notice the faults planted in emulation/faults.cu."""
 
 from __future__ import annotations
 
