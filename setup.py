@@ -85,7 +85,15 @@ def cuda_extension(home: str) -> CppExtension:
         libraries=["cudart_static", "dl", "rt", "pthread"],
         extra_compile_args={
             "cxx": [*COMMON_FLAGS, "-DUSE_CUDA", "-g0"],
-            "nvcc": ["-O3", "-std=c++17", "-DUSE_CUDA", TARGET, "--expt-relaxed-constexpr", *arch_flags()],
+            "nvcc": [
+                "-O3",
+                "-std=c++17",
+                "-DUSE_CUDA",
+                TARGET,
+                "--expt-relaxed-constexpr",
+                "-Xptxas=-warn-spills",
+                *arch_flags(),
+            ],
         },
         # libtorch.so pulls in libtorch_cuda.so, where torch's CUDA shims live.
         extra_link_args=["-Wl,--no-as-needed", "-ltorch", "-s"],
@@ -120,6 +128,14 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
         """The usual options, but for the temporary folder that pip would choose."""
         super().finalize_options()
         self.build_temp = "build/temp"
+
+    def build_extensions(self) -> None:
+        """Compile .cu files again when a header has changed: torch's ninja file only sees to it if torch has CUDA."""
+        newest = max(Path(header).stat().st_mtime for header in headers() if "csrc/cpu" not in header)
+        for compiled in Path(self.build_temp, "csrc/cuda").glob("*.o"):
+            if compiled.stat().st_mtime < newest:
+                compiled.unlink()
+        super().build_extensions()
 
 
 class PortableWheel(bdist_wheel):

@@ -1,0 +1,175 @@
+// Everything a CUDA family file may use to reach the device: what abi.h is for the CPU.
+//
+// Kernels are started by launch() alone, take shared memory by TSR_SHARED and dynamic_shared alone, and leave sorting,
+// scanning and selecting to cuda/primitives.cuh: with that, tests/emulation can compile the very same .cu files with a
+// host compiler and run them without a GPU (TSR_EMULATED). An operator's door starts with a DeviceCall.
+#pragma once
+#include <algorithm>
+#include <utility>
+
+#include "abi.h"
+#include "cuda/errors.h"
+#include "dispatch.h"
+
+#ifdef TSR_EMULATED
+#include "emulation.h"
+#else
+#include <cuda_runtime.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/macros.h>
+
+// An array of n elements of T that the block shares. Raw bytes: shared memory is never constructed.
+#define TSR_SHARED(T, name, n)                                        \
+  __shared__ alignas(16) unsigned char name##_bytes[(n) * sizeof(T)]; \
+  T* const name = reinterpret_cast<T*>(name##_bytes)
+
+#define TSR_CUDA_KERNELS(m) STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CUDA, m)
+#endif
+
+namespace tsr {
+
+constexpr int kWarp = 32;
+constexpr int64_t kThreads = 256;
+
+// ---- The device: what tests/emulation/emulation.h has a host version of ---------------------------------------------
+
+#ifndef TSR_EMULATED
+using Stream = cudaStream_t;
+using torch::stable::accelerator::DeviceGuard;
+
+// Blocks of one launch at most: kernels are grid-stride loops, so more work than this only makes them longer.
+constexpr int64_t kMaxBlocks = int64_t{1} << 20;
+
+// The bytes given to LaunchShape::shared_bytes.
+template <class T>
+__device__ T* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char tsr_dynamic_shared[];
+  return reinterpret_cast<T*>(tsr_dynamic_shared);
+}
+
+inline Stream current_stream(int32_t device) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return static_cast<Stream>(stream);
+}
+
+inline bool is_capturing(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  STD_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+inline void fill_bytes(Stream stream, void* to, int value, size_t bytes) {
+  if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(to, value, bytes, stream));
+}
+
+// Waits for the stream.
+inline void copy_to_host(Stream stream, void* to, const void* from, size_t bytes) {
+  STD_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
+  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+// Uninitialised memory of the caching allocator, in order with the current stream.
+inline Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+  return new_empty(like, sizes, dtype);
+}
+
+template <class... Parameters, class... Arguments>
+void start_kernel(Stream stream, int64_t blocks, int64_t threads, size_t shared_bytes, void (*kernel)(Parameters...),
+                  const Arguments&... arguments) {
+  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream>>>(arguments...);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+#endif
+
+// ---- One operator call ----------------------------------------------------------------------------------------------
+
+// One call of an operator on x's device: raises what earlier kernels recorded, selects the device and its current
+// stream, and owns the call's scratch memory. Nothing here waits for the device but read_back.
+class DeviceCall {
+ public:
+  DeviceCall(const char* op, const Tensor& x)
+      : op_(op),
+        like_(x),
+        guard_(x.get_device_index()),
+        stream_(current_stream(x.get_device_index())),
+        errors_(begin_errors(op, x.get_device_index())) {}
+  DeviceCall(const DeviceCall&) = delete;
+  DeviceCall& operator=(const DeviceCall&) = delete;
+
+  const char* op() const { return op_; }
+  Stream stream() const { return stream_; }
+  // Where this call's kernels report bad values.
+  const ErrorSink& errors() const { return errors_; }
+
+  Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype) const { return device_empty(like_, sizes, dtype); }
+
+  // Scratch for n elements of T, valid until the call ends: the allocator hands it out again in stream order.
+  template <class T>
+  T* workspace(int64_t n) {
+    scratch_.push_back(empty({std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte));
+    return static_cast<T*>(scratch_.back().data_ptr());
+  }
+
+  // Keeps x alive until the call ends, for a contiguous copy whose pointer a kernel takes.
+  const void* data(const Tensor& x) {
+    scratch_.push_back(as_contiguous(x));
+    return scratch_.back().data_ptr();
+  }
+  template <class T>
+  const T* data(const Tensor& x) {
+    return static_cast<const T*>(data(x));
+  }
+
+  // A value that only the device knows: waits for the stream, which a graph capture does not allow.
+  template <class T>
+  T read_back(const T* value, const char* what) const {
+    TSR_CHECK_VALUE(!is_capturing(stream_), op_, ": ", what,
+                    " is read back from the device, which must not happen while a CUDA graph is captured");
+    T result;
+    copy_to_host(stream_, &result, value, sizeof(T));
+    return result;
+  }
+
+ private:
+  const char* op_;
+  Tensor like_;
+  DeviceGuard guard_;
+  Stream stream_;
+  ErrorSink errors_;
+  std::vector<Tensor> scratch_;
+};
+
+struct LaunchShape {
+  int64_t blocks;
+  int64_t threads = kThreads;
+  size_t shared_bytes = 0;
+};
+
+// Enough blocks for `items` threads, or as many as are useful: the kernel is a grid-stride loop.
+inline LaunchShape one_thread_each(int64_t items) {
+  return {std::min(items / kThreads + (items % kThreads != 0), kMaxBlocks)};
+}
+
+// Starts a kernel on the call's stream; no blocks, no kernel.
+template <class... Parameters, class... Arguments>
+void launch(const DeviceCall& call, const LaunchShape& shape, void (*kernel)(Parameters...),
+            const Arguments&... arguments) {
+  if (shape.blocks > 0) {
+    start_kernel(call.stream(), shape.blocks, shape.threads, shape.shared_bytes, kernel, arguments...);
+  }
+}
+
+// ---- Inside kernels -------------------------------------------------------------------------------------------------
+
+// Grid-stride loops: for (int64_t i = thread_index(); i < n; i += thread_count()).
+__device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline int64_t thread_count() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+// n elements moved by one load or store: the pointer must be aligned to sizeof(Vector).
+template <class T, int n>
+struct alignas(sizeof(T) * n) Vector {
+  T at[n];
+};
+
+}  // namespace tsr

@@ -1,0 +1,87 @@
+// What several families' kernels do the same way: deal rows to lanes, search sorted vectors.
+#pragma once
+#include "../cuda.h"
+
+namespace tsr {
+
+// ---- Rows dealt to teams of lanes -----------------------------------------------------------------------------------
+
+// A tile: the columns of one row that one team owns, and the first of them that the asking lane owns.
+struct RowTile {
+  int64_t row;
+  int64_t column;
+  bool first_lane;  // the one lane that speaks for the row, in errors
+};
+
+// A matrix's rows are cut into tiles of (lanes * vector) columns, and each tile is owned by a team of `lanes`
+// neighbouring lanes of a warp, a power of two: narrow rows share a warp, wide rows take several. Each lane owns
+// `vector` neighbouring columns. A matrix without columns still has one tile per row, so that its ids are checked.
+struct RowTiling {
+  int64_t tiles;  // in all rows
+  int64_t tiles_per_row;
+  int lanes_log2 = 0;
+  int vector;
+
+  RowTiling(int64_t rows, int64_t columns, int vector_) : vector(vector_) {
+    const int64_t parts = std::max<int64_t>((columns + vector - 1) / vector, 1);
+    while ((1 << lanes_log2) < kWarp && (int64_t{1} << lanes_log2) < parts) ++lanes_log2;
+    tiles_per_row = ((parts - 1) >> lanes_log2) + 1;
+    tiles = rows * tiles_per_row;
+  }
+
+  LaunchShape shape() const {
+    const int64_t teams = kThreads >> lanes_log2;
+    return {std::min(tiles / teams + (tiles % teams != 0), kMaxBlocks)};
+  }
+
+  // for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) { const RowTile tile = tiling.at(t); ... }
+  __device__ int64_t first() const { return thread_index() >> lanes_log2; }
+  __device__ int64_t stride() const { return thread_count() >> lanes_log2; }
+  __device__ RowTile at(int64_t tile) const {
+    const int64_t row = tiles_per_row == 1 ? tile : tile / tiles_per_row;
+    const int64_t tile_in_row = tile - row * tiles_per_row;
+    const int64_t lane = threadIdx.x & ((1 << lanes_log2) - 1);
+    return {row, ((tile_in_row << lanes_log2) + lane) * vector, tile_in_row == 0 && lane == 0};
+  }
+  // The lanes of the asking lane's warp that form its team, as a mask for shuffles.
+  __device__ unsigned team_mask() const {
+    const int lanes = 1 << lanes_log2;
+    const unsigned ones = lanes == kWarp ? ~0u : (1u << lanes) - 1;
+    return ones << (threadIdx.x % kWarp / lanes * lanes);
+  }
+};
+
+// Elements of T in the 16 bytes that one load can move, if rows of `columns` elements allow it, else 1.
+template <class T>
+int vector_width(int64_t columns, std::initializer_list<const void*> pointers) {
+  constexpr int width = 16 / sizeof(T);
+  bool aligned = columns % width == 0;
+  for (const void* pointer : pointers) aligned = aligned && reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+  return aligned ? width : 1;
+}
+
+// ---- Sorted vectors -------------------------------------------------------------------------------------------------
+
+// The first position whose element is >= value, or n.
+template <class T, class U>
+__device__ int64_t lower_bound(const T* sorted, int64_t n, U value) {
+  int64_t begin = 0;
+  while (begin < n) {
+    const int64_t middle = begin + (n - begin) / 2;
+    if (static_cast<U>(sorted[middle]) < value) {
+      begin = middle + 1;
+    } else {
+      n = middle;
+    }
+  }
+  return begin;
+}
+
+// The bag of entry i by its offsets [bags + 1], or -1 if no bag holds it (offsets that are not sorted, already
+// reported).
+__device__ inline int64_t bag_of(const int64_t* offsets, int64_t bags, int64_t i) {
+  const int64_t bag = lower_bound(offsets, bags + 1, i + 1) - 1;
+  return bag >= 0 && bag < bags && offsets[bag] <= i && i < offsets[bag + 1] ? bag : -1;
+}
+
+}  // namespace tsr

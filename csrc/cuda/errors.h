@@ -1,0 +1,92 @@
+// Bad values found by CUDA kernels, told to the host without a synchronisation.
+//
+// A kernel skips a bad value and reports it to its device's record, which lies in pinned host memory. Every operator
+// call on the device looks at the record first and raises what it finds, as does check_errors(), which first waits. Of
+// several bad values the record keeps that of the earliest call, argument and position, so the message is the same on
+// every run.
+#pragma once
+#include <cstdint>
+
+#ifdef TSR_EMULATED
+#include "emulation.h"
+#elif defined(__CUDACC__)
+#include <cuda_runtime.h>
+#endif
+
+namespace tsr {
+
+// In the order in which the CPU checks them.
+enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights };
+
+// What is wrong with a value; the numbers that go with it are in brackets.
+enum class Fault : int32_t {
+  kOutOfRange,     // an id outside [0, bound)
+  kNegative,       // a segment id below 0
+  kUnsorted,       // a segment id below its predecessor, bound
+  kTooLarge,       // a segment id >= num_segments, bound
+  kNotFirst,       // the first offset of bags is not 0
+  kDecreasing,     // an offset of bags below its predecessor, bound
+  kNotLast,        // the last offset of bags is not bound
+  kNotANumber,     // a NaN weight
+  kBeforeBytes,    // the first offset of strings is below 0
+  kUnsortedBytes,  // an offset of strings below its predecessor, bound
+  kBeyondBytes,    // an offset of strings above the number of bytes, bound
+  kOutsideBytes,   // the only offset, of no strings, outside [0, bound]
+};
+
+constexpr uint64_t kNoError = ~uint64_t{0};
+
+struct ErrorRecord {
+  uint64_t key = kNoError;  // call, argument and position of the fault: the smallest wins
+  int64_t value = 0;
+  int64_t bound = 0;
+  const char* op = nullptr;
+  Argument argument{};
+  Fault fault{};
+  unsigned lock = 0;      // held by the kernel's thread that writes
+  unsigned sequence = 0;  // odd while the record is being written
+};
+
+constexpr int kPositionBits = 40;
+constexpr int kArgumentBits = 4;
+constexpr int kCallBits = 64 - kPositionBits - kArgumentBits;
+
+// What a kernel holds of its call: passed by value.
+struct ErrorSink {
+  ErrorRecord* record;
+  uint64_t call;   // the call's number, in the key's place
+  const char* op;  // a string of the host
+
+#if defined(__CUDACC__) || defined(TSR_EMULATED)
+  // Keeps the fault if it comes before what the record holds. Rare, so a lock is good enough.
+  __device__ void report(Argument argument, Fault fault, int64_t position, int64_t value, int64_t bound) const {
+    const uint64_t key = call | static_cast<uint64_t>(argument) << kPositionBits | static_cast<uint64_t>(position);
+    volatile ErrorRecord* const r = record;
+    if (r->key <= key) return;
+    for (bool written = false; !written;) {
+      if (atomicCAS(&record->lock, 0u, 1u) != 0u) continue;
+      __threadfence_system();
+      if (key < r->key) {
+        r->sequence = r->sequence + 1;
+        __threadfence_system();
+        r->key = key;
+        r->value = value;
+        r->bound = bound;
+        r->op = op;
+        r->argument = argument;
+        r->fault = fault;
+        __threadfence_system();
+        r->sequence = r->sequence + 1;
+      }
+      __threadfence_system();
+      atomicExch(&record->lock, 0u);
+      written = true;
+    }
+  }
+#endif
+};
+
+// Raises what the device's kernels have recorded, else gives the sink of a new call.
+ErrorSink begin_errors(const char* op, int32_t device);
+
+}  // namespace tsr

@@ -1,0 +1,93 @@
+"""Compiles csrc/cuda/*.cu with the host's compiler into ``_C_emulated.so``, again whenever a source has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parents[1]
+_NAMESPACE = "torchsparse_rec"
+
+# Strict aliasing is off as in nvcc; contraction too, so that a result does not depend on the host's instructions.
+_FLAGS = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unknown-pragmas",
+    "-DTSR_EMULATED",
+    "-DTORCH_TARGET_VERSION=0x020a000000000000",
+]
+_SANITIZE = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+
+
+def sanitized() -> bool:
+    """
+    Whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
+
+    Python must then have been started with both sanitizers' and the C++ runtime preloaded.
+    """
+    return os.environ.get("TORCHSPARSE_REC_EMULATED_SANITIZE") == "1"
+
+
+def _sources() -> list[Path]:
+    """The kernels, but for the primitives, which the emulation has of its own; then the emulation."""
+    kernels = [p for p in sorted((_ROOT / "csrc/cuda").glob("*.cu")) if p.name != "primitives.cu"]
+    return [*kernels, _ROOT / "csrc/library.cpp", *sorted(_HERE.glob("*.cpp")), *sorted(_HERE.glob("*.cu"))]
+
+
+def _ninja_file() -> str:
+    """One rule per source; the compiler's dependency files tell ninja about headers."""
+    torch_folder = Path(torch.__file__).parent
+    includes = [f"-I{_HERE}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
+    flags = [*_FLAGS, *(_SANITIZE if sanitized() else ["-g0"]), *includes]
+    libraries = f"-L{torch_folder / 'lib'} -Wl,-rpath,{torch_folder / 'lib'} -ltorch_cpu -lc10"
+    lines = [
+        f"flags = {' '.join(flags)}",
+        "rule compile",
+        f"  command = {os.environ.get('CXX', 'g++')} $flags $more -MMD -MF $out.d -x c++ -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "rule link",
+        f"  command = {os.environ.get('CXX', 'g++')} -shared {' '.join(_SANITIZE) if sanitized() else '-s'}"
+        f" $in {libraries} -o $out",
+    ]
+    objects = []
+    for source in _sources():
+        objects.append(f"{source.parent.name}.{source.name}.o")
+        lines += [f"build {objects[-1]}: compile {source}"]
+        if source.name == "library.cpp":
+            # The same schemas in a namespace of their own.
+            lines += [f"  more = -D{_NAMESPACE}={_NAMESPACE}_emulated"]
+    return "\n".join([*lines, f"build _C_emulated.so: link {' '.join(objects)}", ""])
+
+
+def build() -> Path:
+    """Build what is out of date. Returns the library's path, under ``.cache`` in the repository's root."""
+    ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if ninja is None:
+        raise RuntimeError("ninja is needed to compile the emulated CUDA kernels: pip install ninja")
+    key = hashlib.sha256(f"{torch.__version__} {sanitized()}".encode()).hexdigest()[:8]
+    folder = _ROOT / ".cache/emulated" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    text = _ninja_file()
+    if not (folder / "build.ninja").exists() or (folder / "build.ninja").read_text() != text:
+        (folder / "build.ninja").write_text(text)
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
+    result = subprocess.run([ninja, "-C", folder, "-j", jobs], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"compiling the emulated CUDA kernels failed:\n{result.stdout}{result.stderr}")
+    if "warning:" in result.stdout:
+        raise RuntimeError(f"the emulated CUDA kernels compile with warnings:\n{result.stdout}")
+    return folder / "_C_emulated.so"

@@ -1,0 +1,118 @@
+"""The emulated kernels as a library of their own, and as stand-ins for the production kernels of the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from emulation.build import build
+
+_NAMESPACE = "torchsparse_rec"
+# Host operators: there is nothing of theirs to run on a device.
+_WITHOUT_KERNEL = {"cpu_level", "check_errors"}
+# Orders of threads and blocks: (kind, seed), see emulation.cpp.
+_ORDERS = {"ascending": (0, 0), "descending": (1, 0), "random": (2, 20240607)}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Build and load ``_C_emulated.so``: its operators are in ``torch.ops.torchsparse_rec_emulated``."""
+    path = build()
+    torch.ops.load_library(str(path))
+    loaded = ctypes.CDLL(str(path))
+    loaded.tsr_emulated_set_order.argtypes = [ctypes.c_int, ctypes.c_uint64]
+    loaded.tsr_emulated_launches.restype = ctypes.c_int64
+    loaded.tsr_emulated_fault.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    loaded.tsr_emulated_fault.restype = ctypes.c_char_p
+    return loaded
+
+
+def operators() -> list[str]:
+    """The names of the operators that have a kernel."""
+    prefix = f"{_NAMESPACE}::"
+    names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(prefix)}
+    return sorted(name.removeprefix(prefix) for name in names if name.removeprefix(prefix) not in _WITHOUT_KERNEL)
+
+
+def operator(name: str, namespace: str = f"{_NAMESPACE}_emulated") -> torch._ops.OpOverload:
+    """One operator, by default the emulated one, called directly: one order, errors are told by the next call."""
+    library()
+    return getattr(getattr(torch.ops, namespace), name).default
+
+
+def check_errors() -> None:
+    """Raise what the emulated kernels have recorded."""
+    operator("check_errors")(torch.empty(0))
+
+
+def set_order(name: str, seed: int = 0) -> None:
+    """Run the next launches in ``ascending``, ``descending`` or ``random`` order of threads and blocks."""
+    kind, default_seed = _ORDERS[name]
+    library().tsr_emulated_set_order(kind, seed or default_seed)
+
+
+def _outputs(result: Any) -> list[torch.Tensor]:
+    if result is None:
+        return []
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+def _bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
+    """What must not depend on the order: NaN equals NaN, 0 differs from -0."""
+    return x.shape, x.dtype, x.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None]:
+    try:
+        result = operator(name)(*arguments)
+        check_errors()
+    except (ValueError, IndexError) as error:
+        return None, error
+    return result, None
+
+
+def run_in_every_order(name: str, *arguments: Any) -> Any:
+    """Call an emulated operator once per order, assert that all agree to the bit, and raise what it recorded."""
+    schema = operator(name)._schema
+    written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
+    seen = []
+    for order in _ORDERS:
+        set_order(order)
+        # The last order writes to the caller's tensors; an output that is refused for its layout keeps it.
+        copied = [i for i in written if order != "random" and arguments[i].is_contiguous()]
+        mine = [x.clone() if i in copied else x for i, x in enumerate(arguments)]
+        result, error = _attempt(name, mine)
+        tensors = _outputs(result) + [mine[i] for i in written]
+        seen.append((type(error), str(error)) if error else [_bits(x) for x in tensors])
+        assert seen[-1] == seen[0], f"{name}: {order} order of threads gives another result than ascending order"
+    set_order("ascending")
+    if error is not None:
+        raise error
+    # Clones: the emulation's tensors lie inside larger ones, between guards.
+    return result.clone() if isinstance(result, torch.Tensor) else result and tuple(x.clone() for x in result)
+
+
+@pytest.fixture
+def emulated() -> Iterator[Callable[..., Any]]:
+    """
+    Let the emulated kernels stand in for the CPU's in ``torch.ops.torchsparse_rec``, in every order of threads.
+
+    Yields a function that says how many kernels have been launched since.
+    """
+    library()
+    overrides = torch.library.Library(_NAMESPACE, "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        for name in operators():
+            overrides.impl(name, functools.partial(run_in_every_order, name), "CPU", allow_override=True)
+    before = library().tsr_emulated_launches()
+    try:
+        yield lambda: library().tsr_emulated_launches() - before
+    finally:
+        overrides._destroy()

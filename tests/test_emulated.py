@@ -1,0 +1,355 @@
+"""The CUDA kernels, run without a GPU: tests/emulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import pytest
+import reference
+import torch
+from emulation import fixture
+from emulation.fixture import emulated  # noqa: F401  (a fixture: used by name)
+from reference import MEAN, SQRTN, SUM
+from sample import Random, Sample
+from samples import SAMPLES
+from test_operators import (
+    ALL,
+    REPRESENTATIVE,
+    SMOOTH,
+    TOLERANCES,
+    _as_function,
+    _every_second,
+    _shifted,
+    assert_same_bits,
+    call,
+    expected,
+    read_only,
+)
+
+from torchsparse_rec.nn import EmbeddingBag
+
+ORDERS = ("ascending", "descending", "random")
+Launches = Callable[[], int]
+
+
+def _outputs(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+# ---- Operators ------------------------------------------------------------------------------------------------------
+
+
+def test_every_operator_has_an_emulated_kernel() -> None:
+    for name in SAMPLES:
+        fixture.operator(name)
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchsparse_rec_emulated::{name}", "CPU"), name
+
+
+@pytest.mark.parametrize("sample", ALL, ids=str)
+def test_emulated_equals_reference(sample: Sample, emulated: Launches) -> None:  # noqa: F811
+    results = call(sample.to("cpu"))
+    for actual, wanted in zip(results, expected(sample), strict=True):
+        assert actual.is_contiguous()
+        tolerance = TOLERANCES.get(wanted.dtype, {"rtol": 0, "atol": 0})
+        torch.testing.assert_close(actual, wanted, equal_nan=True, **tolerance)
+    if any(x.numel() for x in results):
+        assert emulated() > 0
+
+
+@pytest.mark.parametrize("layout", [_every_second, _shifted])
+@pytest.mark.parametrize("sample", [x for x in ALL if "_64_" in x.name] + REPRESENTATIVE, ids=str)
+def test_emulated_layouts(sample: Sample, layout: Callable, emulated: Launches) -> None:  # noqa: F811
+    """Strided inputs, and addresses at which no 16 bytes can be loaded at once."""
+    wanted = call(sample.to("cpu"))
+    for actual, same in zip(call(read_only(sample.to("cpu"), layout)), wanted, strict=True):
+        assert_same_bits(actual, same)
+
+
+@pytest.mark.parametrize("sample", SMOOTH, ids=str)
+def test_emulated_gradients(sample: Sample, emulated: Launches) -> None:  # noqa: F811
+    """Production's own derivatives, over the emulated kernels."""
+    function, inputs = _as_function(sample)
+    assert torch.autograd.gradcheck(function, inputs)
+    assert emulated() > 0
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "dense"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_emulated_module_trains_as_torchs(mode: str, grad_mode: str, emulated: Launches) -> None:  # noqa: F811
+    """A module of production over the emulated kernels: the same rows after a step of SGD."""
+    random = Random(5)
+    weight = random.floats(30, 8, dtype=torch.float32)
+    ids, offsets = random.integers(0, 30, 50, dtype=torch.int64), torch.tensor([0, 7, 7, 30])
+    target = random.floats(4, 8, dtype=torch.float32)
+    tables = []
+    for bag in (EmbeddingBag(30, 8, mode=mode, grad_mode=grad_mode), torch.nn.EmbeddingBag(30, 8, mode=mode)):
+        bag.load_state_dict({"weight": weight})
+        optimizer = torch.optim.SGD(bag.parameters(), lr=0.5)
+        torch.nn.functional.mse_loss(bag(ids, offsets), target).backward()
+        optimizer.step()
+        tables.append(bag.weight.detach())
+    torch.testing.assert_close(*tables)
+    assert emulated() > 0
+
+
+def test_the_fixture_gives_the_cpu_kernels_back() -> None:
+    before = fixture.library().tsr_emulated_launches()
+    torch.ops.torchsparse_rec.unique.default(torch.tensor([3, 3, 1]))
+    assert fixture.library().tsr_emulated_launches() == before
+
+
+LENGTHS = (1000, 0, 257, 1, 256, 700)
+
+
+@pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dim", [8, 3])
+def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:  # noqa: F811
+    """Bags of more than 256 entries are added up in pieces."""
+    random = Random(mode)
+    items = sum(LENGTHS)
+    weights = random.weights(items, torch.float32) if weighted else None
+    indices, offsets = random.integers(0, 50, items, dtype=torch.int32), torch.tensor([0, *accumulate(LENGTHS)])
+    table = random.floats(50, dim, dtype=torch.float32)
+    arguments = (table, indices, offsets, weights, mode, 7, False, False)
+    actual = torch.ops.torchsparse_rec.embedding_bag.default(*arguments)
+    torch.testing.assert_close(actual[0], reference.embedding_bag(*arguments)[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
+def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:  # noqa: F811
+    """Whole numbers, whose sums are exact in any order; half of the entries name one row."""
+    random = Random(1)
+    indices = random.integers(0, 9, 3000, dtype=torch.int64)
+    indices[::2] = 4
+    grad = random.integers(-4, 5, 3000, 5, dtype=torch.float32)
+    arguments = (grad, indices, None, None, None, 12, SUM, 2, False)
+    actual = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
+    wanted = reference.REFERENCES[name](*arguments)
+    for x, y in zip(_outputs(actual), _outputs(wanted), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_overlapping_bags_are_refused_in_bounds() -> None:
+    """Offsets that decrease can ask for more pieces than there is room for."""
+    table, indices = torch.ones(4, 4), torch.zeros(600, dtype=torch.int64)
+    offsets = torch.tensor([0, 600] * 20)
+    for order in ORDERS:
+        fixture.set_order(order)
+        fixture.operator("embedding_bag")(table, indices, offsets, None, SUM, -1, False, False)
+        _raises_now(ValueError, "embedding_bag: offsets must not decrease, got 600 followed by 0 at position 2")
+
+
+def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> None:  # noqa: F811
+    x = torch.tensor([-1, 0, -1, 2**62, -(2**63), 0, 2**63 - 1, -1])
+    values, inverse, counts = torch.ops.torchsparse_rec.unique_with_counts.default(x)
+    assert values.tolist() == [-1, 0, 2**62, -(2**63), 2**63 - 1]
+    assert inverse.tolist() == [0, 1, 0, 2, 3, 1, 4, 0]
+    assert counts.tolist() == [3, 2, 1, 1, 1]
+
+
+# ---- Bad values: skipped, recorded, told by the next call -----------------------------------------------------------
+
+
+def _raises_now(kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        fixture.check_errors()
+    assert str(caught.value) == text
+    fixture.check_errors()  # told once
+
+
+TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
+BAGS = torch.tensor([0, 2, 5])
+FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
+    "embedding_index": (
+        ("embedding", TABLE, torch.tensor([0, 4, -1]), -1, False, False),
+        IndexError,
+        "embedding: indices[1] must be in [0, 4), got 4",
+    ),
+    "bag_index": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1, 2, -7, 9]), BAGS, None, SUM, -1, False, False),
+        IndexError,
+        "embedding_bag: indices[3] must be in [0, 4), got -7",
+    ),
+    "max_index": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1, 2, 3, 9]), BAGS, None, 3, -1, False, False),
+        IndexError,
+        "embedding_bag: indices[4] must be in [0, 4), got 9",
+    ),
+    "offsets_not_from_0": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([1, 2]), None, SUM, -1, False, False),
+        ValueError,
+        "embedding_bag: offsets[0] must be 0, got 1",
+    ),
+    "offsets_decrease": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([0, 9, 1, 2]), None, SUM, -1, False, False),
+        ValueError,
+        "embedding_bag: offsets must not decrease, got 9 followed by 1 at position 2",
+    ),
+    "offsets_end_early": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([0, 1]), None, SUM, -1, False, False),
+        ValueError,
+        "embedding_bag: offsets[1], the last, must be the number of indices, 2, got 1",
+    ),
+    "nan_weight": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([1.0, torch.nan]), SUM, -1)
+        + (False, False),
+        ValueError,
+        "embedding_bag: per_sample_weights[1] must be a number, got nan",
+    ),
+    "backward_index": (
+        ("embedding_dense_backward", TABLE, torch.tensor([0, 1, 5, 2]), None, None, None, 4, SUM, -1, False),
+        IndexError,
+        "embedding_backward: indices[2] must be in [0, 4), got 5",
+    ),
+    "sparse_backward_index": (
+        ("embedding_sparse_backward", TABLE, torch.tensor([0, -1, 5, 2]), None, None, None, 4, SUM, -1, False),
+        IndexError,
+        "embedding_backward: indices[1] must be in [0, 4), got -1",
+    ),
+    "weights_backward_index": (
+        ("embedding_weights_backward", TABLE[:1], TABLE, torch.tensor([0, 8]), torch.tensor([0, 2]), torch.ones(2))
+        + (TABLE[:1], MEAN, -1),
+        IndexError,
+        "embedding_weights_backward: indices[1] must be in [0, 4), got 8",
+    ),
+    "segment_index": (
+        ("sparse_segment_reduce", TABLE, torch.tensor([4, 1]), torch.tensor([0, 1]), None, SUM),
+        IndexError,
+        "sparse_segment_reduce: indices[0] must be in [0, 4), got 4",
+    ),
+    "segment_negative": (
+        ("sparse_segment_reduce", TABLE, torch.tensor([0, 1]), torch.tensor([-2, 1]), 2, SUM),
+        ValueError,
+        "sparse_segment_reduce: segment_ids[0] must be >= 0, got -2",
+    ),
+    "segment_unsorted": (
+        ("sparse_segment_reduce", TABLE, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 0]), 2, SUM),
+        ValueError,
+        "sparse_segment_reduce: segment_ids must be sorted, got 1 followed by 0 at position 2",
+    ),
+    "segment_unsorted_without_num_segments": (
+        ("sparse_segment_reduce", TABLE, torch.tensor([0, 1, 2]), torch.tensor([5, 1, 2]), None, SUM),
+        ValueError,
+        "sparse_segment_reduce: segment_ids must be sorted, got 5 followed by 1 at position 1",
+    ),
+    "segment_too_large": (
+        ("sparse_segment_reduce", TABLE, torch.tensor([0, 1, 2]), torch.tensor([0, 2, 3]), 2, SUM),
+        ValueError,
+        "sparse_segment_reduce: segment_ids[1] must be below num_segments = 2, got 2",
+    ),
+    "segment_gradient_index": (
+        ("sparse_segment_reduce_grad", TABLE, torch.tensor([0, 6]), torch.tensor([0, 1]), 6, MEAN),
+        IndexError,
+        "sparse_segment_reduce_grad: indices[1] must be in [0, 6), got 6",
+    ),
+    "segment_gradient_segment": (
+        ("sparse_segment_reduce_grad_v2", TABLE, torch.tensor([0, 1, 2]), torch.tensor([0, 4, -1]), 6, MEAN),
+        IndexError,
+        "sparse_segment_reduce_grad: segment_ids[1] must be in [0, 4), got 4",
+    ),
+    "string_offsets_decrease": (
+        ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([0, 3, 2]), 10),
+        ValueError,
+        "string_to_hash_bucket_fast: offsets must not decrease, got 2 at position 2 after 3",
+    ),
+    "string_offsets_of_nothing": (
+        ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([5]), 10),
+        ValueError,
+        "string_to_hash_bucket_fast: offsets must be in [0, 4], the number of bytes, got 5 at position 0",
+    ),
+    "string_offsets_too_large": (
+        ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([0, 3, 5]), 10),
+        ValueError,
+        "string_to_hash_bucket_fast: offsets must be at most 4, the number of bytes, got 5 at position 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_value_is_recorded_and_told(name: str, order: str) -> None:
+    (operator, *arguments), kind, text = FAULTS[name]
+    fixture.set_order(order)
+    fixture.operator(operator)(*arguments)
+    _raises_now(kind, text)
+
+
+def test_negative_last_segment_id_is_told_at_once() -> None:
+    """It has been read back, as the number of segments."""
+    with pytest.raises(ValueError, match=r"sparse_segment_reduce: segment_ids\[2\] must be >= 0, got -1"):
+        fixture.operator("sparse_segment_reduce")(TABLE, torch.zeros(3).long(), torch.tensor([0, 0, -1]), None, SUM)
+
+
+def test_bad_value_is_told_by_the_next_call_of_any_operator() -> None:
+    fixture.operator("embedding")(TABLE, torch.tensor([0, 4]), -1, False, False)
+    with pytest.raises(IndexError, match=r"embedding: indices\[1\] must be in \[0, 4\), got 4"):
+        fixture.operator("unique")(torch.tensor([1]))
+    fixture.operator("unique")(torch.tensor([1]))
+
+
+def test_first_of_many_bad_values_is_told(emulated: Launches) -> None:  # noqa: F811
+    """In every order of threads, and across blocks."""
+    indices = torch.full((5000,), 9)
+    indices[:37] = 0
+    with pytest.raises(IndexError, match=r"embedding: indices\[37\] must be in \[0, 4\), got 9"):
+        torch.ops.torchsparse_rec.embedding.default(TABLE, indices, -1, False, False)
+
+
+def test_bad_ids_train_no_row() -> None:
+    """Forward: a bad id's row is zero or does not count; backward: it changes no row."""
+    indices = torch.tensor([1, 4, -1, 2])
+    out = fixture.operator("embedding")(TABLE, indices, -1, False, False)
+    with pytest.raises(IndexError):
+        fixture.check_errors()
+    assert torch.equal(out, torch.stack([TABLE[1], torch.zeros(3), torch.zeros(3), TABLE[2]]))
+
+    pooled, _ = fixture.operator("embedding_bag")(TABLE, indices, torch.tensor([0, 4]), None, MEAN, -1, False, False)
+    with pytest.raises(IndexError):
+        fixture.check_errors()
+    assert torch.equal(pooled[0], (TABLE[1] + TABLE[2]) / 2)
+
+    backward = (TABLE, indices, None, None, None, 4, SUM, -1, False)
+    dense = fixture.operator("embedding_dense_backward")(*backward)
+    with pytest.raises(IndexError):
+        fixture.check_errors()
+    assert torch.equal(dense, torch.stack([torch.zeros(3), TABLE[0], TABLE[3], torch.zeros(3)]))
+
+    values, rows = fixture.operator("embedding_sparse_backward")(*backward)
+    with pytest.raises(IndexError):
+        fixture.check_errors()
+    assert rows.tolist() == [1, 2] and torch.equal(values, TABLE[[0, 3]])
+
+
+@pytest.mark.parametrize(
+    "name, arguments, what",
+    [
+        ("sparse_segment_reduce", (TABLE, torch.tensor([0]), torch.tensor([0]), None, SUM), "the last segment id"),
+        ("unique", (torch.tensor([1, 2]),), "the number of distinct values"),
+        (
+            "embedding_sparse_backward",
+            (TABLE[:1], torch.tensor([0]), None, None, None, 4, SUM, -1, False),
+            "the number of rows that have entries",
+        ),
+    ],
+)
+def test_a_read_back_is_refused_while_a_graph_is_captured(name: str, arguments: tuple, what: str) -> None:
+    fixture.library().tsr_emulated_set_capturing(1)
+    try:
+        with pytest.raises(ValueError, match=f"{name.replace('sparse_backward', 'backward')}: {what}.* is captured"):
+            fixture.operator(name)(*arguments)
+    finally:
+        fixture.library().tsr_emulated_set_capturing(0)
+
+
+def test_static_shapes_are_captured() -> None:
+    random = Random(0)
+    table, indices = random.floats(9, 4, dtype=torch.float32), random.integers(0, 9, 20, dtype=torch.int64)
+    fixture.library().tsr_emulated_set_capturing(1)
+    try:
+        fixture.operator("sparse_segment_reduce")(table, indices, torch.arange(20), 20, MEAN)
+        fixture.operator("embedding_dense_backward")(table, indices[:9], None, None, None, 9, SUM, -1, True)
+        fixture.operator("to_hash_bucket_fast")(indices, 7)
+    finally:
+        fixture.library().tsr_emulated_set_capturing(0)
