@@ -24,6 +24,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "memory.h"
+
 namespace tsr {
 
 using torch::headeronly::BFloat16;
@@ -90,7 +92,10 @@ struct signature<R (*)(A...)> {
 // size.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   try {
-    return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
+    Tensor out =
+        torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
+    if (out.is_cpu()) prefer_huge_pages(out.data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
+    return out;
   } catch (const std::exception&) {
     std::ostringstream text;
     text << "cannot allocate a " << torch::headeronly::toString(dtype) << " tensor of shape [";
@@ -149,13 +154,11 @@ void parallel_tasks(int64_t tasks, const F& f) {
   });
 }
 
-// The least work worth a thread, in elements added or moved: some 50 microseconds. Waking a thread takes a few, but on a
-// machine whose cores are busy the wait for it can take milliseconds.
+// The least work worth a thread, in elements added or moved: some 50 microseconds. Waking a thread takes a few, but on
+// a machine whose cores are busy the wait for it can take milliseconds.
 constexpr int64_t kWorkPerThread = 1 << 17;
 
-inline int64_t workers_for(int64_t work) {
-  return std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads());
-}
+inline int64_t workers_for(int64_t work) { return std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads()); }
 
 // Runs f(worker, task) for every task in [0, tasks), handing tasks out one by one: for tasks of uneven cost. Workers
 // are numbered from 0 and below `workers`, so that each can own scratch memory allocated before; f must not throw.
@@ -174,7 +177,9 @@ template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t size) : data_(new T[static_cast<size_t>(size)]) {}
+  explicit Buffer(int64_t size) : data_(new T[static_cast<size_t>(size)]) {
+    prefer_huge_pages(data_.get(), size * static_cast<int64_t>(sizeof(T)));
+  }
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
   T& operator[](int64_t i) { return data_[static_cast<size_t>(i)]; }

@@ -9,6 +9,17 @@ int64_t element(const Tensor& ids, int64_t position) {
                                               : ids.const_data_ptr<int64_t>()[position];
 }
 
+// Reports the first id of [begin, end) that is outside [0, num_segments) or smaller than the one before it.
+template <class I>
+void report_bad_segment_ids(const I* ids, int64_t begin, int64_t end, int64_t num_segments, FirstPosition& first_bad) {
+  bool sorted = true;
+  for (int64_t i = std::max<int64_t>(begin, 1); i < end; ++i) sorted &= ids[i - 1] <= ids[i];
+  if (sorted && all_below(ids + begin, end - begin, num_segments)) return;
+  int64_t i = begin;
+  while (all_below(ids + i, 1, num_segments) && (i == 0 || ids[i - 1] <= ids[i])) ++i;
+  first_bad.report(i);
+}
+
 [[noreturn]] void throw_bad_segment_id(const char* op, const Tensor& segment_ids, int64_t i, int64_t num_segments,
                                        bool given) {
   // An id beyond the last one is not itself at fault: some id after it is smaller.
@@ -34,28 +45,23 @@ Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids,
   const int64_t n = segment_ids.size(0);
   Buffer<int64_t> offsets(num_segments + 1);
   int64_t* starts = offsets.data();
+  std::fill_n(starts, num_segments + 1, 0);
   FirstPosition first_bad;
   dispatch_index(segment_ids.scalar_type(), op, "segment_ids", [&](auto tag) {
     using I = typename decltype(tag)::type;
     const I* ids = segment_ids.const_data_ptr<I>();
-    parallel_for(0, n, kItemGrain, [&](int64_t begin, int64_t end) {
-      int64_t previous = begin == 0 ? -1 : ids[begin - 1];
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t id = ids[i];
-        if (i > 0 && id == previous) continue;
-        // Only the first offender counts: an id after it may look bad because of it.
-        if (id < previous || id < 0 || id >= num_segments) return first_bad.report(i);
-        // Segment boundaries between two neighbours belong to the thread that holds the second.
-        for (int64_t s = previous < 0 ? 0 : previous + 1; s <= id; ++s) starts[s] = i;
-        previous = id;
-      }
+    parallel_for(0, n, kItemGrain, [&, ids, starts, n](int64_t begin, int64_t end) {
+      report_bad_segment_ids(ids, begin, end, num_segments, first_bad);
+      if (first_bad.found()) return;
+      // A segment that spans two threads' parts belongs to the one in whose part it begins.
+      while (begin > 0 && begin < end && ids[begin] == ids[begin - 1]) ++begin;
+      while (begin < end && end < n && ids[end] == ids[end - 1]) ++end;
+      // Where each segment ends: its last item writes last. No branch on whether an id repeats, which mispredicts.
+      for (int64_t i = begin; i < end; ++i) starts[static_cast<int64_t>(ids[i]) + 1] = i + 1;
     });
-    if (n > 0 && !first_bad.found()) {
-      for (int64_t s = static_cast<int64_t>(ids[n - 1]) + 1; s <= num_segments; ++s) starts[s] = n;
-    }
   });
-  if (n == 0) std::fill_n(starts, num_segments + 1, 0);
   if (first_bad.found()) throw_bad_segment_id(op, segment_ids, first_bad.position(), num_segments, given);
+  for (int64_t s = 1; s <= num_segments; ++s) starts[s] = std::max(starts[s], starts[s - 1]);
   return offsets;
 }
 

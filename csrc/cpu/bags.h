@@ -27,11 +27,14 @@ std::vector<int64_t> balanced_ranges(const int64_t* offsets, int64_t bags, int64
 // Whether all of ids[0, n) are in [0, bound).
 template <class I>
 bool all_below(const I* ids, int64_t n, int64_t bound) {
-  bool bad = false;
-  // Negative ids are large as unsigned numbers.
-  for (int64_t i = 0; i < n; ++i)
-    bad |= static_cast<uint64_t>(static_cast<int64_t>(ids[i])) >= static_cast<uint64_t>(bound);
-  return !bad;
+  // The sign of id or of bound - 1 - id tells; signs add up without branches or comparisons.
+  const uint64_t last = static_cast<uint64_t>(bound) - 1;
+  uint64_t signs = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t id = static_cast<uint64_t>(static_cast<int64_t>(ids[i]));
+    signs |= id | (last - id);
+  }
+  return signs >> 63 == 0;
 }
 
 // Reports the first of ids[begin, end) outside [0, bound), if any.

@@ -36,13 +36,14 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
   using R = typename Bags<T, I>::Row;
   const int64_t dim = weight.size(1);
   const T* table = weight.const_data_ptr<T>();
-  const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 8;
+  const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 16;
   const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
   std::vector<BagScratch<T, R>> scratch;
   for (int64_t worker = 0; worker < workers; ++worker) {
     scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
   }
   const RowLoops<T, R>& loops = row_loops<T, R>();
+  const bool stream = bags.count() * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
   parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
     BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
@@ -53,6 +54,7 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
       arguments.table = table;
       arguments.dim = dim;
       arguments.out = out + b * dim;
+      arguments.stream = stream;
       if (reduction == Reduction::kMax) {
         loops.pool_max(arguments, mine.positions.data(), argmax + b * dim);
       } else {

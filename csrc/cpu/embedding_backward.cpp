@@ -149,7 +149,7 @@ Tensor embedding_weights_backward_cpu(const Tensor& grad_, const Tensor& weight_
       const I* ids = indices.const_data_ptr<I>();
       T* to = result.mutable_data_ptr<T>();
       const auto dot = dot_loop<T>().dot;
-      const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 8;
+      const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 16;
       const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
       parallel_dynamic(tasks, workers, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
         const int64_t first = ranges[static_cast<size_t>(task)], end = ranges[static_cast<size_t>(task + 1)];

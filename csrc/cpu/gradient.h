@@ -1,7 +1,6 @@
 // The gradient of a lookup with respect to its table, dense or only the rows that occur: one pass over items grouped by
 // row (row_groups.h) with the lookups' own loop (row_loops.h).
 #pragma once
-#include "memory.h"
 #include "row_groups.h"
 #include "row_loops.h"
 
@@ -102,34 +101,33 @@ void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning
     scratch.emplace_back(groups.most_items(), dense ? groups.most_rows() : groups.most_items(), meaning.weighted(),
                          meaning.winners != nullptr);
   }
-  const bool large = out_rows * dim * static_cast<int64_t>(sizeof(T)) >= kFreshBytes;
-  const bool fresh = large && memory == OutputMemory::kFresh, stream = large && memory == OutputMemory::kReused;
+  // Memory that is mapped already is best written past the caches; fresh memory is in them, freshly cleared.
+  const bool stream =
+      memory == OutputMemory::kReused && out_rows * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
   const RowLoops<T, U>& loops = row_loops<T, U>();
-  parallel_dynamic(
-      tasks, groups.workers(), [&, grad, dim, out, rows_out, fresh, stream, dense](int64_t worker, int64_t task) {
-        const Slice slice = slices[static_cast<size_t>(task)];
-        SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
-        const Item<U>* items = groups.items() + slice.begin;
-        const int64_t first = dense ? slice.first_row : slice.first_group;
-        const int64_t count = dense ? start_all_rows(items, slice, mine.starts.data())
-                                    : start_present_rows(items, slice, mine.starts.data(), rows_out + first);
-        describe_items(items, slice, meaning, count, mine);
-        if (fresh) map_pages(out + first * dim, count * dim * static_cast<int64_t>(sizeof(T)));
-        const PoolArguments<T, U> arguments{grad,
-                                            dim,
-                                            mine.segments.data(),
-                                            meaning.weighted() ? mine.weights.data() : nullptr,
-                                            mine.starts.data(),
-                                            nullptr,
-                                            count,
-                                            out + first * dim,
-                                            stream};
-        if (meaning.winners != nullptr) {
-          loops.pool_won(arguments, mine.positions.data(), meaning.winners);
-        } else {
-          loops.pool(arguments);
-        }
-      });
+  parallel_dynamic(tasks, groups.workers(), [&, grad, dim, out, rows_out, stream, dense](int64_t worker, int64_t task) {
+    const Slice slice = slices[static_cast<size_t>(task)];
+    SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
+    const Item<U>* items = groups.items() + slice.begin;
+    const int64_t first = dense ? slice.first_row : slice.first_group;
+    const int64_t count = dense ? start_all_rows(items, slice, mine.starts.data())
+                                : start_present_rows(items, slice, mine.starts.data(), rows_out + first);
+    describe_items(items, slice, meaning, count, mine);
+    const PoolArguments<T, U> arguments{grad,
+                                        dim,
+                                        mine.segments.data(),
+                                        meaning.weighted() ? mine.weights.data() : nullptr,
+                                        mine.starts.data(),
+                                        nullptr,
+                                        count,
+                                        out + first * dim,
+                                        stream};
+    if (meaning.winners != nullptr) {
+      loops.pool_won(arguments, mine.positions.data(), meaning.winners);
+    } else {
+      loops.pool(arguments);
+    }
+  });
 }
 
 // Whether rows, items and segments all fit 32 bits.

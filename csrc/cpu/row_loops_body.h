@@ -69,27 +69,31 @@ static inline __attribute__((always_inline)) void store(T* to, const Vector<acc_
 
 // ---- pool -----------------------------------------------------------------------------------------------------------
 
-// Fetches the row of the entry `ahead` of this one; only the first 4 KB of a very long row.
-template <class T, class R>
+// Fetches kElements from column d on of the row that comes `ahead` entries later.
+template <int kElements, class T, class R>
 static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry, int64_t last,
-                                                              int64_t ahead) {
-  if (entry + ahead >= last) return;
-  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[entry + ahead]) * a.dim);
-  const int64_t bytes = a.dim * static_cast<int64_t>(sizeof(T));
-  const int64_t end = bytes < 4096 ? bytes : 4096;
-  for (int64_t b = 0; b < end; b += 64) __builtin_prefetch(row + b);
+                                                              int64_t ahead, int64_t d) {
+  const int64_t later = entry + ahead < last ? entry + ahead : entry;
+  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[later]) * a.dim + d);
+  for (int b = 0; b < kElements * static_cast<int>(sizeof(T)); b += 64) __builtin_prefetch(row + b);
 }
+
+// Where a bag's entries are, and how far ahead of them rows are fetched.
+struct BagEntries {
+  int64_t begin, end;
+  int64_t last;  // of all bags of the call
+  int64_t ahead;
+};
 
 // Columns [d, d + kCount vectors) of one bag, held in registers over all its entries.
 template <int kBytes, int kCount, bool kWeighted, bool kStream, class T, class R>
-static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, int64_t begin, int64_t end,
-                                                               int64_t d, acc_t<T> divisor, int64_t ahead,
-                                                               int64_t last, T* out) {
+static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, const BagEntries& bag,
+                                                               int64_t d, acc_t<T> divisor, T* out) {
   using A = acc_t<T>;
   constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
   Vector<A, kBytes> sum[kCount] = {};
-  for (int64_t e = begin; e < end; ++e) {
-    if (ahead > 0) fetch_ahead(a, e, last, ahead);
+  for (int64_t e = bag.begin; e < bag.end; ++e) {
+    fetch_ahead<kLanes * kCount>(a, e, bag.last, bag.ahead, d);
     const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.dim + d;
     for (int k = 0; k < kCount; ++k) {
       Vector<A, kBytes> x;
@@ -106,22 +110,21 @@ static inline __attribute__((always_inline)) void pool_columns(const PoolArgumen
 
 // Columns [d, dim) when fewer than a full register tile is left: ever narrower vectors, then single elements.
 template <int kBytes, bool kWeighted, bool kStream, class T, class R>
-static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<T, R>& a, int64_t begin, int64_t end,
-                                                            int64_t d, acc_t<T> divisor, int64_t ahead, int64_t last,
-                                                            T* out) {
+static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<T, R>& a, const BagEntries& bag,
+                                                            int64_t d, acc_t<T> divisor, T* out) {
   using A = acc_t<T>;
   if constexpr (kBytes >= 16) {
     constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
     while (d + kLanes <= a.dim) {
-      pool_columns<kBytes, 1, kWeighted, kStream>(a, begin, end, d, divisor, d == 0 ? ahead : 0, last, out);
+      pool_columns<kBytes, 1, kWeighted, kStream>(a, bag, d, divisor, out);
       d += kLanes;
     }
-    pool_rest<kBytes / 2, kWeighted, kStream>(a, begin, end, d, divisor, ahead, last, out);
+    pool_rest<kBytes / 2, kWeighted, kStream>(a, bag, d, divisor, out);
   } else {
     for (; d < a.dim; ++d) {
       A sum = 0;
-      for (int64_t e = begin; e < end; ++e) {
-        if (d == 0) fetch_ahead(a, e, last, ahead);
+      for (int64_t e = bag.begin; e < bag.end; ++e) {
+        fetch_ahead<1>(a, e, bag.last, bag.ahead, d);
         A x = static_cast<A>(a.table[static_cast<int64_t>(a.rows[e]) * a.dim + d]);
         if constexpr (kWeighted) x *= a.weights[e];
         sum += x;
@@ -146,25 +149,24 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
   const PoolArguments<T, R> a = arguments;  // a copy, so that the stores cannot alias it
   constexpr int kCount = 256 / kVectorBytes;
   constexpr int kLanes = VectorOf<A, kVectorBytes>::kLanes;
-  const int64_t last = a.starts[a.bags];
   const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
-  for (int64_t bag = 0; bag < a.bags; ++bag) {
-    const int64_t begin = a.starts[bag], end = a.starts[bag + 1];
-    T* out = a.out + bag * a.dim;
-    const A divisor = a.divisors != nullptr ? a.divisors[bag] : A(1);
-    if (begin == end || divisor == A(0)) {
+  for (int64_t b = 0; b < a.bags; ++b) {
+    const BagEntries bag{a.starts[b], a.starts[b + 1], a.starts[a.bags], ahead};
+    T* out = a.out + b * a.dim;
+    const A divisor = a.divisors != nullptr ? a.divisors[b] : A(1);
+    if (bag.begin == bag.end || divisor == A(0)) {
       clear<kStream>(out, a.dim);
       continue;
     }
     int64_t d = 0;
     for (; d + kCount * kLanes <= a.dim; d += kCount * kLanes) {
-      pool_columns<kVectorBytes, kCount, kWeighted, kStream>(a, begin, end, d, divisor, d == 0 ? ahead : 0, last, out);
+      pool_columns<kVectorBytes, kCount, kWeighted, kStream>(a, bag, d, divisor, out);
     }
     if (d + kCount / 2 * kLanes <= a.dim) {
-      pool_columns<kVectorBytes, kCount / 2, kWeighted, kStream>(a, begin, end, d, divisor, d == 0 ? ahead : 0, last, out);
+      pool_columns<kVectorBytes, kCount / 2, kWeighted, kStream>(a, bag, d, divisor, out);
       d += kCount / 2 * kLanes;
     }
-    pool_rest<kVectorBytes, kWeighted, kStream>(a, begin, end, d, divisor, ahead, last, out);
+    pool_rest<kVectorBytes, kWeighted, kStream>(a, bag, d, divisor, out);
   }
 #if defined(__x86_64__)
   if constexpr (kStream) _mm_sfence();

@@ -29,10 +29,11 @@ template <class T, class I, class R>
 void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, const int64_t* offsets, int64_t segments,
             Reduction reduction, T* out, FirstPosition& first_bad) {
   using A = acc_t<T>;
-  const int64_t workers = workers_for((offsets[segments] + segments) * dim), tasks = workers == 1 ? 1 : workers * 8;
+  const int64_t workers = workers_for((offsets[segments] + segments) * dim), tasks = workers == 1 ? 1 : workers * 16;
   const std::vector<int64_t> ranges = balanced_ranges(offsets, segments, tasks);
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  parallel_dynamic(tasks, workers, [&, offsets, dim, data, out, indices](int64_t, int64_t task) {
+  const bool stream = segments * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
+  parallel_dynamic(tasks, workers, [&, stream, offsets, dim, data, out, indices](int64_t, int64_t task) {
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
     A divisors[kBlockBags];
     for (int64_t s = ranges[static_cast<size_t>(task)]; s < end; s += kBlockBags) {
@@ -46,7 +47,7 @@ void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, con
         }
       }
       loops.pool({data, dim, reinterpret_cast<const R*>(indices), nullptr, offsets + s,
-                  reduction == Reduction::kSum ? nullptr : divisors, bags, out + s * dim, /*stream=*/false});
+                  reduction == Reduction::kSum ? nullptr : divisors, bags, out + s * dim, stream});
     }
   });
 }

@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "../abi.h"
-#include "memory.h"
 
 namespace tsr {
 

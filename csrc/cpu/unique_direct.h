@@ -60,7 +60,6 @@ class DirectUnique {
     const Key low = low_;
     const int64_t begin = chunks_.begin(chunk), end = chunks_.end(chunk);
     std::fill_n(table, range_, Pos{0});
-    map_pages(inverse + begin, (end - begin) * static_cast<int64_t>(sizeof(int64_t)));
     Pos size = 0;
     for (int64_t i = begin; i < end; ++i) {
       const Pos v = static_cast<Pos>(static_cast<Key>(keys[i] - low));

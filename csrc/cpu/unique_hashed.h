@@ -198,7 +198,6 @@ class HashedUnique {
 
   void count_partitions(int64_t chunk) {
     const int64_t begin = chunks_.begin(chunk), end = chunks_.end(chunk);
-    map_pages(reinterpret_cast<int64_t*>(partitioned_) + begin, (end - begin) * int64_t{sizeof(int64_t)});
     Pos* sizes = cursors_.data() + chunk * partitions_;
     std::fill_n(sizes, partitions_, Pos{0});
     for (int64_t i = begin; i < end; ++i) {
@@ -258,8 +257,6 @@ class HashedUnique {
 
   // Gives ids to the chunk's first ones; entries then hold their ids. A key that an earlier chunk has gets ~entry.
   void write_ids(int64_t chunk, int64_t next, int64_t last, Key* values, int64_t* counts) {
-    map_pages(values + next, (last - next) * int64_t{sizeof(Key)});
-    if (counts != nullptr) map_pages(counts + next, (last - next) * int64_t{sizeof(int64_t)});
     int64_t* inverse = static_cast<int64_t*>(inverse_.mutable_data_ptr());
     const Pos* starts = starts_.data() + chunk * partitions_;
     Pos* cursors = rewound_cursors(chunk);
