@@ -154,7 +154,13 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
     const BagEntries bag{a.starts[b], a.starts[b + 1], a.starts[a.bags], ahead};
     T* out = a.out + b * a.dim;
     const A divisor = a.divisors != nullptr ? a.divisors[b] : A(1);
-    if (bag.begin == bag.end || divisor == A(0)) {
+    if (bag.begin == bag.end) {
+      const int64_t first = b;  // of a run of empty bags, often long in a dense gradient
+      while (b + 1 < a.bags && a.starts[b + 2] == bag.end) ++b;
+      clear<kStream>(out, (b - first + 1) * a.dim);
+      continue;
+    }
+    if (divisor == A(0)) {
       clear<kStream>(out, a.dim);
       continue;
     }
