@@ -49,7 +49,7 @@ void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction
     const int64_t end = ranges[static_cast<size_t>(task + 1)];
     for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {
       next = bags.block_end(b, end);
-      if (!bags.check(b, next, weight.size(0), first_bad, first_nan)) return;
+      if (!bags.check(b, next, weight.size(0), first_bad, first_nan)) continue;  // an earlier offender may follow
       PoolArguments<T, R> arguments = bags.decode(b, next, reduction, mine);
       arguments.table = table;
       arguments.dim = dim;

@@ -39,7 +39,7 @@ void reduce(const T* data, int64_t data_rows, int64_t dim, const I* indices, con
     for (int64_t s = ranges[static_cast<size_t>(task)]; s < end; s += kBlockBags) {
       const int64_t bags = std::min(kBlockBags, end - s);
       report_bad_ids(indices, offsets[s], offsets[s + bags], data_rows, first_bad);
-      if (first_bad.found()) return;
+      if (first_bad.found()) continue;  // only to find an offender that comes before it
       if (reduction != Reduction::kSum) {
         for (int64_t b = 0; b < bags; ++b) {
           const A n = static_cast<A>(offsets[s + b + 1] - offsets[s + b]);

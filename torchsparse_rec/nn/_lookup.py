@@ -13,7 +13,7 @@ from .gradients import keep_coalesced
 # of the ids, as ours does, so both give the same bits. It is slower per id (its threads all read all ids), so larger
 # lookups gain from ours. Measured on two cores, both take the same time at about 1,500, 1,300 and 450 ids of 8, 32 and
 # 128 elements: an id costs as much as 40 elements do.
-_SMALL_LOOKUP = 150_000
+_SMALL_LOOKUP = 75_000
 _ELEMENTS_PER_ID = 40
 
 _ID_DTYPES = (torch.int64, torch.int32)
