@@ -160,15 +160,27 @@ constexpr int64_t kWorkPerThread = 1 << 17;
 
 inline int64_t workers_for(int64_t work) { return std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads()); }
 
-// Runs f(worker, task) for every task in [0, tasks), handing tasks out one by one: for tasks of uneven cost. Workers
-// are numbered from 0 and below `workers`, so that each can own scratch memory allocated before; f must not throw.
+// Runs f(worker, task) for every task in [0, tasks): for tasks of uneven cost. Each worker takes the tasks of its own
+// consecutive share one by one, then helps with the others' shares: neighbouring results stay in one core's cache,
+// where the next operator's threads, which split their work likewise, look for them. Workers are numbered from 0 and
+// below `workers`, so that each can own scratch memory allocated before; f must not throw.
 template <class F>
 void parallel_dynamic(int64_t tasks, int64_t workers, const F& f) {
-  struct alignas(128) Counter {
+  struct alignas(128) Share {
     std::atomic<int64_t> next{0};
-  } counter;
-  parallel_tasks(std::min(workers, tasks), [&](int64_t worker) {
-    for (int64_t task; (task = counter.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(worker, task);
+    int64_t end = 0;
+  };
+  workers = std::min(workers, tasks);
+  std::vector<Share> shares(static_cast<size_t>(workers));
+  for (int64_t worker = 0; worker < workers; ++worker) {
+    shares[static_cast<size_t>(worker)].next = tasks * worker / workers;
+    shares[static_cast<size_t>(worker)].end = tasks * (worker + 1) / workers;
+  }
+  parallel_tasks(workers, [&, workers](int64_t worker) {
+    for (int64_t turn = 0; turn < workers; ++turn) {
+      Share& share = shares[static_cast<size_t>((worker + turn) % workers)];
+      for (int64_t task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) f(worker, task);
+    }
   });
 }
 
