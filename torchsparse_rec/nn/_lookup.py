@@ -11,8 +11,8 @@ from .gradients import keep_coalesced
 # Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch, where that of
 # our operator is a Python function: some 25 us, most of the time of a small lookup. Its backward adds in the order
 # of the ids, as ours does, so both give the same bits. It is slower per id (its threads all read all ids), so larger
-# lookups gain from ours. Fitted on two busy cores, where both took the same time at about 1,500, 1,300 and 450 ids of 8, 32 and
-# 128 elements: an id costs as much as 40 elements do.
+# lookups gain from ours. Fitted on two busy cores, where both took the same time at about 1,500, 1,300 and 450 ids of
+# 8, 32 and 128 elements: an id costs as much as 40 elements do.
 _SMALL_LOOKUP = 75_000
 _ELEMENTS_PER_ID = 40
 
