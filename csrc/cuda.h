@@ -39,6 +39,8 @@ using torch::stable::accelerator::DeviceGuard;
 
 // Blocks of one launch at most: kernels are grid-stride loops, so more work than this only makes them longer.
 constexpr int64_t kMaxBlocks = int64_t{1} << 20;
+// Threads that keep every processor of a large device busy: where there are more, each may do more.
+constexpr int64_t kFullDevice = int64_t{1} << 18;
 
 // The bytes given to LaunchShape::shared_bytes.
 template <class T>
@@ -63,10 +65,21 @@ inline void fill_bytes(Stream stream, void* to, int value, size_t bytes) {
   if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(to, value, bytes, stream));
 }
 
-// Waits for the stream.
-inline void copy_to_host(Stream stream, void* to, const void* from, size_t bytes) {
-  STD_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+// Waits for the stream. By torch's own copy, so that torch.cuda.set_sync_debug_mode sees it.
+inline void copy_to_host(Stream, void* to, const void* from, size_t bytes) {
+  using torch::headeronly::IntHeaderOnlyArrayRef;
+  using torch::stable::Device;
+  using torch::stable::DeviceType;
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  const std::array<int64_t, 1> size{static_cast<int64_t>(bytes)}, stride{1};
+  const auto wrap = [&](const void* data, const Device& place) {
+    return torch::stable::from_blob(const_cast<void*>(data), IntHeaderOnlyArrayRef(size.data(), 1),
+                                    IntHeaderOnlyArrayRef(stride.data(), 1), place, ScalarType::Byte);
+  };
+  Tensor target = wrap(to, Device(DeviceType::CPU));
+  torch::stable::copy_(target, wrap(from, Device(DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(device))),
+                       /*non_blocking=*/false);
 }
 
 // Uninitialised memory of the caching allocator, in order with the current stream.
@@ -127,7 +140,13 @@ class DeviceCall {
     TSR_CHECK_VALUE(!is_capturing(stream_), op_, ": ", what,
                     " is read back from the device, which must not happen while a CUDA graph is captured");
     T result;
-    copy_to_host(stream_, &result, value, sizeof(T));
+    try {
+      copy_to_host(stream_, &result, value, sizeof(T));
+    } catch (const std::exception&) {
+      // torch's own text does not come through.
+      throw std::runtime_error(message(op_, ": ", what, " could not be read back from the device: an earlier kernel",
+                                       " failed, or torch.cuda.set_sync_debug_mode forbids to wait"));
+    }
     return result;
   }
 

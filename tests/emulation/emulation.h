@@ -18,6 +18,7 @@
 #define __global__
 #define __device__
 #define __host__
+#define __launch_bounds__(...)
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
@@ -164,6 +165,7 @@ struct DeviceGuard {
 
 // Few, so that grid-stride loops take several steps.
 constexpr int64_t kMaxBlocks = 6;
+constexpr int64_t kFullDevice = 64;
 
 template <class T>
 T* dynamic_shared() {

@@ -129,13 +129,13 @@ const std::map<std::string, Case>& cases() {
       {"large_block", [](Bench& b) { launch(b.call, {1, 1025}, reverse_kernel<true>, b.out); }},
       {"sort_in_place",
        [](Bench& b) {
-         const KeyedPositions<uint32_t> pairs{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
+         const Pairs<uint32_t> pairs{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
          sort_pairs(b.call, pairs, pairs, 8, 32);
        }},
       {"sort_by_too_many_bits",
        [](Bench& b) {
-         const KeyedPositions<uint32_t> pairs{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
-         const KeyedPositions<uint32_t> spare{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
+         const Pairs<uint32_t> pairs{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
+         const Pairs<uint32_t> spare{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
          sort_pairs(b.call, pairs, spare, 8, 33);
        }},
   };

@@ -21,10 +21,10 @@ void refuse_overlap(const char* primitive, std::vector<Range> ranges) {
 }
 
 template <class K>
-KeyedPositions<K> sort_pairs_of(KeyedPositions<K> from, KeyedPositions<K> spare, int64_t n, int bits) {
+Pairs<K> sort_pairs_of(Pairs<K> from, Pairs<K> spare, int64_t n, int bits) {
   const size_t bytes = static_cast<size_t>(n) * sizeof(K);
   refuse_overlap("sort_pairs",
-                 {{from.keys, bytes}, {from.positions, bytes}, {spare.keys, bytes}, {spare.positions, bytes}});
+                 {{from.keys, bytes}, {from.values, bytes}, {spare.keys, bytes}, {spare.values, bytes}});
   if (bits < 1 || bits > static_cast<int>(8 * sizeof(K))) {
     throw std::logic_error(message("emulated CUDA: sort_pairs: ", bits, " bits of a key of ", 8 * sizeof(K)));
   }
@@ -36,27 +36,27 @@ KeyedPositions<K> sort_pairs_of(KeyedPositions<K> from, KeyedPositions<K> spare,
   std::vector<K> keys(static_cast<size_t>(n)), positions(static_cast<size_t>(n));
   for (int64_t j = 0; j < n; ++j) {
     keys[j] = from.keys[order[j]];
-    positions[j] = from.positions[order[j]];
+    positions[j] = from.values[order[j]];
   }
   // Each pass of 8 bits moves the pairs to the other buffer.
   const bool in_spare = (bits + 7) / 8 % 2 != 0;
-  const KeyedPositions<K> result = in_spare ? spare : from, garbage = in_spare ? from : spare;
+  const Pairs<K> result = in_spare ? spare : from, garbage = in_spare ? from : spare;
   std::copy(keys.begin(), keys.end(), result.keys);
-  std::copy(positions.begin(), positions.end(), result.positions);
+  std::copy(positions.begin(), positions.end(), result.values);
   std::fill_n(garbage.keys, n, static_cast<K>(~K{0}));
-  std::fill_n(garbage.positions, n, static_cast<K>(~K{0}));
+  std::fill_n(garbage.values, n, static_cast<K>(~K{0}));
   emulated::check_guards();
   return result;
 }
 
 }  // namespace
 
-KeyedPositions<uint32_t> sort_pairs(DeviceCall&, KeyedPositions<uint32_t> from, KeyedPositions<uint32_t> spare,
+Pairs<uint32_t> sort_pairs(DeviceCall&, Pairs<uint32_t> from, Pairs<uint32_t> spare,
                                     int64_t n, int bits) {
   return sort_pairs_of(from, spare, n, bits);
 }
 
-KeyedPositions<uint64_t> sort_pairs(DeviceCall&, KeyedPositions<uint64_t> from, KeyedPositions<uint64_t> spare,
+Pairs<uint64_t> sort_pairs(DeviceCall&, Pairs<uint64_t> from, Pairs<uint64_t> spare,
                                     int64_t n, int bits) {
   return sort_pairs_of(from, spare, n, bits);
 }
@@ -71,16 +71,21 @@ void count_before(DeviceCall&, const uint8_t* flags, int64_t n, int64_t* before)
   emulated::check_guards();
 }
 
-void select_positions(DeviceCall&, const uint8_t* flags, int64_t n, int64_t* positions, int64_t* count) {
-  // Room for all of them: CUB may write as many before it knows.
-  refuse_overlap("select_positions", {{flags, n}, {positions, n * sizeof(int64_t)}, {count, sizeof(int64_t)}});
-  int64_t selected = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    if (flags[i] != 0) positions[selected++] = i;
+template <class K>
+void select_of(const K* keys, int64_t n, K end, int64_t* starts, int64_t* count) {
+  int64_t found = 0;
+  for (int64_t j = 0; j <= n; ++j) {
+    if (j == 0 || (j < n ? keys[j] : end) != keys[j - 1]) starts[found++] = j;
   }
-  std::fill_n(positions + selected, n - selected, int64_t{-1});
-  *count = selected;
+  std::fill_n(starts + found, n + 1 - found, int64_t{-1});
+  *count = found;
   emulated::check_guards();
+}
+void select_run_starts(DeviceCall&, const uint32_t* keys, int64_t n, uint32_t end, int64_t* starts, int64_t* count) {
+  select_of(keys, n, end, starts, count);
+}
+void select_run_starts(DeviceCall&, const uint64_t* keys, int64_t n, uint64_t end, int64_t* starts, int64_t* count) {
+  select_of(keys, n, end, starts, count);
 }
 
 }  // namespace tsr
