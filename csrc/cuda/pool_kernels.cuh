@@ -65,15 +65,20 @@ PoolView<T, I> view_of(const DeviceCall& call, const Pooling& p) {
           nullptr};
 }
 
-// Writes value / by, zero where `by` is.
+// Writes value / by, zero where `by` is; value itself where there is no divisor.
 template <class T, class I, int width>
 __device__ void store_quotient(const PoolView<T, I>& p, int64_t bag, const RowTile& tile,
                                const acc_t<T> (&value)[width], acc_t<T> by) {
   using A = acc_t<T>;
   if (tile.column >= p.columns) return;
   Vector<T, width> result;
+  if (p.divisor == Divisor::kOne) {
 #pragma unroll
-  for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(by == A(0) ? A(0) : value[c] / by);
+    for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(value[c]);
+  } else {
+#pragma unroll
+    for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(by == A(0) ? A(0) : value[c] / by);
+  }
   store_vector(p.out + bag * p.columns + tile.column, result);
 }
 
