@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,32 @@ import torch
 # The repository's root stays off the path: the compat folder must only be importable as torchsparse_rec.compat.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-_DEVICES = ["cpu"] + ([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])
+from devices import DEVICES, KERNELS  # noqa: E402
 
 
-@pytest.fixture(params=_DEVICES)
+@pytest.fixture
+def emulated() -> Iterator[Callable[[], int]]:
+    """Run the operators' CUDA kernels, emulated, on tensors of the CPU. Gives the number of kernels launched so far."""
+    from emulation import fixture
+
+    with fixture.stand_in() as launches:
+        yield launches
+
+
+@pytest.fixture(params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> str:
+    """The CPU's kernels, then the emulated CUDA kernels in their place: for tests whose tensors are on the CPU."""
+    if request.param == "emulated":
+        request.getfixturevalue("emulated")
+    return request.param
+
+
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Each device that is present."""
+    """Where the tensors are, for each device present; for the emulated CUDA kernels too they are on the CPU."""
+    if request.param == "emulated":
+        request.getfixturevalue("emulated")
+        return "cpu"
     return request.param
 
 

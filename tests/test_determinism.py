@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from devices import HARDWARE
 from large_samples import EXACT_SAMPLES, LARGE_SAMPLES, Build
 from test_operators import assert_same_bits, call
 
 
+# Emulated operators are run in several orders by every test.
+@pytest.mark.parametrize("device", HARDWARE, indirect=True)
 @pytest.mark.parametrize("build", LARGE_SAMPLES, ids=lambda build: build.name)
 def test_same_bits_on_every_run(build: Build, device: str, restore_threads: None) -> None:
     """For every number of threads, and again: a later run may meet what an earlier one left in memory."""

@@ -1,4 +1,8 @@
-"""The CUDA kernels, run without a GPU: tests/emulation."""
+"""
+What the CUDA kernels alone do, run without a GPU (tests/emulation): error records, graph capture, pieces of long bags.
+
+What holds on every device is in the other files, where the fixtures ``device`` and ``kernels`` run it emulated too.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,9 @@ import pytest
 import reference
 import torch
 from emulation import fixture
-from emulation.fixture import emulated  # noqa: F401  (a fixture: used by name)
 from reference import MEAN, SQRTN, SUM
-from sample import Random, Sample
+from sample import Random
 from samples import SAMPLES
-from test_operators import (
-    ALL,
-    REPRESENTATIVE,
-    SMOOTH,
-    TOLERANCES,
-    _as_function,
-    _every_second,
-    _shifted,
-    assert_same_bits,
-    call,
-    expected,
-    read_only,
-)
 
 from torchsparse_rec.nn import EmbeddingBag
 
@@ -46,37 +36,9 @@ def test_every_operator_has_an_emulated_kernel() -> None:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchsparse_rec_emulated::{name}", "CPU"), name
 
 
-@pytest.mark.parametrize("sample", ALL, ids=str)
-def test_emulated_equals_reference(sample: Sample, emulated: Launches) -> None:  # noqa: F811
-    results = call(sample.to("cpu"))
-    for actual, wanted in zip(results, expected(sample), strict=True):
-        assert actual.is_contiguous()
-        tolerance = TOLERANCES.get(wanted.dtype, {"rtol": 0, "atol": 0})
-        torch.testing.assert_close(actual, wanted, equal_nan=True, **tolerance)
-    if any(x.numel() for x in results):
-        assert emulated() > 0
-
-
-@pytest.mark.parametrize("layout", [_every_second, _shifted])
-@pytest.mark.parametrize("sample", [x for x in ALL if "_64_" in x.name] + REPRESENTATIVE, ids=str)
-def test_emulated_layouts(sample: Sample, layout: Callable, emulated: Launches) -> None:  # noqa: F811
-    """Strided inputs, and addresses at which no 16 bytes can be loaded at once."""
-    wanted = call(sample.to("cpu"))
-    for actual, same in zip(call(read_only(sample.to("cpu"), layout)), wanted, strict=True):
-        assert_same_bits(actual, same)
-
-
-@pytest.mark.parametrize("sample", SMOOTH, ids=str)
-def test_emulated_gradients(sample: Sample, emulated: Launches) -> None:  # noqa: F811
-    """Production's own derivatives, over the emulated kernels."""
-    function, inputs = _as_function(sample)
-    assert torch.autograd.gradcheck(function, inputs)
-    assert emulated() > 0
-
-
 @pytest.mark.parametrize("grad_mode", ["sparse", "dense"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_emulated_module_trains_as_torchs(mode: str, grad_mode: str, emulated: Launches) -> None:  # noqa: F811
+def test_emulated_module_trains_as_torchs(mode: str, grad_mode: str, emulated: Launches) -> None:
     """A module of production over the emulated kernels: the same rows after a step of SGD."""
     random = Random(5)
     weight = random.floats(30, 8, dtype=torch.float32)
@@ -105,7 +67,7 @@ LENGTHS = (1000, 0, 257, 1, 256, 700)
 @pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dim", [8, 3])
-def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:  # noqa: F811
+def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:
     """Bags of more than 256 entries are added up in pieces."""
     random = Random(mode)
     items = sum(LENGTHS)
@@ -118,7 +80,7 @@ def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> N
 
 
 @pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
-def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:  # noqa: F811
+def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:
     """Whole numbers, whose sums are exact in any order; half of the entries name one row."""
     random = Random(1)
     indices = random.integers(0, 9, 3000, dtype=torch.int64)
@@ -141,7 +103,7 @@ def test_overlapping_bags_are_refused_in_bounds() -> None:
         _raises_now(ValueError, "embedding_bag: offsets must not decrease, got 600 followed by 0 at position 2")
 
 
-def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> None:  # noqa: F811
+def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> None:
     x = torch.tensor([-1, 0, -1, 2**62, -(2**63), 0, 2**63 - 1, -1])
     values, inverse, counts = torch.ops.torchsparse_rec.unique_with_counts.default(x)
     assert values.tolist() == [-1, 0, 2**62, -(2**63), 2**63 - 1]
@@ -289,7 +251,7 @@ def test_bad_value_is_told_by_the_next_call_of_any_operator() -> None:
     fixture.operator("unique")(torch.tensor([1]))
 
 
-def test_first_of_many_bad_values_is_told(emulated: Launches) -> None:  # noqa: F811
+def test_first_of_many_bad_values_is_told(emulated: Launches) -> None:
     """In every order of threads, and across blocks."""
     indices = torch.full((5000,), 9)
     indices[:37] = 0

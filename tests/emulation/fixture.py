@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
 import torch
 
 from emulation.build import build
 
 _NAMESPACE = "torchsparse_rec"
-# Host operators: there is nothing of theirs to run on a device.
-_WITHOUT_KERNEL = {"cpu_level", "check_errors"}
+# It asks the host: there is nothing of it to run on a device.
+_WITHOUT_KERNEL = {"cpu_level"}
 # Orders of threads and blocks: (kind, seed), see emulation.cpp.
 _ORDERS = {"ascending": (0, 0), "descending": (1, 0), "random": (2, 20240607)}
 
@@ -33,11 +33,12 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def operators() -> list[str]:
+@functools.cache
+def operators() -> tuple[str, ...]:
     """The names of the operators that have a kernel."""
     prefix = f"{_NAMESPACE}::"
     names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(prefix)}
-    return sorted(name.removeprefix(prefix) for name in names if name.removeprefix(prefix) not in _WITHOUT_KERNEL)
+    return tuple(sorted({name.removeprefix(prefix) for name in names} - _WITHOUT_KERNEL))
 
 
 def operator(name: str, namespace: str = f"{_NAMESPACE}_emulated") -> torch._ops.OpOverload:
@@ -98,21 +99,31 @@ def run_in_every_order(name: str, *arguments: Any) -> Any:
     return result.clone() if isinstance(result, torch.Tensor) else result and tuple(x.clone() for x in result)
 
 
-@pytest.fixture
-def emulated() -> Iterator[Callable[..., Any]]:
+@contextlib.contextmanager
+def stand_in() -> Iterator[Callable[[], int]]:
     """
     Let the emulated kernels stand in for the CPU's in ``torch.ops.torchsparse_rec``, in every order of threads.
 
-    Yields a function that says how many kernels have been launched since.
+    Yields a function that says how many kernels have been launched since. Refuses a test that called no operator.
     """
     library()
+    called = []
+
+    def kernel(name: str) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            called.append(name)
+            return run_in_every_order(name, *arguments)
+
+        return run
+
     overrides = torch.library.Library(_NAMESPACE, "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
         for name in operators():
-            overrides.impl(name, functools.partial(run_in_every_order, name), "CPU", allow_override=True)
+            overrides.impl(name, kernel(name), "CPU", allow_override=True)
     before = library().tsr_emulated_launches()
     try:
         yield lambda: library().tsr_emulated_launches() - before
     finally:
         overrides._destroy()
+    assert called, "no operator was called: there is nothing that the emulated kernels could show"
