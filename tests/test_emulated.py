@@ -13,7 +13,7 @@ import pytest
 import reference
 import torch
 from emulation import fixture
-from reference import MEAN, SQRTN, SUM
+from reference import MAX, MEAN, SQRTN, SUM
 from sample import Random
 from samples import SAMPLES
 
@@ -121,6 +121,7 @@ def _raises_now(kind: type[Exception], text: str) -> None:
     fixture.check_errors()  # told once
 
 
+ROWS = 30
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
 BAGS = torch.tensor([0, 2, 5])
 FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
@@ -282,6 +283,35 @@ def test_bad_ids_train_no_row() -> None:
     with pytest.raises(IndexError):
         fixture.check_errors()
     assert rows.tolist() == [1, 2] and torch.equal(values, TABLE[[0, 3]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("mode", [SUM, MEAN, MAX])
+def test_offsets_without_sense_are_told_and_do_no_harm(mode: int, seed: int) -> None:
+    """Bags that overlap, run backwards or leave the entries, short and long ones: no access outside, in any kernel."""
+    random = Random(seed)
+    entries, bags = (700, 90) if seed % 2 else (40, 300)
+    table = random.floats(ROWS, 8, dtype=torch.float32)
+    indices = random.integers(0, ROWS, entries, dtype=torch.int64)
+    offsets = random.integers(-5, entries + 20, bags + 1, dtype=torch.int64)
+    offsets[0] = 0
+    weights = random.weights(entries, torch.float32) if mode != MAX and seed % 3 == 0 else None
+    bag = (table, indices, offsets, weights, mode, -1, False, False)
+    output, argmax = _told("embedding_bag", bag)
+    assert output.shape == (bags, 8)
+    rest = (weights, argmax.clamp(-1, entries - 1) if mode == MAX else None, ROWS, mode, -1, False)
+    gradient = _told("embedding_dense_backward", (output, indices, offsets, *rest))
+    assert gradient.shape == (ROWS, 8)
+    if weights is not None:
+        _told("embedding_weights_backward", (output, table, indices, offsets, weights, output, mode, -1))
+
+
+def _told(name: str, arguments: tuple) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The result of a call with bad offsets, which the next look at the record raises."""
+    result = fixture.operator(name)(*arguments)
+    with pytest.raises(ValueError, match="offsets"):
+        fixture.check_errors()
+    return result
 
 
 @pytest.mark.parametrize(
