@@ -42,15 +42,19 @@ def sanitized() -> bool:
 
 
 def _sources() -> list[Path]:
-    """The kernels, but for the primitives, which the emulation has of its own; then the emulation."""
-    kernels = [p for p in sorted((_ROOT / "csrc/cuda").glob("*.cu")) if p.name != "primitives.cu"]
-    return [*kernels, _ROOT / "csrc/library.cpp", *sorted(_HERE.glob("*.cpp")), *sorted(_HERE.glob("*.cu"))]
+    """The kernels, then the emulation."""
+    return [
+        *sorted((_ROOT / "csrc/cuda").glob("*.cu")),
+        _ROOT / "csrc/library.cpp",
+        *sorted(_HERE.glob("*.cpp")),
+        *sorted(_HERE.glob("*.cu")),
+    ]
 
 
 def _ninja_file() -> str:
     """One rule per source; the compiler's dependency files tell ninja about headers."""
     torch_folder = Path(torch.__file__).parent
-    includes = [f"-I{_HERE}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
+    includes = [f"-I{_HERE}", f"-I{_HERE / 'cccl'}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
     flags = [*_FLAGS, *(_SANITIZE if sanitized() else ["-g0"]), *includes]
     libraries = f"-L{torch_folder / 'lib'} -Wl,-rpath,{torch_folder / 'lib'} -ltorch_cpu -lc10"
     lines = [

@@ -15,6 +15,7 @@ namespace tsr::emulated {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxGridBlocks = (int64_t{1} << 31) - 1;
 constexpr size_t kMaxSharedBytes = 48 << 10;
 constexpr int64_t kBlocksInFlight = 3;
 
@@ -26,11 +27,12 @@ struct Thread {
   Fiber fiber{&thread_main};
   State state = State::kReturned;
   Site site{};
-  // Of the collective that the thread is in.
+  // Of the barrier or collective that the thread is in, and what came of it.
   Collective kind{};
   unsigned mask = 0;
   uint64_t value = 0;
-  int source = 0;
+  Votes votes{};
+  Lanes lanes{};
 };
 
 struct Block {
@@ -51,11 +53,6 @@ struct Engine {
   std::exception_ptr error;
   int64_t launches = 0;
 } engine;
-
-template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
-  throw std::logic_error(message("emulated CUDA: ", parts...));
-}
 
 void thread_main() {
   for (;;) {
@@ -100,11 +97,14 @@ bool same_site(const Site& a, const Site& b) { return a.line == b.line && std::s
 // Lets the block's threads pass the barrier that all of them have reached, but for those that have returned.
 bool release_barrier(Block& block) {
   const Thread* first = nullptr;
+  Votes votes{};
   for (int64_t t = 0; t < engine.thread_count; ++t) {
     const Thread& thread = *block.threads[t];
     if (thread.state == State::kReturned) continue;
     if (thread.state != State::kAtBarrier) return false;
     if (first == nullptr) first = &thread;
+    votes.set += thread.value != 0;
+    ++votes.threads;
     if (!same_site(first->site, thread.site)) {
       refuse("threads of one block wait at different barriers, at ", first->site.file, ":", first->site.line, " and ",
              thread.site.file, ":", thread.site.line);
@@ -112,7 +112,10 @@ bool release_barrier(Block& block) {
   }
   if (first == nullptr) return false;
   for (int64_t t = 0; t < engine.thread_count; ++t) {
-    if (block.threads[t]->state == State::kAtBarrier) block.threads[t]->state = State::kReady;
+    Thread& thread = *block.threads[t];
+    if (thread.state != State::kAtBarrier) continue;
+    thread.votes = votes;
+    thread.state = State::kReady;
   }
   return true;
 }
@@ -133,26 +136,16 @@ std::vector<Thread*> participants(Block& block, int64_t warp, const Thread& firs
 }
 
 void complete(const std::vector<Thread*>& lanes) {
-  std::vector<uint64_t> results(32, 0);
+  Lanes result{};
   for (int lane = 0; lane < 32; ++lane) {
     if (lanes[lane] == nullptr) continue;
-    const Thread& thread = *lanes[lane];
-    if (thread.kind == Collective::kShuffle) {
-      if (lanes[thread.source] == nullptr) {
-        refuse("lane ", lane, " shuffles from lane ", thread.source, ", which takes no part, at ", thread.site.file,
-               ":", thread.site.line);
-      }
-      results[lane] = lanes[thread.source]->value;
-    } else {
-      for (int other = 0; other < 32; ++other) {
-        if (lanes[other] != nullptr && lanes[other]->value != 0) results[lane] |= uint64_t{1} << other;
-      }
-    }
+    result.present |= 1u << lane;
+    result.values[lane] = lanes[lane]->value;
   }
-  for (int lane = 0; lane < 32; ++lane) {
-    if (lanes[lane] == nullptr) continue;
-    lanes[lane]->value = results[lane];
-    lanes[lane]->state = State::kReady;
+  for (Thread* const thread : lanes) {
+    if (thread == nullptr) continue;
+    thread->lanes = result;
+    thread->state = State::kReady;
   }
 }
 
@@ -225,31 +218,28 @@ void run_grid(int64_t blocks) {
 
 }  // namespace
 
-void barrier(Site site) {
-  engine.thread->state = State::kAtBarrier;
-  engine.thread->site = site;
+Votes barrier(bool predicate, Site site) {
+  Thread& self = *engine.thread;
+  self.state = State::kAtBarrier;
+  self.site = site;
+  self.value = predicate;
   Fiber::leave();
+  return self.votes;
 }
 
-uint64_t collective(Collective kind, unsigned mask, uint64_t value, int source, Site site) {
-  Thread& self = *engine.thread;
+const Lanes& collective(Collective kind, unsigned mask, uint64_t value, Site site) {
   if ((mask >> lane() & 1) == 0) refuse("lane ", lane(), " is not in its own mask at ", site.file, ":", site.line);
-  if (kind == Collective::kShuffle && (mask >> source & 1) == 0) {
-    refuse("lane ", lane(), " shuffles from lane ", source, " outside the mask at ", site.file, ":", site.line);
-  }
+  Thread& self = *engine.thread;
   self.state = State::kInCollective;
   self.site = site;
   self.kind = kind;
   self.mask = mask;
   self.value = value;
-  self.source = source;
   Fiber::leave();
-  return self.value;
+  return self.lanes;
 }
 
 void switch_point() { Fiber::leave(); }
-
-int lane() { return static_cast<int>(threadIdx.x % 32); }
 
 void* shared_array(const void* key, size_t bytes) {
   SharedMemory& shared = engine.block->shared;
@@ -264,6 +254,7 @@ void* shared_array(const void* key, size_t bytes) {
 void* dynamic_shared_bytes() { return engine.block->shared.get(nullptr, engine.dynamic_bytes); }
 
 void run(int64_t blocks, int64_t threads, size_t shared_bytes, const std::function<void()>& body) {
+  if (blocks < 1 || blocks > kMaxGridBlocks) refuse("a launch of ", blocks, " blocks");
   if (threads < 1 || threads > kMaxThreads) refuse("a block of ", threads, " threads: the limit is ", kMaxThreads);
   if (shared_bytes > kMaxSharedBytes) refuse(shared_bytes, " bytes of shared memory: the limit is ", kMaxSharedBytes);
   gridDim = {static_cast<unsigned>(blocks)};

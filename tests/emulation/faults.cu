@@ -1,9 +1,5 @@
 // Kernels with one planted fault each, and their correct sisters: what shows that the emulation would notice.
-#include <map>
-#include <string>
-
-#include "cuda.h"
-#include "cuda/primitives.cuh"
+#include "faults.h"
 
 namespace tsr {
 namespace {
@@ -92,19 +88,10 @@ __global__ void large_shared_kernel() {
   values[0] = 0;
 }
 
-// What faults are run on: 64 zeros of device memory.
-struct Bench {
-  DeviceCall call;
-  float* out;
-  explicit Bench(const Tensor& like) : call("fault", like), out(call.workspace<float>(64)) {
-    fill_bytes(call.stream(), out, 0, 64 * sizeof(float));
-  }
-};
+}  // namespace
 
-using Case = void (*)(Bench&);
-
-const std::map<std::string, Case>& cases() {
-  static const std::map<std::string, Case> all{
+const Cases& kernel_cases() {
+  static const Cases all{
       {"write_inside", [](Bench& b) { launch(b.call, {1, 1}, write_kernel, b.out, int64_t{63}); }},
       {"write_behind", [](Bench& b) { launch(b.call, {1, 1}, write_kernel, b.out, int64_t{64}); }},
       {"write_before", [](Bench& b) { launch(b.call, {1, 1}, write_kernel, b.out, int64_t{-1}); }},
@@ -127,37 +114,29 @@ const std::map<std::string, Case>& cases() {
       {"large_shared", [](Bench& b) { launch(b.call, {1, 1}, large_shared_kernel); }},
       {"large_dynamic_shared", [](Bench& b) { launch(b.call, {1, 64, (48 << 10) + 1}, dynamic_shared_kernel, b.out); }},
       {"large_block", [](Bench& b) { launch(b.call, {1, 1025}, reverse_kernel<true>, b.out); }},
-      {"sort_in_place",
-       [](Bench& b) {
-         const Pairs<uint32_t> pairs{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
-         sort_pairs(b.call, pairs, pairs, 8, 32);
-       }},
-      {"sort_by_too_many_bits",
-       [](Bench& b) {
-         const Pairs<uint32_t> pairs{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
-         const Pairs<uint32_t> spare{b.call.workspace<uint32_t>(8), b.call.workspace<uint32_t>(8)};
-         sort_pairs(b.call, pairs, spare, 8, 33);
-       }},
+      {"large_grid", [](Bench& b) { launch(b.call, {int64_t{1} << 31, 1}, block_race_kernel, b.out); }},
   };
   return all;
 }
 
-}  // namespace
 }  // namespace tsr
 
-// Runs the case on 64 floats and copies them to `out`. Returns what was refused, or "".
-extern "C" __attribute__((visibility("default"))) const char* tsr_emulated_fault(const char* name, float* out) {
+// Runs the case and copies the bench's 256 bytes to `out`. Returns what was refused, or "".
+extern "C" __attribute__((visibility("default"))) const char* tsr_emulated_fault(const char* name, uint8_t* out) {
   static std::string text;
-  try {
-    const auto found = tsr::cases().find(name);
-    if (found == tsr::cases().end()) return "no such case";
-    const tsr::Tensor like = torch::stable::empty({0}, tsr::ScalarType::Float);
-    tsr::Bench bench(like);
-    found->second(bench);
-    std::copy_n(bench.out, 64, out);
+  for (const tsr::Cases* cases : {&tsr::kernel_cases(), &tsr::builtin_cases(), &tsr::primitive_cases()}) {
+    const auto found = cases->find(name);
+    if (found == cases->end()) continue;
     text.clear();
-  } catch (const std::exception& error) {
-    text = error.what();
+    try {
+      const tsr::Tensor like = torch::stable::empty({0}, tsr::ScalarType::Float);
+      tsr::Bench bench(like);
+      found->second(bench);
+      std::copy_n(bench.out_as<uint8_t>(), 256, out);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    return text.c_str();
   }
-  return text.c_str();
+  return "no such case";
 }

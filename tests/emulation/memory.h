@@ -7,9 +7,6 @@
 
 namespace tsr::emulated {
 
-// Throws if the bytes around a living tensor of device_empty() have changed.
-void check_guards();
-
 // One block's shared arrays, filled with ones (NaN) and watched on both sides.
 class SharedMemory {
  public:

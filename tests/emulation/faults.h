@@ -1,0 +1,30 @@
+// What the cases of faults.cu, builtins.cu and primitives.cu share.
+#pragma once
+#include <functional>
+#include <map>
+#include <string>
+
+#include "cuda.h"
+
+namespace tsr {
+
+// What a case runs on: 256 bytes of zeros in device memory, which the test gets to see.
+struct Bench {
+  DeviceCall call;
+  float* out;
+  explicit Bench(const Tensor& like) : call("fault", like), out(call.workspace<float>(64)) {
+    fill_bytes(call.stream(), out, 0, 64 * sizeof(float));
+  }
+  template <class T>
+  T* out_as() const {
+    return reinterpret_cast<T*>(out);
+  }
+};
+
+using Cases = std::map<std::string, std::function<void(Bench&)>>;
+
+const Cases& kernel_cases();
+const Cases& builtin_cases();
+const Cases& primitive_cases();
+
+}  // namespace tsr
