@@ -312,36 +312,3 @@ def _told(name: str, arguments: tuple) -> torch.Tensor | tuple[torch.Tensor, ...
     with pytest.raises(ValueError, match="offsets"):
         fixture.check_errors()
     return result
-
-
-@pytest.mark.parametrize(
-    "name, arguments, what",
-    [
-        ("sparse_segment_reduce", (TABLE, torch.tensor([0]), torch.tensor([0]), None, SUM), "the last segment id"),
-        ("unique", (torch.tensor([1, 2]),), "the number of distinct values"),
-        (
-            "embedding_sparse_backward",
-            (TABLE[:1], torch.tensor([0]), None, None, None, 4, SUM, -1, False),
-            "the number of rows that have entries",
-        ),
-    ],
-)
-def test_a_read_back_is_refused_while_a_graph_is_captured(name: str, arguments: tuple, what: str) -> None:
-    fixture.library().tsr_emulated_set_capturing(1)
-    try:
-        with pytest.raises(ValueError, match=f"{name.replace('sparse_backward', 'backward')}: {what}.* is captured"):
-            fixture.operator(name)(*arguments)
-    finally:
-        fixture.library().tsr_emulated_set_capturing(0)
-
-
-def test_static_shapes_are_captured() -> None:
-    random = Random(0)
-    table, indices = random.floats(9, 4, dtype=torch.float32), random.integers(0, 9, 20, dtype=torch.int64)
-    fixture.library().tsr_emulated_set_capturing(1)
-    try:
-        fixture.operator("sparse_segment_reduce")(table, indices, torch.arange(20), 20, MEAN)
-        fixture.operator("embedding_dense_backward")(table, indices[:9], None, None, None, 9, SUM, -1, True)
-        fixture.operator("to_hash_bucket_fast")(indices, 7)
-    finally:
-        fixture.library().tsr_emulated_set_capturing(0)
