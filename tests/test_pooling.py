@@ -17,11 +17,13 @@ import torchsparse_rec  # noqa: F401  (it loads the operators)
 MODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}
 ROWS = 40
 PADDING = 7
-# CUDA kernels give several short bags to one team of lanes, and cut bags of more than 256 entries into pieces.
+# CUDA kernels give several short bags to one team of lanes, take bags from it that are too much for it, and cut bags of
+# more than 256 entries into pieces.
 LENGTHS: dict[str, list[int]] = {
     "one_each": [1] * 700,
     "empty": [0] * 300,
     "short": [0, 1, 2, 5, 0, 0, 3, 1] * 60,
+    "popular_neighbours": [0, 1] * 200 + [60, 20, 5, 17] * 12 + [0, 1] * 200,
     "one_long_among_short": [1, 0, 2] * 50 + [1500] + [0, 3, 1] * 50,
     "around_the_limit": [255, 0, 256, 1, 257, 512, 513],
     "long": [3000],
@@ -157,3 +159,25 @@ def test_gradients_of_segments(reduction: int, is_sorted: bool, lengths: list[in
     values, rows = _operator("sparse_segment_reduce_grad_v2")(*_on(device, arguments))
     assert rows.tolist() == sorted(set(indices.tolist()))
     _assert_close(values, wanted[rows.cpu()])
+
+
+@pytest.mark.parametrize("mode", ["sum", "sqrtn", "max"])
+@pytest.mark.parametrize("shape", ["popular_neighbours", "one_long_among_short", "around_the_limit"])
+def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: str) -> None:
+    """A bag alone is one team's, or many teams'; among others it shares a team or is taken from it."""
+    indices, offsets, random = _bags(LENGTHS[shape], 2)
+    weights = None if mode == "max" else random.floats(len(indices), dtype=torch.float32)
+    table = random.floats(ROWS, 8, dtype=torch.float32)
+    arguments = _on(device, (table, indices, offsets, weights))
+    together = _operator("embedding_bag")(*arguments, MODES[mode], PADDING, False, False)[0].cpu()
+    sizes = offsets.diff().tolist()
+    for bag in [sizes.index(size) for size in set(sizes)]:
+        begin, end = int(offsets[bag]), int(offsets[bag + 1])
+        one = (
+            table,
+            indices[begin:end],
+            torch.tensor([0, end - begin]),
+            None if weights is None else weights[begin:end],
+        )
+        alone = _operator("embedding_bag")(*_on(device, one), MODES[mode], PADDING, False, False)[0].cpu()
+        assert torch.equal(alone[0].view(torch.int32), together[bag].view(torch.int32)), bag

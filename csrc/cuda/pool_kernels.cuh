@@ -135,72 +135,87 @@ __device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_
   if (any_bad && p.report && tile.first_lane) report_entries(p, begin, n);
 }
 
-// ---- Long bags ------------------------------------------------------------------------------------------------------
+// ---- Work for later -------------------------------------------------------------------------------------------------
 // A popular row of a gradient may own a tenth of all entries. Bags of more than kPiece entries are cut into pieces of
 // kPiece, which many teams add up side by side; then one block per bag merges the pieces' totals in their order. Where
 // the cuts are depends on the bag alone, so that the bits do not depend on the device.
+//
+// A team that has several bags must not be held up by one of them either, as popular rows are often neighbours: bags
+// that are too much for it become one piece each.
 
 struct LongBag {
   int64_t bag;
-  int64_t first_piece;
+  int64_t first_total;
   int64_t pieces;
 };
 
 struct Piece {
   int64_t begin;
   int64_t end;
+  int64_t bag;    // the bag that it is all of, or -1
+  int64_t total;  // else where its total goes
 };
 
 template <class Total>
-struct LongBags {
-  unsigned long long* found;  // [2]: bags and pieces
-  LongBag* bags;              // [capacity]
-  Piece* pieces;              // [capacity]
-  Total* totals;              // [capacity, lanes of a row]
-  int64_t capacity;
+struct LaterWork {
+  unsigned long long* found;  // [3]: pieces, long bags and totals
+  Piece* pieces;              // [piece_capacity]
+  LongBag* bags;              // [total_capacity]
+  Total* totals;              // [total_capacity, lanes of a row]
+  int64_t piece_capacity;
+  int64_t total_capacity;
 };
+
+__device__ inline int64_t reserve(unsigned long long* found, int64_t n) {
+  return static_cast<int64_t>(atomicAdd(found, static_cast<unsigned long long>(n)));
+}
 
 // Offsets that decrease (reported before) can make more pieces than entries allow: then the bag is left out.
 template <class Total>
-__device__ void enlist(const LongBags<Total>& all, int64_t bag, int64_t begin, int64_t end) {
+__device__ void postpone(const LaterWork<Total>& later, int64_t bag, int64_t begin, int64_t end) {
   const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
-  const int64_t first = static_cast<int64_t>(atomicAdd(&all.found[1], static_cast<unsigned long long>(pieces)));
-  for (int64_t k = 0; k < pieces && first + k < all.capacity; ++k) {
-    const int64_t from = begin + k * kPiece;
-    all.pieces[first + k] = {from, from + kPiece < end ? from + kPiece : end};
+  const int64_t first = reserve(&later.found[0], pieces);
+  const int64_t first_total = pieces > 1 ? reserve(&later.found[2], pieces) : 0;
+  const bool fits = first + pieces <= later.piece_capacity && first_total + pieces <= later.total_capacity;
+  for (int64_t k = 0; k < pieces && first + k < later.piece_capacity; ++k) {
+    const int64_t from = begin + k * kPiece, to = from + kPiece < end ? from + kPiece : end;
+    later.pieces[first + k] = {from, fits ? to : from, pieces > 1 ? -1 : bag, first_total + k};
   }
-  if (first + pieces > all.capacity) return;
-  all.bags[atomicAdd(&all.found[0], 1ull)] = {bag, first, pieces};
+  if (fits && pieces > 1) later.bags[reserve(&later.found[1], 1)] = {bag, first_total, pieces};
 }
 
 // A team owns a tile of one piece.
 template <class Total, class T, class I>
-__global__ void pieces_kernel(PoolView<T, I> p, LongBags<Total> all, RowTiling tiling) {
-  const int64_t found = static_cast<int64_t>(all.found[1]);
-  const int64_t tiles = (found < all.capacity ? found : all.capacity) * tiling.tiles_per_row;
+__global__ void pieces_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling) {
+  const int64_t found = static_cast<int64_t>(later.found[0]);
+  const int64_t tiles = (found < later.piece_capacity ? found : later.piece_capacity) * tiling.tiles_per_row;
   for (int64_t t = tiling.first(); t < tiles; t += tiling.stride()) {
     const RowTile tile = tiling.at(t);
-    const Piece piece = all.pieces[tile.row];
+    const Piece piece = later.pieces[tile.row];
     Total total;
     add_entries(p, tile, piece.begin, static_cast<int>(piece.end - piece.begin), total, [](int) {});
-    all.totals[tile.row * tiling.lanes_per_row() + tile.column / Total::width] = total;
+    if (piece.bag >= 0) {
+      total.store(p, piece.bag, tile);
+    } else if (piece.end > piece.begin) {
+      later.totals[piece.total * tiling.lanes_per_row() + tile.column / Total::width] = total;
+    }
   }
 }
 
 // A block owns a tile of one long bag: its teams take equal shares of the pieces, and the first team merges what they
 // found.
 template <class Total, class T, class I>
-__global__ void long_bags_kernel(PoolView<T, I> p, LongBags<Total> all, RowTiling tiling) {
+__global__ void long_bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling) {
   TSR_SHARED(Total, shares, kThreads);
   const int lanes = 1 << tiling.lanes_log2;
   const int64_t teams = blockDim.x / lanes, team = threadIdx.x / lanes;
-  const int64_t tiles = static_cast<int64_t>(all.found[0]) * tiling.tiles_per_row;
+  const int64_t tiles = static_cast<int64_t>(later.found[1]) * tiling.tiles_per_row;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const RowTile tile = tiling.at(t);
-    const LongBag bag = all.bags[tile.row];
+    const LongBag bag = later.bags[tile.row];
     const int64_t share = (bag.pieces + teams - 1) / teams;
     const int64_t begin = team * share, end = begin + share < bag.pieces ? begin + share : bag.pieces;
-    const Total* const totals = all.totals + bag.first_piece * tiling.lanes_per_row() + tile.column / Total::width;
+    const Total* const totals = later.totals + bag.first_total * tiling.lanes_per_row() + tile.column / Total::width;
     Total total;
 #pragma unroll 4
     for (int64_t k = begin; k < end; ++k) total.merge(totals[k * tiling.lanes_per_row()]);
@@ -249,19 +264,19 @@ __device__ void pool_bag(const PoolView<T, I>& p, const RowTile& tile, int64_t b
 
 // A team owns a tile of one bag; each of its lanes adds up its own columns.
 template <class Total, class T, class I>
-__global__ void bags_kernel(PoolView<T, I> p, LongBags<Total> all, RowTiling tiling) {
+__global__ void bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling) {
   for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
     const RowTile tile = tiling.at(t);
     const int64_t begin = p.offsets[tile.row], end = p.offsets[tile.row + 1];
     const bool is_long = end - begin > kPiece;
-    if (is_long && tile.first_lane) enlist(all, tile.row, begin, end);
+    if (is_long && tile.first_lane) postpone(later, tile.row, begin, end);
     pool_bag<Total>(p, tile, tile.row, begin, is_long ? begin : end);
   }
 }
 
-// The same for `run` neighbouring bags at once.
+// The same for `run` neighbouring bags at once, if they are short enough; else for the short ones among them.
 template <class Total, class T, class I>
-__global__ void short_bags_kernel(PoolView<T, I> p, LongBags<Total> all, RowTiling tiling, int64_t run) {
+__global__ void short_bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling, int64_t run) {
   for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
     const RowTile tile = tiling.at(t);
     const int64_t first = tile.row * run, last = first + run < p.bags ? first + run : p.bags;
@@ -269,11 +284,11 @@ __global__ void short_bags_kernel(PoolView<T, I> p, LongBags<Total> all, RowTili
     for (int64_t bag = first, next; bag < last; bag = next) {
       next = together ? last : bag + 1;
       const int64_t begin = p.offsets[bag], end = p.offsets[next];
-      if (end - begin <= kPiece) {
+      if (together || end - begin <= kEntriesPerTeam) {
         pool_run<Total>(p, tile, bag, next);
       } else {
         Total().store(p, bag, tile);
-        if (tile.first_lane) enlist(all, bag, begin, end);
+        if (tile.first_lane) postpone(later, bag, begin, end);
       }
     }
   }
@@ -289,33 +304,40 @@ inline int64_t bags_per_team(int64_t bags, int64_t entries, const RowTiling& til
   return run;
 }
 
+template <class Total>
+LaterWork<Total> later_work(DeviceCall& call, int64_t entries, int64_t run, const RowTiling& tiling) {
+  LaterWork<Total> later{};
+  // A long bag of n entries has at most 2 n / kPiece pieces, and others that are postponed more than kEntriesPerTeam
+  // entries.
+  later.total_capacity = 2 * entries / kPiece;
+  later.piece_capacity = later.total_capacity + (run > 1 ? entries / kEntriesPerTeam : 0);
+  later.found = call.workspace<unsigned long long>(3);
+  later.pieces = call.workspace<Piece>(later.piece_capacity);
+  later.bags = call.workspace<LongBag>(later.total_capacity);
+  later.totals = call.workspace<Total>(later.total_capacity * tiling.lanes_per_row());
+  fill_bytes(call.stream(), later.found, 0, 3 * sizeof(*later.found));
+  return later;
+}
+
 template <class Total, class T, class I>
 void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) {
-  LongBags<Total> all{};
   const RowTiling bag_tiling(view.bags, view.columns, Total::width);
   const int64_t run = bags_per_team(view.bags, entries, bag_tiling);
   const RowTiling tiling((view.bags + run - 1) / run, view.columns, Total::width);
-  if (entries > kPiece) {
-    // A long bag of n entries has at most 2 n / kPiece pieces.
-    all.capacity = 2 * entries / kPiece;
-    all.found = call.workspace<unsigned long long>(2);
-    all.bags = call.workspace<LongBag>(all.capacity);
-    all.pieces = call.workspace<Piece>(all.capacity);
-    all.totals = call.workspace<Total>(all.capacity * tiling.lanes_per_row());
-    fill_bytes(call.stream(), all.found, 0, 2 * sizeof(*all.found));
-  }
+  // A bag, or several, of more than kPiece entries: not possible with fewer.
+  const bool may_postpone = entries > kPiece;
+  const LaterWork<Total> later = may_postpone ? later_work<Total>(call, entries, run, tiling) : LaterWork<Total>{};
   if (run == 1) {
-    launch(call, tiling.shape(), bags_kernel<Total, T, I>, view, all, tiling);
+    launch(call, tiling.shape(), bags_kernel<Total, T, I>, view, later, tiling);
   } else {
-    launch(call, tiling.shape(), short_bags_kernel<Total, T, I>, view, all, tiling, run);
+    launch(call, tiling.shape(), short_bags_kernel<Total, T, I>, view, later, tiling, run);
   }
-  if (entries > kPiece) {
-    const RowTiling piece_tiling(all.capacity, view.columns, Total::width);
-    launch(call, piece_tiling.shape(), pieces_kernel<Total, T, I>, view, all, piece_tiling);
-    const int64_t long_bags = std::min(entries / kPiece, view.bags);
-    const LaunchShape one_block_each{std::min(long_bags * tiling.tiles_per_row, kMaxBlocks)};
-    launch(call, one_block_each, long_bags_kernel<Total, T, I>, view, all, tiling);
-  }
+  if (!may_postpone) return;
+  const RowTiling piece_tiling(later.piece_capacity, view.columns, Total::width);
+  launch(call, piece_tiling.shape(), pieces_kernel<Total, T, I>, view, later, piece_tiling);
+  const int64_t long_bags = std::min(entries / kPiece, view.bags);
+  const LaunchShape one_block_each{std::min(long_bags * tiling.tiles_per_row, kMaxBlocks)};
+  launch(call, one_block_each, long_bags_kernel<Total, T, I>, view, later, tiling);
 }
 
 // Calls f with the tags of the value's and the index's type and of the columns per lane.
