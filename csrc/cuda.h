@@ -87,6 +87,33 @@ inline Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes
   return new_empty(like, sizes, dtype);
 }
 
+// Scratch memory of one call. Small arrays share an allocation: to ask torch for each would take the host longer than
+// the device takes for most kernels.
+class Scratch {
+ public:
+  void* take(const Tensor& like, int64_t bytes) {
+    constexpr int64_t kShared = int64_t{1} << 20, kAlignment = 512;
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (bytes > kShared / 4) return allocate(like, bytes);
+    if (bytes > left_) {
+      next_ = allocate(like, kShared);
+      left_ = kShared;
+    }
+    left_ -= bytes;
+    return std::exchange(next_, next_ + bytes);
+  }
+
+ private:
+  uint8_t* allocate(const Tensor& like, int64_t bytes) {
+    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte));
+    return static_cast<uint8_t*>(kept_.back().data_ptr());
+  }
+
+  std::vector<Tensor> kept_;
+  uint8_t* next_ = nullptr;
+  int64_t left_ = 0;
+};
+
 template <class... Parameters, class... Arguments>
 void start_kernel(Stream stream, int64_t blocks, int64_t threads, size_t shared_bytes, void (*kernel)(Parameters...),
                   const Arguments&... arguments) {
@@ -120,14 +147,13 @@ class DeviceCall {
   // Scratch for n elements of T, valid until the call ends: the allocator hands it out again in stream order.
   template <class T>
   T* workspace(int64_t n) {
-    scratch_.push_back(empty({std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte));
-    return static_cast<T*>(scratch_.back().data_ptr());
+    return static_cast<T*>(scratch_.take(like_, std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))));
   }
 
   // Keeps x alive until the call ends, for a contiguous copy whose pointer a kernel takes.
   const void* data(const Tensor& x) {
-    scratch_.push_back(as_contiguous(x));
-    return scratch_.back().data_ptr();
+    kept_.push_back(as_contiguous(x));
+    return kept_.back().data_ptr();
   }
   template <class T>
   const T* data(const Tensor& x) {
@@ -156,7 +182,8 @@ class DeviceCall {
   DeviceGuard guard_;
   Stream stream_;
   ErrorSink errors_;
-  std::vector<Tensor> scratch_;
+  Scratch scratch_;
+  std::vector<Tensor> kept_;
 };
 
 struct LaunchShape {
