@@ -61,14 +61,14 @@ def test_the_fixture_gives_the_cpu_kernels_back() -> None:
     assert fixture.library().tsr_emulated_launches() == before
 
 
-LENGTHS = (1000, 0, 257, 1, 256, 700)
+LENGTHS = (1000, 0, 129, 1, 128, 700)
 
 
 @pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dim", [8, 3])
 def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:
-    """Bags of more than 256 entries are added up in pieces."""
+    """Bags of more than 128 entries are added up in pieces."""
     random = Random(mode)
     items = sum(LENGTHS)
     weights = random.weights(items, torch.float32) if weighted else None

@@ -18,14 +18,14 @@ MODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}
 ROWS = 40
 PADDING = 7
 # CUDA kernels give several short bags to one team of lanes, take bags from it that are too much for it, and cut bags of
-# more than 256 entries into pieces.
+# more than 128 entries into pieces.
 LENGTHS: dict[str, list[int]] = {
     "one_each": [1] * 700,
     "empty": [0] * 300,
     "short": [0, 1, 2, 5, 0, 0, 3, 1] * 60,
     "popular_neighbours": [0, 1] * 200 + [60, 20, 5, 17] * 12 + [0, 1] * 200,
     "one_long_among_short": [1, 0, 2] * 50 + [1500] + [0, 3, 1] * 50,
-    "around_the_limit": [255, 0, 256, 1, 257, 512, 513],
+    "around_the_limit": [127, 0, 128, 1, 129, 256, 257, 513],
     "long": [3000],
 }
 # An odd number of columns, a few 16-byte loads, and more of them than a warp has lanes.

@@ -9,16 +9,12 @@
 #pragma once
 #include "device.cuh"
 #include "pool.cuh"
+#include "pool_plan.cuh"
 
 namespace tsr {
 
 // Entries whose rows are loaded before the first is added: enough reads in flight to hide the memory's latency.
 constexpr int kInFlight = 4;
-// Longer bags are cut into pieces.
-constexpr int64_t kPiece = 256;
-// A team takes as many neighbouring bags as hold this many entries on average, so that short bags have reads in flight
-// too.
-constexpr int64_t kEntriesPerTeam = 16;
 
 template <class T, class I>
 struct PoolView {
@@ -102,7 +98,7 @@ __device__ void load_indices(const I* indices, int j, int n, I (&loaded)[kInFlig
   for (int k = 0; k < kInFlight; ++k) loaded[k] = j + k < n ? indices[j + k] : I(0);
 }
 
-// Adds the n <= kPiece entries from `begin` on to the total in their order; before(j) is called ahead of entry begin +
+// Adds the n entries from `begin` on to the total in their order; before(j) is called ahead of entry begin +
 // j. The indices of the next rows are loaded before the present rows are waited for.
 template <class Total, class T, class I, class Before>
 __device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_t begin, int n, Total& total,
@@ -135,90 +131,38 @@ __device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_
   if (any_bad && p.report && tile.first_lane) report_entries(p, begin, n);
 }
 
-// ---- Work for later -------------------------------------------------------------------------------------------------
-// A popular row of a gradient may own a tenth of all entries. Bags of more than kPiece entries are cut into pieces of
-// kPiece, which many teams add up side by side; then one block per bag merges the pieces' totals in their order. Where
-// the cuts are depends on the bag alone, so that the bits do not depend on the device.
-//
-// A team that has several bags must not be held up by one of them either, as popular rows are often neighbours: bags
-// that are too much for it become one piece each.
+// ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-struct LongBag {
-  int64_t bag;
-  int64_t first_total;
-  int64_t pieces;
-};
-
-struct Piece {
-  int64_t begin;
-  int64_t end;
-  int64_t bag;    // the bag that it is all of, or -1
-  int64_t total;  // else where its total goes
-};
-
-template <class Total>
-struct LaterWork {
-  unsigned long long* found;  // [3]: pieces, long bags and totals
-  Piece* pieces;              // [piece_capacity]
-  LongBag* bags;              // [total_capacity]
-  Total* totals;              // [total_capacity, lanes of a row]
-  int64_t piece_capacity;
-  int64_t total_capacity;
-};
-
-__device__ inline int64_t reserve(unsigned long long* found, int64_t n) {
-  return static_cast<int64_t>(atomicAdd(found, static_cast<unsigned long long>(n)));
-}
-
-// Offsets that decrease (reported before) can make more pieces than entries allow: then the bag is left out.
-template <class Total>
-__device__ void postpone(const LaterWork<Total>& later, int64_t bag, int64_t begin, int64_t end) {
-  const int64_t pieces = (end - begin + kPiece - 1) / kPiece;
-  const int64_t first = reserve(&later.found[0], pieces);
-  const int64_t first_total = pieces > 1 ? reserve(&later.found[2], pieces) : 0;
-  const bool fits = first + pieces <= later.piece_capacity && first_total + pieces <= later.total_capacity;
-  for (int64_t k = 0; k < pieces && first + k < later.piece_capacity; ++k) {
-    const int64_t from = begin + k * kPiece, to = from + kPiece < end ? from + kPiece : end;
-    later.pieces[first + k] = {from, fits ? to : from, pieces > 1 ? -1 : bag, first_total + k};
-  }
-  if (fits && pieces > 1) later.bags[reserve(&later.found[1], 1)] = {bag, first_total, pieces};
-}
-
-// A team owns a tile of one piece.
+// A team owns a tile of one piece (pool_plan.cuh).
 template <class Total, class T, class I>
-__global__ void pieces_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling) {
-  const int64_t found = static_cast<int64_t>(later.found[0]);
-  const int64_t tiles = (found < later.piece_capacity ? found : later.piece_capacity) * tiling.tiles_per_row;
-  for (int64_t t = tiling.first(); t < tiles; t += tiling.stride()) {
-    const RowTile tile = tiling.at(t);
-    const Piece piece = later.pieces[tile.row];
-    Total total;
-    add_entries(p, tile, piece.begin, static_cast<int>(piece.end - piece.begin), total, [](int) {});
-    if (piece.bag >= 0) {
-      total.store(p, piece.bag, tile);
-    } else if (piece.end > piece.begin) {
-      later.totals[piece.total * tiling.lanes_per_row() + tile.column / Total::width] = total;
-    }
+__device__ void pool_piece(const PoolView<T, I>& p, const Piece& piece, const RowTiling& tiling, const RowTile& tile,
+                           Total* totals) {
+  Total total;
+  add_entries(p, tile, piece.begin, static_cast<int>(piece.end - piece.begin), total, [](int) {});
+  if (piece.bag >= 0) {
+    total.store(p, piece.bag, tile);
+  } else {
+    totals[piece.total * tiling.lanes_per_row() + tile.column / Total::width] = total;
   }
 }
 
-// A block owns a tile of one long bag: its teams take equal shares of the pieces, and the first team merges what they
-// found.
+// A block owns a tile of one long bag: its teams take equal shares of the pieces' totals, and the first team merges
+// what they come to.
 template <class Total, class T, class I>
-__global__ void long_bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling) {
+__global__ void long_bags_kernel(PoolView<T, I> p, PoolPlan plan, const Total* totals, RowTiling tiling) {
   TSR_SHARED(Total, shares, kThreads);
   const int lanes = 1 << tiling.lanes_log2;
   const int64_t teams = blockDim.x / lanes, team = threadIdx.x / lanes;
-  const int64_t tiles = static_cast<int64_t>(later.found[1]) * tiling.tiles_per_row;
+  const int64_t tiles = plan.long_bag_count() * tiling.tiles_per_row;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const RowTile tile = tiling.at(t);
-    const LongBag bag = later.bags[tile.row];
+    const LongBag bag = plan.long_bags[tile.row];
     const int64_t share = (bag.pieces + teams - 1) / teams;
     const int64_t begin = team * share, end = begin + share < bag.pieces ? begin + share : bag.pieces;
-    const Total* const totals = later.totals + bag.first_total * tiling.lanes_per_row() + tile.column / Total::width;
+    const Total* const first = totals + bag.first_total * tiling.lanes_per_row() + tile.column / Total::width;
     Total total;
 #pragma unroll 4
-    for (int64_t k = begin; k < end; ++k) total.merge(totals[k * tiling.lanes_per_row()]);
+    for (int64_t k = begin; k < end; ++k) total.merge(first[k * tiling.lanes_per_row()]);
     shares[threadIdx.x] = total;
     __syncthreads();
     if (team == 0) {
@@ -229,9 +173,30 @@ __global__ void long_bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTi
   }
 }
 
-// ---- All bags -------------------------------------------------------------------------------------------------------
+// ---- Bags -----------------------------------------------------------------------------------------------------------
 
-// Pools the bags [first, last), which have at most kPiece entries, as one run of entries.
+// A team owns a tile of one bag, or of a piece; each of its lanes adds up its own columns.
+template <class Total, class T, class I>
+__global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
+  const int64_t pieces = plan.piece_count();
+  for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
+    const RowTile tile = tiling.at(t);
+    const int64_t bag = tile.row - pieces;
+    if (bag < 0) {
+      pool_piece(p, plan.pieces[tile.row], tiling, tile, totals);
+    } else if (bag < p.bags) {
+      const int64_t begin = p.offsets[bag], end = p.offsets[bag + 1];
+      if (end - begin > kPiece && !plan.failed()) continue;
+      Total total;
+      if (end - begin <= kPiece) {
+        add_entries(p, tile, begin, static_cast<int>(end - begin), total, [](int) {});
+      }
+      total.store(p, bag, tile);
+    }
+  }
+}
+
+// Pools the bags [first, last) as one run of entries.
 template <class Total, class T, class I>
 __device__ void pool_run(const PoolView<T, I>& p, const RowTile& tile, int64_t first, int64_t last) {
   const int64_t* const ends = p.offsets + first + 1;
@@ -255,89 +220,53 @@ __device__ void pool_run(const PoolView<T, I>& p, const RowTile& tile, int64_t f
   while (bag < bags) close();
 }
 
+// A team owns a tile of plan.run neighbouring bags, but for those that the plan has made pieces of.
 template <class Total, class T, class I>
-__device__ void pool_bag(const PoolView<T, I>& p, const RowTile& tile, int64_t bag, int64_t begin, int64_t end) {
-  Total total;
-  add_entries(p, tile, begin, static_cast<int>(end - begin), total, [](int) {});
-  total.store(p, bag, tile);
-}
-
-// A team owns a tile of one bag; each of its lanes adds up its own columns.
-template <class Total, class T, class I>
-__global__ void bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling) {
+__global__ void short_bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
+  const int64_t pieces = plan.piece_count();
   for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
     const RowTile tile = tiling.at(t);
-    const int64_t begin = p.offsets[tile.row], end = p.offsets[tile.row + 1];
-    const bool is_long = end - begin > kPiece;
-    if (is_long && tile.first_lane) postpone(later, tile.row, begin, end);
-    pool_bag<Total>(p, tile, tile.row, begin, is_long ? begin : end);
-  }
-}
-
-// The same for `run` neighbouring bags at once, if they are short enough; else for the short ones among them.
-template <class Total, class T, class I>
-__global__ void short_bags_kernel(PoolView<T, I> p, LaterWork<Total> later, RowTiling tiling, int64_t run) {
-  for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
-    const RowTile tile = tiling.at(t);
-    const int64_t first = tile.row * run, last = first + run < p.bags ? first + run : p.bags;
-    const bool together = p.offsets[last] - p.offsets[first] <= kPiece;
+    if (tile.row < pieces) {
+      pool_piece(p, plan.pieces[tile.row], tiling, tile, totals);
+      continue;
+    }
+    const int64_t first = (tile.row - pieces) * plan.run;
+    const int64_t last = first + plan.run < p.bags ? first + plan.run : p.bags;
+    if (first >= last) continue;
+    const bool together = plan.is_one_teams(p.offsets, first, last);
     for (int64_t bag = first, next; bag < last; bag = next) {
-      next = together ? last : bag + 1;
-      const int64_t begin = p.offsets[bag], end = p.offsets[next];
-      if (together || end - begin <= kEntriesPerTeam) {
+      next = together ? last : bag;
+      while (next < last && p.offsets[next + 1] - p.offsets[next] <= kEntriesPerTeam) ++next;
+      if (next > bag) {
         pool_run<Total>(p, tile, bag, next);
       } else {
-        Total().store(p, bag, tile);
-        if (tile.first_lane) postpone(later, bag, begin, end);
+        next = bag + 1;
+        if (plan.failed()) Total().store(p, bag, tile);
       }
     }
   }
 }
 
-// Bags per team: more than one where bags are short and many.
-inline int64_t bags_per_team(int64_t bags, int64_t entries, const RowTiling& tiling) {
-  int64_t run = 1;
-  while (run < kEntriesPerTeam && run * entries < kEntriesPerTeam * bags &&
-         (tiling.tiles << tiling.lanes_log2) / (2 * run) >= kFullDevice) {
-    run *= 2;
-  }
-  return run;
-}
-
-template <class Total>
-LaterWork<Total> later_work(DeviceCall& call, int64_t entries, int64_t run, const RowTiling& tiling) {
-  LaterWork<Total> later{};
-  // A long bag of n entries has at most 2 n / kPiece pieces, and others that are postponed more than kEntriesPerTeam
-  // entries.
-  later.total_capacity = 2 * entries / kPiece;
-  later.piece_capacity = later.total_capacity + (run > 1 ? entries / kEntriesPerTeam : 0);
-  later.found = call.workspace<unsigned long long>(3);
-  later.pieces = call.workspace<Piece>(later.piece_capacity);
-  later.bags = call.workspace<LongBag>(later.total_capacity);
-  later.totals = call.workspace<Total>(later.total_capacity * tiling.lanes_per_row());
-  fill_bytes(call.stream(), later.found, 0, 3 * sizeof(*later.found));
-  return later;
-}
-
 template <class Total, class T, class I>
 void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) {
   const RowTiling bag_tiling(view.bags, view.columns, Total::width);
-  const int64_t run = bags_per_team(view.bags, entries, bag_tiling);
-  const RowTiling tiling((view.bags + run - 1) / run, view.columns, Total::width);
-  // A bag, or several, of more than kPiece entries: not possible with fewer.
-  const bool may_postpone = entries > kPiece;
-  const LaterWork<Total> later = may_postpone ? later_work<Total>(call, entries, run, tiling) : LaterWork<Total>{};
-  if (run == 1) {
-    launch(call, tiling.shape(), bags_kernel<Total, T, I>, view, later, tiling);
+  const PoolPlan plan = plan_pool(call, view.offsets, view.bags, entries, bag_tiling);
+  const int64_t runs = (view.bags + plan.run - 1) / plan.run;
+  // Pieces come first: they take longest. There are few as a rule, so the runs' teams take them too, unless these are
+  // too few to fill the device.
+  const RowTiling tiling(plan.piece_capacity + runs, view.columns, Total::width);
+  LaunchShape shape = tiling.shape();
+  shape.blocks = std::min(
+      shape.blocks, std::max(RowTiling(runs, view.columns, Total::width).shape().blocks, kFullDevice / kThreads + 1));
+  Total* const totals = call.workspace<Total>(plan.total_capacity * tiling.lanes_per_row());
+  if (plan.run == 1) {
+    launch(call, shape, bags_kernel<Total, T, I>, view, plan, totals, tiling);
   } else {
-    launch(call, tiling.shape(), short_bags_kernel<Total, T, I>, view, later, tiling, run);
+    launch(call, shape, short_bags_kernel<Total, T, I>, view, plan, totals, tiling);
   }
-  if (!may_postpone) return;
-  const RowTiling piece_tiling(later.piece_capacity, view.columns, Total::width);
-  launch(call, piece_tiling.shape(), pieces_kernel<Total, T, I>, view, later, piece_tiling);
-  const int64_t long_bags = std::min(entries / kPiece, view.bags);
-  const LaunchShape one_block_each{std::min(long_bags * tiling.tiles_per_row, kMaxBlocks)};
-  launch(call, one_block_each, long_bags_kernel<Total, T, I>, view, later, tiling);
+  const int64_t long_bags = std::min(plan.total_capacity, view.bags) * tiling.tiles_per_row;
+  const LaunchShape one_block_each{std::min(long_bags, kMaxBlocks)};
+  launch(call, one_block_each, long_bags_kernel<Total, T, I>, view, plan, static_cast<const Total*>(totals), tiling);
 }
 
 // Calls f with the tags of the value's and the index's type and of the columns per lane.
