@@ -47,21 +47,21 @@ def _tests_fail(folder: Path, tests: str) -> bool:
     return status != 0
 
 
-def _is_noticed(folder: Path, mutation: Mutation) -> bool:
-    """Whether the tests fail with the fault planted; the file is restored."""
+def _plant(folder: Path, mutation: Mutation) -> str:
+    """What became of the fault: ``noticed``, ``MISSED``, or ``ILL-FORMED`` where it does not compile. Is taken back."""
     path = folder / "csrc/cuda" / mutation.file
     text = path.read_text()
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
         if not _build(folder):
-            raise RuntimeError(f"{mutation.file} does not compile with {mutation.new!r} for {mutation.old!r}")
-        return _tests_fail(folder, mutation.tests)
+            return "ILL-FORMED"
+        return "noticed" if _tests_fail(folder, mutation.tests) else "MISSED"
     finally:
         path.write_text(text)
 
 
 def _plant_all(folder: Path) -> int:
-    """Plant every fault. Returns how many were missed."""
+    """Plant every fault. Returns how many were not noticed."""
     if not _build(folder):
         raise RuntimeError("the emulated kernels do not compile")
     if _tests_fail(folder, " or ".join(sorted({f"({m.tests})" for m in MUTATIONS}))):
@@ -69,12 +69,11 @@ def _plant_all(folder: Path) -> int:
     missed = 0
     for mutation in MUTATIONS:
         start = time.monotonic()
-        noticed = _is_noticed(folder, mutation)
-        missed += not noticed
+        outcome = _plant(folder, mutation)
+        missed += outcome != "noticed"
         old, new = (" ".join(text.split()) or "nothing" for text in (mutation.old, mutation.new))
         seconds = f"{time.monotonic() - start:3.0f} s"
-        word = "noticed" if noticed else "MISSED "
-        print(f"{word}  {seconds}  {mutation.file:22} {mutation.kind:5}  {old}  ->  {new}", flush=True)
+        print(f"{outcome:10}  {seconds}  {mutation.file:22} {mutation.kind:5}  {old}  ->  {new}", flush=True)
     return missed
 
 
@@ -89,7 +88,7 @@ def main() -> int:
             shutil.copytree(_ROOT / part, folder / part)
         shutil.copy(_ROOT / "pyproject.toml", folder)
         missed = _plant_all(folder)
-    print(f"{len(MUTATIONS)} faults, {missed} missed")
+    print(f"{len(MUTATIONS)} faults, {missed} not noticed")
     return 1 if missed else 0
 
 
