@@ -14,7 +14,12 @@ BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 # Where `make gpu` leaves its results.
 OUT ?= benchmarks/results/gpu
 
-.PHONY: help ncf test test-full lint format bench gpu requirements build clean FORCE
+# Tests of the emulated CUDA kernels that `make test-sanitized` runs: all of the operators' own but those that spend
+# their time in torch (compilation, opcheck) or would fill gigabytes of the sanitizer's shadow memory.
+SANITIZED_TESTS = tests/test_emulat*.py tests/test_operators.py tests/test_segment.py tests/test_embedding_*.py \
+  tests/test_unique.py tests/test_hash.py -k "emulat and not compile and not opcheck and not 2_to_the and not tensorflow"
+
+.PHONY: help ncf test test-full test-sanitized mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -22,6 +27,8 @@ help:
 	@echo "make ncf        train NCF on MovieLens and print HR@10 and NDCG@10"
 	@echo "make test       run the tests"
 	@echo "make test-full  run them all, also those too long for every day"
+	@echo "make test-sanitized  run the emulated CUDA kernels under AddressSanitizer and UBSan"
+	@echo "make mutate     plant faults in the CUDA kernels: each must turn the emulated tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
 	@echo "make gpu        build, test and time on this machine's NVIDIA GPU, with PYTHON's own torch"
 	@echo "make lint       check the code's form and types (make format mends the form)"
@@ -36,6 +43,18 @@ test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(BIN)/pytest $(ARGS)
+
+# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension.
+SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
+EMPTY :=
+test-sanitized: export TORCHSPARSE_REC_EMULATED_SANITIZE := 1
+test-sanitized: $(BUILT) $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -c 'from emulation.build import build; build()'
+	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" \
+	  $(BIN)/python -m pytest $(SANITIZED_TESTS) $(ARGS)
+
+mutate: $(BUILT) $(VENV)/.test
+	$(BIN)/python tests/emulation/mutate.py
 
 bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)

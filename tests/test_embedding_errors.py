@@ -11,6 +11,8 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 _ops = torch.ops.torchsparse_rec
 TABLE = torch.ones(50, 3)
 MODES = {"sum": 0, "mean": 1, "sqrtn": 2, "max": 3}

@@ -7,10 +7,13 @@ import sys
 
 import pytest
 import torch
+from devices import cpu_only
 from torch import Tensor
 from torch.nn import functional
 
 from torchsparse_rec import ops
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 TABLE = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
 INDICES, OFFSETS = torch.tensor([0, 2, 1, 1]), torch.tensor([0, 2, 2, 4])
@@ -264,6 +267,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@cpu_only
 @pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
 def test_backward_has_no_temporary_of_all_entries(name: str) -> None:
     """[N, D] would be 512 MB here; what is used grows with N alone."""

@@ -111,6 +111,70 @@ def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> 
     assert counts.tolist() == [3, 2, 1, 1, 1]
 
 
+# ---- Beyond 2^31 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def huge() -> torch.Tensor:
+    """More than 2^31 float16 elements, of which the system gives memory to the pages that are written."""
+    return torch.empty(2**31 + 2**12, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("dim", [64, 7])
+def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, emulated: Launches) -> None:
+    rows = huge.numel() // dim
+    table = huge[: rows * dim].view(rows, dim)
+    small = Random(1).floats(6, dim, dtype=torch.float16)
+    # The last two lie where an element's number no longer fits in 32 bits, or in 31.
+    places = torch.tensor([0, 1, 2**30 // dim, 2**31 // dim - 1, 2**31 // dim + 1, rows - 1])
+    table[places] = small
+    picked = torch.tensor([5, 4, 0, 3, 3, 5, 1, 2])
+    ids, bags, weights = places[picked], torch.tensor([0, 3, 3, 8]), Random(2).weights(8, torch.float16)
+    segments, ops = torch.tensor([0, 0, 1, 1, 1, 3, 3, 3]), torch.ops.torchsparse_rec
+    grad = Random(3).floats(3, dim, dtype=torch.float16)
+
+    def results(table: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
+        pooled, _ = ops.embedding_bag.default(table, ids, bags, weights, MEAN, -1, False, False)
+        return [
+            ops.embedding.default(table, ids, -1, False, False),
+            pooled,
+            ops.embedding_bag.default(table, ids, bags, None, 3, -1, False, False)[0],
+            ops.embedding_weights_backward.default(grad, table, ids, bags, weights, pooled, MEAN, -1),
+            ops.sparse_segment_reduce.default(table, ids, segments, 5, SQRTN),
+        ]
+
+    for large, same in zip(results(table, ids), results(small, picked), strict=True):
+        assert torch.equal(large, same)
+
+
+ROWS = 2**33 + 9
+# Ids that would be one in 32 bits, and the first and last row.
+FAR_IDS = torch.tensor([5, 2**32 + 5, ROWS - 1, 5, 2**33 + 5, 0, 2**32 + 5])
+
+
+def test_gradient_rows_beyond_2_to_the_32(emulated: Launches) -> None:
+    grad = Random(1).integers(-9, 9, 7, 3, dtype=torch.float32)
+    wanted = torch.stack([grad[5], grad[0] + grad[3], grad[1] + grad[6], grad[4], grad[2]])
+    ops, rows = torch.ops.torchsparse_rec, [0, 5, 2**32 + 5, 2**33 + 5, ROWS - 1]
+    for values, ids in (
+        ops.embedding_sparse_backward.default(grad, FAR_IDS, None, None, None, ROWS, SUM, -1, False),
+        ops.sparse_segment_reduce_grad_v2.default(grad, FAR_IDS, torch.arange(7), ROWS, SUM),
+    ):
+        assert ids.tolist() == rows and torch.equal(values, wanted)
+    bags = ops.embedding_sparse_backward.default(
+        grad[:2], FAR_IDS, torch.tensor([0, 4, 7]), None, None, ROWS, SUM, 2**32 + 5, False
+    )
+    assert bags[1].tolist() == [0, 5, 2**33 + 5, ROWS - 1]
+    assert torch.equal(bags[0], torch.stack([grad[1], 2 * grad[0], grad[1], grad[0]]))
+
+
+def test_id_beyond_2_to_the_32_is_told(emulated: Launches) -> None:
+    with pytest.raises(IndexError, match=rf"indices\[1\] must be in \[0, {ROWS}\), got {ROWS + 2**32}"):
+        torch.ops.torchsparse_rec.embedding_sparse_backward.default(
+            torch.ones(3, 2), torch.tensor([5, ROWS + 2**32, 7]), None, None, None, ROWS, SUM, -1, False
+        )
+
+
 # ---- Bad values: skipped, recorded, told by the next call -----------------------------------------------------------
 
 

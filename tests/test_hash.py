@@ -9,10 +9,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from devices import cpu_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsparse_rec import ops
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 MOST = 2**63 - 1
 # tf.strings.to_hash_bucket_fast(tf.strings.as_string(key), MOST)
@@ -174,6 +177,7 @@ def test_shapes_and_strides():
     assert torch.equal(ops.string_to_hash_bucket_fast(text, strided, 99), ops.to_hash_bucket_fast(["ab", "c"], 99))
 
 
+@cpu_only
 def test_threads_give_the_same():
     x, words = assorted(100_001), [TEXT[: n % 90] for n in range(5000)]
     threads = torch.get_num_threads()
@@ -199,6 +203,7 @@ print(hashlib.sha256(torch.cat(parts).numpy().tobytes()).hexdigest())
 """
 
 
+@cpu_only
 def test_instruction_sets_give_the_same():
     found = {}
     for level in ("baseline", "avx2", "avx512"):
@@ -298,6 +303,7 @@ def test_errors_of_integers():
             ops.to_hash_bucket_fast([], bad)
 
 
+@cpu_only
 def test_errors_of_other_inputs():
     with raises(r"x\[1\] must be str or bytes, got int: 5"):
         ops.to_hash_bucket_fast(["a", 5], 3)

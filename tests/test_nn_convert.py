@@ -45,6 +45,7 @@ def test_converts_every_table_and_keeps_everything_else():
     assert model.users.grad_mode == model.tower["bags"].grad_mode == "sparse"
 
 
+@pytest.mark.usefixtures("kernels")
 def test_an_optimizer_made_before_goes_on():
     model = torch.nn.Sequential(torch.nn.Embedding(6, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)

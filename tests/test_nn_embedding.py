@@ -13,11 +13,13 @@ from torchsparse_rec.nn import _lookup
 GRAD_MODES = ("dense", "sparse")
 
 
-@pytest.fixture(params=("small", "large"))
+@pytest.fixture(params=("small", "large", "emulated"))
 def lookup_size(request, monkeypatch):
-    """Both sides of the rule that gives small lookups to torch."""
-    if request.param == "large":
+    """Both sides of the rule that gives small lookups to torch, and the emulated CUDA kernels."""
+    if request.param != "small":
         monkeypatch.setattr(_lookup, "_SMALL_LOOKUP", -1)
+    if request.param == "emulated":
+        request.getfixturevalue("emulated")
     return request.param
 
 
@@ -53,6 +55,7 @@ def test_agrees_with_torch(lookup_size, grad_mode, shape, kwargs):
         torch.testing.assert_close(got[1], want[1], rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_small_and_large_lookups_have_the_same_bits(monkeypatch, dtype):
     generator = torch.Generator().manual_seed(2)
@@ -81,6 +84,7 @@ def test_max_norm_changes_the_table_as_torch_does(grad_mode, norm_type):
     assert not torch.equal(ours.weight[1], before[1]) and torch.equal(ours.weight[0], before[0])
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_tables_are_summed_in_float32(grad_mode, dtype):
@@ -188,6 +192,7 @@ def test_copies_are_independent_and_complete(copier):
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lookup_size", ["small", "large"], indirect=True)  # max_norm looks at the ids first
 @pytest.mark.parametrize("kwargs", [{"grad_mode": "dense"}, {"grad_mode": "sparse"}, {"max_norm": 1.0}])
 @pytest.mark.parametrize(
     ("ids", "message"),

@@ -5,8 +5,11 @@ import pickle
 
 import pytest
 import torch
+from devices import cpu_only
 
 from torchsparse_rec import nn
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 GRAD_MODES = ("dense", "sparse")
 V, D = 12, 3
@@ -175,6 +178,7 @@ def test_bags_without_ids():
 # ---- Construction and copies -----------------------------------------------------------------------------------------
 
 
+@cpu_only
 def test_constructor_and_repr_follow_torch():
     args = (5, 3, 1.5, 1.0, True, "sum", True, None, True, -2)
     ours, theirs = nn.EmbeddingBag(*args), torch.nn.EmbeddingBag(*args)
@@ -185,6 +189,7 @@ def test_constructor_and_repr_follow_torch():
     assert isinstance(ours, torch.nn.EmbeddingBag)
 
 
+@cpu_only
 def test_from_pretrained():
     table = torch.randn(4, 2)
     module = nn.EmbeddingBag.from_pretrained(table, mode="sqrtn", padding_idx=1, grad_mode="sparse")
@@ -192,6 +197,7 @@ def test_from_pretrained():
     assert module.weight.data_ptr() == table.data_ptr() and not module.weight.requires_grad
 
 
+@cpu_only
 @pytest.mark.parametrize("direction", ["to torch", "from torch"])
 def test_state_dict_round_trip(direction):
     ours, theirs = nn.EmbeddingBag(5, 3, grad_mode="auto"), torch.nn.EmbeddingBag(5, 3)
@@ -212,6 +218,7 @@ def test_copies(copier):
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
+@cpu_only
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_id_out_of_range(grad_mode, max_norm):
@@ -238,6 +245,7 @@ def test_bad_offsets(offsets, message, last):
         nn.EmbeddingBag(V, D, include_last_offset=last)(ids(), torch.tensor(offsets))
 
 
+@cpu_only
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -42,6 +42,7 @@ def test_fixed_modes(sparse, grad_mode):
     assert f"grad_mode={grad_mode!r} -> {want}" in module.explain() and "40 rows x 4" in module.explain()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_all_modes_give_the_same_parameters(optimizer):
@@ -141,6 +142,7 @@ def test_auto_follows_changes_of_the_optimizer():
     assert layout(module) == "dense" and "no longer exists" in module.explain()
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_choice_that_flips_during_accumulation():
     module, optimizer = auto()
     module.zero_grad()
@@ -218,6 +220,7 @@ def compiled():
     torch._dynamo.reset()
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("grad_mode", [None, "dense", "auto"])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_dense_lookups_compile_into_one_graph(compiled, grad_mode, kind):
@@ -233,6 +236,7 @@ def test_dense_lookups_compile_into_one_graph(compiled, grad_mode, kind):
         assert torch.equal(module.weight.grad, want)
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 def test_sparse_lookups_are_left_out_of_the_graph(compiled, kind):
     module = kind(20, 3, grad_mode="sparse")

@@ -5,9 +5,12 @@ from collections import OrderedDict, namedtuple
 
 import pytest
 import torch
+from devices import cpu_only
 
 from torchsparse_rec import nn
 from torchsparse_rec.nn.gradients import _KeepCoalesced
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 A, B = torch.tensor([3, 3, 9, 1]), torch.tensor([9, 2, 3, 2])
 
@@ -116,6 +119,7 @@ def test_shared_and_copied_parameters_have_one_pair_of_hooks():
     assert one.weight.grad.is_coalesced()
 
 
+@cpu_only
 def test_no_hooks_without_a_sparse_gradient():
     module = table()
     with torch.no_grad():
@@ -153,6 +157,7 @@ def sparse_grad():
 DENSE = torch.tensor([[2.0], [4.0], [0.0]])
 
 
+@cpu_only
 def test_parameters_are_converted_in_place():
     module = torch.nn.Embedding(3, 1, sparse=True)
     frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
@@ -164,6 +169,7 @@ def test_parameters_are_converted_in_place():
     torch.optim.Adam(parameters[:1]).step()
 
 
+@cpu_only
 def test_gradients_and_containers():
     dense = torch.ones(3)
     got = nn.sparse_to_dense_grads([sparse_grad(), None, dense])
@@ -178,6 +184,7 @@ def test_gradients_and_containers():
     assert nn.sparse_to_dense_grads([]) == [] and nn.sparse_to_dense_grads(None) is None
 
 
+@cpu_only
 def test_pairs():
     parameter, other = torch.nn.Parameter(torch.zeros(3, 1)), torch.nn.Parameter(torch.zeros(2))
     parameter.grad = sparse_grad()
@@ -188,6 +195,7 @@ def test_pairs():
     assert torch.equal(parameter.grad, DENSE)
 
 
+@cpu_only
 @pytest.mark.parametrize("x", [3, "weights", [1.0]])
 def test_other_things_are_errors(x):
     with pytest.raises(TypeError, match="must hold parameters, gradients or pairs, got (int|str|float)"):

@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from devices import cpu_only
 from torch import Tensor
 
 from torchsparse_rec import ops
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 FORWARD = {"sum": ops.sparse_segment_sum, "mean": ops.sparse_segment_mean, "sqrt_n": ops.sparse_segment_sqrt_n}
 GRAD = {
@@ -97,6 +100,7 @@ def test_entries_are_added_in_order() -> None:
     assert ops.sparse_segment_sum_grad_v2(data, ids, torch.tensor([0, 1, 2, 1]), 1)[0].item() == 1.0
 
 
+@cpu_only
 def test_a_long_segment_is_added_in_order() -> None:
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(1000, 3, generator=generator)
@@ -236,6 +240,7 @@ def test_no_gradient_passes_through_out() -> None:
     assert torch.equal(out, ops.sparse_segment_sum_grad(grad, *call))
 
 
+@cpu_only
 def test_a_failed_call_leaves_out_alone() -> None:
     out = torch.full((5, 2), 7.0)
     with pytest.raises(IndexError):

@@ -5,11 +5,14 @@ import time
 
 import pytest
 import torch
+from devices import cpu_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from torchsparse_rec.ops import unique, unique_with_counts
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 DTYPES = [
     torch.uint8,
@@ -104,6 +107,7 @@ def test_unique_all_equal(n, value, threads):
 
 # Up to 16384 keys one table serves; ranges up to N (65536 for more keys) have a table by value; 49153 keys and more are
 # cut into more than two partitions; every 32768 keys are worth a thread.
+@cpu_only
 @pytest.mark.parametrize("n", [5, 16_383, 16_384, 16_385, 49_153, 65_535, 65_536, 98_305])
 def test_unique_around_every_threshold(n):
     before = torch.get_num_threads()
@@ -128,6 +132,7 @@ def test_unique_range_at_the_ends_of_int64(n, edge, threads):
     check(x)
 
 
+@cpu_only
 def test_unique_hot_keys_in_one_partition(threads):
     generator = torch.Generator().manual_seed(4)
     keys = torch.randint(-(2**62), 2**62, (50_000,), generator=generator)
@@ -146,6 +151,7 @@ def colliding_keys(n: int) -> Tensor:
     return torch.tensor(keys, dtype=torch.uint64).view(torch.int64)
 
 
+@cpu_only
 @pytest.mark.parametrize("n", [4_000, 10_000, 150_000])
 def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
     keys = colliding_keys(n)
@@ -159,6 +165,7 @@ def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
     assert seconds < 3, "the square of 150,000 steps takes much longer than that"
 
 
+@cpu_only
 def test_unique_is_the_same_for_every_number_of_threads():
     before = torch.get_num_threads()
     for span in (40_000, 2**62):
@@ -218,6 +225,7 @@ def test_unique_compiles_to_one_graph():
         assert torch.equal(compiled(x), weighted(x))
 
 
+@cpu_only
 @pytest.mark.tensorflow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 @settings(max_examples=60, deadline=None)
@@ -237,6 +245,7 @@ def test_unique_agrees_with_tensorflow(data):
     assert got.counts.tolist() == expected.count.numpy().tolist()
 
 
+@cpu_only
 @pytest.mark.tensorflow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 @pytest.mark.parametrize("span", [1000, 60_000, 2**62])

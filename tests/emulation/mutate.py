@@ -1,8 +1,8 @@
 """
-Does a fault in a CUDA kernel turn the emulated tests red? ``python tests/emulation/mutate.py`` plants one at a time.
+Does a fault in a CUDA kernel turn the emulated tests red? ``make mutate`` plants those of mutations.py one at a time.
 
-Each is a changed sign, a moved bound or a dropped step in a copy of one ``.cu`` file; the copy is compiled and the
-tests of that part are run. Any that stay green are printed, and the exit status is 1. Takes minutes: not part of CI.
+In a copy of the sources, whose object files are kept from one fault to the next: each costs one file's compilation and
+the tests of that part. Prints a table; the exit status is 1 if a fault was missed. Takes minutes: not part of CI.
 """
 
 from __future__ import annotations
@@ -12,76 +12,84 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-# File, what to replace, by what, and the tests (as pytest's -k) that must notice.
-MUTATIONS = [
-    ("bags.cu", "offset < given[b - 1]", "offset <= given[b - 1]", "embedding_bag"),
-    ("bags.cu", "weights[i] * weights[i]", "weights[i]", "weights_backward"),
-    ("bags.cu", "++count;", "--count;", "dense_backward"),
-    ("embedding.cu", "index < rows;", "index <= rows;", "recorded"),
-    ("embedding.cu", "value > best", "value < best", "embedding_bag"),
-    ("embedding_backward.cu", "with_row - with_output", "with_row + with_output", "weights_backward"),
-    ("embedding_backward.cu", "int step = lanes / 2;", "int step = lanes / 4;", "weights_backward"),
-    ("embedding_backward.cu", "sum += static_cast<A>(grad[at])", "sum -= static_cast<A>(grad[at])", "dense_backward"),
-    ("errors.cu", "r->key = kNoError;", "", "recorded"),
-    ("hash.cu", "end <= size;", "end < size;", "string_to_hash"),
-    ("hash.cu", "fingerprint64_of_decimal(x[i])", "fingerprint64_of_decimal(-x[i])", "to_hash_bucket"),
-    ("pool.cu", "total.sum[c] += weight *", "total.sum[c] -= weight *", "segment"),
-    ("pool.cu", "entry.present && entry.index >= 0 && entry.index < p.rows", "entry.present", "recorded"),
-    ("pool.cu", "j < end; j += kInFlight", "j + 1 < end; j += kInFlight", "segment"),
-    ("pool.cu", "begin + k * kPiece", "begin + k * (kPiece - 1)", "long or popular"),
-    ("row_groups.cu", "row <= rows; row +=", "row < rows; row +=", "reduce_grad"),
-    ("row_groups.cu", "index != padding_idx ?", "index == padding_idx ?", "dense_backward"),
-    ("row_groups.cu", "j == 0 || key != keys[j - 1]", "j != 0 && key != keys[j - 1]", "grad_v2"),
-    ("segment.cu", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
-    ("segment.cu", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
-    ("segment.cu", "s <= segments; s +=", "s < segments; s +=", "segment"),
-    ("unique.cu", "atomicMin(&table.first[slot]", "atomicMax(&table.first[slot]", "unique"),
-    ("unique.cu", "first_position == i)", "first_position != i)", "unique"),
-]
+sys.path.insert(0, str(_ROOT / "tests"))
+
+from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
+
+_TESTS = ("tests/test_emulated.py", "tests/test_operators.py")
+_SECONDS = 300  # a loop that no longer ends is a fault noticed
 
 
 def _run(folder: Path, *command: str) -> int:
     # The package is production's own; only kernels and tests are copies.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), str(folder / "tests")])}
-    return subprocess.run([sys.executable, *command], cwd=folder, env=environment, stdout=subprocess.DEVNULL).returncode
+    arguments = [sys.executable, *command]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.run(arguments, cwd=folder, env=environment, timeout=_SECONDS, **silent).returncode
 
 
-def _is_noticed(folder: Path, file: str, old: str, new: str, tests: str) -> bool:
-    """Whether the tests fail with the fault planted; the file is restored."""
-    path = folder / "csrc/cuda" / file
-    text = path.read_text()
-    if text.count(old) != 1:
-        raise ValueError(f"{file} must have {old!r} once, has it {text.count(old)} times")
-    path.write_text(text.replace(old, new))
+def _build(folder: Path) -> bool:
+    return _run(folder, "-c", "from emulation.build import build; build()") == 0
+
+
+def _tests_fail(folder: Path, tests: str) -> bool:
+    chosen = f"emulated and not compiles and ({tests})"
     try:
-        if _run(folder, "-c", "from emulation.build import build; build()") != 0:
-            raise RuntimeError(f"{file} does not compile with {new!r} for {old!r}")
-        arguments = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_emulated.py", "-k", tests)
-        # 1: a test failed; below 0: a signal ended the run.
-        status = _run(folder, *arguments)
-        return status == 1 or status < 0
+        status = _run(folder, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *_TESTS, "-k", chosen)
+    except subprocess.TimeoutExpired:
+        return True
+    if status not in (0, 1) and status >= 0:  # below 0: a signal ended the run
+        raise RuntimeError(f"pytest ended with status {status} for -k {chosen!r}")
+    return status != 0
+
+
+def _plant(folder: Path, mutation: Mutation) -> str:
+    """What became of the fault: ``noticed``, ``MISSED``, or ``ILL-FORMED`` where it does not compile. Is taken back."""
+    path = folder / "csrc/cuda" / mutation.file
+    text = path.read_text()
+    path.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        if not _build(folder):
+            return "ILL-FORMED"
+        return "noticed" if _tests_fail(folder, mutation.tests) else "MISSED"
     finally:
         path.write_text(text)
 
 
+def _plant_all(folder: Path) -> int:
+    """Plant every fault. Returns how many were not noticed."""
+    if not _build(folder):
+        raise RuntimeError("the emulated kernels do not compile")
+    if _tests_fail(folder, " or ".join(sorted({f"({m.tests})" for m in MUTATIONS}))):
+        raise RuntimeError("the tests fail without a fault")
+    missed = 0
+    for mutation in MUTATIONS:
+        start = time.monotonic()
+        outcome = _plant(folder, mutation)
+        missed += outcome != "noticed"
+        old, new = (" ".join(text.split()) or "nothing" for text in (mutation.old, mutation.new))
+        seconds = f"{time.monotonic() - start:3.0f} s"
+        print(f"{outcome:10}  {seconds}  {mutation.file:22} {mutation.kind:5}  {old}  ->  {new}", flush=True)
+    return missed
+
+
 def main() -> int:
-    """Plant every fault. Returns the exit status."""
+    """Check the table, then plant. Returns the exit status."""
+    if wrong := problems():
+        print("tests/emulation/mutations.py does not fit csrc/cuda:", *wrong, sep="\n  ")
+        return 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in ("csrc", "tests"):
             shutil.copytree(_ROOT / part, folder / part)
         shutil.copy(_ROOT / "pyproject.toml", folder)
-        missed = 0
-        for file, old, new, tests in MUTATIONS:
-            noticed = _is_noticed(folder, file, old, new, tests)
-            missed += not noticed
-            print(f"{'noticed' if noticed else 'MISSED '}  {file}: {old}  ->  {new or 'nothing'}", flush=True)
-        unplanted = {p.name for p in (_ROOT / "csrc/cuda").glob("*.cu")} - {file for file, *_ in MUTATIONS}
-        print(f"{len(MUTATIONS)} faults, {missed} missed; not run in emulation: {', '.join(sorted(unplanted))}")
-        return 1 if missed else 0
+        missed = _plant_all(folder)
+    print(f"{len(MUTATIONS)} faults, {missed} not noticed")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

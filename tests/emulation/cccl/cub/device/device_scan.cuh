@@ -27,15 +27,9 @@ struct DeviceScan {
     static_assert(std::is_integral_v<T> && std::is_integral_v<Init>, "a scan of floats has other bits on every run");
     Call call(name, scratch, bytes, n, sizeof(T));
     if (call.asks_for_size()) return cudaSuccess;
-    if constexpr (std::is_same_v<std::remove_const_t<std::remove_pointer_t<In>>, T>) {
-      if (in == out) {
-        call.uses({memory_of(out, n)});
-      } else {
-        call.uses({memory_of(in, n), memory_of(out, n)});
-      }
-    } else {
-      call.uses({memory_of(in, n), memory_of(out, n)});
-    }
+    const Memory read = memory_of(in, n), written = memory_of(out, n);
+    const bool in_place = read.begin == written.begin && read.bytes == written.bytes;
+    call.uses({in_place ? Memory{nullptr, 0} : read, written});
     Init total = init;
     for (int64_t i = 0; i < n; ++i) {
       const Init next = static_cast<Init>(add(total, in[i]));
