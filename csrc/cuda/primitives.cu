@@ -1,8 +1,10 @@
 #include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
 
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 #include <cub/device/device_select.cuh>
+#include <cuda/std/bit>
 
 #include "primitives.cuh"
 
@@ -29,6 +31,10 @@ KeyedPositions<K> sort_pairs_of(DeviceCall& call, KeyedPositions<K> from, KeyedP
   return {keys.Current(), positions.Current()};
 }
 
+struct CountBits {
+  TSR_HOST_DEVICE int64_t operator()(uint32_t word) const { return cuda::std::popcount(word); }
+};
+
 }  // namespace
 
 KeyedPositions<uint32_t> sort_pairs(DeviceCall& call, KeyedPositions<uint32_t> from, KeyedPositions<uint32_t> spare,
@@ -44,6 +50,14 @@ KeyedPositions<uint64_t> sort_pairs(DeviceCall& call, KeyedPositions<uint64_t> f
 void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before) {
   with_scratch(call, [&](void* scratch, size_t& bytes) {
     return cub::DeviceScan::ExclusiveScan(scratch, bytes, flags, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
+                                          call.stream());
+  });
+}
+
+void count_bits_before(DeviceCall& call, const uint32_t* words, int64_t n, int64_t* before) {
+  const auto counts = thrust::make_transform_iterator(words, CountBits{});
+  with_scratch(call, [&](void* scratch, size_t& bytes) {
+    return cub::DeviceScan::ExclusiveScan(scratch, bytes, counts, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
                                           call.stream());
   });
 }

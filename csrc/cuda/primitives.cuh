@@ -26,6 +26,10 @@ KeyedPositions<uint64_t> sort_pairs(DeviceCall& call, KeyedPositions<uint64_t> f
 // last is not counted.
 void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before);
 
+// The same of bits: before[w] = number of set bits in words[0 : w], for w in [0, n]. words has n + 1 elements, of which
+// the last is not counted.
+void count_bits_before(DeviceCall& call, const uint32_t* words, int64_t n, int64_t* before);
+
 // The positions of set flags, ascending, and their number.
 void select_positions(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* positions, int64_t* count);
 

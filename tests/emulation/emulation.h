@@ -120,6 +120,9 @@ inline int __all_sync(unsigned mask, int predicate, TSR_EMULATED_SITE) {
   return __ballot_sync(mask, !predicate, file, line) == 0;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 
 template <class T>

@@ -27,7 +27,7 @@ MUTATIONS = [
     ("embedding_backward.cu", "sum += static_cast<A>(grad[at])", "sum -= static_cast<A>(grad[at])", "dense_backward"),
     ("errors.cu", "r->key = kNoError;", "", "recorded"),
     ("hash.cu", "end <= size;", "end < size;", "string_to_hash"),
-    ("hash.cu", "fingerprint64_of_decimal(x[i])", "fingerprint64_of_decimal(-x[i])", "to_hash_bucket"),
+    ("hash.cu", "negative = x < 0", "negative = x <= 0", "to_hash_bucket"),
     ("pool.cu", "total.sum[c] += weight *", "total.sum[c] -= weight *", "segment"),
     ("pool.cu", "entry.present && entry.index >= 0 && entry.index < p.rows", "entry.present", "recorded"),
     ("pool.cu", "j < end; j += kInFlight", "j + 1 < end; j += kInFlight", "segment"),

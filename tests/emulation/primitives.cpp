@@ -71,6 +71,16 @@ void count_before(DeviceCall&, const uint8_t* flags, int64_t n, int64_t* before)
   emulated::check_guards();
 }
 
+void count_bits_before(DeviceCall&, const uint32_t* words, int64_t n, int64_t* before) {
+  refuse_overlap("count_bits_before", {{words, (n + 1) * sizeof(uint32_t)}, {before, (n + 1) * sizeof(int64_t)}});
+  int64_t count = 0;
+  for (int64_t w = 0; w <= n; ++w) {
+    before[w] = count;
+    if (w < n) count += __builtin_popcount(words[w]);
+  }
+  emulated::check_guards();
+}
+
 void select_positions(DeviceCall&, const uint8_t* flags, int64_t n, int64_t* positions, int64_t* count) {
   // Room for all of them: CUB may write as many before it knows.
   refuse_overlap("select_positions", {{flags, n}, {positions, n * sizeof(int64_t)}, {count, sizeof(int64_t)}});
