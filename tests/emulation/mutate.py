@@ -38,8 +38,8 @@ MUTATIONS = [
     ("segment.cu", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
     ("segment.cu", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
     ("segment.cu", "s <= segments; s +=", "s < segments; s +=", "segment"),
-    ("unique.cu", "atomicMin(&table.first[slot]", "atomicMax(&table.first[slot]", "unique"),
-    ("unique.cu", "first_position == i)", "first_position != i)", "unique"),
+    ("unique.cu", "atomicMin(&slots[slot]", "atomicMax(&slots[slot]", "unique"),
+    ("unique.cu", "first == static_cast<P>(i))", "first != static_cast<P>(i))", "unique"),
 ]
 
 
