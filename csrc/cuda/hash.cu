@@ -44,8 +44,7 @@ __device__ inline uint64_t hash_narrow(uint32_t magnitude, bool negative) {
   const uint32_t upper = magnitude / 10000, top = upper / 10000;
   const uint32_t w0 = four_digits(top), w1 = four_digits(upper - top * 10000);
   const uint32_t w2 = four_digits(magnitude - upper * 10000);
-  const uint32_t n =
-      7 + negative + (magnitude >= 10000000) + (magnitude >= 100000000) + (magnitude >= 1000000000);
+  const uint32_t n = 7 + negative + (magnitude >= 10000000) + (magnitude >= 100000000) + (magnitude >= 1000000000);
   const uint32_t before = 96 - n * 8;  // 8 to 32
   const uint64_t sign = sign_at(negative, before);
   const uint32_t s0 = w0 ^ static_cast<uint32_t>(sign), s1 = w1 ^ static_cast<uint32_t>(sign >> 32);

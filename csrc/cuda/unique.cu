@@ -27,7 +27,7 @@ void dispatch_width(const Tensor& x, const F& f) {
   }
 }
 
-// Positions in fewer elements than this take 32 bits, half the bytes to move.
+// Positions in fewer elements than this take 32 bits, half the bytes to move. Emulated, few elements reach both kinds.
 #ifdef TSR_EMULATED
 constexpr int64_t kNarrow = 2000;
 #else
@@ -72,7 +72,11 @@ struct Positions {
   static constexpr int kRow = 32;
 
   Positions(const T* values, int64_t n) : x(values), slots(nullptr), parents(nullptr), position_bits(1) {
-    capacity = is_direct<T> ? uint64_t{1} << (8 * sizeof(T) % 64) : 2 * static_cast<uint64_t>(n);
+    if constexpr (is_direct<T>) {
+      capacity = uint64_t{1} << 8 * sizeof(T);
+    } else {
+      capacity = 2 * static_cast<uint64_t>(n);
+    }
     while (n >> position_bits != 0) ++position_bits;
   }
 
@@ -131,10 +135,10 @@ LaunchShape one_block_each_tile(int64_t n) { return {std::min(n / kTile + (n % k
 __device__ inline int64_t tile_index() { return static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x; }
 __device__ inline int64_t tile_stride() { return static_cast<int64_t>(gridDim.x) * kTile; }
 
-// One thread enters kInFlight elements of a tile.
+// Enters x[begin : n]. One thread enters kInFlight elements of a tile.
 template <class T, class P>
-__global__ void enter_kernel(Positions<T, P> table, int64_t n) {
-  for (int64_t start = tile_index(); start < n; start += tile_stride()) {
+__global__ void enter_kernel(Positions<T, P> table, int64_t begin, int64_t n) {
+  for (int64_t start = begin + tile_index(); start < n; start += tile_stride()) {
     T values[kInFlight];
     P found[kInFlight];
 #pragma unroll
@@ -161,6 +165,15 @@ __global__ void enter_kernel(Positions<T, P> table, int64_t n) {
       if (i < n && found[k] != table.kNone) table.settle(values[k], table.hash_of(values[k]), i, found[k]);
     }
   }
+}
+
+// The first tile goes ahead: it puts popular values in the table, so that the many threads that start together next
+// find them by a load and do not all fight for one empty slot.
+template <class T, class P>
+void enter(DeviceCall& call, const Positions<T, P>& table, int64_t n) {
+  const int64_t ahead = std::min(n, kTile);
+  launch(call, one_block_each_tile(ahead), enter_kernel<T, P>, table, int64_t{0}, ahead);
+  launch(call, one_block_each_tile(n - ahead), enter_kernel<T, P>, table, ahead, n);
 }
 
 // ---- Numbers --------------------------------------------------------------------------------------------------------
@@ -211,7 +224,7 @@ __global__ void write_unique_kernel(const T* x, const P* parents, int64_t n, Num
 
 // Numbers that a block counts by itself: popular values appear early, so theirs are small.
 constexpr int64_t kCounters = 1024;
-// As many as an SM of any size holds several of; each adds its counters once.
+// Blocks that count: enough to fill a device, few enough that adding their counters up costs nothing.
 constexpr int64_t kCountingBlocks = 1024;
 
 // counts[number] = elements of that number. One thread per element; integers, so the order does not matter.
@@ -250,7 +263,7 @@ Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
   int64_t* const before = call.workspace<int64_t>(words + 1);
 
   fill_bytes(call.stream(), table.slots, 0xff, static_cast<size_t>(capacity + n) * sizeof(P));
-  launch(call, one_block_each_tile(n), enter_kernel<T, P>, table, n);
+  enter(call, table, n);
   launch(call, one_block_each_tile(n), flag_firsts_kernel<P>, table.parents, n, firsts);
   count_bits_before(call, firsts, words, before);
   const int64_t distinct = call.read_back(before + words, "the number of distinct values");
@@ -272,8 +285,8 @@ Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
   Unique result{x, x, x};
   dispatch_width(x, [&](auto value_tag) {
     dispatch_position(x.size(0), [&](auto position_tag) {
-      result = unique_of<typename decltype(value_tag)::type, typename decltype(position_tag)::type>(call, x,
-                                                                                                   with_counts);
+      result =
+          unique_of<typename decltype(value_tag)::type, typename decltype(position_tag)::type>(call, x, with_counts);
     });
   });
   return result;
