@@ -74,12 +74,12 @@ def colliding(n: int, top: int) -> torch.Tensor:
 @pytest.mark.parametrize("n", [20, 600, 3000])
 @pytest.mark.parametrize("top", [0, 0x800000, 0xFFFFFF])
 def test_unique_of_values_made_to_collide(n: int, top: int) -> None:
-    """They share slot and tag; the last slot's neighbour is the first."""
+    """They share slot and tag; the last slot's neighbour is the first. 0, whose hash is 0, finds slot 0 taken."""
     values = colliding(n, top)
     hashes = [int(x) * 0x9E3779B97F4A7C15 % 2**64 for x in values]
     hashes = [(h ^ h >> 32) * 0xD6E8FEB86659FD93 % 2**64 for h in hashes]
     assert {((h ^ h >> 32) >> 40, (h ^ h >> 32) & 0xFF) for h in hashes} == {(top, 0x5A)}
-    check("unique_with_counts", torch.cat([values, values.flip(0), values[: n // 2]]))
+    check("unique_with_counts", torch.cat([values, values.flip(0), values[: n // 2], torch.tensor([0, 0])]))
 
 
 # ---- to_hash_bucket_fast --------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ struct Positions {
     uint64_t slot = slot_of(hash);
     for (int step = 1; !same_value(found, entry, value); ++step) {
       if (step % kRow == 0) {
-        hash = scattered(hash);
+        hash = scattered(hash + static_cast<uint64_t>(step));  // the step: 0 would stay where it is
         slot = slot_of(hash);
       } else {
         slot = slot + 1 == capacity ? 0 : slot + 1;
