@@ -208,17 +208,43 @@ struct Numbers {
   }
 };
 
-// One thread per element follows its parents to its value's first.
+// One thread follows kInFlight elements' parents to the first of each one's value.
 template <class T, class P>
 __global__ void write_unique_kernel(const T* x, const P* parents, int64_t n, Numbers numbers, T* values,
                                     int64_t* inverse) {
   constexpr P none = static_cast<P>(~P{0});
-  for (int64_t i = thread_index(); i < n; i += thread_count()) {
-    P first = static_cast<P>(i);
-    for (P parent = parents[i]; parent != none; parent = parents[parent]) first = parent;
-    const int64_t number = numbers.of_first(first);
-    inverse[i] = number;
-    if (first == static_cast<P>(i)) values[number] = x[i];
+  for (int64_t start = tile_index(); start < n; start += tile_stride()) {
+    P first[kInFlight], parent[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = start + k * kThreads;
+      first[k] = i < n ? static_cast<P>(i) : P{0};
+      parent[k] = i < n ? parents[i] : none;
+    }
+    for (bool walking = true; walking;) {
+      walking = false;
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        if (parent[k] == none) continue;
+        first[k] = parent[k];
+        parent[k] = parents[first[k]];
+        walking = true;
+      }
+    }
+    int64_t number[kInFlight];
+    T value[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = start + k * kThreads;
+      number[k] = numbers.of_first(static_cast<int64_t>(first[k]));
+      if (first[k] == static_cast<P>(i)) value[k] = x[i];
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = start + k * kThreads;
+      if (i < n) inverse[i] = number[k];
+      if (first[k] == static_cast<P>(i)) values[number[k]] = value[k];
+    }
   }
 }
 
@@ -227,17 +253,26 @@ constexpr int64_t kCounters = 1024;
 // Blocks that count: enough to fill a device, few enough that adding their counters up costs nothing.
 constexpr int64_t kCountingBlocks = 1024;
 
-// counts[number] = elements of that number. One thread per element; integers, so the order does not matter.
+// counts[number] = elements of that number: integers, so the order does not matter. One thread counts kInFlight
+// elements of a tile.
 __global__ void count_kernel(const int64_t* inverse, int64_t n, unsigned long long* counts) {
   TSR_SHARED(unsigned, counters, kCounters);
   for (int64_t c = threadIdx.x; c < kCounters; c += kThreads) counters[c] = 0;
   __syncthreads();
-  for (int64_t i = thread_index(); i < n; i += thread_count()) {
-    const int64_t number = inverse[i];
-    if (number < kCounters) {
-      atomicAdd(&counters[number], 1u);
-    } else {
-      atomicAdd(&counts[number], 1ull);
+  for (int64_t start = tile_index(); start < n; start += tile_stride()) {
+    int64_t number[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = start + k * kThreads;
+      number[k] = i < n ? inverse[i] : -1;
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      if (number[k] >= kCounters) {
+        atomicAdd(&counts[number[k]], 1ull);
+      } else if (number[k] >= 0) {
+        atomicAdd(&counters[number[k]], 1u);
+      }
     }
   }
   __syncthreads();
@@ -270,13 +305,13 @@ Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
 
   Unique result{call.empty({distinct}, x.scalar_type()), call.empty({n}, ScalarType::Long), x};
   int64_t* const inverse = static_cast<int64_t*>(result.inverse.data_ptr());
-  launch(call, one_thread_each(n), write_unique_kernel<T, P>, table.x, table.parents, n, Numbers{firsts, before},
+  launch(call, one_block_each_tile(n), write_unique_kernel<T, P>, table.x, table.parents, n, Numbers{firsts, before},
          static_cast<T*>(result.values.data_ptr()), inverse);
   if (with_counts) {
     result.counts = call.empty({distinct}, ScalarType::Long);
     unsigned long long* const counts = static_cast<unsigned long long*>(result.counts.data_ptr());
     fill_bytes(call.stream(), counts, 0, static_cast<size_t>(distinct) * sizeof(*counts));
-    launch(call, {std::min(one_thread_each(n).blocks, kCountingBlocks)}, count_kernel, inverse, n, counts);
+    launch(call, {std::min(one_block_each_tile(n).blocks, kCountingBlocks)}, count_kernel, inverse, n, counts);
   }
   return result;
 }

@@ -39,7 +39,7 @@ MUTATIONS = [
     ("segment.cu", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
     ("segment.cu", "s <= segments; s +=", "s < segments; s +=", "segment"),
     ("unique.cu", "atomicMin(&slots[slot]", "atomicMax(&slots[slot]", "unique"),
-    ("unique.cu", "first == static_cast<P>(i))", "first != static_cast<P>(i))", "unique"),
+    ("unique.cu", "? inverse[i] : -1", "? inverse[i] + 1 : -1", "unique"),
 ]
 
 
