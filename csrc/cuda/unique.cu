@@ -56,6 +56,10 @@ __device__ inline uint64_t scattered(uint64_t value) {
 template <class T>
 constexpr bool is_direct = sizeof(T) <= 2;
 
+// In an empty slot and as the parent of firsts. No entry is all ones: a position leaves one of its bits 0.
+template <class P>
+constexpr P kNone = static_cast<P>(~P{0});
+
 // Open addressing. The low bits of a slot are a position; above them there is room for up to 8 bits of the value's
 // hash, by which different values are told apart without a look at x.
 template <class T, class P>
@@ -66,8 +70,6 @@ struct Positions {
   uint64_t capacity;
   int position_bits;
 
-  // In a slot and as a parent; both are filled with it at first. A position is never all ones in its bits.
-  static constexpr P kNone = static_cast<P>(~P{0});
   // Slots in a row that are tried before the hash is scattered anew: values made to collide part there.
   static constexpr int kRow = 32;
 
@@ -99,7 +101,7 @@ struct Positions {
   // What the slot holds, which may be out of date: a later position of the same value. An empty slot takes the entry.
   __device__ P look(uint64_t slot, P entry) const {
     const P found = slots[slot];
-    return found == kNone ? atomicCAS(&slots[slot], kNone, entry) : found;
+    return found == kNone<P> ? atomicCAS(&slots[slot], kNone<P>, entry) : found;
   }
 
   // Goes on where the hash's own slot is not empty but holds `found`.
@@ -114,7 +116,7 @@ struct Positions {
         slot = slot + 1 == capacity ? 0 : slot + 1;
       }
       found = look(slot, entry);
-      if (found == kNone) return;
+      if (found == kNone<P>) return;
     }
     if (found > entry) found = atomicMin(&slots[slot], entry);
     if (found > entry) {
@@ -155,14 +157,14 @@ __global__ void enter_kernel(Positions<T, P> table, int64_t begin, int64_t n) {
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
       const uint64_t hash = table.hash_of(values[k]);
-      if (i < n && found[k] == table.kNone) {
-        found[k] = atomicCAS(&table.slots[table.slot_of(hash)], table.kNone, table.entry_of(hash, i));
+      if (i < n && found[k] == kNone<P>) {
+        found[k] = atomicCAS(&table.slots[table.slot_of(hash)], kNone<P>, table.entry_of(hash, i));
       }
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      if (i < n && found[k] != table.kNone) table.settle(values[k], table.hash_of(values[k]), i, found[k]);
+      if (i < n && found[k] != kNone<P>) table.settle(values[k], table.hash_of(values[k]), i, found[k]);
     }
   }
 }
@@ -181,19 +183,18 @@ void enter(DeviceCall& call, const Positions<T, P>& table, int64_t n) {
 // One warp flags 32 elements at a time: those without a parent.
 template <class P>
 __global__ void flag_firsts_kernel(const P* parents, int64_t n, uint32_t* firsts) {
-  const int64_t padded = (n + kWarp - 1) / kWarp * kWarp;
   for (int64_t start = tile_index(); start - threadIdx.x < n; start += tile_stride()) {
     bool is_first[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      is_first[k] = i < n && parents[i] == static_cast<P>(~P{0});
+      is_first[k] = i < n && parents[i] == kNone<P>;
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
       const uint32_t flags = __ballot_sync(~0u, is_first[k]);
-      if (i < padded && i % kWarp == 0) firsts[i / kWarp] = flags;
+      if (i < n && i % kWarp == 0) firsts[i / kWarp] = flags;
     }
   }
 }
@@ -212,20 +213,19 @@ struct Numbers {
 template <class T, class P>
 __global__ void write_unique_kernel(const T* x, const P* parents, int64_t n, Numbers numbers, T* values,
                                     int64_t* inverse) {
-  constexpr P none = static_cast<P>(~P{0});
   for (int64_t start = tile_index(); start < n; start += tile_stride()) {
     P first[kInFlight], parent[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
       first[k] = i < n ? static_cast<P>(i) : P{0};
-      parent[k] = i < n ? parents[i] : none;
+      parent[k] = i < n ? parents[i] : kNone<P>;
     }
     for (bool walking = true; walking;) {
       walking = false;
 #pragma unroll
       for (int k = 0; k < kInFlight; ++k) {
-        if (parent[k] == none) continue;
+        if (parent[k] == kNone<P>) continue;
         first[k] = parent[k];
         parent[k] = parents[first[k]];
         walking = true;
