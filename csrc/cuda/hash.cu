@@ -5,7 +5,7 @@ namespace tsr {
 namespace {
 
 // ---- Integers -------------------------------------------------------------------------------------------------------
-// The same text and hash as fingerprint64_of_decimal() of hash.h, in 32-bit words: each step on a 64-bit one would take
+// What decimal_words() and fingerprint64_of_text() of hash.h do, in 32-bit words: each step on a 64-bit one would take
 // the device two instructions.
 
 // The text of v < 10^4, its first digit lowest: two digits to a half, then one to a byte.
@@ -64,7 +64,7 @@ __device__ inline uint32_t divide_by_1e16(uint64_t& v) {
   return quotient;
 }
 
-// The same for 10^8; v < 10^16.
+// v / 10^8 by the same means, and the remainder; v < 10^16.
 __device__ inline uint32_t divide_by_1e8(uint64_t v, uint32_t& remainder) {
   constexpr uint32_t divisor = 100000000;
   uint32_t quotient = static_cast<uint32_t>((v >> 22) * 2882303761 >> 36);
@@ -92,7 +92,7 @@ __device__ inline uint64_t hash_wide(uint64_t magnitude, bool negative) {
     return farm_17_to_32(pair(word_at(w0, w1, before), word_at(w1, w2, before)),
                          pair(word_at(w2, w3, before), word_at(w3, w4, before)), pair(w1, w2), last, n);
   }
-  const uint64_t digits = pair(w1, w2);
+  const uint64_t digits = pair(w1, w2);                              // not all '0'
   const uint32_t before = leading_zeros(digits) * 8 - negative * 8;  // 0 to 48
   const uint64_t text = digits ^ sign_at(negative, before);
   const uint64_t first = before == 0 ? text : text >> before | last << (64 - before);
