@@ -16,8 +16,8 @@ OUT ?= benchmarks/results/gpu
 
 # Tests of the emulated CUDA kernels that `make test-sanitized` runs: all of the operators' own but those that spend
 # their time in torch (compilation, opcheck) or would fill gigabytes of the sanitizer's shadow memory.
-SANITIZED_TESTS = tests/test_emulat*.py tests/test_operators.py tests/test_segment.py tests/test_embedding_*.py \
-  tests/test_unique.py tests/test_hash.py -k "emulat and not compile and not opcheck and not 2_to_the and not tensorflow"
+SANITIZED_TESTS = tests/test_emulat*.py tests/test_operators.py tests/test_pooling.py tests/test_segment.py \
+  tests/test_embedding_*.py tests/test_unique.py tests/test_hash.py -k "emulat and not compile and not opcheck and not 2_to_the and not tensorflow"
 
 .PHONY: help ncf test test-full test-sanitized mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
