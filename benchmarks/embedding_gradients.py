@@ -8,8 +8,9 @@ occurs once read and once written. The search for rows that are the same is in t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,9 +25,6 @@ LEARNING_RATE = 0.01
 BATCHES = 4
 _SUM, _NO_PADDING = 0, -1
 _ops = torch.ops.torchsparse_rec
-
-# Looks a batch up in a table, with a sparse gradient.
-Lookup = Callable[[Tensor, Batch], Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,13 @@ class Form:
 
     def module(self, table: Tensor) -> nn.Embedding | nn.EmbeddingBag:
         """Our module on a table."""
-        if self.pooled:
-            return nn.EmbeddingBag(
-                *table.shape, mode="sum", _weight=table, include_last_offset=True, grad_mode="sparse"
-            )
-        return nn.Embedding(*table.shape, _weight=table, grad_mode="sparse")
+        rows, dim = table.shape
+        if not self.pooled:
+            return nn.Embedding(rows, dim, _weight=table, grad_mode="sparse")
+        return nn.EmbeddingBag(rows, dim, mode="sum", _weight=table, include_last_offset=True, grad_mode="sparse")
 
 
-def backward_and_step(weight: torch.nn.Parameter, lookups: list[Callable[[], Tensor]], gradients: list[Tensor]) -> Call:
+def backward_and_step(weight: Tensor, lookups: Sequence[Callable[[], Tensor]], gradients: list[Tensor]) -> Call:
     """Calls of backward and SGD's step for one batch after the other; their forwards are behind them."""
     optimizer = torch.optim.SGD([weight], lr=LEARNING_RATE)
     turns = itertools.cycle([(lookup(), gradient) for lookup, gradient in zip(lookups, gradients, strict=True)])
@@ -86,15 +83,13 @@ def backward_and_step(weight: torch.nn.Parameter, lookups: list[Callable[[], Ten
 def our_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
     """Our sparse gradient, and torch's SGD."""
     module = form.module(table)
-    lookups = [lambda batch=batch: form.ours(module, batch) for batch in batches]
-    return backward_and_step(module.weight, lookups, gradients)
+    return backward_and_step(module.weight, [partial(form.ours, module, batch) for batch in batches], gradients)
 
 
 def torch_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
     """Torch's sparse gradient, and its SGD."""
     weight = torch.nn.Parameter(table)
-    lookups = [lambda batch=batch: form.in_torch(weight, batch) for batch in batches]
-    return backward_and_step(weight, lookups, gradients)
+    return backward_and_step(weight, [partial(form.in_torch, weight, batch) for batch in batches], gradients)
 
 
 def index_add_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:

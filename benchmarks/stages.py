@@ -81,7 +81,7 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
     watch.start()
     assert process.stdout is not None
     try:
-        with log.open("w") as file:
+        with process.stdout, log.open("w") as file:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 file.write(line)

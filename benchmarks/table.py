@@ -55,7 +55,8 @@ def _peers(row: dict[str, Any] | None) -> str:
     """Ratios to the peers that ran."""
     if row is None or "failed" in row:
         return ""
-    return ", ".join(f"{peer['name']} {peer['ratio']:.2g}x" for peer in row["peers"] if "ratio" in peer)
+    ratios = [(peer["name"], peer["ratio"]) for peer in row["peers"] if "ratio" in peer]
+    return ", ".join(f"{name} {ratio:{'.0f' if ratio >= 10 else '.2g'}}x" for name, ratio in ratios)
 
 
 def _judged(row: dict[str, Any] | None) -> dict[str, str]:
