@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, segment, unique
+from . import embedding, embedding_gradients, keras_report, ncf, segment, table, unique
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
@@ -39,6 +39,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--threads", type=int, default=2, help="of every framework (default: 2)")
+    parser.add_argument("--table", action="store_true", help="only write results/README.md from the results there")
     parser.add_argument("--list", action="store_true", help="print the rows' names and stop")
     return parser.parse_args(arguments)
 
@@ -113,6 +114,9 @@ def main(arguments: list[str] | None = None) -> int:
     if given.list:
         for row in rows:
             print(f"{row.name:<30}{row.what}")
+        return 0
+    if given.table:
+        print(f"written: {table.write(ROWS)}")
         return 0
     results = measure(rows, Options(given.device, given.quick, given.threads), given.json)
     if given.json is not None:

@@ -1,5 +1,5 @@
 """
-``python -m benchmarks.table``: writes results/README.md, one row per benchmark, from the JSON files beside it.
+``python -m benchmarks --table`` writes results/README.md, one row per benchmark, from the JSON files beside it.
 
 What was not measured is an empty cell.
 """
@@ -7,7 +7,6 @@ What was not measured is an empty cell.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ def text(rows: Iterable[Row], folder: Path) -> str:
     cpu, gpu = load(folder)
     page = [
         "# Benchmark results\n",
-        "Written by `python -m benchmarks.table` from the JSON files in this folder; `make bench` and `make gpu` take",
+        "Written by `python -m benchmarks --table` from the JSON files in this folder; `make bench` and `make gpu` take",
         'the figures. A ratio is how many times as fast ours was in the same window. "% of copy" is bytes counted by',
         "formula over the time, as a share of what a plain copy reached in the same run. The last column quotes what",
         "others have published of their own programs, as shares of peak bandwidth: not measured here.\n",
@@ -118,15 +117,8 @@ def text(rows: Iterable[Row], folder: Path) -> str:
     return "\n".join([*page, "", table(rows, cpu, gpu)])
 
 
-def main() -> int:
-    """Write the page."""
-    from .__main__ import ROWS
-
+def write(rows: Iterable[Row]) -> Path:
+    """Write the page; returns where."""
     path = RESULTS / "README.md"
-    path.write_text(text(ROWS, RESULTS))
-    print(f"written: {path}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    path.write_text(text(rows, RESULTS))
+    return path

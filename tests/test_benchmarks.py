@@ -279,7 +279,7 @@ def test_the_table_has_a_gpus_figures_and_marks(benchmarks, gpu_result, tmp_path
 
 
 def test_the_committed_table_is_that_of_the_committed_results(benchmarks):
-    """After a change of rows or results: python -m benchmarks.table."""
+    """After a change of rows or results: python -m benchmarks --table."""
     table = benchmarks("table")
     assert (table.RESULTS / "README.md").read_text() == table.text(benchmarks("__main__").ROWS, table.RESULTS)
 
