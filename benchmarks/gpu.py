@@ -3,7 +3,7 @@
 
 It needs a torch with CUDA and pytest, no network and no virtual environment. Each stage has a share of the time, and
 what earlier ones leave over; a stage that fails or runs out of time does not stop the next. After each stage gpu.json
-and gpu.md say what is known so far; what the stages print is beside them.
+and gpu.md say what is known so far; what the stages print is in output.txt.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def look_at_gpu(device: str) -> dict[str, str]:
     if device == "cuda":
         program += "; from benchmarks.machine import gpu; print(json.dumps(gpu()))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
     if printed.returncode != 0:
         why = printed.stderr.strip().splitlines()[-1:] or [f"exit status {printed.returncode}"]
         raise RuntimeError(f"it needs an NVIDIA GPU and a torch with CUDA; {sys.executable} has not both: {why[0]}")
@@ -97,16 +98,16 @@ def _path(*folders: Path) -> dict[str, str]:
 # ---- The checks and the benchmarks ----------------------------------------------------------------------------------
 
 
-def tests_stage(out: Path, more: list[str]) -> Stage:
+def tests_stage(more: list[str]) -> Stage:
     """Every test that needs a GPU; in several processes where pytest-xdist is installed."""
     command = [sys.executable, "-m", "pytest", str(TESTS), "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-    command += ["-m", "cuda", "-q", "-p", "no:cacheprovider", "--durations=15", f"--junitxml={out / 'tests.xml'}"]
+    command += ["-m", "cuda", "-q", "-p", "no:cacheprovider", "--durations=15", f"--junitxml={BUILD / 'tests.xml'}"]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-p", "xdist", "-n", str(min(WORKERS, os.cpu_count() or 1))]
     command += [f"--ignore={path}" for path in not_importable()]
     # Other plugins of the machine's Python may warn, which is an error here.
     environment = {**_path(BUILD), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    report = out / "tests.xml"
+    report = BUILD / "tests.xml"
     return Stage("tests", 160, lambda limit: [*command, *more], BUILD, environment, note=lambda: tests_note(report))
 
 
@@ -153,7 +154,7 @@ def stages_after_build(given: argparse.Namespace) -> list[Stage]:
     """What runs once there is a library."""
     tools = (("memcheck", 50), ("racecheck", 40), ("synccheck", 25))
     return [
-        tests_stage(given.out, given.pytest),
+        tests_stage(given.pytest),
         *(sanitizer_stage(tool, seconds) for tool, seconds in tools),
         benchmarks_stage(given.out, given.device, given.quick),
     ]
@@ -270,7 +271,7 @@ def run_all(stages: list[Stage], seconds: float, report: Report) -> None:
         if broken is not None:
             report.add(Outcome(stage.name, "skipped", 0.0, broken))
         else:
-            report.add(run_stage(stage, limit, report.out / f"{stage.name}.txt", report.follow))
+            report.add(run_stage(stage, limit, report.out / "output.txt", report.follow))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -284,10 +285,10 @@ def main(arguments: list[str] | None = None) -> int:
         given.out.mkdir(parents=True, exist_ok=True)
         BUILD.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(BUILD / "torchsparse_rec", ignore_errors=True)
-        for name in ("benchmarks.json", "tests.xml"):
-            (given.out / name).unlink(missing_ok=True)
+        for path in (given.out / "benchmarks.json", given.out / "output.txt", BUILD / "tests.xml"):
+            path.unlink(missing_ok=True)
         stages = [*prepare(given, machine), *stages_after_build(given)]
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         print(f"make gpu: {error}", file=sys.stderr)
         return 2
     report = Report(given.out, machine)

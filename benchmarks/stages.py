@@ -54,7 +54,7 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
     Args:
         stage: what to run.
         limit: seconds after which it is ended, with everything it started.
-        log: the file.
+        log: the file, to which is added.
         on_line: called after each line.
 
     Returns:
@@ -81,7 +81,8 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
     watch.start()
     assert process.stdout is not None
     try:
-        with process.stdout, log.open("w") as file:
+        with process.stdout, log.open("a") as file:
+            file.write(f"== {stage.name}\n")
             for line in process.stdout:
                 print(line, end="", flush=True)
                 file.write(line)

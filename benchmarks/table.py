@@ -103,10 +103,10 @@ def text(rows: Iterable[Row], folder: Path) -> str:
     cpu, gpu = load(folder)
     page = [
         "# Benchmark results\n",
-        "Written by `python -m benchmarks --table` from the JSON files in this folder; `make bench` and `make gpu` take",
-        'the figures. A ratio is how many times as fast ours was in the same window. "% of copy" is bytes counted by',
-        "formula over the time, as a share of what a plain copy reached in the same run. The last column quotes what",
-        "others have published of their own programs, as shares of peak bandwidth: not measured here.\n",
+        "Written by `python -m benchmarks --table` from the JSON files in this folder; `make bench` and `make gpu`",
+        "take the figures. A ratio is how many times as fast ours was in the same window. % of copy is bytes counted",
+        "by formula over the time, as a share of what a plain copy reached in the same run. The last column quotes",
+        "what others have published of their own programs, as shares of peak bandwidth: not measured here.\n",
         f"CPU, `{cpu['file']}`: {about(cpu)}." if cpu is not None else "CPU: no results.",
         "",
     ]

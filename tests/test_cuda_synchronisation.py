@@ -131,6 +131,7 @@ def profiled(step: Callable[[], None], path: Path) -> Step:
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:(?s).*[Pp]rofiler")
 @pytest.mark.parametrize(("kind", "mode", "optimizer"), STEPS)
 def test_training_step_copies_nothing(kind: str, mode: str, optimizer: str, tmp_path: Path) -> None:
     step, _ = training_step(kind, mode, optimizer, DEVICE)
@@ -139,6 +140,7 @@ def test_training_step_copies_nothing(kind: str, mode: str, optimizer: str, tmp_
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:(?s).*[Pp]rofiler")
 @pytest.mark.parametrize(("kind", "mode", "optimizer"), SPARSE_STEPS)
 def test_sparse_training_step_reads_one_number_back(kind: str, mode: str, optimizer: str, tmp_path: Path) -> None:
     step, _ = training_step(kind, mode, optimizer, DEVICE)

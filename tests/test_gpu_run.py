@@ -52,7 +52,7 @@ def test_a_stage_passes_and_leaves_its_output(benchmarks, tmp_path, capfd):  # n
     given = stage(benchmarks, "one", "import os; print(os.environ['WORD'])", environment={"WORD": "hello"})
     outcome = benchmarks("stages").run_stage(given, 30.0, tmp_path / "one.txt", seen.append)
     assert (outcome.name, outcome.result, outcome.note) == ("one", "passed", "")
-    assert (tmp_path / "one.txt").read_text() == "hello\n" and seen == ["hello\n"]
+    assert (tmp_path / "one.txt").read_text() == "== one\nhello\n" and seen == ["hello\n"]
     assert "hello" in capfd.readouterr().out
 
 
@@ -73,7 +73,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_what_it_started(benchmarks, t
     outcome = benchmarks("stages").run_stage(stage(benchmarks, "one", program, most=2.0), 30.0, log)
     assert (outcome.result, outcome.note) == ("timed out", "ended after 2 s")
     assert time.monotonic() - began < 20
-    assert log.read_text().startswith("begun\n")
+    assert log.read_text().startswith("== one\nbegun\n")
 
 
 def test_a_tool_that_cannot_work_on_a_machine_is_no_failure(benchmarks, tmp_path):  # noqa: F811
@@ -109,6 +109,7 @@ def test_a_failed_stage_stops_no_other(benchmarks, report, tmp_path):  # noqa: F
     assert [outcome.result for outcome in report.outcomes] == ["passed", "failed", "skipped", "passed"]
     content = json.loads((tmp_path / "gpu.json").read_text())
     assert [each["name"] for each in content["stages"]] == ["import", "tests", "memcheck", "benchmarks"]
+    assert (tmp_path / "output.txt").read_text() == "== import\ndone\n== tests\n== benchmarks\ndone\n"
     page = (tmp_path / "gpu.md").read_text()
     assert "| memcheck | skipped | 0 | compute-sanitizer is not installed |" in page and "* driver: 580" in page
 
@@ -132,6 +133,22 @@ def test_what_a_stage_leaves_over_goes_to_the_next(benchmarks, report, monkeypat
     monkeypatch.setattr(gpu, "run_stage", note_limit)
     gpu.run_all([stage(benchmarks, name, PASSED, seconds) for name, seconds in (("a", 50), ("b", 20))], 100.0, report)
     assert limits == [80, 100]
+
+
+def test_more_arguments_are_pytests(benchmarks, tmp_path):  # noqa: F811
+    gpu = benchmarks("gpu")
+    assert gpu.parse(["--out", str(tmp_path), "--"]).pytest == []
+    given = gpu.parse(["--out", str(tmp_path), "--quick", "--", "-k", "unique"])
+    command = gpu.stages_after_build(given)[0].command(10.0)
+    assert command[-2:] == ["-k", "unique"] and command[command.index("-m", 3) + 1] == "cuda"
+
+
+def test_make_hands_its_variables_on(tmp_path):
+    command = ["make", "-n", "gpu", f"OUT={tmp_path}", "PREBUILT=some/folder", "MINUTES=20", "ARGS=-k unique"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = " ".join(printed.replace("\\\n", " ").split())
+    wanted = f'-m benchmarks.gpu --out "{tmp_path}" --prebuilt "some/folder" --minutes 20 -- -k unique'
+    assert words.endswith(wanted)
 
 
 def test_the_shares_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # noqa: F811
