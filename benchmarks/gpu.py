@@ -216,11 +216,8 @@ def markdown(content: dict[str, Any]) -> str:
         lines += ["", f"Copy bandwidth {content['copy_gb_per_second']:,.0f} GB/s, reads plus writes."]
         if content["quick"]:
             lines += ["", "Quick: small sizes and few calls; the figures say nothing about speed."]
-        lines += [
-            "",
-            "| benchmark | sizes | ms | GB/s | % of copy | G ids/s | times as fast as | targets | published |",
-        ]
-        lines += ["|---|---|---|---|---|---|---|---|---|", *(_line(row) for row in rows)]
+        head = ["benchmark", "sizes", "ms", "GB/s", "% of copy", "G ids/s", "times as fast as", "targets and limits"]
+        lines += ["", f"| {' | '.join([*head, 'published'])} |", "|---" * 9 + "|", *(_line(row) for row in rows)]
         lines += ["", "The last column quotes others' figures, as shares of peak bandwidth: not measured here."]
     return "\n".join(lines) + "\n"
 
@@ -238,6 +235,7 @@ def _line(row: dict[str, Any]) -> str:
         f"{target['what']} {target['reached']:.2f} of {target['wanted']:g}: {'pass' if target['passed'] else 'MISS'}"
         for target in row["targets"]
     ]
+    targets += [f"{fact['name']} {fact['value']:.3g} {fact['unit']}" for fact in row["facts"]]
     share = None if row["share_of_copy"] is None else 100 * row["share_of_copy"]
     ids = None if row["ids_per_second"] is None else row["ids_per_second"] / 1e9
     cells = [row["name"], row["sizes"], f"{row['ours_ms']:.3f}", number(row["gb_per_second"], ",.0f")]

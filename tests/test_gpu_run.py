@@ -196,10 +196,14 @@ def test_a_row_of_the_page(benchmarks):  # noqa: F811
         "ids_per_second": 2e9,
         "peers": [{"name": "torch", "ratio": 1.5}, {"name": "TensorFlow", "unavailable": "no"}],
         "targets": [{"what": "share", "reached": 0.75, "wanted": 0.8, "passed": False}],
+        "facts": [{"name": "limit by instructions", "value": 41.27, "unit": "x 10^9 ids/s"}],
         "published": "",
     }
     line = benchmarks("gpu")._line(row)
-    assert line == "| some/row | 3 x 4 | 1.250 | 3,000 | 75 | 2.00 | torch 1.50 | share 0.75 of 0.8: MISS |  |"
+    assert (
+        line
+        == "| some/row | 3 x 4 | 1.250 | 3,000 | 75 | 2.00 | torch 1.50 | share 0.75 of 0.8: MISS; limit by instructions 41.3 x 10^9 ids/s |  |"
+    )
 
 
 # ---- The library ----------------------------------------------------------------------------------------------------
