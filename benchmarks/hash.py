@@ -63,7 +63,7 @@ def check_against_text(x: Tensor, device: str) -> None:
     assert torch.equal(ops.to_hash_bucket_fast(sample.to(device), BUCKETS).cpu(), text)
 
 
-DRAWS = [full_range, below_2_31, mixed_lengths]
+DRAWS: list[Callable[[int], Tensor]] = [full_range, below_2_31, mixed_lengths]
 
 
 def launch_all() -> None:
