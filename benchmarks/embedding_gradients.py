@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,15 +70,13 @@ class Form:
 def backward_and_step(weight: Tensor, lookups: Sequence[Callable[[], Tensor]], gradients: list[Tensor]) -> Call:
     """Calls of backward and SGD's step for one batch after the other; their forwards are behind them."""
     optimizer = torch.optim.SGD([weight], lr=LEARNING_RATE)
-    turns = itertools.cycle([(lookup(), gradient) for lookup, gradient in zip(lookups, gradients, strict=True)])
 
-    def call() -> None:
-        output, gradient = next(turns)
+    def step(output: Tensor, gradient: Tensor) -> None:
         output.backward(gradient, retain_graph=True)
         optimizer.step()
         optimizer.zero_grad()
 
-    return call
+    return in_turn(step, [lookup() for lookup in lookups], gradients)
 
 
 def our_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
@@ -92,15 +91,19 @@ def torch_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[
     return backward_and_step(weight, [partial(form.in_torch, weight, batch) for batch in batches], gradients)
 
 
+def in_turn(function: Callable[..., Any], *columns: Sequence[Any]) -> Call:
+    """Calls of a function with the first of each column, then the second of each, and so on in a circle."""
+    turns = itertools.cycle(list(zip(*columns, strict=True)))
+    return lambda: function(*next(turns))
+
+
 def index_add_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
     """The update itself, in an order of addition that is left open on a GPU."""
-    turns = itertools.cycle(list(zip(batches, gradients, strict=True)))
 
-    def call() -> None:
-        batch, gradient = next(turns)
+    def step(batch: Batch, gradient: Tensor) -> None:
         table.index_add_(0, batch.ids, form.per_id(gradient, batch), alpha=-LEARNING_RATE)
 
-    return call
+    return in_turn(step, batches, gradients)
 
 
 def check_step(form: Form, problem: Problem, options: Options) -> None:
@@ -165,11 +168,7 @@ def dense_row(problem: Problem) -> Row:
             return gradient.new_zeros(rows, problem.dim).index_add_(0, batch.ids, gradient)
 
         def side(function: Callable[[Batch, Tensor], Tensor]) -> Make:
-            def make() -> Call:
-                turns = itertools.cycle(list(zip(batches, gradients, strict=True)))
-                return lambda: function(*next(turns))
-
-            return make
+            return lambda: in_turn(function, batches, gradients)
 
         def check() -> None:
             batch, gradient = batches[0], gradients[0]
@@ -195,16 +194,14 @@ def weights_row(problem: Problem) -> Row:
         gradients = [torch.randn(len(batch.offsets) - 1, problem.dim, device=options.device) for batch in batches]
         ids, bags = mean_ids(batches), problem.bags(options)
 
-        def ours() -> Call:
-            turns = itertools.cycle(list(zip(batches, gradients, strict=True)))
+        def ours(batch: Batch, gradient: Tensor) -> Tensor:
+            return _ops.embedding_weights_backward.default(
+                gradient, table, batch.ids, batch.offsets, batch.weights, gradient, _SUM, _NO_PADDING
+            )
 
-            def call() -> Tensor:
-                batch, gradient = next(turns)
-                return _ops.embedding_weights_backward.default(
-                    gradient, table, batch.ids, batch.offsets, batch.weights, gradient, _SUM, _NO_PADDING
-                )
-
-            return call
+        def composed(batch: Batch, gradient: Tensor) -> Tensor:
+            rows = gradient.index_select(0, batch.bags_of_ids())
+            return rows.mul_(table.index_select(0, batch.ids)).sum(1)
 
         def in_torch() -> Call:
             weights = [batch.weights.clone().requires_grad_() for batch in batches]
@@ -214,31 +211,19 @@ def weights_row(problem: Problem) -> Row:
                 )
                 for batch, each in zip(batches, weights, strict=True)
             ]
-            turns = itertools.cycle(list(zip(outputs, weights, gradients, strict=True)))
+            return in_turn(partial(torch.autograd.grad, retain_graph=True), outputs, weights, gradients)
 
-            def call() -> Tensor:
-                output, each, gradient = next(turns)
-                return torch.autograd.grad(output, each, gradient, retain_graph=True)[0]
-
-            return call
-
-        def composed() -> Call:
-            turns = itertools.cycle(list(zip(batches, gradients, strict=True)))
-
-            def call() -> Tensor:
-                batch, gradient = next(turns)
-                rows = gradient.index_select(0, batch.bags_of_ids())
-                return rows.mul_(table.index_select(0, batch.ids)).sum(1)
-
-            return call
+        def side(function: Callable[[Batch, Tensor], Tensor]) -> Make:
+            return lambda: in_turn(function, batches, gradients)
 
         def check() -> None:
-            torch.testing.assert_close(ours()(), composed()(), rtol=1e-4, atol=1e-4)
+            given = batches[0], gradients[0]
+            torch.testing.assert_close(ours(*given), composed(*given), rtol=1e-4, atol=1e-4)
 
         # Ids, bags and result; a row of the table per id and of the gradient per bag.
         moved = 12 * ids + 8 * bags + 4 * problem.dim * (ids + bags)
-        peers: dict[str, Make] = {"torch embedding_bag's": in_torch, "torch index_select, mul, sum": composed}
-        return Case(ours, peers, check, moved, ids=ids, sizes=problem.sizes(options, ids))
+        peers: dict[str, Make] = {"torch embedding_bag's": in_torch, "torch index_select, mul, sum": side(composed)}
+        return Case(side(ours), peers, check, moved, ids=ids, sizes=problem.sizes(options, ids))
 
     return Row(f"embedding/weights-grad-{problem.name()}", "gradient of the weights of pooled lookups", build)
 

@@ -131,8 +131,10 @@ def sanitizer_stage(tool: str, seconds: int) -> Stage:
     program = find_sanitizer()
     if program is None:
         return Stage(tool, 0, lambda limit: [], BUILD, skip="compute-sanitizer is not installed")
-    # Without torch's cache every tensor is an allocation of its own: what is read beyond its end is seen.
-    environment = {**_path(BUILD), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    environment = _path(BUILD)
+    if tool == "memcheck":
+        # Without torch's cache every tensor is an allocation of its own: what is read beyond its end is seen.
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
     def command(limit: float) -> list[str]:
         cases = [sys.executable, str(TESTS / "cuda_small_cases.py"), "--until", str(time.time() + 0.8 * limit)]
@@ -224,8 +226,8 @@ def markdown(content: dict[str, Any]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     if "failed" in row:
-        first = row["failed"].splitlines()[0] if row["failed"] else ""
-        return f"| {row['name']} | {row['sizes']} | failed: {first} | | | | | | |"
+        why = row["failed"].partition("\n")[0].replace("|", " ")
+        return f"| {row['name']} | {row['sizes']} | failed: {why} | | | | | | |"
 
     def number(value: float | None, text: str) -> str:
         return "" if value is None else format(value, text)

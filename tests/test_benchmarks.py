@@ -270,9 +270,9 @@ def test_the_table_has_no_gpu_figures_without_a_gpu(benchmarks, gpu_result, tmp_
 
 def test_the_table_has_a_gpus_figures_and_marks(benchmarks, gpu_result, tmp_path):
     figures = benchmarks("report").as_json(gpu_result, copy_gb=4.0)
-    results_file(tmp_path, "gpu.json", "NVIDIA H200", "2026-02-01", [figures])
+    results_file(tmp_path, "gpu.json", "NVIDIA GPU", "2026-02-01", [figures])
     page = benchmarks("table").text([gpu_result.row], tmp_path)
-    assert "GPU, `gpu.json`: device NVIDIA H200" in page and "CPU: no results." in page
+    assert "GPU, `gpu.json`: device NVIDIA GPU" in page and "CPU: no results." in page
     cells = [cell.strip() for cell in page.splitlines()[-1].split("|")[1:-1]]
     assert cells[1:6] == ["", "", "3 x 4", "1; 2 GB/s, 50 % of copy; 1 G ids/s", "fast 1.5x, slow 400x"]
     assert cells[6] == "60 % of copy MISS, 1.2x the fastest pass, 0.5 G ids/s pass"
