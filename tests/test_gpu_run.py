@@ -9,7 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import cuda_small_cases
 import pytest
+from samples import SAMPLES
 from test_benchmarks import benchmarks  # noqa: F401  (a fixture: used by name)
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,12 +237,10 @@ def test_compute_sanitizer_is_found_on_the_path_and_in_the_toolkit(benchmarks, t
     assert gpu.find_sanitizer() == str(program)
 
 
-def test_small_cases_run_every_operator_within_their_time():
+def test_small_cases_run_every_operator_within_their_time(capsys):
     """What compute-sanitizer watches, on the CPU."""
-    script = [sys.executable, str(ROOT / "tests/cuda_small_cases.py"), "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([*script, "--most", "60"], capture_output=True, text=True, env=environment, timeout=120)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("60 of ")
-    late = [*script, "--until", str(time.time() - 1)]
-    assert subprocess.run(late, capture_output=True, env=environment, timeout=120).returncode == 1
+    first = [make().operator for make in cuda_small_cases.cases()[:40]]
+    assert set(first) == set(SAMPLES)
+    assert cuda_small_cases.main(["--device", "cpu", "--most", "60"]) == 0
+    assert capsys.readouterr().out.startswith("60 of ")
+    assert cuda_small_cases.main(["--device", "cpu", "--until", str(time.time() - 1)]) == 1
