@@ -61,7 +61,8 @@ class Problem:
         sizes = [int(each[-1]) for each in offsets]
         ids = SPREADS[self.spread](sum(sizes), self.rows(options), options.device).split(sizes)
         weights = (torch.rand(sum(sizes), device=options.device) + 0.5).split(sizes)
-        return [Batch(*each) for each in zip(ids, offsets, weights, strict=True)]
+        # Memory of their own: a part of a larger tensor may begin where no wide load can.
+        return [Batch(i.clone(), o, w.clone()) for i, o, w in zip(ids, offsets, weights, strict=True)]
 
     def sizes(self, options: Options, ids: int) -> str:
         """What the report says of it."""
