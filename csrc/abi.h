@@ -98,7 +98,8 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, S
     return out;
   } catch (const std::exception&) {
     std::ostringstream text;
-    text << "cannot allocate a " << torch::headeronly::toString(dtype) << " tensor of shape [";
+    text << (like.is_cuda() ? "CUDA out of memory: " : "") << "cannot allocate a " << torch::headeronly::toString(dtype)
+         << " tensor of shape [";
     for (size_t d = 0; d < sizes.size(); ++d) text << (d ? ", " : "") << sizes[d];
     throw std::runtime_error(text.str() + "]");
   }

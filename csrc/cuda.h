@@ -62,17 +62,17 @@ inline bool is_capturing(Stream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+inline void wait_for(Stream stream) { STD_CUDA_CHECK(cudaStreamSynchronize(stream)); }
+
 inline void fill_bytes(Stream stream, void* to, int value, size_t bytes) {
   if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(to, value, bytes, stream));
 }
 
-// Waits for the stream. By torch's own copy, so that torch.cuda.set_sync_debug_mode sees it.
-inline void copy_to_host(Stream, void* to, const void* from, size_t bytes) {
+// From a device; waits for its stream. By torch's own copy, so that torch.cuda.set_sync_debug_mode sees it.
+inline void copy_to_host(int32_t device, void* to, const void* from, size_t bytes) {
   using torch::headeronly::IntHeaderOnlyArrayRef;
   using torch::stable::Device;
   using torch::stable::DeviceType;
-  int device = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
   const std::array<int64_t, 1> size{static_cast<int64_t>(bytes)}, stride{1};
   const auto wrap = [&](const void* data, const Device& place) {
     return torch::stable::from_blob(const_cast<void*>(data), IntHeaderOnlyArrayRef(size.data(), 1),
@@ -127,6 +127,9 @@ void start_kernel(Stream stream, int64_t blocks, int64_t threads, size_t shared_
 
 // ---- One operator call ----------------------------------------------------------------------------------------------
 
+// Raises what the device's kernels have recorded, else gives the sink of a new call.
+ErrorSink begin_errors(const char* op, int32_t device, Stream stream);
+
 // One call of an operator on x's device: raises what earlier kernels recorded, selects the device and its current
 // stream, and owns the call's scratch memory. Nothing here waits for the device but read_back.
 class DeviceCall {
@@ -136,7 +139,7 @@ class DeviceCall {
         like_(x),
         guard_(x.get_device_index()),
         stream_(current_stream(x.get_device_index())),
-        errors_(begin_errors(op, x.get_device_index())) {}
+        errors_(begin_errors(op, x.get_device_index(), stream_)) {}
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
 
@@ -170,7 +173,7 @@ class DeviceCall {
                     " is read back from the device, which must not happen while a CUDA graph is captured");
     T result;
     try {
-      copy_to_host(stream_, &result, value, sizeof(T));
+      copy_to_host(like_.get_device_index(), &result, value, sizeof(T));
     } catch (const std::exception&) {
       // torch's own text does not come through.
       throw std::runtime_error(message(op_, ": ", what, " could not be read back from the device: an earlier kernel",

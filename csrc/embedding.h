@@ -11,7 +11,9 @@
 // * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. padding_idx < 0 means none.
 // * dtypes: weight float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices int32 or int64;
 //   per_sample_weights have the dtype of weight.
-// * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights.
+// * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights (also of
+//   entries that do not count). The gradient with respect to weight takes weights that the lookup has taken: on CUDA it
+//   reports a NaN too, and counts it as zero; on CPU it is not looked for again.
 //
 // Gradients with respect to weight, from grad [B, D] (or [N, D] when offsets is None: each id its own bag):
 //   row v receives the sum over its entries i, in the order of i, of c_i * grad[bag(i)], c_i = dout/dx_i of the
@@ -106,6 +108,7 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
     TSR_CHECK_VALUE(argmax->dim() == 2 && argmax->size(0) == grad.size(0) && argmax->size(1) == grad.size(1) &&
                         argmax->scalar_type() == ScalarType::Long,
                     op, ": argmax must be int64 of grad's shape ", shape_text(grad), ", got ", shape_text(*argmax));
+    check_same_device(op, "argmax", *argmax, "grad", grad);
   } else if (!offsets) {
     TSR_CHECK_VALUE(!per_sample_weights && reduction == Reduction::kSum, op,
                     ": without offsets, mode must be sum and per_sample_weights None");
@@ -125,6 +128,7 @@ inline Reduction check_embedding_weights_backward(const Tensor& grad, const Tens
                         x->scalar_type() == weight.scalar_type(),
                     op, ": grad and output must have shape [", offsets.size(0) - 1, ", ", weight.size(1),
                     "] and the dtype of weight, got ", shape_text(*x));
+    check_same_device(op, "grad and output", *x, "weight", weight);
   }
   return check_reduction(op, mode, /*allow_max=*/false);
 }

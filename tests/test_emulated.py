@@ -224,6 +224,12 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
         ValueError,
         "embedding_bag: per_sample_weights[1] must be a number, got nan",
     ),
+    "nan_weight_of_padding": (
+        ("embedding_bag", TABLE, torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor([1.0, torch.nan]), MEAN, 1)
+        + (False, False),
+        ValueError,
+        "embedding_bag: per_sample_weights[1] must be a number, got nan",
+    ),
     "backward_index": (
         ("embedding_dense_backward", TABLE, torch.tensor([0, 1, 5, 2]), None, None, None, 4, SUM, -1, False),
         IndexError,
@@ -304,7 +310,9 @@ def test_bad_value_is_recorded_and_told(name: str, order: str) -> None:
 
 def test_negative_last_segment_id_is_told_at_once() -> None:
     """It has been read back, as the number of segments."""
-    with pytest.raises(ValueError, match=r"sparse_segment_reduce: segment_ids\[2\] must be >= 0, got -1"):
+    with pytest.raises(
+        ValueError, match=r"sparse_segment_reduce: segment_ids\[2\] must be in \[0, 2\^63 - 1\), got -1"
+    ):
         fixture.operator("sparse_segment_reduce")(TABLE, torch.zeros(3).long(), torch.tensor([0, 0, -1]), None, SUM)
 
 

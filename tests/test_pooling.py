@@ -181,3 +181,18 @@ def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: s
         )
         alone = _operator("embedding_bag")(*_on(device, one), MODES[mode], PADDING, False, False)[0].cpu()
         assert torch.equal(alone[0].view(torch.int32), together[bag].view(torch.int32)), bag
+
+
+@pytest.mark.parametrize("mode", ["mean", "sqrtn"])
+@pytest.mark.parametrize("weights", [[1e-39, 0.0], [torch.inf, 1.0], [3e38, 3e38], [0.0, 0.0], [1.0, -1.0]], ids=str)
+def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mode: str, device: str) -> None:
+    """Denominators that are zero, tiny, or overflow: what dividing by them gives, infinities and NaN included."""
+    grad, table = torch.ones(1, 1), torch.tensor([[1.0], [2.0]])
+    indices, offsets, w = torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor(weights)
+    output = reference.embedding_bag(table, indices, offsets, w, MODES[mode], -1, False, False)[0]
+    bag = (grad, indices, offsets, w, None, 2, MODES[mode], -1, False)
+    actual = _operator("embedding_dense_backward")(*_on(device, bag))
+    torch.testing.assert_close(actual.cpu(), reference.embedding_dense_backward(*bag), equal_nan=True)
+    entries = (grad, table, indices, offsets, w, output, MODES[mode], -1)
+    actual = _operator("embedding_weights_backward")(*_on(device, entries))
+    torch.testing.assert_close(actual.cpu(), reference.embedding_weights_backward(*entries), equal_nan=True)

@@ -86,7 +86,7 @@ def check_errors(device: torch.device | str | None = None) -> None:
     calls raise it without waiting. Call this after replaying a CUDA graph, or before trusting a result.
 
     Args:
-        device: the device to ask; default: every CUDA device that was used.
+        device: the device to ask; default: every CUDA device that this process has used.
 
     Raises:
         IndexError: naming the operator, the position, the value and its bound.
@@ -94,7 +94,9 @@ def check_errors(device: torch.device | str | None = None) -> None:
     if device is not None:
         devices = [torch.device(device)]
     elif torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        # The others have no context, and asking would make one, on every GPU of the machine.
+        used = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
+        devices = [torch.device("cuda", index) for index in used]
     else:
         devices = []
     for each in devices:
@@ -104,7 +106,7 @@ def check_errors(device: torch.device | str | None = None) -> None:
 
 
 def config() -> dict[str, str]:
-    """What :func:`show_config` prints, as a dictionary."""
+    """What :func:`show_config` prints, as a dictionary. Names GPUs, which initialises CUDA: not before a fork."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "torchsparse_rec": __version__,

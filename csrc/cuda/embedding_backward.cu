@@ -30,9 +30,9 @@ struct BackwardInputs {
   int64_t padding_idx;
 };
 
-// 1 / divisor of each bag in mode mean or sqrtn.
-const void* bag_reciprocals(DeviceCall& call, ScalarType dtype, const Indices& indices, const BagOf& bags,
-                            const std::optional<Tensor>& per_sample_weights, Reduction reduction) {
+// The divisor of each bag in mode mean or sqrtn: [bags].
+const void* bag_divisors(DeviceCall& call, ScalarType dtype, const Indices& indices, const BagOf& bags,
+                         const std::optional<Tensor>& per_sample_weights, Reduction reduction) {
   Pooling pooling;
   pooling.dtype = dtype;
   pooling.rows = indices.rows;
@@ -44,43 +44,71 @@ const void* bag_reciprocals(DeviceCall& call, ScalarType dtype, const Indices& i
   if (per_sample_weights) pooling.weights = call.data(*per_sample_weights);
   pooling.padding_idx = indices.padding_idx;
   pooling.divisor = divisor_of(reduction);
-  return pool_reciprocals(call, pooling);
+  return pool_divisors(call, pooling);
 }
 
-// One thread per sorted entry looks up its bag, and its weight and position where they are asked for.
-template <class T, class K>
-__global__ void sorted_entries_kernel(K* sorted, int64_t entries, const int64_t* bags, const T* weights,
-                                      ErrorSink errors, T* sorted_weights, int64_t* positions) {
-  for (int64_t j = thread_index(); j < entries; j += thread_count()) {
-    const int64_t i = static_cast<int64_t>(sorted[j]);
-    sorted[j] = static_cast<K>(bags[i]);
-    if (positions != nullptr) positions[j] = i;
-    if (weights == nullptr) continue;
-    sorted_weights[j] = weights[i];
-    const acc_t<T> weight = static_cast<acc_t<T>>(weights[i]);
-    if (weight != weight) errors.report(Argument::kWeights, Fault::kNotANumber, i, 0, 0);
+// One thread per bag.
+template <class A>
+__global__ void reciprocals_kernel(const A* divisors, int64_t bags, A* reciprocals) {
+  for (int64_t b = thread_index(); b < bags; b += thread_count()) {
+    reciprocals[b] = divisors[b] == A(0) ? A(0) : A(1) / divisors[b];
   }
 }
 
-// Groups entries that do not only need their bag: puts bags in the place of sorted positions.
+// One thread per sorted entry puts its bag in the place of its position. With weights it says what the bag's row
+// counts for the entry's: weight / divisor, zero for a NaN weight; for mode max where the position was.
+template <class T, class K>
+__global__ void sorted_entries_kernel(K* sorted, int64_t entries, const int64_t* bags, const T* weights,
+                                      const acc_t<T>* divisors, ErrorSink errors, acc_t<T>* coefficients,
+                                      int64_t* positions) {
+  using A = acc_t<T>;
+  for (int64_t j = thread_index(); j < entries; j += thread_count()) {
+    const int64_t i = static_cast<int64_t>(sorted[j]), bag = bags[i];
+    sorted[j] = static_cast<K>(bag);
+    if (positions != nullptr) positions[j] = i;
+    if (weights == nullptr) continue;
+    const A weight = static_cast<A>(weights[i]);
+    const bool is_nan = weight != weight;
+    if (is_nan) errors.report(Argument::kWeights, Fault::kNotANumber, i, 0, 0);
+    const A divisor = divisors == nullptr || bag < 0 ? A(1) : divisors[bag];
+    coefficients[j] = is_nan || divisor == A(0) ? A(0) : weight / divisor;
+  }
+}
+
+// Groups entries that need more than their bag. divisors: of the bags, or none.
 void group_weighted_or_won(DeviceCall& call, const BackwardInputs& in, const Indices& indices, const BagOf& bag_of,
-                           WeightGradient& gradient) {
+                           const void* divisors, WeightGradient& gradient) {
   gradient.groups = group_by_row(call, indices, std::max(indices.entries, bag_of.bags), EntryItself());
   const int64_t* const bags = entry_bags(call, bag_of, indices.entries);
+  int64_t* positions = nullptr;
   if (in.reduction == Reduction::kMax) {
     gradient.winners = call.data<int64_t>(*in.argmax);
-    gradient.positions = call.workspace<int64_t>(indices.entries);
+    gradient.positions = positions = call.workspace<int64_t>(indices.entries);
   }
   dispatch_float(in.grad.scalar_type(), call.op(), "grad", [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* const weights = in.per_sample_weights ? call.data<T>(*in.per_sample_weights) : nullptr;
-    T* const sorted_weights = in.per_sample_weights ? call.workspace<T>(indices.entries) : nullptr;
-    gradient.pooling.weights = sorted_weights;
+    acc_t<T>* const coefficients = in.per_sample_weights ? call.workspace<acc_t<T>>(indices.entries) : nullptr;
+    gradient.pooling.coefficients = coefficients;
     with_pairs(gradient.groups, [&](const auto& pairs) {
       using K = std::remove_pointer_t<decltype(pairs.values)>;
       launch(call, one_thread_each(indices.entries), sorted_entries_kernel<T, K>, pairs.values, indices.entries, bags,
-             weights, call.errors(), sorted_weights, const_cast<int64_t*>(gradient.positions));
+             weights, static_cast<const acc_t<T>*>(divisors), call.errors(), coefficients, positions);
     });
+  });
+}
+
+// Groups entries by nothing but their bag, whose row counts 1 / divisor for each.
+void group_plain(DeviceCall& call, const BackwardInputs& in, const Indices& indices, const BagOf& bag_of,
+                 const void* divisors, WeightGradient& gradient) {
+  gradient.groups = group_by_row(call, indices, bag_of.bags, bag_of);
+  if (divisors == nullptr) return;
+  dispatch_float(in.grad.scalar_type(), call.op(), "grad", [&](auto tag) {
+    using A = acc_t<typename decltype(tag)::type>;
+    A* const reciprocals = call.workspace<A>(bag_of.bags);
+    launch(call, one_thread_each(bag_of.bags), reciprocals_kernel<A>, static_cast<const A*>(divisors), bag_of.bags,
+           reciprocals);
+    gradient.pooling.scales = reciprocals;
   });
 }
 
@@ -93,13 +121,14 @@ WeightGradient group_weight_gradient(DeviceCall& call, const BackwardInputs& in,
     gradient.groups = group_by_row(call, indices, indices.entries, EntryItself());
   } else {
     const BagOf bags{bag_offsets(call, *in.offsets, indices.entries), in.grad.size(0)};
+    const void* divisors = nullptr;
     if (in.reduction == Reduction::kMean || in.reduction == Reduction::kSqrtN) {
-      pooling.scales = bag_reciprocals(call, in.grad.scalar_type(), indices, bags, in.per_sample_weights, in.reduction);
+      divisors = bag_divisors(call, in.grad.scalar_type(), indices, bags, in.per_sample_weights, in.reduction);
     }
     if (in.per_sample_weights || in.reduction == Reduction::kMax) {
-      group_weighted_or_won(call, in, indices, bags, gradient);
+      group_weighted_or_won(call, in, indices, bags, divisors, gradient);
     } else {
-      gradient.groups = group_by_row(call, indices, bags.bags, bags);
+      group_plain(call, in, indices, bags, divisors, gradient);
     }
   }
   pooling.dtype = in.grad.scalar_type();
@@ -170,9 +199,9 @@ struct WeightsBackward {
   int64_t rows;     // V
   int64_t columns;  // D
   int64_t padding_idx;
-  const int64_t* bags;          // [N]: the bag of each entry
-  const T* weights;             // [N]
-  const acc_t<T>* reciprocals;  // [B]: 1 / divisor; null for sum
+  const int64_t* bags;       // [N]: the bag of each entry
+  const T* weights;          // [N]
+  const acc_t<T>* divisors;  // [B]; null for sum
   Reduction reduction;
   bool aligned;  // whether rows can be read 16 bytes at once
 };
@@ -204,7 +233,7 @@ __device__ Products<acc_t<T>> lane_products(const WeightsBackward<T>& w, int64_t
     const Vector<T, width> grad = load_columns<T, width>(w.grad + bag * w.columns + c, w.aligned);
     const Vector<T, width> row = load_columns<T, width>(w.weight + index * w.columns + c, w.aligned);
     Vector<T, width> output{};
-    if (w.reciprocals != nullptr) output = load_columns<T, width>(w.output + bag * w.columns + c, w.aligned);
+    if (w.divisors != nullptr) output = load_columns<T, width>(w.output + bag * w.columns + c, w.aligned);
 #pragma unroll
     for (int k = 0; k < width; ++k) {
       products.with_row += static_cast<A>(grad.at[k]) * static_cast<A>(row.at[k]);
@@ -235,10 +264,10 @@ __global__ void weights_backward_kernel(WeightsBackward<T> w, const I* indices, 
     if (!in_range) errors.report(Argument::kIndices, Fault::kOutOfRange, i, index, w.rows);
     if (weight != weight) errors.report(Argument::kWeights, Fault::kNotANumber, i, 0, 0);
     A result = products.with_row;
-    if (used && w.reciprocals != nullptr) {
-      const A reciprocal = w.reciprocals[bag];
-      const A share = w.reduction == Reduction::kMean ? A(1) : weight * reciprocal;
-      result = reciprocal == A(0) ? A(0) : (products.with_row - products.with_output * share) * reciprocal;
+    if (used && w.divisors != nullptr) {
+      const A divisor = w.divisors[bag];
+      const A share = w.reduction == Reduction::kMean ? A(1) : weight / divisor;
+      result = divisor == A(0) ? A(0) : (products.with_row - products.with_output * share) / divisor;
     }
     out[i] = static_cast<T>(result);
   }
@@ -256,15 +285,16 @@ void launch_weights_backward(DeviceCall& call, const WeightsBackward<T>& w, cons
 Tensor embedding_weights_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& indices,
                                        const Tensor& offsets, const Tensor& per_sample_weights, const Tensor& output,
                                        int64_t mode, int64_t padding_idx) {
-  DeviceCall call("embedding_weights_backward", grad);
+  DeviceCall call("embedding_weights_backward", weight);
   const Reduction reduction =
       check_embedding_weights_backward(grad, weight, indices, offsets, per_sample_weights, output, mode, padding_idx);
   const Indices ids{indices.scalar_type(), call.data(indices), indices.size(0), weight.size(0), padding_idx};
   const BagOf bag_of{bag_offsets(call, offsets, ids.entries), offsets.size(0) - 1};
   const int64_t* const bags = entry_bags(call, bag_of, ids.entries);
-  const void* const reciprocals = reduction == Reduction::kSum ? nullptr
-                                                               : bag_reciprocals(call, weight.scalar_type(), ids,
-                                                                                 bag_of, per_sample_weights, reduction);
+  const void* divisors = nullptr;
+  if (reduction != Reduction::kSum) {
+    divisors = bag_divisors(call, weight.scalar_type(), ids, bag_of, per_sample_weights, reduction);
+  }
   const Tensor out = call.empty({ids.entries}, grad.scalar_type());
   dispatch_float(weight.scalar_type(), call.op(), "weight", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
@@ -279,7 +309,7 @@ Tensor embedding_weights_backward_cuda(const Tensor& grad, const Tensor& weight,
                                padding_idx,
                                bags,
                                call.data<T>(per_sample_weights),
-                               static_cast<const acc_t<T>*>(reciprocals),
+                               static_cast<const acc_t<T>*>(divisors),
                                reduction,
                                vector_width<T>(weight.size(1), {grads, rows, outputs}) == wide};
     dispatch_index(ids.dtype, call.op(), "indices", [&](auto index_tag) {

@@ -38,23 +38,25 @@ DeviceErrors& device_errors(int32_t device) {
   return found != all.end() ? found->second : all.emplace(device, DeviceErrors{new_record()}).first->second;
 }
 
-// The record as it was at one moment, and emptied; nothing if it is empty or just being written.
-std::optional<ErrorRecord> take_record(ErrorRecord* record) {
+// The first fault of the record, which is emptied; nothing if there is none or it is just being written.
+std::optional<FaultDetails> take_fault(ErrorRecord* record) {
   volatile ErrorRecord* const r = record;
-  if (r->key == kNoError) return std::nullopt;
-  const unsigned before = r->sequence;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  ErrorRecord copy;
-  copy.key = r->key;
-  copy.value = r->value;
-  copy.bound = r->bound;
-  copy.op = r->op;
-  copy.argument = const_cast<const Argument&>(r->argument);
-  copy.fault = const_cast<const Fault&>(r->fault);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  if (before % 2 != 0 || r->sequence != before) return std::nullopt;
-  r->key = kNoError;
-  return copy;
+  const uint64_t first = r->first;
+  if (first == kNoError) return std::nullopt;
+  for (volatile FaultDetails& details : r->details) {
+    if (details.key != first) continue;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    FaultDetails copy;
+    copy.key = first;
+    copy.value = details.value;
+    copy.bound = details.bound;
+    copy.op = details.op;
+    copy.argument = const_cast<const Argument&>(details.argument);
+    copy.fault = const_cast<const Fault&>(details.fault);
+    r->first = kNoError;
+    return copy;
+  }
+  return std::nullopt;
 }
 
 const char* argument_name(Argument argument) {
@@ -71,7 +73,7 @@ const char* argument_name(Argument argument) {
 }
 
 // The words of the CPU's errors.
-[[noreturn]] void raise(const ErrorRecord& e) {
+[[noreturn]] void raise(const FaultDetails& e) {
   const uint64_t position = e.key & ((uint64_t{1} << kPositionBits) - 1);
   const std::string argument = message(e.op, ": ", argument_name(e.argument));
   const std::string element = message(argument, "[", position, "]");
@@ -107,22 +109,27 @@ const char* argument_name(Argument argument) {
   }
 }
 
-// Under the mutex.
-void raise_recorded(const DeviceErrors& errors) {
-  if (const auto record = take_record(errors.record)) raise(*record);
+// Under the mutex. A kernel that is still running may yet report a fault that comes before those seen so far: waits for
+// the stream, which is dear only where something is wrong. A stream that is being captured cannot be waited for.
+void raise_recorded(const DeviceErrors& errors, Stream stream) {
+  if (static_cast<volatile const ErrorRecord*>(errors.record)->first == kNoError) return;
+  if (!is_capturing(stream)) wait_for(stream);
+  if (const auto fault = take_fault(errors.record)) raise(*fault);
 }
 
 void check_errors_cuda(const Tensor& probe) {
+  const int32_t device = probe.get_device_index();
+  const DeviceGuard guard(device);
   const std::lock_guard<std::mutex> lock(errors_mutex());
-  raise_recorded(device_errors(probe.get_device_index()));
+  raise_recorded(device_errors(device), current_stream(device));
 }
 
 }  // namespace
 
-ErrorSink begin_errors(const char* op, int32_t device) {
+ErrorSink begin_errors(const char* op, int32_t device, Stream stream) {
   const std::lock_guard<std::mutex> lock(errors_mutex());
   DeviceErrors& errors = device_errors(device);
-  raise_recorded(errors);
+  raise_recorded(errors, stream);
   // The number wraps: after a million calls two pending faults may change places, no more.
   const uint64_t call = errors.calls++ & ((uint64_t{1} << kCallBits) - 1);
   return {errors.record, call << (kPositionBits + kArgumentBits), op};

@@ -1,9 +1,9 @@
 // Bad values found by CUDA kernels, told to the host without a synchronisation.
 //
 // A kernel skips a bad value and reports it to its device's record, which lies in pinned host memory. Every operator
-// call on the device looks at the record first and raises what it finds, as does check_errors(), which first waits. Of
-// several bad values the record keeps that of the earliest call, argument and position, so the message is the same on
-// every run.
+// call on the device looks at the record first; where there is something, it waits for the stream and raises it, as
+// does check_errors(). Of several bad values the record keeps that of the earliest call, argument and position, so the
+// message is the same on every run.
 #pragma once
 #include <cstdint>
 
@@ -36,15 +36,23 @@ enum class Fault : int32_t {
 
 constexpr uint64_t kNoError = ~uint64_t{0};
 
-struct ErrorRecord {
-  uint64_t key = kNoError;  // call, argument and position of the fault: the smallest wins
+// A bad value, as kernels tell it.
+struct FaultDetails {
+  uint64_t key = kNoError;  // written last: what is here is whole once this is the record's key
   int64_t value = 0;
   int64_t bound = 0;
   const char* op = nullptr;
   Argument argument{};
   Fault fault{};
-  unsigned lock = 0;      // held by the kernel's thread that writes
-  unsigned sequence = 0;  // odd while the record is being written
+};
+
+// Of all faults only those are written down that come before all others seen so far: few. The last of them is the
+// first of all.
+struct ErrorRecord {
+  static constexpr unsigned kDetails = 1024;
+  unsigned long long first = kNoError;  // the smallest key so far: call, argument and position of a fault
+  unsigned written = 0;
+  FaultDetails details[kDetails];  // a ring
 };
 
 constexpr int kPositionBits = 40;
@@ -58,35 +66,21 @@ struct ErrorSink {
   const char* op;  // a string of the host
 
 #if defined(__CUDACC__) || defined(TSR_EMULATED)
-  // Keeps the fault if it comes before what the record holds. Rare, so a lock is good enough.
+  // Keeps the fault if it comes before what the record holds. No thread waits for another.
   __device__ void report(Argument argument, Fault fault, int64_t position, int64_t value, int64_t bound) const {
     const uint64_t key = call | static_cast<uint64_t>(argument) << kPositionBits | static_cast<uint64_t>(position);
-    volatile ErrorRecord* const r = record;
-    if (r->key <= key) return;
-    for (bool written = false; !written;) {
-      if (atomicCAS(&record->lock, 0u, 1u) != 0u) continue;
-      __threadfence_system();
-      if (key < r->key) {
-        r->sequence = r->sequence + 1;
-        __threadfence_system();
-        r->key = key;
-        r->value = value;
-        r->bound = bound;
-        r->op = op;
-        r->argument = argument;
-        r->fault = fault;
-        __threadfence_system();
-        r->sequence = r->sequence + 1;
-      }
-      __threadfence_system();
-      atomicExch(&record->lock, 0u);
-      written = true;
-    }
+    if (static_cast<volatile ErrorRecord*>(record)->first <= key) return;
+    if (atomicMin(&record->first, static_cast<unsigned long long>(key)) <= key) return;
+    volatile FaultDetails& details = record->details[atomicAdd(&record->written, 1u) % ErrorRecord::kDetails];
+    details.value = value;
+    details.bound = bound;
+    details.op = op;
+    details.argument = argument;
+    details.fault = fault;
+    __threadfence_system();
+    details.key = key;
   }
 #endif
 };
-
-// Raises what the device's kernels have recorded, else gives the sink of a new call.
-ErrorSink begin_errors(const char* op, int32_t device);
 
 }  // namespace tsr

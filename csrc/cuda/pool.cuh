@@ -15,9 +15,9 @@ inline Divisor divisor_of(Reduction reduction) {
                                           : Divisor::kOne;
 }
 
-// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * scales[indices[j]] *
-// table[indices[j], :] / divisor. Entries whose index is padding_idx or outside [0, rows) do not count, and a weight
-// that is NaN counts as zero.
+// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of c_j * table[indices[j], :] / divisor, where
+// c_j is weights[j], coefficients[j], scales[indices[j]] or 1. Entries whose index is padding_idx or outside [0, rows)
+// do not count.
 struct Pooling {
   ScalarType dtype{};           // of table, weights and out
   const void* table = nullptr;  // [rows, columns]
@@ -28,20 +28,23 @@ struct Pooling {
   int64_t entries = 0;
   const int64_t* offsets = nullptr;  // [bags + 1], within the entries
   int64_t bags = 0;
-  void* out = nullptr;            // [bags, columns]
-  const void* weights = nullptr;  // [entries], or none
-  const void* scales = nullptr;   // [rows] in the accumulator's type, or none
+  void* out = nullptr;  // [bags, columns]
+  // At most one of them; the last two in the accumulator's type. A NaN weight is reported and counts as zero.
+  const void* weights = nullptr;       // [entries]
+  const void* coefficients = nullptr;  // [entries]
+  const void* scales = nullptr;        // [rows]
   int64_t padding_idx = -1;
   Divisor divisor = Divisor::kOne;
   bool report = true;  // whether bad indices and weights are reported, as `indices` and `per_sample_weights`
 };
 
 void pool_rows(DeviceCall& call, const Pooling& pooling);
-// The same where there are weights or scales: pool_rows calls it.
+// The same where there are weights, and where there are coefficients or scales: pool_rows calls them.
 void pool_weighted_rows(DeviceCall& call, const Pooling& pooling);
+void pool_scaled_rows(DeviceCall& call, const Pooling& pooling);
 
-// 1 / divisor of each bag in the accumulator's type, zero where the divisor is: [bags]. Reads no table.
-const void* pool_reciprocals(DeviceCall& call, const Pooling& pooling);
+// The divisor of each bag in the accumulator's type: [bags]. Reads no table.
+const void* pool_divisors(DeviceCall& call, const Pooling& pooling);
 
 // out[b, :] = the maximum of the bag's rows, and argmax[b, :] the position j that it comes from: the first of equals,
 // and NaN is larger than all else. A bag without entries has zero and -1. No weights, no divisor.

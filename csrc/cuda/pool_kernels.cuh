@@ -1,8 +1,8 @@
 // The kernels of pooling, for any Total: what a bag's entries add up to. pool_*.cu bring the Totals.
 //
 // A Total belongs to one lane and covers the lane's own `width` columns. It has
-//   Entry                   what is loaded of one entry: load(view, tile, has_columns, index, j), and is_bad() for
-//                           entries that must be reported
+//   Entry                   what is loaded of one entry: always prepare(view, j), where it counts load(view, tile,
+//                           has_columns, index, j); is_bad() if it must be reported
 //   add(entry, j)           takes in entry j
 //   merge(later)            takes in what later entries of the bag add up to
 //   store(view, bag, tile)  writes the bag's result
@@ -25,6 +25,7 @@ struct PoolView {
   const int64_t* offsets;
   int64_t bags;
   const T* weights;
+  const acc_t<T>* coefficients;
   const acc_t<T>* scales;
   int64_t padding_idx;
   Divisor divisor;
@@ -32,7 +33,7 @@ struct PoolView {
   ErrorSink errors;
   T* out;
   // Only for the Totals that say so.
-  acc_t<T>* reciprocals;     // [bags], written
+  acc_t<T>* divisors;        // [bags], written
   int64_t* argmax;           // [bags, columns], written
   const int64_t* winners;    // [rows, columns]
   const int64_t* positions;  // [entries]
@@ -49,6 +50,7 @@ PoolView<T, I> view_of(const DeviceCall& call, const Pooling& p) {
           p.offsets,
           p.bags,
           static_cast<const T*>(p.weights),
+          static_cast<const acc_t<T>*>(p.coefficients),
           static_cast<const acc_t<T>*>(p.scales),
           p.padding_idx,
           p.divisor,
@@ -61,14 +63,15 @@ PoolView<T, I> view_of(const DeviceCall& call, const Pooling& p) {
           nullptr};
 }
 
-// Writes value / by, zero where `by` is; value itself where there is no divisor.
+// Writes value / by, zero where `by` is.
 template <class T, class I, int width>
 __device__ void store_quotient(const PoolView<T, I>& p, int64_t bag, const RowTile& tile,
                                const acc_t<T> (&value)[width], acc_t<T> by) {
   using A = acc_t<T>;
   if (tile.column >= p.columns) return;
   Vector<T, width> result;
-  if (p.divisor == Divisor::kOne) {
+  // Mostly: sums, and bags of one entry.
+  if (by == A(1)) {
 #pragma unroll
     for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(value[c]);
   } else {
@@ -90,6 +93,11 @@ __device__ void report_entries(const PoolView<T, I>& p, int64_t begin, int n) {
     const acc_t<T> weight = static_cast<acc_t<T>>(p.weights[j]);
     if (weight != weight) p.errors.report(Argument::kWeights, Fault::kNotANumber, j, 0, 0);
   }
+}
+
+// The number of entries in [begin, end), which is backwards where offsets decrease (reported before).
+__device__ inline int entry_count(int64_t begin, int64_t end) {
+  return end > begin ? static_cast<int>(end - begin) : 0;
 }
 
 template <class I>
@@ -117,15 +125,15 @@ __device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_
       const int64_t index = ahead[k];
       used[k] = j + k < n && p.in_range(index) && index != p.padding_idx;
       any_bad = any_bad || !p.in_range(index);
+      if (j + k < n) entry[k].prepare(p, begin + j + k);
       if (used[k]) entry[k].load(p, tile, has_columns, index, begin + j + k);
     }
     load_indices(indices, j + kInFlight, n, ahead);
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       before(j + k);
-      if (!used[k]) continue;
-      any_bad = any_bad || entry[k].is_bad();
-      total.add(entry[k], begin + j + k);
+      any_bad = any_bad || (j + k < n && entry[k].is_bad());
+      if (used[k]) total.add(entry[k], begin + j + k);
     }
   }
   if (any_bad && p.report && tile.first_lane) report_entries(p, begin, n);
@@ -138,7 +146,7 @@ template <class Total, class T, class I>
 __device__ void pool_piece(const PoolView<T, I>& p, const Piece& piece, const RowTiling& tiling, const RowTile& tile,
                            Total* totals) {
   Total total;
-  add_entries(p, tile, piece.begin, static_cast<int>(piece.end - piece.begin), total, [](int) {});
+  add_entries(p, tile, piece.begin, entry_count(piece.begin, piece.end), total, [](int) {});
   if (piece.bag >= 0) {
     total.store(p, piece.bag, tile);
   } else {
@@ -189,7 +197,7 @@ __global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowT
       if (end - begin > kPiece && !plan.failed()) continue;
       Total total;
       if (end - begin <= kPiece) {
-        add_entries(p, tile, begin, static_cast<int>(end - begin), total, [](int) {});
+        add_entries(p, tile, begin, entry_count(begin, end), total, [](int) {});
       }
       total.store(p, bag, tile);
     }
@@ -204,17 +212,17 @@ __device__ void pool_run(const PoolView<T, I>& p, const RowTile& tile, int64_t f
   const int bags = static_cast<int>(last - first);
   Total total;
   int bag = 0;
-  int end = static_cast<int>(ends[0] - begin);
+  int end = entry_count(begin, ends[0]);
   // The end of the bag behind, loaded one bag ahead.
-  int next_end = static_cast<int>(ends[bags > 1 ? 1 : 0] - begin);
+  int next_end = entry_count(begin, ends[bags > 1 ? 1 : 0]);
   const auto close = [&] {
     total.store(p, first + bag, tile);
     total = Total();
     ++bag;
     end = next_end;
-    next_end = static_cast<int>(ends[bag + 1 < bags ? bag + 1 : bags - 1] - begin);
+    next_end = entry_count(begin, ends[bag + 1 < bags ? bag + 1 : bags - 1]);
   };
-  add_entries(p, tile, begin, static_cast<int>(p.offsets[last] - begin), total, [&](int j) {
+  add_entries(p, tile, begin, entry_count(begin, p.offsets[last]), total, [&](int j) {
     while (j >= end && bag + 1 < bags) close();
   });
   while (bag < bags) close();
@@ -264,9 +272,10 @@ void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) 
   } else {
     launch(call, shape, short_bags_kernel<Total, T, I>, view, plan, totals, tiling);
   }
+  // Long bags are few, if any.
   const int64_t long_bags = std::min(plan.total_capacity, view.bags) * tiling.tiles_per_row;
-  const LaunchShape one_block_each{std::min(long_bags, kMaxBlocks)};
-  launch(call, one_block_each, long_bags_kernel<Total, T, I>, view, plan, static_cast<const Total*>(totals), tiling);
+  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1)}, long_bags_kernel<Total, T, I>, view, plan,
+         static_cast<const Total*>(totals), tiling);
 }
 
 // Calls f with the tags of the value's and the index's type and of the columns per lane.

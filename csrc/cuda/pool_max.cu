@@ -13,6 +13,8 @@ struct Max {
     Vector<T, width> row;
 
     template <class I>
+    __device__ void prepare(const PoolView<T, I>&, int64_t) {}
+    template <class I>
     __device__ void load(const PoolView<T, I>& p, const RowTile& tile, bool has_columns, int64_t index, int64_t) {
       if (has_columns) row = load_vector<T, width>(p.table + index * p.columns + tile.column);
     }

@@ -7,30 +7,55 @@ __device__ int64_t reserve(unsigned long long* found, int64_t n) {
   return static_cast<int64_t>(atomicAdd(found, static_cast<unsigned long long>(n)));
 }
 
-// Where pieces are in the list depends on the order of threads; what they are does not.
-__device__ void cut(const PoolPlan& plan, int64_t bag, int64_t begin, int64_t end) {
-  const int64_t count = (end - begin + kPiece - 1) / kPiece;
-  const int64_t first = reserve(&plan.found[0], count);
-  const int64_t first_total = count > 1 ? reserve(&plan.found[2], count) : 0;
-  if (first + count > plan.piece_capacity || (count > 1 && first_total + count > plan.total_capacity)) {
+// The pieces that one bag is cut into.
+struct Cut {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t pieces = 0;
+  int64_t first_piece = 0;
+  int64_t first_total = 0;
+};
+
+// Finds room for the bag's pieces. Where they are in the list depends on the order of threads; what they are does not.
+__device__ Cut reserve_pieces(const PoolPlan& plan, int64_t bag, int64_t begin, int64_t end) {
+  Cut cut{begin, end, (end - begin + kPiece - 1) / kPiece, 0, 0};
+  cut.first_piece = reserve(&plan.found[0], cut.pieces);
+  if (cut.pieces > 1) cut.first_total = reserve(&plan.found[2], cut.pieces);
+  if (cut.first_piece + cut.pieces > plan.piece_capacity ||
+      (cut.pieces > 1 && cut.first_total + cut.pieces > plan.total_capacity)) {
     plan.found[3] = 1;
-    return;
+    cut.pieces = 0;
+  } else if (cut.pieces > 1) {
+    plan.long_bags[reserve(&plan.found[1], 1)] = {bag, cut.first_total, cut.pieces};
   }
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t from = begin + k * kPiece;
-    plan.pieces[first + k] = {from, from + kPiece < end ? from + kPiece : end, count > 1 ? -1 : bag, first_total + k};
-  }
-  if (count > 1) plan.long_bags[reserve(&plan.found[1], 1)] = {bag, first_total, count};
+  return cut;
 }
 
-// One thread per bag.
+__device__ Cut cut_of(const PoolPlan& plan, const int64_t* offsets, int64_t bags, int64_t bag) {
+  if (bag >= bags) return Cut{};
+  const int64_t begin = offsets[bag], end = offsets[bag + 1];
+  if (end - begin <= kEntriesPerTeam) return Cut{};
+  const int64_t first = bag / plan.run * plan.run;
+  const int64_t last = first + plan.run < bags ? first + plan.run : bags;
+  return plan.is_one_teams(offsets, first, last) ? Cut{} : reserve_pieces(plan, bag, begin, end);
+}
+
+// One thread per bag decides on it; a warp writes the pieces of each of its bags together.
 __global__ void plan_kernel(const int64_t* offsets, int64_t bags, PoolPlan plan) {
-  for (int64_t bag = thread_index(); bag < bags; bag += thread_count()) {
-    const int64_t begin = offsets[bag], end = offsets[bag + 1];
-    if (end - begin <= kEntriesPerTeam) continue;
-    const int64_t first = bag / plan.run * plan.run;
-    const int64_t last = first + plan.run < bags ? first + plan.run : bags;
-    if (!plan.is_one_teams(offsets, first, last)) cut(plan, bag, begin, end);
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int64_t first = thread_index() - lane; first < bags; first += thread_count()) {
+    const Cut mine = cut_of(plan, offsets, bags, first + lane);
+    for (unsigned waiting = __ballot_sync(~0u, mine.pieces > 0); waiting != 0; waiting &= waiting - 1) {
+      const int owner = __ffs(static_cast<int>(waiting)) - 1;
+      const int64_t bag = first + owner, begin = __shfl_sync(~0u, mine.begin, owner);
+      const int64_t end = __shfl_sync(~0u, mine.end, owner), pieces = __shfl_sync(~0u, mine.pieces, owner);
+      const int64_t first_piece = __shfl_sync(~0u, mine.first_piece, owner);
+      const int64_t first_total = __shfl_sync(~0u, mine.first_total, owner);
+      for (int64_t k = lane; k < pieces; k += kWarp) {
+        const int64_t from = begin + k * kPiece, to = from + kPiece < end ? from + kPiece : end;
+        plan.pieces[first_piece + k] = {from, to, pieces > 1 ? -1 : bag, first_total + k};
+      }
+    }
   }
 }
 

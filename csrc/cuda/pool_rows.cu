@@ -3,7 +3,8 @@
 namespace tsr {
 
 void pool_rows(DeviceCall& call, const Pooling& pooling) {
-  if (pooling.weights != nullptr || pooling.scales != nullptr) return pool_weighted_rows(call, pooling);
+  if (pooling.weights != nullptr) return pool_weighted_rows(call, pooling);
+  if (pooling.coefficients != nullptr || pooling.scales != nullptr) return pool_scaled_rows(call, pooling);
   dispatch_pooling(call, pooling, [&](auto value_tag, auto index_tag, auto width) {
     using T = typename decltype(value_tag)::type;
     using I = typename decltype(index_tag)::type;

@@ -13,6 +13,8 @@ struct Sum {
     Vector<T, width> row;
 
     template <class I>
+    __device__ void prepare(const PoolView<T, I>&, int64_t) {}
+    template <class I>
     __device__ void load(const PoolView<T, I>& p, const RowTile& tile, bool has_columns, int64_t index, int64_t) {
       if (has_columns) row = load_vector<T, width>(p.table + index * p.columns + tile.column);
     }
@@ -34,6 +36,7 @@ struct Sum {
     for (int c = 0; c < width; ++c) value[c] += later.value[c];
   }
 
+  // Without weights each entry weighs 1.
   template <class I>
   __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
     const A n = static_cast<A>(count);

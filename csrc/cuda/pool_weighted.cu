@@ -28,18 +28,24 @@ struct Weights {
   }
 };
 
-template <class T, class I>
-__device__ acc_t<T> load_weight(const PoolView<T, I>& p, int64_t index, int64_t j) {
-  acc_t<T> weight = p.weights == nullptr ? acc_t<T>(1) : static_cast<acc_t<T>>(p.weights[j]);
-  if (p.scales != nullptr) weight *= p.scales[index];
-  return weight;
-}
+// An entry's weight.
+template <class T>
+struct WeightEntry {
+  using A = acc_t<T>;
+  A weight;
+  bool is_nan;
 
-// NaN counts as zero.
-template <class A>
-__device__ A number_or_zero(A weight) {
-  return weight == weight ? weight : A(0);
-}
+  template <class I>
+  __device__ void prepare(const PoolView<T, I>& p, int64_t j) {
+    weight = p.weights == nullptr ? A(1) : static_cast<A>(p.weights[j]);
+    is_nan = weight != weight;
+  }
+  template <class I>
+  __device__ void load(const PoolView<T, I>&, const RowTile&, bool, int64_t, int64_t) {
+    if (is_nan) weight = A(0);
+  }
+  __device__ bool is_bad() const { return is_nan; }
+};
 
 // A weighted sum of rows.
 template <class T, int width_>
@@ -47,26 +53,23 @@ struct WeightedSum {
   using A = acc_t<T>;
   static constexpr int width = width_;
 
-  struct Entry {
+  struct Entry : WeightEntry<T> {
     Vector<T, width> row;
-    A weight;
 
     template <class I>
     __device__ void load(const PoolView<T, I>& p, const RowTile& tile, bool has_columns, int64_t index, int64_t j) {
       if (has_columns) row = load_vector<T, width>(p.table + index * p.columns + tile.column);
-      weight = load_weight(p, index, j);
+      WeightEntry<T>::load(p, tile, has_columns, index, j);
     }
-    __device__ bool is_bad() const { return weight != weight; }
   };
 
   A value[width] = {};
   Weights<A> weights;
 
   __device__ void add(const Entry& entry, int64_t) {
-    const A weight = number_or_zero(entry.weight);
-    weights.add(weight);
+    weights.add(entry.weight);
 #pragma unroll
-    for (int c = 0; c < width; ++c) value[c] += weight * static_cast<A>(entry.row.at[c]);
+    for (int c = 0; c < width; ++c) value[c] += entry.weight * static_cast<A>(entry.row.at[c]);
   }
 
   __device__ void merge(const WeightedSum& later) {
@@ -81,31 +84,21 @@ struct WeightedSum {
   }
 };
 
-// The weights alone.
+// The divisor alone.
 template <class T>
-struct Reciprocal {
+struct DivisorOnly {
   using A = acc_t<T>;
+  using Entry = WeightEntry<T>;
   static constexpr int width = 1;
-
-  struct Entry {
-    A weight;
-
-    template <class I>
-    __device__ void load(const PoolView<T, I>& p, const RowTile&, bool, int64_t index, int64_t j) {
-      weight = load_weight(p, index, j);
-    }
-    __device__ bool is_bad() const { return weight != weight; }
-  };
 
   Weights<A> weights;
 
-  __device__ void add(const Entry& entry, int64_t) { weights.add(number_or_zero(entry.weight)); }
-  __device__ void merge(const Reciprocal& later) { weights.merge(later.weights); }
+  __device__ void add(const Entry& entry, int64_t) { weights.add(entry.weight); }
+  __device__ void merge(const DivisorOnly& later) { weights.merge(later.weights); }
 
   template <class I>
   __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile&) const {
-    const A by = weights.divisor(p.divisor);
-    p.reciprocals[bag] = by == A(0) ? A(0) : A(1) / by;
+    p.divisors[bag] = weights.divisor(p.divisor);
   }
 };
 
@@ -119,18 +112,18 @@ void pool_weighted_rows(DeviceCall& call, const Pooling& pooling) {
   });
 }
 
-const void* pool_reciprocals(DeviceCall& call, const Pooling& pooling) {
+const void* pool_divisors(DeviceCall& call, const Pooling& pooling) {
   return dispatch_float(pooling.dtype, call.op(), "values", [&](auto value_tag) -> const void* {
     using T = typename decltype(value_tag)::type;
-    acc_t<T>* const reciprocals = call.workspace<acc_t<T>>(pooling.bags);
+    acc_t<T>* const divisors = call.workspace<acc_t<T>>(pooling.bags);
     dispatch_index(pooling.index_dtype, call.op(), "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       PoolView<T, I> view = view_of<T, I>(call, pooling);
       view.columns = 0;  // one lane per bag
-      view.reciprocals = reciprocals;
-      launch_pool<Reciprocal<T>>(call, view, pooling.entries);
+      view.divisors = divisors;
+      launch_pool<DivisorOnly<T>>(call, view, pooling.entries);
     });
-    return reciprocals;
+    return divisors;
   });
 }
 

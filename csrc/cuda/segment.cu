@@ -39,7 +39,8 @@ int64_t segment_count(const DeviceCall& call, const Tensor& segment_ids, std::op
     return call.read_back(static_cast<const S*>(segment_ids.data_ptr()) + entries - 1,
                           "the last segment id, which num_segments=None asks for,");
   });
-  TSR_CHECK_VALUE(last >= 0, call.op(), ": segment_ids[", entries - 1, "] must be >= 0, got ", last);
+  TSR_CHECK_VALUE(last >= 0 && last < INT64_MAX, call.op(), ": segment_ids[", entries - 1,
+                  "] must be in [0, 2^63 - 1), got ", last);
   return last + 1;
 }
 

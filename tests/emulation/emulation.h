@@ -77,7 +77,8 @@ T* dynamic_shared() {
 inline Stream current_stream(int32_t) { return 0; }
 bool is_capturing(Stream stream);
 void fill_bytes(Stream stream, void* to, int value, size_t bytes);
-void copy_to_host(Stream stream, void* to, const void* from, size_t bytes);
+inline void wait_for(Stream) {}
+void copy_to_host(int32_t device, void* to, const void* from, size_t bytes);
 ErrorRecord* new_record();
 
 // Filled with ones (NaN), between two guards that are checked after every launch while the tensor lives.

@@ -74,7 +74,7 @@ void fill_bytes(Stream, void* to, int value, size_t bytes) {
   emulated::check_guards();
 }
 
-void copy_to_host(Stream, void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void copy_to_host(int32_t, void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 
 ErrorRecord* new_record() { return new ErrorRecord; }
 

@@ -30,7 +30,7 @@ MUTATIONS = [
     Mutation("bags.cu", "bound", "b == bags && offset", "b > bags && offset", "recorded"),
     Mutation("bags.cu", "sign", "bags[i] = bag_of(i)", "bags[i] = -bag_of(i)", "weights_backward"),
     Mutation("embedding.cu", "bound", "bad >= rows", "bad > rows", "recorded"),
-    Mutation("embedding.cu", "sign", "any_bad || !in_range", "any_bad || in_range", "recorded"),
+    Mutation("embedding.cu", "step", "      any_bad = any_bad || !in_range;\n", "", "recorded"),
     Mutation("embedding.cu", "bound", "tile.column < units)", "tile.column <= units)", "embedding and not bag"),
     Mutation("embedding.cu", "step", "+ kRowsInFlight - 1) / kRows", ") / kRows", "lookups"),
     Mutation("embedding_backward.cu", "sign", "with_row - prod", "with_row + prod", "weights_backward"),
