@@ -44,14 +44,15 @@ test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(BIN)/pytest $(ARGS)
 
-# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension.
+# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. What a sanitizer
+# writes before it ends the process must not be captured.
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
 test-sanitized: export TORCHSPARSE_REC_EMULATED_SANITIZE := 1
 test-sanitized: $(BUILT) $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -c 'from emulation.build import build; build()'
 	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" \
-	  $(BIN)/python -m pytest $(SANITIZED_TESTS) $(ARGS)
+	  $(BIN)/python -m pytest --capture=sys $(SANITIZED_TESTS) $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/emulation/mutate.py
