@@ -39,6 +39,8 @@ using torch::stable::accelerator::DeviceGuard;
 
 // Blocks of one launch at most: kernels are grid-stride loops, so more work than this only makes them longer.
 constexpr int64_t kMaxBlocks = int64_t{1} << 20;
+// Threads that keep every processor of a large device busy: where there are more, each may do more.
+constexpr int64_t kFullDevice = int64_t{1} << 18;
 
 // The bytes given to LaunchShape::shared_bytes.
 template <class T>
@@ -63,16 +65,54 @@ inline void fill_bytes(Stream stream, void* to, int value, size_t bytes) {
   if (bytes > 0) STD_CUDA_CHECK(cudaMemsetAsync(to, value, bytes, stream));
 }
 
-// Waits for the stream.
-inline void copy_to_host(Stream stream, void* to, const void* from, size_t bytes) {
-  STD_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-  STD_CUDA_CHECK(cudaStreamSynchronize(stream));
+// Waits for the stream. By torch's own copy, so that torch.cuda.set_sync_debug_mode sees it.
+inline void copy_to_host(Stream, void* to, const void* from, size_t bytes) {
+  using torch::headeronly::IntHeaderOnlyArrayRef;
+  using torch::stable::Device;
+  using torch::stable::DeviceType;
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  const std::array<int64_t, 1> size{static_cast<int64_t>(bytes)}, stride{1};
+  const auto wrap = [&](const void* data, const Device& place) {
+    return torch::stable::from_blob(const_cast<void*>(data), IntHeaderOnlyArrayRef(size.data(), 1),
+                                    IntHeaderOnlyArrayRef(stride.data(), 1), place, ScalarType::Byte);
+  };
+  Tensor target = wrap(to, Device(DeviceType::CPU));
+  torch::stable::copy_(target, wrap(from, Device(DeviceType::CUDA, static_cast<torch::stable::DeviceIndex>(device))),
+                       /*non_blocking=*/false);
 }
 
 // Uninitialised memory of the caching allocator, in order with the current stream.
 inline Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   return new_empty(like, sizes, dtype);
 }
+
+// Scratch memory of one call. Small arrays share an allocation: to ask torch for each would take the host longer than
+// the device takes for most kernels.
+class Scratch {
+ public:
+  void* take(const Tensor& like, int64_t bytes) {
+    constexpr int64_t kShared = int64_t{1} << 20, kAlignment = 512;
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (bytes > kShared / 4) return allocate(like, bytes);
+    if (bytes > left_) {
+      next_ = allocate(like, kShared);
+      left_ = kShared;
+    }
+    left_ -= bytes;
+    return std::exchange(next_, next_ + bytes);
+  }
+
+ private:
+  uint8_t* allocate(const Tensor& like, int64_t bytes) {
+    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte));
+    return static_cast<uint8_t*>(kept_.back().data_ptr());
+  }
+
+  std::vector<Tensor> kept_;
+  uint8_t* next_ = nullptr;
+  int64_t left_ = 0;
+};
 
 template <class... Parameters, class... Arguments>
 void start_kernel(Stream stream, int64_t blocks, int64_t threads, size_t shared_bytes, void (*kernel)(Parameters...),
@@ -107,14 +147,13 @@ class DeviceCall {
   // Scratch for n elements of T, valid until the call ends: the allocator hands it out again in stream order.
   template <class T>
   T* workspace(int64_t n) {
-    scratch_.push_back(empty({std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte));
-    return static_cast<T*>(scratch_.back().data_ptr());
+    return static_cast<T*>(scratch_.take(like_, std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))));
   }
 
   // Keeps x alive until the call ends, for a contiguous copy whose pointer a kernel takes.
   const void* data(const Tensor& x) {
-    scratch_.push_back(as_contiguous(x));
-    return scratch_.back().data_ptr();
+    kept_.push_back(as_contiguous(x));
+    return kept_.back().data_ptr();
   }
   template <class T>
   const T* data(const Tensor& x) {
@@ -127,7 +166,13 @@ class DeviceCall {
     TSR_CHECK_VALUE(!is_capturing(stream_), op_, ": ", what,
                     " is read back from the device, which must not happen while a CUDA graph is captured");
     T result;
-    copy_to_host(stream_, &result, value, sizeof(T));
+    try {
+      copy_to_host(stream_, &result, value, sizeof(T));
+    } catch (const std::exception&) {
+      // torch's own text does not come through.
+      throw std::runtime_error(message(op_, ": ", what, " could not be read back from the device: an earlier kernel",
+                                       " failed, or torch.cuda.set_sync_debug_mode forbids to wait"));
+    }
     return result;
   }
 
@@ -137,7 +182,8 @@ class DeviceCall {
   DeviceGuard guard_;
   Stream stream_;
   ErrorSink errors_;
-  std::vector<Tensor> scratch_;
+  Scratch scratch_;
+  std::vector<Tensor> kept_;
 };
 
 struct LaunchShape {

@@ -24,7 +24,7 @@
 //
 // Determinism: every output row is computed by one thread in the order above: the same bits on every run, for every
 // number of threads and every instruction set. On CUDA too the bits are the same on every run; there the entries of a
-// row are added in pieces of 256, and then the pieces in their order.
+// row are added in pieces of 128, and then the pieces in their order.
 // Source: tf.sparse.segment_{sum,mean,sqrt_n}; SparseSegment*Grad and SparseSegment*GradV2.
 #pragma once
 #include "abi.h"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
+import re
 import warnings
 from pathlib import Path
 
@@ -14,6 +16,49 @@ _FOLDER = Path(__file__).resolve().parent
 _CPU_LEVELS = ("baseline", "avx2", "avx512")
 
 
+def _toolkit_of(library: Path) -> int | None:
+    """The CUDA toolkit that a library was built with, as 1000 * major + 10 * minor; None if the file does not say."""
+    found = re.search(rb"torchsparse_rec CUDA toolkit (\d+)", library.read_bytes())
+    return int(found.group(1)) if found else None
+
+
+def _driver() -> int:
+    """The newest CUDA that this machine's driver knows, as 1000 * major + 10 * minor; 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    version = ctypes.c_int(0)
+    return version.value if driver.cuDriverGetVersion(ctypes.byref(version)) == 0 else 0
+
+
+def _too_old(driver: int, toolkit: int | None) -> str | None:
+    """Why a driver cannot run what a toolkit built, or None if it can: within a major version every driver can."""
+    if driver == 0 or toolkit is None or driver // 1000 >= toolkit // 1000:
+        return None
+    return (
+        f"it was built with CUDA {toolkit // 1000}.{toolkit % 1000 // 10}, and this machine's driver knows CUDA"
+        f" {driver // 1000}.{driver % 1000 // 10} at most: install a newer driver, or build with CUDA {driver // 1000}"
+    )
+
+
+def _load_cuda(library: Path) -> str:
+    """Load ``_C_cuda.so`` if this machine can run it. Returns what became of it, in words."""
+    if not library.exists():
+        return "not built"
+    if torch.version.cuda is None:
+        return "built, not loaded: this torch has no CUDA"
+    problem = _too_old(_driver(), _toolkit_of(library))
+    if problem is None:
+        try:
+            torch.ops.load_library(str(library))
+            return "loaded"
+        except OSError as error:
+            problem = str(error)
+    warnings.warn(f"torchsparse_rec runs on CPU only: {library} could not be loaded: {problem}", stacklevel=3)
+    return f"built, not loaded: {problem}"
+
+
 def _load() -> str:
     """Load ``_C.so``, and ``_C_cuda.so`` where torch has CUDA. Returns what became of the CUDA library, in words."""
     library = _FOLDER / "_C.so"
@@ -22,17 +67,7 @@ def _load() -> str:
             f"torchsparse_rec is not built: {library} is missing. Build it with `pip install -e .` in the source folder"
         )
     torch.ops.load_library(str(library))
-    cuda_library = _FOLDER / "_C_cuda.so"
-    if not cuda_library.exists():
-        return "not built"
-    if torch.version.cuda is None:
-        return "built, not loaded: this torch has no CUDA"
-    try:
-        torch.ops.load_library(str(cuda_library))
-    except OSError as error:
-        warnings.warn(f"torchsparse_rec runs on CPU only: {cuda_library} could not be loaded: {error}", stacklevel=2)
-        return f"built, not loaded: {error}"
-    return "loaded"
+    return _load_cuda(_FOLDER / "_C_cuda.so")
 
 
 _CUDA_LIBRARY = _load()

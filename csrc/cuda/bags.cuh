@@ -1,21 +1,18 @@
-// Bags as kernels read them: offsets and weights checked once per call, and what a bag's sum is divided by.
+// Bags as kernels read them: offsets checked once per call, and the bag of each entry.
 #pragma once
 #include "../cuda.h"
-#include "../segment.h"
+#include "device.cuh"
 
 namespace tsr {
 
-// The entries of bags as kernels see them.
-template <class I>
-struct BagsView {
-  const I* indices;
-  int64_t rows;
-  int64_t padding_idx;
+// The bag of entry i by its offsets [bags + 1], or -1 if no bag holds it (offsets that are not sorted, already
+// reported).
+struct BagOf {
   const int64_t* offsets;
   int64_t bags;
-  __device__ bool used(int64_t i) const {
-    const int64_t index = indices[i];
-    return index >= 0 && index < rows && index != padding_idx;
+  __device__ int64_t operator()(int64_t i) const {
+    const int64_t bag = lower_bound(offsets, bags + 1, i + 1) - 1;
+    return bag >= 0 && bag < bags && offsets[bag] <= i && i < offsets[bag + 1] ? bag : -1;
   }
 };
 
@@ -23,13 +20,7 @@ struct BagsView {
 // end at entries.
 const int64_t* bag_offsets(DeviceCall& call, const Tensor& offsets, int64_t entries);
 
-// The weights in the accumulator's type, or null where there are none. Reports NaN, which counts as zero.
-template <class T>
-const acc_t<T>* entry_weights(DeviceCall& call, const std::optional<Tensor>& per_sample_weights);
-
-// The divisor of each bag in mode mean or sqrtn, as pool_rows has it: [bags].
-template <class A>
-const A* bag_divisors(DeviceCall& call, const Tensor& indices, int64_t rows, int64_t padding_idx,
-                      const int64_t* offsets, int64_t bags, const A* weights, Reduction reduction);
+// The bag of each entry: [entries]. For kernels that want it at random, or by several lanes.
+const int64_t* entry_bags(DeviceCall& call, const BagOf& bag_of, int64_t entries);
 
 }  // namespace tsr

@@ -29,6 +29,9 @@ struct RowTiling {
     tiles = rows * tiles_per_row;
   }
 
+  // Lanes that own columns of one row, in all its tiles.
+  __host__ __device__ int64_t lanes_per_row() const { return tiles_per_row << lanes_log2; }
+
   LaunchShape shape() const {
     const int64_t teams = kThreads >> lanes_log2;
     return {std::min(tiles / teams + (tiles % teams != 0), kMaxBlocks)};
@@ -50,6 +53,16 @@ struct RowTiling {
     return ones << (threadIdx.x % kWarp / lanes * lanes);
   }
 };
+
+// One load, one store: the address must be aligned to the vector's size.
+template <class T, int n>
+__device__ Vector<T, n> load_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T, n>*>(from);
+}
+template <class T, int n>
+__device__ void store_vector(T* to, const Vector<T, n>& value) {
+  *reinterpret_cast<Vector<T, n>*>(to) = value;
+}
 
 // Elements of T in the 16 bytes that one load can move, if rows of `columns` elements allow it, else 1.
 template <class T>
@@ -75,13 +88,6 @@ __device__ int64_t lower_bound(const T* sorted, int64_t n, U value) {
     }
   }
   return begin;
-}
-
-// The bag of entry i by its offsets [bags + 1], or -1 if no bag holds it (offsets that are not sorted, already
-// reported).
-__device__ inline int64_t bag_of(const int64_t* offsets, int64_t bags, int64_t i) {
-  const int64_t bag = lower_bound(offsets, bags + 1, i + 1) - 1;
-  return bag >= 0 && bag < bags && offsets[bag] <= i && i < offsets[bag + 1] ? bag : -1;
 }
 
 }  // namespace tsr

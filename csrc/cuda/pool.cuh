@@ -1,12 +1,12 @@
-// Rows of a table summed bag by bag: the one kernel behind the pooled lookups, the segment reductions and all their
-// gradients.
+// Rows of a table pooled bag by bag: the kernels behind the pooled lookups, the segment reductions and all gradients
+// with respect to a table.
 #pragma once
 #include "../cuda.h"
 #include "../segment.h"
 
 namespace tsr {
 
-// What a bag's sum is divided by; zero where the divisor is zero. Entries without weights weigh 1.
+// What a bag's sum is divided by; the quotient is zero where the divisor is zero. Entries without weights weigh 1.
 enum class Divisor : int32_t { kOne, kCount, kWeights, kRootSquares };
 
 inline Divisor divisor_of(Reduction reduction) {
@@ -15,10 +15,11 @@ inline Divisor divisor_of(Reduction reduction) {
                                           : Divisor::kOne;
 }
 
-// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * table[indices[j], :] /
-// divisor. Entries whose index is padding_idx or outside [0, rows) do not count.
+// out[b, :] = sum over j in [offsets[b], offsets[b + 1]), in this order, of weights[j] * scales[indices[j]] *
+// table[indices[j], :] / divisor. Entries whose index is padding_idx or outside [0, rows) do not count, and a weight
+// that is NaN counts as zero.
 struct Pooling {
-  ScalarType dtype{};           // of table and out
+  ScalarType dtype{};           // of table, weights and out
   const void* table = nullptr;  // [rows, columns]
   int64_t rows = 0;
   int64_t columns = 0;
@@ -28,12 +29,26 @@ struct Pooling {
   const int64_t* offsets = nullptr;  // [bags + 1], within the entries
   int64_t bags = 0;
   void* out = nullptr;            // [bags, columns]
-  const void* weights = nullptr;  // [entries] in the accumulator's type, or none
+  const void* weights = nullptr;  // [entries], or none
+  const void* scales = nullptr;   // [rows] in the accumulator's type, or none
   int64_t padding_idx = -1;
   Divisor divisor = Divisor::kOne;
-  bool report = true;  // whether an index outside [0, rows) is reported, as one of `indices`
+  bool report = true;  // whether bad indices and weights are reported, as `indices` and `per_sample_weights`
 };
 
 void pool_rows(DeviceCall& call, const Pooling& pooling);
+// The same where there are weights or scales: pool_rows calls it.
+void pool_weighted_rows(DeviceCall& call, const Pooling& pooling);
+
+// 1 / divisor of each bag in the accumulator's type, zero where the divisor is: [bags]. Reads no table.
+const void* pool_reciprocals(DeviceCall& call, const Pooling& pooling);
+
+// out[b, :] = the maximum of the bag's rows, and argmax[b, :] the position j that it comes from: the first of equals,
+// and NaN is larger than all else. A bag without entries has zero and -1. No weights, no divisor.
+void pool_max(DeviceCall& call, const Pooling& pooling, int64_t* argmax);
+
+// pool_rows, where of row indices[j] only the columns count whose winner, [rows, columns], is positions[j], [entries].
+// No weights, no scales.
+void pool_won_rows(DeviceCall& call, const Pooling& pooling, const int64_t* winners, const int64_t* positions);
 
 }  // namespace tsr

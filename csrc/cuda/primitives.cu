@@ -18,26 +18,39 @@ void with_scratch(DeviceCall& call, const F& run) {
 }
 
 template <class K>
-KeyedPositions<K> sort_pairs_of(DeviceCall& call, KeyedPositions<K> from, KeyedPositions<K> spare, int64_t n,
-                                int bits) {
+Pairs<K> sort_pairs_of(DeviceCall& call, Pairs<K> from, Pairs<K> spare, int64_t n, int bits) {
   if (n == 0) return from;
   cub::DoubleBuffer<K> keys(from.keys, spare.keys);
-  cub::DoubleBuffer<K> positions(from.positions, spare.positions);
+  cub::DoubleBuffer<K> values(from.values, spare.values);
   with_scratch(call, [&](void* scratch, size_t& bytes) {
-    return cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, positions, n, 0, bits, call.stream());
+    return cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, values, n, 0, bits, call.stream());
   });
-  return {keys.Current(), positions.Current()};
+  return {keys.Current(), values.Current()};
+}
+
+template <class K>
+struct IsRunStart {
+  const K* keys;
+  int64_t n;
+  K end;
+  __device__ bool operator()(int64_t j) const { return j == 0 || (j < n ? keys[j] : end) != keys[j - 1]; }
+};
+
+template <class K>
+void select_run_starts_of(DeviceCall& call, const K* keys, int64_t n, K end, int64_t* starts, int64_t* count) {
+  with_scratch(call, [&](void* scratch, size_t& bytes) {
+    return cub::DeviceSelect::If(scratch, bytes, thrust::counting_iterator<int64_t>(0), starts, count, n + 1,
+                                 IsRunStart<K>{keys, n, end}, call.stream());
+  });
 }
 
 }  // namespace
 
-KeyedPositions<uint32_t> sort_pairs(DeviceCall& call, KeyedPositions<uint32_t> from, KeyedPositions<uint32_t> spare,
-                                    int64_t n, int bits) {
+Pairs<uint32_t> sort_pairs(DeviceCall& call, Pairs<uint32_t> from, Pairs<uint32_t> spare, int64_t n, int bits) {
   return sort_pairs_of(call, from, spare, n, bits);
 }
 
-KeyedPositions<uint64_t> sort_pairs(DeviceCall& call, KeyedPositions<uint64_t> from, KeyedPositions<uint64_t> spare,
-                                    int64_t n, int bits) {
+Pairs<uint64_t> sort_pairs(DeviceCall& call, Pairs<uint64_t> from, Pairs<uint64_t> spare, int64_t n, int bits) {
   return sort_pairs_of(call, from, spare, n, bits);
 }
 
@@ -48,11 +61,14 @@ void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* be
   });
 }
 
-void select_positions(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* positions, int64_t* count) {
-  with_scratch(call, [&](void* scratch, size_t& bytes) {
-    return cub::DeviceSelect::Flagged(scratch, bytes, thrust::counting_iterator<int64_t>(0), flags, positions, count, n,
-                                      call.stream());
-  });
+void select_run_starts(DeviceCall& call, const uint32_t* keys, int64_t n, uint32_t end, int64_t* starts,
+                       int64_t* count) {
+  select_run_starts_of(call, keys, n, end, starts, count);
+}
+
+void select_run_starts(DeviceCall& call, const uint64_t* keys, int64_t n, uint64_t end, int64_t* starts,
+                       int64_t* count) {
+  select_run_starts_of(call, keys, n, end, starts, count);
 }
 
 }  // namespace tsr

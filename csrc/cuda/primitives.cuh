@@ -9,24 +9,26 @@
 
 namespace tsr {
 
-// Keys with the positions they came from. Where both fit in 32 bits, sorting moves half the bytes.
+// Keys, each with a value that goes where it goes. Where both fit in 32 bits, sorting moves half the bytes.
 template <class K>
-struct KeyedPositions {
+struct Pairs {
   K* keys;
-  K* positions;
+  K* values;
 };
 
 // Sorts stably by the low `bits` bits of keys. Uses both buffers; returns the one that holds the result.
-KeyedPositions<uint32_t> sort_pairs(DeviceCall& call, KeyedPositions<uint32_t> from, KeyedPositions<uint32_t> spare,
-                                    int64_t n, int bits);
-KeyedPositions<uint64_t> sort_pairs(DeviceCall& call, KeyedPositions<uint64_t> from, KeyedPositions<uint64_t> spare,
-                                    int64_t n, int bits);
+Pairs<uint32_t> sort_pairs(DeviceCall& call, Pairs<uint32_t> from, Pairs<uint32_t> spare, int64_t n, int bits);
+Pairs<uint64_t> sort_pairs(DeviceCall& call, Pairs<uint64_t> from, Pairs<uint64_t> spare, int64_t n, int bits);
 
 // before[i] = number of set flags (1, the others 0) in [0, i), for i in [0, n]. flags has n + 1 elements, of which the
 // last is not counted.
 void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before);
 
-// The positions of set flags, ascending, and their number.
-void select_positions(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* positions, int64_t* count);
+// The positions j in [0, n], ascending, at which keys[j] differs from keys[j - 1], with keys[n] taken to be `end`;
+// position 0 is always one. starts has room for n + 1; count is their number.
+void select_run_starts(DeviceCall& call, const uint32_t* keys, int64_t n, uint32_t end, int64_t* starts,
+                       int64_t* count);
+void select_run_starts(DeviceCall& call, const uint64_t* keys, int64_t n, uint64_t end, int64_t* starts,
+                       int64_t* count);
 
 }  // namespace tsr

@@ -75,48 +75,62 @@ Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, con
 
 // ---- Gradient -------------------------------------------------------------------------------------------------------
 
-// One thread per entry counts it for its segment. Integers: the order does not matter.
+// One thread per entry counts it for its segment, or one for all its neighbours in the warp that are in the same one:
+// segment ids are sorted as a rule. Integers: the order does not matter.
 template <class S>
 __global__ void segment_counts_kernel(const S* segment_ids, int64_t entries, int64_t segments,
                                       unsigned long long* counts) {
-  for (int64_t i = thread_index(); i < entries; i += thread_count()) {
-    const int64_t id = segment_ids[i];
-    if (id >= 0 && id < segments) atomicAdd(&counts[id], 1ull);
+  // Every lane of a warp takes every step: they talk to each other.
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  for (int64_t first = thread_index() - lane; first < entries; first += thread_count()) {
+    const int64_t i = first + lane;
+    const int64_t id = i < entries ? static_cast<int64_t>(segment_ids[i]) : -1;
+    const int64_t before = __shfl_up_sync(~0u, id, 1);
+    const bool begins = lane == 0 || id != before;
+    // The lanes at which a run begins; above the last one, as if there were another.
+    const unsigned begin_lanes = __ballot_sync(~0u, begins);
+    if (!begins || id < 0 || id >= segments) continue;
+    const unsigned later = lane == kWarp - 1 ? 0 : begin_lanes >> (lane + 1);
+    const int run = later == 0 ? kWarp - lane : __ffs(static_cast<int>(later));
+    atomicAdd(&counts[id], static_cast<unsigned long long>(run));
   }
 }
 
-struct SegmentScales {
-  Reduction reduction;
-  const unsigned long long* counts;  // null for sums
-  template <class A>
-  __device__ A at(int64_t segment, type_tag<A>) const {
-    const A n = static_cast<A>(counts[segment]);
-    return A(1) / (reduction == Reduction::kMean ? n : sqrt(n));
-  }
-};
-
-// One thread per sorted entry looks up the row of grad that it receives, and that row's scale.
-template <class A, class S, class K>
-__global__ void segment_sources_kernel(const K* positions, int64_t entries, const S* segment_ids, int64_t segments,
-                                       SegmentScales scales, ErrorSink errors, int64_t* sources, A* weights) {
-  for (int64_t j = thread_index(); j < entries; j += thread_count()) {
-    const int64_t i = static_cast<int64_t>(positions[j]);
-    const int64_t id = segment_ids[i];
-    const bool in_range = id >= 0 && id < segments;
-    if (!in_range) errors.report(Argument::kSegmentIds, Fault::kOutOfRange, i, id, segments);
-    sources[j] = in_range ? id : -1;
-    if (scales.counts != nullptr) weights[j] = in_range ? scales.at(id, type_tag<A>{}) : A(0);
+// One thread per segment.
+template <class A>
+__global__ void segment_scales_kernel(const unsigned long long* counts, int64_t segments, Reduction reduction,
+                                      A* scales) {
+  for (int64_t s = thread_index(); s < segments; s += thread_count()) {
+    const A n = static_cast<A>(counts[s]);
+    scales[s] = n == A(0) ? A(0) : A(1) / (reduction == Reduction::kMean ? n : sqrt(n));
   }
 }
 
-template <class S>
-const unsigned long long* segment_counts(DeviceCall& call, const Tensor& ids, int64_t segments) {
+// What a segment's row of grad counts in mode mean or sqrt_n: [segments].
+template <class A, class S>
+const A* segment_scales(DeviceCall& call, const S* segment_ids, int64_t entries, int64_t segments,
+                        Reduction reduction) {
   unsigned long long* const counts = call.workspace<unsigned long long>(segments);
   fill_bytes(call.stream(), counts, 0, segments * sizeof(*counts));
-  launch(call, one_thread_each(ids.size(0)), segment_counts_kernel<S>, static_cast<const S*>(ids.data_ptr()),
-         ids.size(0), segments, counts);
-  return counts;
+  launch(call, one_thread_each(entries), segment_counts_kernel<S>, segment_ids, entries, segments, counts);
+  A* const scales = call.workspace<A>(segments);
+  launch(call, one_thread_each(segments), segment_scales_kernel<A>, counts, segments, reduction, scales);
+  return scales;
 }
+
+// The row of grad that an entry receives, or -1.
+template <class S>
+struct SegmentOf {
+  const S* segment_ids;
+  int64_t segments;
+  ErrorSink errors;
+  __device__ int64_t operator()(int64_t i) const {
+    const int64_t id = segment_ids[i];
+    if (id >= 0 && id < segments) return id;
+    errors.report(Argument::kSegmentIds, Fault::kOutOfRange, i, id, segments);
+    return -1;
+  }
+};
 
 // A gradient's entries, grouped by the row they add to.
 struct SegmentGradient {
@@ -127,37 +141,28 @@ struct SegmentGradient {
 SegmentGradient group_segment_gradient(DeviceCall& call, const Tensor& grad, const Tensor& indices,
                                        const Tensor& segment_ids, int64_t output_dim0, Reduction reduction) {
   const int64_t entries = indices.size(0), segments = grad.size(0);
-  const RowGroups groups = group_by_row(call, indices.scalar_type(), call.data(indices), entries, output_dim0);
-  int64_t* const sources = call.workspace<int64_t>(entries);
-  Pooling pooling;
+  const Indices rows{indices.scalar_type(), call.data(indices), entries, output_dim0};
+  SegmentGradient gradient;
+  dispatch_index(segment_ids.scalar_type(), call.op(), "segment_ids", [&](auto index_tag) {
+    using S = typename decltype(index_tag)::type;
+    const S* const ids = call.data<S>(segment_ids);
+    gradient.groups = group_by_row(call, rows, segments, SegmentOf<S>{ids, segments, call.errors()});
+    if (reduction == Reduction::kSum) return;
+    dispatch_float(grad.scalar_type(), call.op(), "grad", [&](auto value_tag) {
+      using A = acc_t<typename decltype(value_tag)::type>;
+      gradient.pooling.scales = segment_scales<A>(call, ids, entries, segments, reduction);
+    });
+  });
+  Pooling& pooling = gradient.pooling;
   pooling.dtype = grad.scalar_type();
   pooling.table = call.data(grad);
   pooling.rows = segments;
   pooling.columns = row_elements(grad);
-  pooling.indices = sources;
+  pooling.index_dtype = gradient.groups.source_dtype();
+  pooling.indices = gradient.groups.sources();
   pooling.entries = entries;
   pooling.report = false;  // sources are our own
-  const Tensor ids = as_contiguous(segment_ids);
-  call.data(ids);
-  dispatch_float(grad.scalar_type(), call.op(), "grad", [&](auto value_tag) {
-    using A = acc_t<typename decltype(value_tag)::type>;
-    dispatch_index(ids.scalar_type(), call.op(), "segment_ids", [&](auto index_tag) {
-      using S = typename decltype(index_tag)::type;
-      SegmentScales scales{reduction, nullptr};
-      A* weights = nullptr;
-      if (reduction != Reduction::kSum) {
-        scales.counts = segment_counts<S>(call, ids, segments);
-        weights = call.workspace<A>(entries);
-      }
-      with_pairs(groups, [&](const auto& pairs) {
-        using K = std::remove_pointer_t<decltype(pairs.keys)>;
-        launch(call, one_thread_each(entries), segment_sources_kernel<A, S, K>, pairs.positions, entries,
-               static_cast<const S*>(ids.data_ptr()), segments, scales, call.errors(), sources, weights);
-      });
-      pooling.weights = weights;
-    });
-  });
-  return {groups, pooling};
+  return gradient;
 }
 
 void write_dense_gradient(DeviceCall& call, SegmentGradient& gradient, const Tensor& out) {

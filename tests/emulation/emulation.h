@@ -67,6 +67,7 @@ struct DeviceGuard {
 
 // Few, so that grid-stride loops take several steps.
 constexpr int64_t kMaxBlocks = 6;
+constexpr int64_t kFullDevice = 64;
 
 template <class T>
 T* dynamic_shared() {
@@ -81,6 +82,18 @@ ErrorRecord* new_record();
 
 // Filled with ones (NaN), between two guards that are checked after every launch while the tensor lives.
 Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
+
+// Every array by itself, so that its own ends are watched.
+class Scratch {
+ public:
+  void* take(const Tensor& like, int64_t bytes) {
+    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte));
+    return kept_.back().data_ptr();
+  }
+
+ private:
+  std::vector<Tensor> kept_;
+};
 
 template <class... Parameters, class... Arguments>
 void start_kernel(Stream, int64_t blocks, int64_t threads, size_t shared_bytes, void (*kernel)(Parameters...),

@@ -53,6 +53,8 @@ def embedding(
         IndexError: an index outside ``[0, V)``, named with its position.
         ValueError: wrong shapes, dtypes or devices.
 
+    On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
+
     Source: ``torch.nn.functional.embedding``, ``tf.nn.embedding_lookup``.
 
     Example:
@@ -98,6 +100,8 @@ def embedding_bag(
     Raises:
         IndexError: an index outside ``[0, V)``, named with its position.
         ValueError: bad offsets, NaN weights, weights in mode max; wrong shapes, dtypes or devices.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
 
     Source: ``torch.nn.functional.embedding_bag``, ``tf.nn.embedding_lookup_sparse``.
 

@@ -48,6 +48,8 @@ def to_hash_bucket_fast(
         ValueError: for a dtype that is neither integer nor string, an element that is not a string, a null, or
             ``num_buckets`` below 1.
 
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
     Source:
         ``tf.strings.to_hash_bucket_fast``, for integers with ``tf.strings.as_string`` before it.
 
@@ -90,6 +92,8 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
 
     Raises:
         ValueError: for a wrong dtype or rank, offsets that decrease or leave ``[0, M]``, or ``num_buckets`` below 1.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
 
     Source:
         ``tf.strings.to_hash_bucket_fast``.

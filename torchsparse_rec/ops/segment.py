@@ -84,6 +84,8 @@ def sparse_segment_sum(
         IndexError: an index outside ``[0, V)``.
         ValueError: unsorted, negative or too large segment ids; wrong shapes, dtypes or devices.
 
+    On CUDA, with ``num_segments`` or ``offsets``, nothing waits for the device and CUDA graphs can capture it.
+
     Source: ``tf.sparse.segment_sum``.
 
     Example:
@@ -201,6 +203,8 @@ def sparse_segment_sum_grad(
         IndexError: an index outside ``[0, output_dim0)`` or a segment id outside ``[0, S)``.
         ValueError: wrong shapes, dtypes or devices.
 
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
     Source: ``tf.raw_ops.SparseSegmentSumGrad`` (which returns uninitialised memory when ``indices`` is empty).
 
     Example:
@@ -277,6 +281,8 @@ def sparse_segment_sum_grad_v2(
 
     Raises:
         IndexError, ValueError: as :func:`sparse_segment_sum_grad`.
+
+    On CUDA it waits for the device, so CUDA graphs cannot capture it.
 
     Source: ``tf.raw_ops.SparseSegmentSumGradV2``.
 

@@ -52,6 +52,8 @@ def unique(x: Tensor) -> Unique:
     Raises:
         ValueError: if ``x`` does not have rank 1 or an integer dtype.
 
+    On CUDA it waits for the device, so CUDA graphs cannot capture it.
+
     Source: ``tf.unique``.
 
     Example:

@@ -1,0 +1,45 @@
+// A bag's sum of rows, each with weight 1.
+#pragma once
+#include "pool_kernels.cuh"
+
+namespace tsr {
+
+template <class T, int width_>
+struct Sum {
+  using A = acc_t<T>;
+  static constexpr int width = width_;
+
+  struct Entry {
+    Vector<T, width> row;
+
+    template <class I>
+    __device__ void load(const PoolView<T, I>& p, const RowTile& tile, bool has_columns, int64_t index, int64_t) {
+      if (has_columns) row = load_vector<T, width>(p.table + index * p.columns + tile.column);
+    }
+    __device__ bool is_bad() const { return false; }
+  };
+
+  A value[width] = {};
+  int64_t count = 0;
+
+  __device__ void add(const Entry& entry, int64_t) {
+    ++count;
+#pragma unroll
+    for (int c = 0; c < width; ++c) value[c] += static_cast<A>(entry.row.at[c]);
+  }
+
+  __device__ void merge(const Sum& later) {
+    count += later.count;
+#pragma unroll
+    for (int c = 0; c < width; ++c) value[c] += later.value[c];
+  }
+
+  template <class I>
+  __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
+    const A n = static_cast<A>(count);
+    const A by = p.divisor == Divisor::kOne ? A(1) : p.divisor == Divisor::kRootSquares ? sqrt(n) : n;
+    store_quotient(p, bag, tile, value, by);
+  }
+};
+
+}  // namespace tsr

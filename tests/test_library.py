@@ -1,0 +1,78 @@
+"""Loading the compiled libraries: what is said where the CUDA library cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchsparse_rec
+from torchsparse_rec import _library
+
+CUDA_LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A file that says what ``_C_cuda.so`` says about its toolkit, and is no library."""
+    path = tmp_path / "_C_cuda.so"
+    path.write_bytes(b"\x7fELF\0other text\0torchsparse_rec CUDA toolkit 13000\0more")
+    return path
+
+
+def _with_cuda(monkeypatch: pytest.MonkeyPatch, driver: int) -> list[str]:
+    """A torch that has CUDA, on a machine with that driver. Returns the list of libraries that get loaded."""
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_library, "_driver", lambda: driver)
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    return loaded
+
+
+@pytest.mark.parametrize("driver", [13000, 13010, 14000, 0], ids=["same", "minor", "major", "none"])
+def test_a_driver_that_can_run_the_library(library: Path, driver: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = _with_cuda(monkeypatch, driver)
+    assert _library._load_cuda(library) == "loaded"
+    assert loaded == [str(library)]
+
+
+def test_a_driver_too_old_is_told_in_one_line(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = _with_cuda(monkeypatch, 12080)
+    with pytest.warns(UserWarning) as caught:
+        state = _library._load_cuda(library)
+    assert loaded == []
+    (warning,) = caught
+    text = str(warning.message)
+    assert text.startswith("torchsparse_rec runs on CPU only: ")
+    assert text.endswith(
+        "it was built with CUDA 13.0, and this machine's driver knows CUDA 12.8 at most: install a newer driver, or"
+        " build with CUDA 12"
+    )
+    assert "\n" not in text
+    assert state.startswith("built, not loaded: it was built with CUDA 13.0")
+
+
+def test_a_library_that_cannot_be_opened_is_told(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_cuda(monkeypatch, 13000)
+
+    def fail(path: str) -> None:
+        raise OSError(f"{path}: undefined symbol")
+
+    monkeypatch.setattr(torch.ops, "load_library", fail)
+    with pytest.warns(UserWarning, match="runs on CPU only.*undefined symbol"):
+        assert "undefined symbol" in _library._load_cuda(library)
+
+
+def test_without_the_library_or_cuda_nothing_is_loaded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = _with_cuda(monkeypatch, 13000)
+    assert _library._load_cuda(library.with_name("missing.so")) == "not built"
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert _library._load_cuda(library) == "built, not loaded: this torch has no CUDA"
+    assert loaded == []
+
+
+@pytest.mark.skipif(not CUDA_LIBRARY.exists(), reason="the CUDA library is not built here")
+def test_the_built_library_names_its_toolkit() -> None:
+    toolkit = _library._toolkit_of(CUDA_LIBRARY)
+    assert toolkit is not None and 11000 <= toolkit < 20000
