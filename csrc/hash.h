@@ -49,7 +49,8 @@ TSR_HOST_DEVICE inline uint64_t multiply_high(uint64_t a, uint64_t b) {
 
 // ---- FarmHash Fingerprint64 -----------------------------------------------------------------------------------------
 // One function per range of lengths. Those up to 32 bytes take the words they read, not their address: the text of an
-// integer has at most 20 bytes and never needs to leave the registers.
+// integer has at most 20 bytes and never needs to leave the registers. The others take the bytes as a Text: a pointer,
+// or what has a pointer's `s + k`, `s[k]`, load32(s) and load64(s).
 
 constexpr uint64_t kFarm0 = 0xc3a5c85c97cb3127ull;
 constexpr uint64_t kFarm1 = 0xb492b66fbe98f273ull;
@@ -95,18 +96,19 @@ TSR_HOST_DEVICE inline uint64_t farm_17_to_32(uint64_t first, uint64_t second, u
                     multiplier);
 }
 
-TSR_HOST_DEVICE inline uint64_t farm_33_to_64(const uint8_t* s, uint64_t n) {
+template <class Text>
+TSR_HOST_DEVICE inline uint64_t farm_33_to_64(Text s, uint64_t n) {
   const uint64_t multiplier = farm_multiplier(n);
   const uint64_t a = load64(s) * kFarm2;
   const uint64_t b = load64(s + 8);
-  const uint64_t c = load64(s + n - 8) * multiplier;
-  const uint64_t d = load64(s + n - 16) * kFarm2;
+  const uint64_t c = load64(s + (n - 8)) * multiplier;
+  const uint64_t d = load64(s + (n - 16)) * kFarm2;
   const uint64_t y = rotate_right(a + b, 43) + rotate_right(c, 30) + d;
   const uint64_t z = farm_mix16(y, a + rotate_right(b + kFarm2, 18) + c, multiplier);
   const uint64_t e = load64(s + 16) * multiplier;
   const uint64_t f = load64(s + 24);
-  const uint64_t g = (y + load64(s + n - 32)) * multiplier;
-  const uint64_t h = (z + load64(s + n - 24)) * multiplier;
+  const uint64_t g = (y + load64(s + (n - 32))) * multiplier;
+  const uint64_t h = (z + load64(s + (n - 24))) * multiplier;
   return farm_mix16(rotate_right(e + f, 43) + rotate_right(g, 30) + h, e + rotate_right(f + a, 18) + g, multiplier);
 }
 
@@ -117,7 +119,8 @@ struct FarmState {
 };
 
 // Mixes 32 bytes into a pair of words that starts as (a, b).
-TSR_HOST_DEVICE inline void farm_mix32(const uint8_t* s, uint64_t a, uint64_t b, uint64_t pair[2]) {
+template <class Text>
+TSR_HOST_DEVICE inline void farm_mix32(Text s, uint64_t a, uint64_t b, uint64_t pair[2]) {
   a += load64(s);
   b = rotate_right(b + a + load64(s + 24), 21);
   const uint64_t c = a;
@@ -128,7 +131,8 @@ TSR_HOST_DEVICE inline void farm_mix32(const uint8_t* s, uint64_t a, uint64_t b,
 }
 
 // One block of 64 bytes. The last block differs from the others in its multiplier and in counting two words 9 times.
-TSR_HOST_DEVICE inline void farm_block(const uint8_t* s, FarmState& state, uint64_t multiplier, uint64_t weight) {
+template <class Text>
+TSR_HOST_DEVICE inline void farm_block(Text s, FarmState& state, uint64_t multiplier, uint64_t weight) {
   uint64_t x = rotate_right(state.x + state.y + state.v[0] + load64(s + 8), 37) * multiplier;
   uint64_t y = rotate_right(state.y + state.v[1] + load64(s + 48), 42) * multiplier;
   uint64_t z = rotate_right(state.z + state.w[0], 33) * multiplier;
@@ -142,31 +146,31 @@ TSR_HOST_DEVICE inline void farm_block(const uint8_t* s, FarmState& state, uint6
   state.z = x;
 }
 
-TSR_HOST_DEVICE inline uint64_t farm_long(const uint8_t* s, uint64_t n) {
+template <class Text>
+TSR_HOST_DEVICE inline uint64_t farm_long(Text s, uint64_t n) {
   constexpr uint64_t seed = 81;
   const uint64_t y = seed * kFarm1 + 113;
   FarmState state{seed * kFarm2 + load64(s), y, farm_shift_mix(y * kFarm2 + 113) * kFarm2, {0, 0}, {0, 0}};
   const uint64_t rest = (n - 1) & 63;  // the last block holds 1 to 64 bytes that the others do not
-  const uint8_t* end = s + (n - 1 - rest);
-  for (; s != end; s += 64) farm_block(s, state, kFarm1, 1);
+  for (uint64_t at = 0; at < n - 1 - rest; at += 64) farm_block(s + at, state, kFarm1, 1);
   const uint64_t multiplier = kFarm1 + ((state.z & 0xff) << 1);
   state.w[0] += rest;
   state.v[0] += state.w[0];
   state.w[0] += state.v[0];
-  farm_block(end + rest - 63, state, multiplier, 9);
+  farm_block(s + (n - 64), state, multiplier, 9);
   return farm_mix16(farm_mix16(state.v[0], state.w[0], multiplier) + farm_shift_mix(state.y) * kFarm0 + state.z,
                     farm_mix16(state.v[1], state.w[1], multiplier) + state.x, multiplier);
 }
 
 // FarmHash Fingerprint64 of the n bytes at s.
-TSR_HOST_DEVICE inline uint64_t fingerprint64(const uint8_t* s, int64_t n) {
-  const uint64_t length = static_cast<uint64_t>(n);
-  if (n > 64) return farm_long(s, length);
-  if (n > 32) return farm_33_to_64(s, length);
-  if (n > 16) return farm_17_to_32(load64(s), load64(s + 8), load64(s + n - 16), load64(s + n - 8), length);
-  if (n >= 8) return farm_8_to_16(load64(s), load64(s + n - 8), length);
-  if (n >= 4) return farm_4_to_7(load32(s), load32(s + n - 4), length);
-  if (n > 0) return farm_1_to_3(s[0], s[n >> 1], s[n - 1], length);
+template <class Text>
+TSR_HOST_DEVICE inline uint64_t fingerprint64(Text s, uint64_t n) {
+  if (n > 64) return farm_long(s, n);
+  if (n > 32) return farm_33_to_64(s, n);
+  if (n > 16) return farm_17_to_32(load64(s), load64(s + 8), load64(s + (n - 16)), load64(s + (n - 8)), n);
+  if (n >= 8) return farm_8_to_16(load64(s), load64(s + (n - 8)), n);
+  if (n >= 4) return farm_4_to_7(load32(s), load32(s + (n - 4)), n);
+  if (n > 0) return farm_1_to_3(s[0], s[n >> 1], s[n - 1], n);
   return kFarm2;
 }
 
@@ -179,7 +183,6 @@ struct DecimalText {
   int length;
 };
 
-constexpr int kLongestDecimal = 20;
 constexpr uint64_t kEightZeros = 0x3030303030303030ull;  // "00000000"
 constexpr uint64_t kZeroToMinus = '0' ^ '-';
 
@@ -221,29 +224,9 @@ TSR_HOST_DEVICE inline DecimalText decimal_words(uint64_t magnitude, bool negati
   return text;
 }
 
-TSR_HOST_DEVICE inline DecimalText decimal_words(int64_t value) {
-  const uint64_t bits = static_cast<uint64_t>(value);
-  return decimal_words(value < 0 ? 0 - bits : bits, value < 0);
-}
-
-TSR_HOST_DEVICE inline DecimalText decimal_words(uint64_t value) { return decimal_words(value, false); }
-
 // 64 bits wide, keeping the sign: the text of an integer does not depend on its type.
 template <class T>
 using widened_t = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
-
-// Writes the decimal text of an integer ('-' for negatives, no padding) to out, which has room for kLongestDecimal
-// bytes; returns its length.
-template <class T>
-TSR_HOST_DEVICE inline int decimal_text(T value, uint8_t* out) {
-  const DecimalText text = decimal_words(static_cast<widened_t<T>>(value));
-  for (int i = 0; i < text.length; ++i) {
-    const int place = 24 - text.length + i;
-    const uint64_t word = place < 8 ? text.words[0] : place < 16 ? text.words[1] : text.words[2];
-    out[i] = static_cast<uint8_t>(word >> ((place & 7) << 3));
-  }
-  return text.length;
-}
 
 // fingerprint64 of the decimal text, without memory.
 TSR_HOST_DEVICE inline uint64_t fingerprint64_of_text(const DecimalText& text) {
@@ -263,11 +246,6 @@ TSR_HOST_DEVICE inline uint64_t fingerprint64_of_text(const DecimalText& text) {
   if (n >= 4) return farm_4_to_7(static_cast<uint32_t>(bytes), static_cast<uint32_t>(w2 >> 32), n);
   return farm_1_to_3(static_cast<uint8_t>(bytes), static_cast<uint8_t>(bytes >> ((n >> 1) * 8)),
                      static_cast<uint8_t>(w2 >> 56), n);
-}
-
-template <class T>
-TSR_HOST_DEVICE inline uint64_t fingerprint64_of_decimal(T value) {
-  return fingerprint64_of_text(decimal_words(static_cast<widened_t<T>>(value)));
 }
 
 // ---- Buckets --------------------------------------------------------------------------------------------------------

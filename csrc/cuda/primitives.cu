@@ -1,4 +1,5 @@
 #include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
 
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
@@ -44,6 +45,10 @@ void select_run_starts_of(DeviceCall& call, const K* keys, int64_t n, K end, int
   });
 }
 
+struct CountBits {
+  __device__ int64_t operator()(uint32_t word) const { return __popc(word); }
+};
+
 }  // namespace
 
 Pairs<uint32_t> sort_pairs(DeviceCall& call, Pairs<uint32_t> from, Pairs<uint32_t> spare, int64_t n, int bits) {
@@ -54,13 +59,6 @@ Pairs<uint64_t> sort_pairs(DeviceCall& call, Pairs<uint64_t> from, Pairs<uint64_
   return sort_pairs_of(call, from, spare, n, bits);
 }
 
-void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before) {
-  with_scratch(call, [&](void* scratch, size_t& bytes) {
-    return cub::DeviceScan::ExclusiveScan(scratch, bytes, flags, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
-                                          call.stream());
-  });
-}
-
 void select_run_starts(DeviceCall& call, const uint32_t* keys, int64_t n, uint32_t end, int64_t* starts,
                        int64_t* count) {
   select_run_starts_of(call, keys, n, end, starts, count);
@@ -69,6 +67,14 @@ void select_run_starts(DeviceCall& call, const uint32_t* keys, int64_t n, uint32
 void select_run_starts(DeviceCall& call, const uint64_t* keys, int64_t n, uint64_t end, int64_t* starts,
                        int64_t* count) {
   select_run_starts_of(call, keys, n, end, starts, count);
+}
+
+void count_bits_before(DeviceCall& call, const uint32_t* words, int64_t n, int64_t* before) {
+  const auto counts = thrust::make_transform_iterator(words, CountBits{});
+  with_scratch(call, [&](void* scratch, size_t& bytes) {
+    return cub::DeviceScan::ExclusiveScan(scratch, bytes, counts, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
+                                          call.stream());
+  });
 }
 
 }  // namespace tsr

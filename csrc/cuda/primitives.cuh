@@ -20,9 +20,9 @@ struct Pairs {
 Pairs<uint32_t> sort_pairs(DeviceCall& call, Pairs<uint32_t> from, Pairs<uint32_t> spare, int64_t n, int bits);
 Pairs<uint64_t> sort_pairs(DeviceCall& call, Pairs<uint64_t> from, Pairs<uint64_t> spare, int64_t n, int bits);
 
-// before[i] = number of set flags (1, the others 0) in [0, i), for i in [0, n]. flags has n + 1 elements, of which the
-// last is not counted.
-void count_before(DeviceCall& call, const uint8_t* flags, int64_t n, int64_t* before);
+// before[w] = number of set bits in words[0 : w], for w in [0, n]. words has n + 1 elements, of which the last is not
+// counted.
+void count_bits_before(DeviceCall& call, const uint32_t* words, int64_t n, int64_t* before);
 
 // The positions j in [0, n], ascending, at which keys[j] differs from keys[j - 1], with keys[n] taken to be `end`;
 // position 0 is always one. starts has room for n + 1; count is their number.

@@ -1,6 +1,8 @@
 // What the host's versions of CUB's primitives share: they refuse what CUB's contracts forbid, and overwrite what CUB
 // leaves undefined.
 #pragma once
+#include <thrust/iterator/transform_iterator.h>
+
 #include <cuda/std/functional>
 
 #include "../../emulation.h"
@@ -19,6 +21,10 @@ Memory memory_of(T* begin, int64_t n) {
 template <class Iterator>
 Memory memory_of(const Iterator&, int64_t) {
   return {nullptr, 0};
+}
+template <class F, class Base>
+Memory memory_of(const thrust::transform_iterator<F, Base>& iterator, int64_t n) {
+  return memory_of(iterator.base(), n);
 }
 
 template <class... Parts>
