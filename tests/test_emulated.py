@@ -194,6 +194,11 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
         IndexError,
         "embedding: indices[1] must be in [0, 4), got 4",
     ),
+    "embedding_indices": (
+        ("embedding", TABLE, torch.full((8,), 4), -1, False, False),
+        IndexError,
+        "embedding: indices[0] must be in [0, 4), got 4",
+    ),
     "bag_index": (
         ("embedding_bag", TABLE, torch.tensor([0, 1, 2, -7, 9]), BAGS, None, SUM, -1, False, False),
         IndexError,
