@@ -2,7 +2,10 @@
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if nvcc is found)
-# ARGS="..."                 more arguments for ncf, test, test-full and bench
+# ARGS="..."                 more arguments for ncf, test, test-full and bench; for gpu, of its pytest
+# OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)
+# PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them
+# MINUTES=9.7                for gpu: the time for everything
 
 PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))
 PYTHON ?= python3
@@ -11,7 +14,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FORMATTED_CPP = $(shell find csrc tests/emulation -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
-# Where `make gpu` leaves its results.
 OUT ?= benchmarks/results/gpu
 
 # What `make test-sanitized` runs: the operators' tests on emulated CUDA kernels, but for those that spend their time in
@@ -31,7 +33,7 @@ help:
 	@echo "make test-sanitized  run the emulated CUDA kernels under AddressSanitizer and UBSan"
 	@echo "make mutate     plant faults in the CUDA kernels: each must turn the emulated tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
-	@echo "make gpu        build, test and time on this machine's NVIDIA GPU, with PYTHON's own torch"
+	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
 	@echo "make lint       check the code's form and types (make format mends the form)"
 	@echo "make build      make .venv with the libraries in it"
 	@echo "make clean      remove .venv and everything built"
@@ -110,19 +112,10 @@ $(VENV)/.tensorflow $(VENV)/.bench: $(VENV)/.%: requirements/%.txt requirements/
 	  echo "$< could not be installed: going on without it"
 	@touch $@
 
-# No .venv and no network: a machine with a GPU often has its own torch. Run beside the build, not in the source tree,
-# whose torchsparse_rec has no compat.
-GPU_RUN = cd build/gpu && PYTHONPATH="$(CURDIR)/build/gpu:$(CURDIR)" $(PYTHON)
+# No .venv and no network: a machine with a GPU often has its own torch. benchmarks/gpu.py says what it does.
 gpu:
-	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || \
-	  { echo "make gpu needs an NVIDIA GPU and a torch with CUDA; $(PYTHON) has not both"; exit 1; }
-	@mkdir -p build/gpu "$(OUT)"
-	TORCHSPARSE_REC_CUDA=1 \
-	TORCH_CUDA_ARCH_LIST=$${TORCH_CUDA_ARCH_LIST:-$$($(PYTHON) -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')} \
-	  $(PYTHON) setup.py -q egg_info --egg-base build/gpu build --build-lib build/gpu
-	$(GPU_RUN) -c 'import torchsparse_rec; torchsparse_rec.show_config()'
-	$(GPU_RUN) -m pytest "$(CURDIR)/tests" --rootdir "$(CURDIR)" -c "$(CURDIR)/pyproject.toml" -m cuda $(ARGS)
-	$(GPU_RUN) -m benchmarks --device cuda --output "$(abspath $(OUT))"
+	@$(PYTHON) -m benchmarks.gpu --out "$(abspath $(OUT))" $(if $(PREBUILT),--prebuilt "$(PREBUILT)") \
+	  $(if $(MINUTES),--minutes $(MINUTES)) -- $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info torchsparse_rec/*.so

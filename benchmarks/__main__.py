@@ -9,13 +9,22 @@ from pathlib import Path
 
 import torch
 
+from . import embedding, embedding_gradients, keras_report, ncf, segment, table, unique
 from . import hash as hash_rows
-from . import keras_report, ncf, segment, unique
-from .report import as_json, machine, run
+from .machine import machine
+from .report import Result, as_json, run
 from .rows import Options, Row
 from .timing import FULL, SLOW_MS, copy_gb_per_second
 
-ROWS: list[Row] = [*keras_report.ROWS, *segment.ROWS, *unique.ROWS, *hash_rows.ROWS, *ncf.ROWS]
+ROWS: list[Row] = [
+    *keras_report.ROWS,
+    *embedding.ROWS,
+    *embedding_gradients.ROWS,
+    *segment.ROWS,
+    *unique.ROWS,
+    *hash_rows.ROWS,
+    *ncf.ROWS,
+]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -30,6 +39,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--threads", type=int, default=2, help="of every framework (default: 2)")
+    parser.add_argument("--table", action="store_true", help="only write results/README.md from the results there")
     parser.add_argument("--list", action="store_true", help="print the rows' names and stop")
     return parser.parse_args(arguments)
 
@@ -42,55 +52,79 @@ def choose(names: list[str]) -> list[Row]:
     return [row for row in ROWS if not names or any(row.name.startswith(name) for name in names)]
 
 
+def place(path: Path, device: str) -> Path:
+    """The file that is meant: in a folder, one named after the device."""
+    return path / f"{device}.json" if path.is_dir() else path
+
+
 def write_json(path: Path, device: str, content: dict) -> Path:
     """Write the file, whole or not at all; returns where."""
-    if path.is_dir():
-        path = path / f"{device}.json"
+    path = place(path, device)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)
     return path
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the chosen rows. Returns 1 if a check fails or an argument is wrong, else 0, whatever the times are."""
-    given = parse(arguments)
-    try:
-        rows = choose(given.names)
-        if given.threads < 1:
-            raise ValueError(f"--threads must be at least 1, got {given.threads}")
-        if given.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda needs an NVIDIA GPU and a torch with CUDA")
-        if given.json is not None and not given.json.parent.is_dir():
-            raise ValueError(f"--json: there is no folder {given.json.parent}")
-    except ValueError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    if given.list:
-        for row in rows:
-            print(f"{row.name:<26}{row.what}")
-        return 0
-    torch.set_num_threads(given.threads)
-    options = Options(given.device, given.quick, given.threads)
+def refusal(given: argparse.Namespace) -> str | None:
+    """What is wrong with the command line, beside the rows' names."""
+    if given.threads < 1:
+        return f"--threads must be at least 1, got {given.threads}"
+    if given.device == "cuda" and not torch.cuda.is_available():
+        return "--device cuda needs an NVIDIA GPU and a torch with CUDA"
+    if given.json is not None and not given.json.parent.is_dir():
+        return f"--json: there is no folder {given.json.parent}"
+    return None
+
+
+def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[Result]:
+    """Run the rows, and write the file again after each: a run that is stopped leaves what it had."""
+    torch.set_num_threads(options.threads)
     copy_gb = copy_gb_per_second(options.device, options.quick)
     print(f"copy bandwidth {copy_gb:.1f} GB/s (reads plus writes)")
     if options.quick:
         print("quick: small sizes and few calls, the figures say nothing about speed")
     else:
-        print(f"medians of {FULL} on each side, alternating; fewer calls where one takes more than {SLOW_MS:g} ms")
-    try:
-        results = run(rows, options, copy_gb, lambda line: print(line, flush=True))
-    except AssertionError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    about = machine(options)
+        slow = SLOW_MS[options.device]
+        print(f"medians of {FULL} on each side, alternating; fewer calls where one takes more than {slow:g} ms")
+    about = machine(options.device, options.threads)
+
+    def keep(results: list[Result]) -> None:
+        if json_path is not None:
+            content = {"machine": about, "quick": options.quick, "copy_gb_per_second": copy_gb}
+            write_json(json_path, options.device, {**content, "rows": [as_json(each, copy_gb) for each in results]})
+
+    results = run(rows, options, copy_gb, lambda line: print(line, flush=True), keep)
     for name, value in about.items():
         print(f"{name}: {value}")
+    return results
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the chosen rows. Returns 1 if a row fails or an argument is wrong, else 0, whatever the times are."""
+    given = parse(arguments)
+    try:
+        rows = choose(given.names)
+    except ValueError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 1
+    if (wrong := refusal(given)) is not None:
+        print(f"benchmarks: {wrong}", file=sys.stderr)
+        return 1
+    if given.list:
+        for row in rows:
+            print(f"{row.name:<30}{row.what}")
+        return 0
+    if given.table:
+        print(f"written: {table.write(ROWS)}")
+        return 0
+    results = measure(rows, Options(given.device, given.quick, given.threads), given.json)
     if given.json is not None:
-        content = {"machine": about, "quick": options.quick, "copy_gb_per_second": copy_gb}
-        content["rows"] = [as_json(result) for result in results]
-        print(f"written: {write_json(given.json, options.device, content)}")
-    return 0
+        print(f"written: {place(given.json, given.device)}")
+    failed = [result for result in results if result.failed is not None]
+    for result in failed:
+        print(f"benchmarks: {result.row.name}: {result.failed}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

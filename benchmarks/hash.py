@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchsparse_rec import ops
 
-from .rows import Call, Case, Make, Options, Row, tensorflow
+from . import instructions
+from .rows import Call, Case, CudaTargets, Fact, Make, Options, Row, tensorflow
 
 BUCKETS = 1_000_003
 # tf.strings.to_hash_bucket_fast(text, BUCKETS) of TensorFlow 2.21.
@@ -60,11 +63,31 @@ def check_against_text(x: Tensor, device: str) -> None:
     assert torch.equal(ops.to_hash_bucket_fast(sample.to(device), BUCKETS).cpu(), text)
 
 
-def integer_row(name: str, what: str, draw, targets: dict[str, float]) -> Row:
+DRAWS: list[Callable[[int], Tensor]] = [full_range, below_2_31, mixed_lengths]
+
+
+def launch_all() -> None:
+    """A call for each kind of integers, for a profiler to watch."""
+    instructions.launch(DRAWS, lambda x: ops.to_hash_bucket_fast(x, BUCKETS))
+
+
+def issue_limit(draw: Callable[[int], Tensor]) -> list[Fact]:
+    """How many ids a second the GPU could hash at most, by the instructions it would have to issue."""
+    counts, clock = instructions.counted(len(DRAWS)), instructions.highest_clock()
+    if not counts or clock is None:
+        return []
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    value = instructions.limit(counts[DRAWS.index(draw)], multiprocessors, clock)
+    return [Fact("limit by instructions", value / 1e9, "x 10^9 ids/s")]
+
+
+def integer_row(
+    name: str, what: str, draw: Callable[[int], Tensor], targets: dict[str, float], ids_per_second: float | None = None
+) -> Row:
     """A row for one distribution of integers."""
 
     def build(options: Options) -> Case:
-        x = draw(options.size(2_000_000, 20_000))
+        x = draw(options.size(2_000_000, 20_000, 33_554_432))
         given = x.to(options.device)
 
         def ours() -> Call:
@@ -82,9 +105,18 @@ def integer_row(name: str, what: str, draw, targets: dict[str, float]) -> Row:
             return lambda: compiled(values)
 
         peers: dict[str, Make] = {"TensorFlow eager": tf_eager, "TensorFlow tf.function": tf_function}
-        return Case(ours, peers, lambda: check_against_text(x, options.device), 16 * len(x))
+        return Case(
+            ours,
+            peers,
+            lambda: check_against_text(x, options.device),
+            16 * len(x),
+            ids=len(x),
+            sizes=f"{len(x):,} int64",
+            facts=lambda: issue_limit(draw) if options.device == "cuda" and not options.quick else [],
+        )
 
-    return Row(f"hash/{name}", f"to_hash_bucket_fast, 2M int64, {what}", build, targets)
+    cuda = CudaTargets(fastest_peer=None, ids_per_second=ids_per_second)
+    return Row(f"hash/{name}", f"to_hash_bucket_fast, int64, {what}", build, targets, cuda)
 
 
 def build_strings(options: Options) -> Case:
@@ -106,12 +138,16 @@ def build_strings(options: Options) -> Case:
         every = max(1, len(words) // 20_000)
         assert torch.equal(ours()()[::every].cpu(), ops.to_hash_bucket_fast(words[::every], BUCKETS))
 
-    return Case(ours, {"TensorFlow eager": tf_strings}, check, len(joined) + 16 * len(words))
+    moved = len(joined) + 16 * len(words)
+    sizes = f"{len(words):,} byte strings of 6 to 24 bytes"
+    return Case(ours, {"TensorFlow eager": tf_strings}, check, moved, ids=len(words), sizes=sizes)
 
 
+_FULL_RANGE = {"TensorFlow eager": 10.0, "TensorFlow tf.function": 7.0}
+_BELOW_2_31 = {"TensorFlow eager": 8.0, "TensorFlow tf.function": 5.0}
 ROWS = [
-    integer_row("full-range", "full range", full_range, {"TensorFlow eager": 10.0, "TensorFlow tf.function": 7.0}),
-    integer_row("below-2^31", "below 2^31", below_2_31, {"TensorFlow eager": 8.0, "TensorFlow tf.function": 5.0}),
+    integer_row("full-range", "full range", full_range, _FULL_RANGE, 30e9),
+    integer_row("below-2^31", "below 2^31", below_2_31, _BELOW_2_31, 50e9),
     integer_row("mixed", "mixed lengths", mixed_lengths, {"TensorFlow eager": 5.0}),
-    Row("hash/strings", "string_to_hash_bucket_fast, 2M byte strings of 6 to 24 bytes", build_strings),
+    Row("hash/strings", "string_to_hash_bucket_fast, byte strings", build_strings, cuda=CudaTargets(fastest_peer=None)),
 ]

@@ -20,7 +20,7 @@ def batches(device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
         users = torch.randint(0, USERS, (BATCH,), generator=generator, dtype=torch.int32)
         items = (torch.rand(BATCH, generator=generator) ** 3 * ITEMS).to(torch.int32)
         labels = (torch.rand(BATCH, generator=generator) < 0.2).float()
-        made.append(tuple(t.to(device) for t in (users, items, labels)))
+        made.append((users.to(device), items.to(device), labels.to(device)))
     return made
 
 

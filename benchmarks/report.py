@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
-import importlib.metadata
-import os
-import platform
 import statistics
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-import torchsparse_rec
-
 from .rows import Case, Fact, Options, Row, UnavailableError
 from .timing import Pair, clock_block, compare
 
-ROOT = Path(__file__).resolve().parent.parent
+
+@dataclass(frozen=True)
+class Judgement:
+    """Something a row should reach, and what it reached."""
+
+    what: str
+    reached: float
+    wanted: float
+
+    def passed(self) -> bool:
+        """Whether it reached that much."""
+        return self.reached >= self.wanted
 
 
 @dataclass
 class Result:
-    """A row's measurements."""
+    """A row's measurements; nothing of its data."""
 
     row: Row
-    case: Case
+    device: str = "cpu"
+    bytes_moved: int | None = None
+    samples: int | None = None
+    ids: int | None = None
+    sizes: str = ""
+    peers: list[str] = field(default_factory=list)
     pairs: dict[str, Pair] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     facts: list[Fact] = field(default_factory=list)
     # Where no peer could be timed.
     alone_ms: float | None = None
-    # Whether the targets, which are for two cores and the full sizes, apply.
+    # Whether the targets, which are for the full sizes, apply.
     judged: bool = True
+    # Why there are no figures.
+    failed: str | None = None
 
     def ours_ms(self) -> float:
         """The median of our medians, one per peer."""
@@ -45,15 +55,51 @@ class Result:
 
     def gb_per_second(self) -> float | None:
         """What the row must move, over our time."""
-        moved = self.case.bytes_moved
-        return None if moved is None else moved / (self.ours_ms() * 1e-3) / 1e9
+        return None if self.bytes_moved is None else self.bytes_moved / (self.ours_ms() * 1e-3) / 1e9
+
+    def ids_per_second(self) -> float | None:
+        """Ids over our time."""
+        return None if self.ids is None else self.ids / (self.ours_ms() * 1e-3)
+
+    def target(self, peer: str) -> float | None:
+        """The least ratio to a peer on this device."""
+        return (self.row.cuda.peers if self.device == "cuda" else self.row.targets).get(peer)
 
     def passed(self, peer: str) -> bool | None:
         """Whether the ratio to a peer reaches its target; None without one, or where it is not judged."""
-        target = self.row.targets.get(peer)
+        target = self.target(peer)
         if target is None or peer not in self.pairs or not self.judged:
             return None
         return self.pairs[peer].ratio() >= target
+
+    def fastest_peer(self) -> str | None:
+        """The peer that took the least time beside ours."""
+        return min(self.pairs, key=lambda name: self.pairs[name].ratio(), default=None)
+
+    def judgements(self, copy_gb: float) -> Iterator[Judgement]:
+        """What the row should reach on a GPU, beside its ratios to single peers."""
+        wanted, rate, ids = self.row.cuda, self.gb_per_second(), self.ids_per_second()
+        if self.device != "cuda" or not self.judged or self.failed is not None:
+            return
+        if wanted.copy_share is not None and rate is not None:
+            yield Judgement("share of the copy bandwidth", rate / copy_gb, wanted.copy_share)
+        fastest = self.fastest_peer()
+        if wanted.fastest_peer is not None and fastest is not None:
+            yield Judgement(f"ratio to the fastest peer, {fastest}", self.pairs[fastest].ratio(), wanted.fastest_peer)
+        if wanted.ids_per_second is not None and ids is not None:
+            yield Judgement("10^9 ids a second", ids / 1e9, wanted.ids_per_second / 1e9)
+
+
+def describe(row: Row, case: Case, options: Options) -> Result:
+    """A result without figures."""
+    result = Result(row, options.device, judged=not options.quick, peers=list(case.peers))
+    result.bytes_moved, result.samples, result.ids, result.sizes = (
+        case.bytes_moved,
+        case.samples,
+        case.ids,
+        case.sizes,
+    )
+    return result
 
 
 def run_row(row: Row, options: Options) -> Result:
@@ -68,12 +114,12 @@ def run_row(row: Row, options: Options) -> Result:
     """
     case = row.build(options)
     case.check()
-    result = Result(row, case, judged=options.device == "cpu" and not options.quick)
+    result = describe(row, case, options)
     for name, make in case.peers.items():
         try:
             peer = make()
-        except UnavailableError as error:
-            result.unavailable[name] = str(error)
+        except (UnavailableError, torch.OutOfMemoryError) as error:
+            result.unavailable[name] = str(error).partition("\n")[0]
             continue
         ours = case.ours()
         result.pairs[name] = compare(ours, peer, options.device, options.quick)
@@ -93,38 +139,57 @@ def mark(passed: bool | None) -> str:
 
 def lines(result: Result, copy_gb: float) -> list[str]:
     """A row as it is printed."""
-    case, ours_ms = result.case, result.ours_ms()
-    rate = result.gb_per_second()
-    text = f"  {'ours':<26}{ours_ms:>10.3f} ms"
-    if rate is not None:
-        text += f"   {rate:.1f} GB/s, {100 * rate / copy_gb:.0f} % of copy"
-    if case.samples:
-        text += f"   {case.samples / ours_ms * 1e3:,.0f} samples/s"
-    printed = [f"{result.row.name}: {result.row.what}", text]
-    for name in case.peers:
-        if name in result.unavailable:
-            printed.append(f"  {name:<26}{'':>10}      {result.unavailable[name]}")
-            continue
-        pair = result.pairs[name]
-        text = f"  {name:<26}{pair.peer_ms:>10.3f} ms   {pair.ratio():>7.2f} x"
-        if result.passed(name) is not None:
-            text += f"   target >= {result.row.targets[name]:g} x   {mark(result.passed(name))}"
-        if case.samples:
-            text += f"   {case.samples / pair.peer_ms * 1e3:,.0f} samples/s"
-        if pair.ours_plan != pair.peer_plan:
-            text += f"   ({pair.peer_plan})"
-        printed.append(text)
+    row = result.row
+    printed = [f"{row.name}: {row.what}" + (f" ({result.sizes})" if result.sizes else "")]
+    if result.failed is not None:
+        return [*printed, f"  FAILED: {result.failed}"]
+    printed.append(_our_line(result, copy_gb))
+    printed += [_peer_line(result, name) for name in result.peers]
+    for judgement in result.judgements(copy_gb):
+        text = f"  {judgement.what}: {judgement.reached:.2f}, target >= {judgement.wanted:g}"
+        printed.append(f"{text}   {mark(judgement.passed())}")
     for fact in result.facts:
         limit = "" if fact.limit is None else f"   target < {fact.limit:g} {fact.unit}   {mark(fact.passed())}"
         printed.append(f"  {fact.name:<26}{fact.value:>10.1f} {fact.unit}{limit}")
+    if row.published:
+        printed.append(f"  published, not measured here: {row.published}")
     return printed
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def _our_line(result: Result, copy_gb: float) -> str:
+    ours_ms, rate, ids = result.ours_ms(), result.gb_per_second(), result.ids_per_second()
+    text = f"  {'ours':<26}{ours_ms:>10.3f} ms"
+    if rate is not None:
+        text += f"   {rate:.1f} GB/s, {100 * rate / copy_gb:.0f} % of copy"
+    if ids is not None:
+        text += f"   {ids / 1e9:.3f} x 10^9 ids/s"
+    if result.samples:
+        text += f"   {result.samples / ours_ms * 1e3:,.0f} samples/s"
+    return text
+
+
+def _peer_line(result: Result, name: str) -> str:
+    if name in result.unavailable:
+        return f"  {name:<26}{'':>10}      {result.unavailable[name]}"
+    pair = result.pairs[name]
+    text = f"  {name:<26}{pair.peer_ms:>10.3f} ms   {pair.ratio():>7.2f} x"
+    if result.passed(name) is not None:
+        text += f"   target >= {result.target(name):g} x   {mark(result.passed(name))}"
+    if result.samples:
+        text += f"   {result.samples / pair.peer_ms * 1e3:,.0f} samples/s"
+    if pair.ours_plan != pair.peer_plan:
+        text += f"   ({pair.peer_plan})"
+    return text
+
+
+def as_json(result: Result, copy_gb: float) -> dict[str, Any]:
     """A row for the file."""
+    head = {"name": result.row.name, "what": result.row.what, "sizes": result.sizes}
+    if result.failed is not None:
+        return {**head, "failed": result.failed}
     peers = []
-    for name in result.case.peers:
-        entry: dict[str, Any] = {"name": name, "target": result.row.targets.get(name)}
+    for name in result.peers:
+        entry: dict[str, Any] = {"name": name, "target": result.target(name)}
         if name in result.unavailable:
             entry["unavailable"] = result.unavailable[name]
         else:
@@ -132,73 +197,55 @@ def as_json(result: Result) -> dict[str, Any]:
             entry.update(ms=pair.peer_ms, ours_ms=pair.ours_ms, ratio=pair.ratio(), passed=result.passed(name))
             entry.update(plan=str(pair.peer_plan), ours_plan=str(pair.ours_plan))
         peers.append(entry)
+    rate = result.gb_per_second()
     return {
-        "name": result.row.name,
-        "what": result.row.what,
+        **head,
         "ours_ms": result.ours_ms(),
-        "bytes_moved": result.case.bytes_moved,
-        "gb_per_second": result.gb_per_second(),
-        "samples": result.case.samples,
+        "bytes_moved": result.bytes_moved,
+        "gb_per_second": rate,
+        "share_of_copy": None if rate is None else rate / copy_gb,
+        "ids_per_second": result.ids_per_second(),
+        "samples": result.samples,
         "peers": peers,
+        "targets": [{**target.__dict__, "passed": target.passed()} for target in result.judgements(copy_gb)],
         "facts": [{**fact.__dict__, "passed": fact.passed()} for fact in result.facts],
+        "published": result.row.published,
     }
 
 
-def machine(options: Options) -> dict[str, str]:
-    """Where and with what the figures were taken."""
-    versions = {}
-    for package in ("tensorflow", "keras", "fbgemm-gpu-cpu", "numpy"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    config = torchsparse_rec.config()
-    return {
-        "processor": _processor(),
-        "cores": str(os.cpu_count()),
-        "load": " ".join(f"{load:.1f}" for load in os.getloadavg()),
-        "threads": str(options.threads),
-        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        "instruction set": config["instruction set"],
-        "python": platform.python_version(),
-        "torchsparse_rec": config["torchsparse_rec"],
-        "torch": torch.__version__,
-        **versions,
-        "commit": _commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
+def run(
+    rows: list[Row],
+    options: Options,
+    copy_gb: float,
+    emit: Callable[[str], None],
+    keep: Callable[[list[Result]], None] = lambda results: None,
+) -> list[Result]:
+    """
+    Run rows one after another, printing each as it is done; a row that fails does not stop the others.
 
+    Args:
+        rows: what to run.
+        options: for all of them.
+        copy_gb: the copy bandwidth.
+        emit: prints a line.
+        keep: is given all results so far after each row, to be stored.
 
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    try:
-        changed = bool(git("status", "--porcelain", "--untracked-files=no"))
-        return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def run(rows: list[Row], options: Options, copy_gb: float, emit: Callable[[str], None]) -> list[Result]:
-    """Run rows one after another, printing each as it is done."""
-    results = []
+    Returns:
+        The results.
+    """
+    results: list[Result] = []
     for row in rows:
         try:
             result = run_row(row, options)
         except AssertionError as error:
-            raise AssertionError(f"{row.name}: the result differs from the reference: {error}") from error
+            result = Result(row, options.device, failed=f"the result differs from the reference: {error}")
+        except (RuntimeError, ValueError, IndexError) as error:
+            result = Result(row, options.device, failed=f"{type(error).__name__}: {error}")
         for line in lines(result, copy_gb):
             emit(line)
         results.append(result)
+        keep(results)
+        gc.collect()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
     return results

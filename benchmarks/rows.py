@@ -23,9 +23,15 @@ class Options:
     quick: bool = False
     threads: int = 2
 
-    def size(self, full: int, quick: int) -> int:
-        """A problem size: the row's own, or a small one in quick mode."""
-        return quick if self.quick else full
+    def size(self, full: int, quick: int, cuda: int | None = None) -> int:
+        """A problem size: the row's own, a small one in quick mode, or one that fills a GPU."""
+        if self.quick:
+            return quick
+        return cuda if cuda is not None and self.device == "cuda" else full
+
+    def compositions(self) -> bool:
+        """Whether what torch can be made to compute in several steps is a peer: on a GPU, and to see that it runs."""
+        return self.quick or self.device == "cuda"
 
 
 class UnavailableError(Exception):
@@ -56,9 +62,25 @@ class Case:
     check: Callable[[], None]
     # The least a call must read and write, by formula; None where no such count means anything.
     bytes_moved: int | None = None
-    # Training samples per call, for rows that are quoted in samples per second.
+    # Training samples per call, for rows that are quoted in samples per second; likewise ids.
     samples: int | None = None
+    ids: int | None = None
+    # The sizes at hand, where they depend on the device.
+    sizes: str = ""
     facts: Callable[[], list[Fact]] = list
+
+
+@dataclass(frozen=True)
+class CudaTargets:
+    """What a row should reach on an NVIDIA GPU."""
+
+    # Least share of the copy bandwidth of the same run.
+    copy_share: float | None = None
+    # Least ratio to the fastest peer.
+    fastest_peer: float | None = 1.0
+    # Least ratio by peer.
+    peers: dict[str, float] = field(default_factory=dict)
+    ids_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +90,11 @@ class Row:
     name: str
     what: str
     build: Callable[[Options], Case]
-    # Least ratio to reach, by peer.
+    # Least ratio to reach on two cores, by peer.
     targets: dict[str, float] = field(default_factory=dict)
+    cuda: CudaTargets = CudaTargets()
+    # What others have published of their own programs on their own machines.
+    published: str = ""
 
 
 def tensorflow(options: Options) -> Any:

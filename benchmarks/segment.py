@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,49 +10,106 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 
-from .rows import Call, Case, Make, Options, Row, tensorflow
+from .ids import SPREADS
+from .rows import Call, Case, CudaTargets, Make, Options, Row, tensorflow
 
-DIM = 64
+# The formula's share of the copy bandwidth that a mean and its gradients should reach on a GPU.
+CUDA_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of a row, and how ids are spread."""
+
+    dim: int = 128
+    spread: str = "uniform"
+
+    def name(self) -> str:
+        """What a row's name ends with."""
+        return "" if self == Shape() else f"-{self.dim}-{self.spread}"
+
+    def columns(self, options: Options) -> int:
+        """Numbers of a row on this device: of the first shape, 64 on two cores."""
+        return options.size(64, 64, self.dim) if self == Shape() else self.dim
+
+    def table_rows(self, options: Options) -> int:
+        """Rows of the table: on a GPU, 10.7 GB of them."""
+        return options.size(1_000_000, 20_000, 2_684_354_560 // self.dim)
 
 
 @dataclass(frozen=True)
 class Problem:
     """Random rows of a table, in segments of random length."""
 
-    data: Tensor  # [V, DIM]
+    data: Tensor  # [V, D]; for a gradient [S, D]
     indices: Tensor  # [N]
     segment_ids: Tensor  # [N]
     num_segments: int
+    table_rows: int  # V
 
     def offsets(self) -> Tensor:
         """``[S + 1]``: where each segment begins."""
         lengths = torch.bincount(self.segment_ids, minlength=self.num_segments)
         return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
+    def weights(self, mode: str) -> Tensor:
+        """What each entry counts in its segment, ``[N, 1]`` float32."""
+        if mode == "sum":
+            return torch.ones(len(self.indices), 1, device=self.data.device)
+        lengths = torch.bincount(self.segment_ids, minlength=self.num_segments).float()
+        return (1.0 / lengths)[self.segment_ids].unsqueeze(1)
 
-def problem(options: Options, rows_of_data: bool) -> Problem:
-    """The reduction's operands, or with ``rows_of_data`` false its gradient's: ``data [S, DIM]`` is the gradient."""
-    generator = torch.Generator().manual_seed(0)
-    n, segments = options.size(1_000_000, 20_000), options.size(100_000, 2_000)
-    data = torch.randn(n if rows_of_data else segments, DIM, generator=generator)
-    indices = torch.randint(0, n, (n,), generator=generator)
-    segment_ids = torch.randint(0, segments, (n,), generator=generator).sort().values
-    return Problem(*(t.to(options.device) for t in (data, indices, segment_ids)), segments)
-
-
-def reference_weights(p: Problem, mode: str) -> Tensor:
-    """What each entry counts in its segment, ``[N, 1]`` float64."""
-    lengths = torch.bincount(p.segment_ids, minlength=p.num_segments).double()
-    weights = 1.0 / lengths[p.segment_ids] if mode == "mean" else torch.ones(len(p.indices), device=p.data.device)
-    return weights.double().unsqueeze(1)
+    def sizes(self) -> str:
+        """What the report says of it."""
+        table = f"{self.table_rows:,} x {self.data.shape[1]} float32"
+        return f"{table}, {len(self.indices):,} int64 indices, {self.num_segments:,} segments"
 
 
-def forward_row(mode: str, targets: dict[str, float]) -> Row:
+def problem(options: Options, shape: Shape, rows_of_data: bool) -> Problem:
+    """The reduction's operands, or with ``rows_of_data`` false its gradient's: ``data [S, D]`` is the gradient."""
+    device, rows, dim = options.device, shape.table_rows(options), shape.columns(options)
+    generator = torch.Generator(device).manual_seed(0)
+    n, segments = options.size(1_000_000, 20_000, 1_048_576), options.size(100_000, 2_000, 52_428)
+    data = torch.randn(rows if rows_of_data else segments, dim, generator=generator, device=device)
+    indices = SPREADS[shape.spread](n, rows, device)
+    segment_ids = torch.randint(0, segments, (n,), generator=generator, device=device).sort().values
+    return Problem(data, indices, segment_ids, segments, rows)
+
+
+def bytes_of(p: Problem, rows_written: int) -> int:
+    """One row of float32 read per entry, ids read, and the result written."""
+    return 4 * p.data.shape[1] * (len(p.indices) + rows_written) + 16 * len(p.indices)
+
+
+# ---- Reductions -----------------------------------------------------------------------------------------------------
+
+
+def composed_reductions(p: Problem, mode: str) -> dict[str, Make]:
+    """What torch can be made to compute of it, beside embedding_bag."""
+
+    def segment_reduce() -> Call:
+        offsets = p.offsets()
+        return lambda: torch.segment_reduce(p.data.index_select(0, p.indices), mode, offsets=offsets, unsafe=True)
+
+    def index_add() -> Call:
+        weights = p.weights(mode)
+
+        def call() -> Tensor:
+            rows = p.data.index_select(0, p.indices)
+            rows = rows if mode == "sum" else rows.mul_(weights)
+            return rows.new_zeros(p.num_segments, rows.shape[1]).index_add_(0, p.segment_ids, rows)
+
+        return call
+
+    return {"torch index_select + segment_reduce": segment_reduce, "torch index_select + index_add_": index_add}
+
+
+def forward_row(mode: str, targets: dict[str, float], shape: Shape = Shape()) -> Row:
     """Sum or mean of each segment."""
     reduce = {"sum": ops.sparse_segment_sum, "mean": ops.sparse_segment_mean}[mode]
 
     def build(options: Options) -> Case:
-        p = problem(options, rows_of_data=True)
+        p = problem(options, shape, rows_of_data=True)
 
         def ours() -> Call:
             return lambda: reduce(p.data, p.indices, p.segment_ids, p.num_segments)
@@ -67,78 +125,138 @@ def forward_row(mode: str, targets: dict[str, float]) -> Row:
             return lambda: torch.nn.functional.embedding_bag(p.indices, p.data, offsets, mode=mode)
 
         def check() -> None:
-            gathered = p.data.double()[p.indices] * reference_weights(p, mode)
-            expected = gathered.new_zeros(p.num_segments, DIM).index_add_(0, p.segment_ids, gathered)
+            gathered = p.data[p.indices].double() * p.weights(mode)
+            expected = gathered.new_zeros(p.num_segments, gathered.shape[1]).index_add_(0, p.segment_ids, gathered)
             torch.testing.assert_close(ours()().double(), expected, rtol=1e-4, atol=1e-4)
 
         peers: dict[str, Make] = {"TensorFlow": tf_reduce, "torch embedding_bag": torch_bag}
-        return Case(ours, peers, check, bytes_of(p, rows_written=p.num_segments))
+        if options.compositions():
+            peers |= composed_reductions(p, mode)
+        return Case(ours, peers, check, bytes_of(p, p.num_segments), ids=len(p.indices), sizes=p.sizes())
 
-    what = f"sparse_segment_{mode}, 1M x 64 float32, 1M random int64 indices, 100k segments"
-    return Row(f"segment/{mode}", what, build, targets)
-
-
-def bytes_of(p: Problem, rows_written: int) -> int:
-    """One row of DIM float32 read per entry, ids read, and the result written."""
-    return 4 * DIM * (len(p.indices) + rows_written) + 16 * len(p.indices)
+    what = f"sparse_segment_{mode}, {shape.spread} indices"
+    return Row(f"segment/{mode}{shape.name()}", what, build, targets, CudaTargets(copy_share=CUDA_SHARE))
 
 
-def grad_row(mode: str, compact: bool, reuse: bool, target: float) -> Row:
-    """The gradient: dense, or compact (V2: unique rows and their ids); fresh, or into a reused buffer."""
-    name = {
-        ("sum", False): ops.sparse_segment_sum_grad,
-        ("mean", False): ops.sparse_segment_mean_grad,
-        ("sum", True): ops.sparse_segment_sum_grad_v2,
-        ("mean", True): ops.sparse_segment_mean_grad_v2,
-    }
-    grad = name[mode, compact]
+# ---- Gradients ------------------------------------------------------------------------------------------------------
+
+
+def composed_gradients(p: Problem, mode: str, compact: bool) -> dict[str, Make]:
+    """What torch can be made to compute of it: a row per entry, added up in an order that is left open on a GPU."""
+
+    def rows_of(weights: Tensor) -> Tensor:
+        rows = p.data.index_select(0, p.segment_ids)
+        return rows if mode == "sum" else rows.mul_(weights)
+
+    def dense() -> Call:
+        weights = p.weights(mode)
+
+        def call() -> Tensor:
+            rows = rows_of(weights)
+            return rows.new_zeros(p.table_rows, rows.shape[1]).index_add_(0, p.indices, rows)
+
+        return call
+
+    def by_unique() -> Call:
+        weights = p.weights(mode)
+
+        def call() -> tuple[Tensor, Tensor]:
+            rows = rows_of(weights)
+            ids, places = torch.unique(p.indices, return_inverse=True)
+            return rows.new_zeros(len(ids), rows.shape[1]).index_add_(0, places, rows), ids
+
+        return call
+
+    return {"torch unique + index_add_": by_unique} if compact else {"torch zeros + index_add_": dense}
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which gradient: dense, or compact (V2: unique rows and their ids); fresh, or into a reused buffer."""
+
+    mode: str
+    compact: bool
+    reuse: bool = False
+
+    def function(self) -> Callable:
+        """Ours."""
+        return getattr(ops, f"sparse_segment_{self.mode}_grad{'_v2' if self.compact else ''}")
+
+    def name(self) -> str:
+        """The row's name."""
+        return f"segment/{self.mode}-grad{'-v2' if self.compact else ''}{'-out' if self.reuse else ''}"
+
+    def what(self) -> str:
+        """In words."""
+        layout = "compact (V2)" if self.compact else "dense"
+        memory = "into a reused buffer" if self.reuse else "fresh output"
+        return f"gradient of sparse_segment_{self.mode}, {layout}, {memory}"
+
+
+def check_gradient(p: Problem, form: Form, result: Tensor | tuple[Tensor, Tensor]) -> None:
+    """Against sums in float64 of the rows that occur; the others of a dense gradient are zero."""
+    ids, places = torch.unique(p.indices, return_inverse=True)
+    scaled = p.data[p.segment_ids].double() * p.weights(form.mode)
+    expected = scaled.new_zeros(len(ids), scaled.shape[1]).index_add_(0, places, scaled)
+    if isinstance(result, tuple):
+        values, rows = result
+        assert torch.equal(rows, ids)
+    else:
+        values = result[ids]
+        assert int(result.any(1).sum()) == len(ids)
+    torch.testing.assert_close(values.double(), expected, rtol=1e-4, atol=5e-4)
+
+
+def grad_row(form: Form, targets: dict[str, float], shape: Shape = Shape()) -> Row:
+    """One form of the gradient."""
+    grad = form.function()
 
     def build(options: Options) -> Case:
-        p = problem(options, rows_of_data=False)
+        p = problem(options, shape, rows_of_data=False)
         operands = p.data, p.indices, p.segment_ids
-        rows = len(p.indices)  # as many rows in the table as there are indices
 
         def ours() -> Call:
-            if not reuse:
-                return lambda: grad(*operands, rows)
-            out = grad(*operands, rows)
-            return lambda: grad(*operands, rows, out=out)
+            if not form.reuse:
+                return lambda: grad(*operands, p.table_rows)
+            out = grad(*operands, p.table_rows)
+            return lambda: grad(*operands, p.table_rows, out=out)
 
         def tf_grad() -> Call:
             tf = tensorflow(options)
-            function = getattr(tf.raw_ops, f"SparseSegment{mode.capitalize()}Grad{'V2' if compact else ''}")
-            size = {"dense_output_dim0" if compact else "output_dim0": tf.constant(rows, tf.int32)}
+            function = getattr(tf.raw_ops, f"SparseSegment{form.mode.capitalize()}Grad{'V2' if form.compact else ''}")
+            size = {"dense_output_dim0" if form.compact else "output_dim0": tf.constant(p.table_rows, tf.int32)}
             given = dict(
                 zip(("grad", "indices", "segment_ids"), (tf.constant(t.numpy()) for t in operands), strict=True)
             )
             return lambda: function(**given, **size)
 
-        def check() -> None:
-            scaled = p.data.double()[p.segment_ids] * reference_weights(p, mode)
-            expected = scaled.new_zeros(rows, DIM).index_add_(0, p.indices, scaled)
-            result = ours()()
-            if compact:
-                ids = torch.unique(p.indices)
-                assert torch.equal(result[1], ids)
-                result, expected = result[0], expected[ids]
-            torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-4)
+        peers: dict[str, Make] = {"TensorFlow": tf_grad}
+        if options.compositions():
+            peers |= composed_gradients(p, form.mode, form.compact)
+        written = len(torch.unique(p.indices)) if form.compact else p.table_rows
+        return Case(
+            ours,
+            peers,
+            lambda: check_gradient(p, form, ours()()),
+            bytes_of(p, written),
+            ids=len(p.indices),
+            sizes=p.sizes(),
+        )
 
-        written = len(torch.unique(p.indices)) if compact else rows
-        return Case(ours, {"TensorFlow": tf_grad}, check, bytes_of(p, written))
-
-    form = "compact (V2)" if compact else "dense"
-    what = f"gradient of sparse_segment_{mode}, {form}, {'into a reused buffer' if reuse else 'fresh output'}"
-    return Row(
-        f"segment/{mode}-grad{'-v2' if compact else ''}{'-out' if reuse else ''}", what, build, {"TensorFlow": target}
-    )
+    name, what = f"{form.name()}{shape.name()}", f"{form.what()}, {shape.spread} indices"
+    return Row(name, what, build, targets, CudaTargets(copy_share=CUDA_SHARE))
 
 
+_TARGETS = {(False, False): 6.0, (True, False): 8.0, (False, True): 15.0, (True, True): 20.0}
+_SHAPES = [Shape(128, "zipf"), Shape(16, "uniform"), Shape(16, "zipf")]
 ROWS = [
     forward_row("sum", {"TensorFlow": 5.0, "torch embedding_bag": 1.0}),
     forward_row("mean", {"TensorFlow": 5.0}),
     *(
-        grad_row(mode, compact, reuse, target)
+        grad_row(Form(mode, compact, reuse), {"TensorFlow": target})
         for mode in ("sum", "mean")
-        for compact, reuse, target in ((False, False, 6.0), (True, False, 8.0), (False, True, 15.0), (True, True, 20.0))
+        for (compact, reuse), target in _TARGETS.items()
     ),
+    *(forward_row("mean", {}, shape) for shape in _SHAPES),
+    *(grad_row(Form("mean", compact), {}, shape) for compact in (False, True) for shape in _SHAPES),
 ]

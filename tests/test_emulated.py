@@ -185,7 +185,6 @@ def _raises_now(kind: type[Exception], text: str) -> None:
     fixture.check_errors()  # told once
 
 
-ROWS = 30
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
 BAGS = torch.tensor([0, 2, 5])
 FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
@@ -360,17 +359,17 @@ def test_offsets_without_sense_are_told_and_do_no_harm(mode: int, seed: int) -> 
     """Bags that overlap, run backwards or leave the entries, short and long ones: no access outside, in any kernel."""
     random = Random(seed)
     entries, bags = (700, 90) if seed % 2 else (40, 300)
-    table = random.floats(ROWS, 8, dtype=torch.float32)
-    indices = random.integers(0, ROWS, entries, dtype=torch.int64)
+    table = random.floats(30, 8, dtype=torch.float32)
+    indices = random.integers(0, 30, entries, dtype=torch.int64)
     offsets = random.integers(-5, entries + 20, bags + 1, dtype=torch.int64)
     offsets[0] = 0
     weights = random.weights(entries, torch.float32) if mode != MAX and seed % 3 == 0 else None
     bag = (table, indices, offsets, weights, mode, -1, False, False)
     output, argmax = _told("embedding_bag", bag)
     assert output.shape == (bags, 8)
-    rest = (weights, argmax.clamp(-1, entries - 1) if mode == MAX else None, ROWS, mode, -1, False)
+    rest = (weights, argmax.clamp(-1, entries - 1) if mode == MAX else None, 30, mode, -1, False)
     gradient = _told("embedding_dense_backward", (output, indices, offsets, *rest))
-    assert gradient.shape == (ROWS, 8)
+    assert gradient.shape == (30, 8)
     if weights is not None:
         _told("embedding_weights_backward", (output, table, indices, offsets, weights, output, mode, -1))
 

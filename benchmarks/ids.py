@@ -1,0 +1,56 @@
+"""Ids as recommenders see them: spread evenly, or with a few rows that take most lookups; made on the device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# The exponent of the power law in FBGEMM's published figures.
+EXPONENT = 1.05
+
+
+def _generator(device: str, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
+
+
+def uniform_ids(count: int, rows: int, device: str, seed: int = 0) -> Tensor:
+    """``count`` int64 ids, each of ``[0, rows)`` as likely as any other."""
+    return torch.randint(0, rows, (count,), generator=_generator(device, seed), device=device)
+
+
+def zipf_ids(count: int, rows: int, device: str, seed: int = 0, exponent: float = EXPONENT) -> Tensor:
+    """
+    ``count`` int64 ids in ``[0, rows)`` of which the k-th most popular has a probability proportional to
+    ``k ** -exponent``: Zipf's law over exactly ``rows`` values, drawn by inverting its distribution function.
+
+    Popular ids lie scattered over the table, as they do in one that is filled by time or by hash.
+    """
+    weights = torch.arange(1, rows + 1, dtype=torch.float64, device=device).pow_(-exponent)
+    distribution = weights.cumsum_(0)
+    drawn = torch.rand(count, dtype=torch.float64, generator=_generator(device, seed), device=device)
+    ranks = torch.searchsorted(distribution, drawn.mul_(distribution[-1]))
+    return scatter(ranks.clamp_max_(rows - 1), rows)
+
+
+def scatter(ranks: Tensor, rows: int) -> Tensor:
+    """A permutation of ``[0, rows)`` that leaves no two neighbours together: multiples of a step prime to ``rows``."""
+    step = max(1, round(rows * (math.sqrt(5) - 1) / 2))
+    while math.gcd(step, rows) != 1:
+        step += 1
+    assert rows * step < 2**63
+    return (ranks * step) % rows
+
+
+SPREADS = {"uniform": uniform_ids, "zipf": zipf_ids}
+
+
+def bag_lengths(bags: int, shortest: int, longest: int, device: str, seed: int = 0) -> Tensor:
+    """``[bags]`` int64 lengths from ``shortest`` to ``longest``, each as likely as any other."""
+    return torch.randint(shortest, longest + 1, (bags,), generator=_generator(device, seed), device=device)
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """``[bags + 1]``: where each bag begins, and where the last ends."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

@@ -1,0 +1,138 @@
+"""Runs commands with a time limit each, and says what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+import xml.etree.ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# From a polite end to a rude one.
+GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A command, and its share of the time."""
+
+    name: str
+    seconds: float
+    # Makes the command, given the limit in seconds.
+    command: Callable[[float], list[str]]
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    # More than this it does not get, however much is left.
+    most: float | None = None
+    # Why it is not run.
+    skip: str | None = None
+    # What it prints where it cannot work on this machine.
+    skip_if_printed: str | None = None
+    # What to say of it afterwards.
+    note: Callable[[], str] = str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage: passed, failed, timed out or skipped."""
+
+    name: str
+    result: str
+    seconds: float
+    note: str
+
+
+def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], None] = lambda line: None) -> Outcome:
+    """
+    Run a stage's command, printing what it prints and writing it to a file line by line.
+
+    Args:
+        stage: what to run.
+        limit: seconds after which it is ended, with everything it started.
+        log: the file, to which is added.
+        on_line: called after each line.
+
+    Returns:
+        The outcome.
+    """
+    if stage.skip is not None:
+        print(f"== {stage.name}: skipped, {stage.skip}", flush=True)
+        return Outcome(stage.name, "skipped", 0.0, stage.skip)
+    limit = limit if stage.most is None else min(limit, stage.most)
+    print(f"== {stage.name} (at most {limit:.0f} s)", flush=True)
+    began, timed_out, unusable = time.monotonic(), threading.Event(), False
+    process = subprocess.Popen(
+        stage.command(limit),
+        cwd=stage.folder,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **stage.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    watch = threading.Thread(target=_end_after, args=(process, limit, timed_out), daemon=True)
+    watch.start()
+    assert process.stdout is not None
+    try:
+        with process.stdout, log.open("a") as file:
+            file.write(f"== {stage.name}\n")
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                file.write(line)
+                file.flush()
+                unusable = unusable or (stage.skip_if_printed is not None and stage.skip_if_printed in line)
+                on_line(line)
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            _end(process)
+    watch.join()
+    seconds = time.monotonic() - began
+    if timed_out.is_set():
+        return Outcome(stage.name, "timed out", seconds, _note(stage, f"ended after {limit:.0f} s"))
+    if code != 0 and unusable:
+        return Outcome(stage.name, "skipped", seconds, f"cannot work here: {stage.skip_if_printed}")
+    if code != 0:
+        return Outcome(stage.name, "failed", seconds, _note(stage, f"exit status {code}"))
+    return Outcome(stage.name, "passed", seconds, _note(stage, ""))
+
+
+def _note(stage: Stage, first: str) -> str:
+    return ", ".join(part for part in (first, stage.note()) if part)
+
+
+def _end_after(process: subprocess.Popen[str], limit: float, timed_out: threading.Event) -> None:
+    """End a process that runs longer than the limit."""
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        timed_out.set()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process, if it runs, and what it started and left: the session that is its own."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+
+
+def tests_note(report: Path) -> str:
+    """How many tests ran, from pytest's own report."""
+    try:
+        suites = list(xml.etree.ElementTree.parse(report).getroot().iter("testsuite"))
+    except (OSError, xml.etree.ElementTree.ParseError):
+        return "no report"
+    counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors")}
+    skipped = sum(int(suite.get("skipped", 0)) for suite in suites)
+    failed = counts["failures"] + counts["errors"]
+    return f"{counts['tests'] - failed - skipped} passed, {failed} failed, {skipped} skipped"

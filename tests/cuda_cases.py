@@ -1,0 +1,132 @@
+"""
+What the tests of behaviour on CUDA share: calls of every operator at sizes that use many blocks, and its read-backs.
+
+Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from large_samples import LARGE_SAMPLES, SIZES, Build, Size, _bag, _segment
+from reference import SUM
+from sample import Sample
+from test_operators import written
+from torch import Tensor
+
+DEVICE = "cuda"
+
+# ---- Read-backs -----------------------------------------------------------------------------------------------------
+
+# What an operator copies to the host and waits for, in the words of its error while a graph is captured. No other
+# operator waits for the device.
+_LAST_SEGMENT = "the last segment id, which num_segments=None asks for,"
+_PRESENT_ROWS = "the number of rows that have entries"
+_DISTINCT = "the number of distinct values"
+READ_BACKS = {
+    "sparse_segment_reduce": _LAST_SEGMENT,
+    "sparse_segment_reduce_grad_v2": _PRESENT_ROWS,
+    "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
+    "unique": _DISTINCT,
+    "unique_with_counts": _DISTINCT,
+    "embedding_sparse_backward": _PRESENT_ROWS,
+}
+
+
+def read_back(sample: Sample) -> str | None:
+    """What this call reads back, or None."""
+    if sample.operator == "sparse_segment_reduce" and sample.arguments[3] is not None:
+        return None
+    return READ_BACKS.get(sample.operator)
+
+
+@contextmanager
+def sync_debug_mode(mode: str) -> Iterator[None]:
+    """Torch warns of what waits for the device, or raises a RuntimeError."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- Cases ----------------------------------------------------------------------------------------------------------
+
+# Popular rows, long bags, one row for all, wide rows; every mode of pooling among them.
+_CHOSEN = (
+    Size(1, 50_000, 7, 17, index=torch.int32),
+    Size(100_000, 300_000, 30_000, 8, spread="zipf"),
+    Size(100_000, 65_537, 5_000, 9, spread="zipf", dtype=torch.bfloat16),
+    Size(5_000, 30_000, 6_000, 64, spread="one"),
+    Size(1_000, 5_000, 1_000, 512, spread="zipf"),
+)
+assert set(_CHOSEN) <= set(SIZES)
+_PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "fast-20000_to_"]
+CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
+STATIC_CASES = [build for build in CASES if build.name.split("-")[0] not in READ_BACKS or "reduce-" in build.name]
+READ_BACK_CASES = [build for build in CASES if build not in STATIC_CASES]
+
+# A row per lookup would take ten times the memory of everything else.
+WIDE = Size(10_000, 65_536, 3_000, 512)
+WIDE_CASES = [
+    Build(f"{operator}-wide", lambda operator=operator: _wide(operator))
+    for operator in (
+        "sparse_segment_reduce",
+        "sparse_segment_reduce_grad",
+        "sparse_segment_reduce_grad_v2",
+        "embedding_bag",
+        "embedding_dense_backward",
+        "embedding_sparse_backward",
+        "embedding_weights_backward",
+    )
+]
+
+
+def _wide(operator: str) -> Sample:
+    if "segment" in operator:
+        return _segment(operator, WIDE, SUM)
+    return _bag(operator, WIDE, SUM, weighted=operator == "embedding_weights_backward")
+
+
+def inputs(sample: Sample) -> list[int]:
+    """Positions of the tensors that the operator only reads."""
+    outputs = written(sample.operator)
+    return [i for i, x in enumerate(sample.arguments) if isinstance(x, Tensor) and i not in outputs]
+
+
+def overwrite(target: Sample, source: Sample) -> None:
+    """Copy the inputs of one call into those of another, in place."""
+    for i in inputs(target):
+        target.arguments[i].copy_(source.arguments[i])
+
+
+def blank(sample: Sample) -> Sample:
+    """The same call with zeros for inputs: harmless ids, and wrong results if they are used."""
+    changed = list(sample.arguments)
+    for i in inputs(sample):
+        changed[i] = torch.zeros_like(changed[i])
+    return replace(sample, arguments=tuple(changed))
+
+
+def mirrored(sample: Sample) -> Sample:
+    """A call of the same sizes with other values: everything back to front, and numbers negated."""
+    names = [
+        argument.name for argument in getattr(torch.ops.torchsparse_rec, sample.operator).default._schema.arguments
+    ]
+    entries = dict(zip(names, sample.arguments, strict=True)).get("indices")
+    changed = list(sample.arguments)
+    for i in inputs(sample):
+        x = changed[i]
+        backwards = x.flip(0)
+        if names[i] in ("offsets", "segment_ids") and len(x):
+            backwards = x[0] + x[-1] - backwards
+        if names[i] == "argmax":
+            backwards = torch.where(backwards < 0, backwards, len(entries) - 1 - backwards)
+        changed[i] = -backwards if x.is_floating_point() else backwards
+    return replace(sample, arguments=tuple(changed))
