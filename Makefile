@@ -16,10 +16,11 @@ FORMATTED_CPP = $(shell find csrc tests/emulation -name '*.cpp' -o -name '*.h' -
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
 
-# Tests of the emulated CUDA kernels that `make test-sanitized` runs: all of the operators' own but those that spend
-# their time in torch (compilation, opcheck) or would fill gigabytes of the sanitizer's shadow memory.
+# What `make test-sanitized` runs: the operators' tests on emulated CUDA kernels, but for those that spend their time in
+# torch (compilation, opcheck) or ask for gigabytes, of which the sanitizer would write an eighth.
 SANITIZED_TESTS = tests/test_emulat*.py tests/test_operators.py tests/test_pooling.py tests/test_segment.py \
-  tests/test_embedding_*.py tests/test_unique.py tests/test_hash.py -k "emulat and not compile and not opcheck and not 2_to_the and not tensorflow"
+  tests/test_embedding_*.py tests/test_unique.py tests/test_hash.py \
+  -k "emulat and not compile and not opcheck and not 2_to_the and not tensorflow"
 
 .PHONY: help ncf test test-full test-sanitized mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
@@ -46,14 +47,15 @@ test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(BIN)/pytest $(ARGS)
 
-# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension.
+# Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. What a sanitizer
+# writes before it ends the process must not be captured.
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
 test-sanitized: export TORCHSPARSE_REC_EMULATED_SANITIZE := 1
 test-sanitized: $(BUILT) $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -c 'from emulation.build import build; build()'
 	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" \
-	  $(BIN)/python -m pytest $(SANITIZED_TESTS) $(ARGS)
+	  $(BIN)/python -m pytest --capture=sys $(SANITIZED_TESTS) $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/emulation/mutate.py

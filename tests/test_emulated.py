@@ -147,31 +147,31 @@ def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, e
         assert torch.equal(large, same)
 
 
-ROWS = 2**33 + 9
+FAR_ROWS = 2**33 + 9
 # Ids that would be one in 32 bits, and the first and last row.
-FAR_IDS = torch.tensor([5, 2**32 + 5, ROWS - 1, 5, 2**33 + 5, 0, 2**32 + 5])
+FAR_IDS = torch.tensor([5, 2**32 + 5, FAR_ROWS - 1, 5, 2**33 + 5, 0, 2**32 + 5])
 
 
 def test_gradient_rows_beyond_2_to_the_32(emulated: Launches) -> None:
     grad = Random(1).integers(-9, 9, 7, 3, dtype=torch.float32)
     wanted = torch.stack([grad[5], grad[0] + grad[3], grad[1] + grad[6], grad[4], grad[2]])
-    ops, rows = torch.ops.torchsparse_rec, [0, 5, 2**32 + 5, 2**33 + 5, ROWS - 1]
+    ops, rows = torch.ops.torchsparse_rec, [0, 5, 2**32 + 5, 2**33 + 5, FAR_ROWS - 1]
     for values, ids in (
-        ops.embedding_sparse_backward.default(grad, FAR_IDS, None, None, None, ROWS, SUM, -1, False),
-        ops.sparse_segment_reduce_grad_v2.default(grad, FAR_IDS, torch.arange(7), ROWS, SUM),
+        ops.embedding_sparse_backward.default(grad, FAR_IDS, None, None, None, FAR_ROWS, SUM, -1, False),
+        ops.sparse_segment_reduce_grad_v2.default(grad, FAR_IDS, torch.arange(7), FAR_ROWS, SUM),
     ):
         assert ids.tolist() == rows and torch.equal(values, wanted)
     bags = ops.embedding_sparse_backward.default(
-        grad[:2], FAR_IDS, torch.tensor([0, 4, 7]), None, None, ROWS, SUM, 2**32 + 5, False
+        grad[:2], FAR_IDS, torch.tensor([0, 4, 7]), None, None, FAR_ROWS, SUM, 2**32 + 5, False
     )
-    assert bags[1].tolist() == [0, 5, 2**33 + 5, ROWS - 1]
+    assert bags[1].tolist() == [0, 5, 2**33 + 5, FAR_ROWS - 1]
     assert torch.equal(bags[0], torch.stack([grad[1], 2 * grad[0], grad[1], grad[0]]))
 
 
 def test_id_beyond_2_to_the_32_is_told(emulated: Launches) -> None:
-    with pytest.raises(IndexError, match=rf"indices\[1\] must be in \[0, {ROWS}\), got {ROWS + 2**32}"):
+    with pytest.raises(IndexError, match=rf"indices\[1\] must be in \[0, {FAR_ROWS}\), got {FAR_ROWS + 2**32}"):
         torch.ops.torchsparse_rec.embedding_sparse_backward.default(
-            torch.ones(3, 2), torch.tensor([5, ROWS + 2**32, 7]), None, None, None, ROWS, SUM, -1, False
+            torch.ones(3, 2), torch.tensor([5, FAR_ROWS + 2**32, 7]), None, None, None, FAR_ROWS, SUM, -1, False
         )
 
 
@@ -192,6 +192,11 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
         ("embedding", TABLE, torch.tensor([0, 4, -1]), -1, False, False),
         IndexError,
         "embedding: indices[1] must be in [0, 4), got 4",
+    ),
+    "embedding_indices": (
+        ("embedding", TABLE, torch.full((8,), 4), -1, False, False),
+        IndexError,
+        "embedding: indices[0] must be in [0, 4), got 4",
     ),
     "bag_index": (
         ("embedding_bag", TABLE, torch.tensor([0, 1, 2, -7, 9]), BAGS, None, SUM, -1, False, False),

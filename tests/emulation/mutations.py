@@ -43,7 +43,7 @@ MUTATIONS = [
     Mutation("hash.cu", "bound", "end <= size;", "end < size;", "string_to_hash"),
     Mutation("hash.cu", "bound", "n >= 4) return farm", "n > 4) return farm", "to_hash_bucket"),
     Mutation("hash.cu", "sign", "negative ? 0 - bits : bits", "negative ? bits : bits", "to_hash_bucket"),
-    Mutation("hash.cu", "step", "    v -= divisor;\n    ++quotient;\n", "", "integers"),
+    Mutation("hash.cu", "step", "    v -= divisor;\n    ++quotient;\n", "", "hash"),
     Mutation("pool_max.cu", "sign", "offered > value[c]", "offered < value[c]", "pooled_bags and max"),
     Mutation("pool_max.cu", "sign", "winners[c] != p", "winners[c] == p", "gradients_of_bags and max"),
     Mutation("pool_max.cu", "bound", "later.winner[c] >= 0", "later.winner[c] > 0", "pooled_bags and max"),
