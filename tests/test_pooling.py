@@ -196,3 +196,18 @@ def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mod
     entries = (grad, table, indices, offsets, w, output, MODES[mode], -1)
     actual = _operator("embedding_weights_backward")(*_on(device, entries))
     torch.testing.assert_close(actual.cpu(), reference.embedding_weights_backward(*entries), equal_nan=True)
+
+
+@pytest.mark.parametrize("entries", [1, 50, 3000])
+def test_more_rows_and_segments_than_a_block_takes(entries: int, device: str) -> None:
+    random = Random(entries)
+    rows = 10_000
+    indices = random.integers(0, rows, entries, dtype=torch.int64)
+    segment_ids = random.integers(0, rows, entries, dtype=torch.int64).sort().values
+    grad, data = _quarters(random, rows, 2), _quarters(random, rows, 2)
+    summed = _operator("sparse_segment_reduce")(*_on(device, (data, indices, segment_ids, rows, SUM)))
+    wanted = torch.zeros(rows, 2).index_add_(0, segment_ids, data[indices])
+    assert torch.equal(summed.cpu(), wanted)
+    backward = _operator("sparse_segment_reduce_grad")(*_on(device, (grad, indices, segment_ids, rows, SUM)))
+    wanted = torch.zeros(rows, 2).index_add_(0, indices, grad[segment_ids])
+    assert torch.equal(backward.cpu(), wanted)

@@ -90,4 +90,21 @@ __device__ int64_t lower_bound(const T* sorted, int64_t n, U value) {
   return begin;
 }
 
+// Values that one thread of write_offsets takes.
+constexpr int64_t kOffsetsPerThread = 16;
+
+// offsets[v] = the first position whose key is >= v, for v in [0, values]: [values + 1]. A block takes a chunk of
+// values at a time: it searches all keys once for the chunk, and then only those of the chunk.
+template <class K>
+__device__ void write_offsets(const K* sorted, int64_t n, int64_t values, int64_t* offsets) {
+  constexpr int64_t kChunk = kOffsetsPerThread * kThreads;
+  for (int64_t first = blockIdx.x * kChunk; first <= values; first += gridDim.x * kChunk) {
+    const int64_t begin = lower_bound(sorted, n, first);
+    const int64_t keys = lower_bound(sorted + begin, n - begin, first + kChunk);
+    for (int64_t v = first + threadIdx.x; v < first + kChunk && v <= values; v += blockDim.x) {
+      offsets[v] = begin + lower_bound(sorted + begin, keys, v);
+    }
+  }
+}
+
 }  // namespace tsr

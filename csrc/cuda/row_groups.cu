@@ -4,12 +4,9 @@
 namespace tsr {
 namespace {
 
-// One thread per row finds where its entries begin.
 template <class K>
 __global__ void dense_offsets_kernel(const K* keys, int64_t entries, int64_t rows, int64_t* offsets) {
-  for (int64_t row = thread_index(); row <= rows; row += thread_count()) {
-    offsets[row] = lower_bound(keys, entries, static_cast<K>(row));
-  }
+  write_offsets(keys, entries, rows, offsets);
 }
 
 // One thread per present row.
@@ -26,8 +23,8 @@ const int64_t* dense_offsets(DeviceCall& call, const RowGroups& groups) {
   int64_t* const offsets = call.workspace<int64_t>(groups.rows + 1);
   with_pairs(groups, [&](const auto& pairs) {
     using K = std::remove_pointer_t<decltype(pairs.keys)>;
-    launch(call, one_thread_each(groups.rows + 1), dense_offsets_kernel<K>, pairs.keys, groups.entries, groups.rows,
-           offsets);
+    launch(call, one_thread_each(groups.rows / kOffsetsPerThread + 1), dense_offsets_kernel<K>, pairs.keys,
+           groups.entries, groups.rows, offsets);
   });
   return offsets;
 }

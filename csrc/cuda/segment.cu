@@ -9,8 +9,8 @@ namespace {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// One thread per entry checks its segment id, then one thread per segment finds where its entries begin. Where the last
-// id gave the number of segments, a larger one is only out of order.
+// One thread per entry checks its segment id, then every segment's first entry is found. Where the last id gave the
+// number of segments, a larger one is only out of order.
 template <class S>
 __global__ void segment_offsets_kernel(const S* segment_ids, int64_t entries, int64_t segments, bool is_given,
                                        ErrorSink errors, int64_t* offsets) {
@@ -24,9 +24,7 @@ __global__ void segment_offsets_kernel(const S* segment_ids, int64_t entries, in
       errors.report(Argument::kSegmentIds, Fault::kTooLarge, i, id, segments);
     }
   }
-  for (int64_t s = thread_index(); s <= segments; s += thread_count()) {
-    offsets[s] = lower_bound(segment_ids, entries, s);
-  }
+  write_offsets(segment_ids, entries, segments, offsets);
 }
 
 // num_segments, or the last id + 1.
@@ -55,8 +53,8 @@ Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, con
   const int64_t entries = indices.size(0);
   dispatch_index(ids.scalar_type(), call.op(), "segment_ids", [&](auto tag) {
     using S = typename decltype(tag)::type;
-    launch(call, one_thread_each(std::max(entries, segments + 1)), segment_offsets_kernel<S>, call.data<S>(ids),
-           entries, segments, num_segments.has_value(), call.errors(), offsets);
+    launch(call, one_thread_each(std::max(entries, segments / kOffsetsPerThread + 1)), segment_offsets_kernel<S>,
+           call.data<S>(ids), entries, segments, num_segments.has_value(), call.errors(), offsets);
   });
   Pooling pooling;
   pooling.dtype = data.scalar_type();
