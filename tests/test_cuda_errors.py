@@ -168,6 +168,43 @@ def test_the_first_of_several_bad_ids_is_told() -> None:
             torchsparse_rec.check_errors(DEVICE)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("operator", ["embedding", "embedding_bag", "embedding_dense_backward"])
+def test_a_batch_of_nothing_but_bad_ids_ends(operator: str) -> None:
+    """Every thread of the device has a fault to tell at the same time; none may wait for another."""
+    x = torch.full((1_000_000,), ROWS + 5, device=DEVICE)
+    bags = torch.arange(0, 1_000_001, 10, device=DEVICE)
+    calls: dict[str, Callable[[], object]] = {
+        "embedding": lambda: _ops.embedding.default(_table(DEVICE), x, -1, False, False),
+        "embedding_bag": lambda: _ops.embedding_bag.default(_table(DEVICE), x, bags, None, 0, -1, False, False),
+        "embedding_dense_backward": lambda: _ops.embedding_dense_backward.default(
+            torch.ones(len(x), 3, device=DEVICE), x, None, None, None, ROWS, 0, -1, False
+        ),
+    }
+    calls[operator]()
+    with pytest.raises(IndexError, match=rf"indices\[0\] must be in \[0, {ROWS}\), got {ROWS + 5}"):
+        torchsparse_rec.check_errors(DEVICE)
+    torchsparse_rec.check_errors(DEVICE)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_a_device_that_is_not_the_current_one() -> None:
+    """It is the arguments' device that counts: for the kernels, what is read back, and what is told."""
+    other = torch.device("cuda", 1)
+    x = torch.arange(1000, device=other) % ROWS
+    with torch.cuda.device(0):
+        values, rows = _ops.embedding_sparse_backward.default(
+            torch.ones(1000, 4, device=other), x, None, None, None, ROWS, 0, -1, False
+        )
+        assert rows.device == other and rows.tolist() == list(range(ROWS))
+        assert torch.equal(values.cpu(), torch.full((ROWS, 4), 1000.0 / ROWS))
+        _ops.embedding.default(_table("cuda:1"), x + 1, -1, False, False)
+        torchsparse_rec.check_errors("cuda:0")
+        with pytest.raises(IndexError, match=r"indices\[49\]"):
+            torchsparse_rec.check_errors()
+
+
 # ---- Training -------------------------------------------------------------------------------------------------------
 
 
