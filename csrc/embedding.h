@@ -11,7 +11,8 @@
 // * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. padding_idx < 0 means none.
 // * dtypes: weight float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices int32 or int64;
 //   per_sample_weights have the dtype of weight.
-// * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights (also of
+// * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights (also
+// of
 //   entries that do not count). The gradient with respect to weight takes weights that the lookup has taken: on CUDA it
 //   reports a NaN too, and counts it as zero; on CPU it is not looked for again.
 //

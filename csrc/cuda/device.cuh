@@ -32,14 +32,20 @@ struct RowTiling {
   // Lanes that own columns of one row, in all its tiles.
   __host__ __device__ int64_t lanes_per_row() const { return tiles_per_row << lanes_log2; }
 
-  LaunchShape shape() const {
+  // Enough blocks for a team per tile, or as many as are useful.
+  int64_t blocks_for(int64_t some_tiles) const {
     const int64_t teams = kThreads >> lanes_log2;
-    return {std::min(tiles / teams + (tiles % teams != 0), kMaxBlocks)};
+    return std::min(some_tiles / teams + (some_tiles % teams != 0), kMaxBlocks);
   }
+  LaunchShape shape() const { return {blocks_for(tiles)}; }
 
   // for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) { const RowTile tile = tiling.at(t); ... }
-  __device__ int64_t first() const { return thread_index() >> lanes_log2; }
-  __device__ int64_t stride() const { return thread_count() >> lanes_log2; }
+  // Or the same with `blocks` of the grid's blocks, from block `first_block` on.
+  __device__ int64_t first(int64_t first_block = 0) const {
+    return (thread_index() - first_block * blockDim.x) >> lanes_log2;
+  }
+  __device__ int64_t stride() const { return stride(gridDim.x); }
+  __device__ int64_t stride(int64_t blocks) const { return blocks * blockDim.x >> lanes_log2; }
   __device__ RowTile at(int64_t tile) const {
     const int64_t row = tiles_per_row == 1 ? tile : tile / tiles_per_row;
     const int64_t tile_in_row = tile - row * tiles_per_row;

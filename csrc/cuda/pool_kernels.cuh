@@ -141,16 +141,20 @@ __device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_
 
 // ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-// A team owns a tile of one piece (pool_plan.cuh).
+// The first blocks of a grid pool pieces (pool_plan.cuh), which take longest; a team owns a tile of one piece.
 template <class Total, class T, class I>
-__device__ void pool_piece(const PoolView<T, I>& p, const Piece& piece, const RowTiling& tiling, const RowTile& tile,
-                           Total* totals) {
-  Total total;
-  add_entries(p, tile, piece.begin, entry_count(piece.begin, piece.end), total, [](int) {});
-  if (piece.bag >= 0) {
-    total.store(p, piece.bag, tile);
-  } else {
-    totals[piece.total * tiling.lanes_per_row() + tile.column / Total::width] = total;
+__device__ void pool_pieces(const PoolView<T, I>& p, const PoolPlan& plan, const RowTiling& tiling, Total* totals) {
+  const int64_t tiles = plan.piece_count() * tiling.tiles_per_row;
+  for (int64_t t = tiling.first(); t < tiles; t += tiling.stride(plan.piece_blocks)) {
+    const RowTile tile = tiling.at(t);
+    const Piece piece = plan.pieces[tile.row];
+    Total total;
+    add_entries(p, tile, piece.begin, entry_count(piece.begin, piece.end), total, [](int) {});
+    if (piece.bag >= 0) {
+      total.store(p, piece.bag, tile);
+    } else {
+      totals[piece.total * tiling.lanes_per_row() + tile.column / Total::width] = total;
+    }
   }
 }
 
@@ -183,23 +187,26 @@ __global__ void long_bags_kernel(PoolView<T, I> p, PoolPlan plan, const Total* t
 
 // ---- Bags -----------------------------------------------------------------------------------------------------------
 
-// A team owns a tile of one bag, or of a piece; each of its lanes adds up its own columns.
+// A team owns a tile of one bag; each of its lanes adds up its own columns. pool_pieces is written out here: with one
+// loop for both the kernel takes so few registers that a third more threads have reads in flight.
 template <class Total, class T, class I>
 __global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
-  const int64_t pieces = plan.piece_count();
-  for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
+  const bool takes_pieces = blockIdx.x < plan.piece_blocks;
+  const int64_t first = takes_pieces ? 0 : plan.piece_blocks,
+                blocks = takes_pieces ? plan.piece_blocks : gridDim.x - first;
+  const int64_t tiles = takes_pieces ? plan.piece_count() * tiling.tiles_per_row : tiling.tiles;
+  for (int64_t t = tiling.first(first); t < tiles; t += tiling.stride(blocks)) {
     const RowTile tile = tiling.at(t);
-    const int64_t bag = tile.row - pieces;
-    if (bag < 0) {
-      pool_piece(p, plan.pieces[tile.row], tiling, tile, totals);
-    } else if (bag < p.bags) {
-      const int64_t begin = p.offsets[bag], end = p.offsets[bag + 1];
-      if (end - begin > kPiece && !plan.failed()) continue;
-      Total total;
-      if (end - begin <= kPiece) {
-        add_entries(p, tile, begin, entry_count(begin, end), total, [](int) {});
-      }
-      total.store(p, bag, tile);
+    const Piece piece =
+        takes_pieces ? plan.pieces[tile.row] : Piece{p.offsets[tile.row], p.offsets[tile.row + 1], tile.row, 0};
+    const bool is_long = piece.end - piece.begin > kPiece;
+    if (is_long && !plan.failed()) continue;
+    Total total;
+    add_entries(p, tile, piece.begin, is_long ? 0 : entry_count(piece.begin, piece.end), total, [](int) {});
+    if (piece.bag >= 0) {
+      total.store(p, piece.bag, tile);
+    } else {
+      totals[piece.total * tiling.lanes_per_row() + tile.column / Total::width] = total;
     }
   }
 }
@@ -231,16 +238,11 @@ __device__ void pool_run(const PoolView<T, I>& p, const RowTile& tile, int64_t f
 // A team owns a tile of plan.run neighbouring bags, but for those that the plan has made pieces of.
 template <class Total, class T, class I>
 __global__ void short_bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
-  const int64_t pieces = plan.piece_count();
-  for (int64_t t = tiling.first(); t < tiling.tiles; t += tiling.stride()) {
+  if (blockIdx.x < plan.piece_blocks) return pool_pieces(p, plan, tiling, totals);
+  const int64_t stride = tiling.stride(gridDim.x - plan.piece_blocks);
+  for (int64_t t = tiling.first(plan.piece_blocks); t < tiling.tiles; t += stride) {
     const RowTile tile = tiling.at(t);
-    if (tile.row < pieces) {
-      pool_piece(p, plan.pieces[tile.row], tiling, tile, totals);
-      continue;
-    }
-    const int64_t first = (tile.row - pieces) * plan.run;
-    const int64_t last = first + plan.run < p.bags ? first + plan.run : p.bags;
-    if (first >= last) continue;
+    const int64_t first = tile.row * plan.run, last = first + plan.run < p.bags ? first + plan.run : p.bags;
     const bool together = plan.is_one_teams(p.offsets, first, last);
     for (int64_t bag = first, next; bag < last; bag = next) {
       next = together ? last : bag;
@@ -257,16 +259,11 @@ __global__ void short_bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals
 
 template <class Total, class T, class I>
 void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) {
-  const RowTiling bag_tiling(view.bags, view.columns, Total::width);
-  const PoolPlan plan = plan_pool(call, view.offsets, view.bags, entries, bag_tiling);
-  const int64_t runs = (view.bags + plan.run - 1) / plan.run;
-  // Pieces come first: they take longest. There are few as a rule, so the runs' teams take them too, unless these are
-  // too few to fill the device.
-  const RowTiling tiling(plan.piece_capacity + runs, view.columns, Total::width);
-  LaunchShape shape = tiling.shape();
-  shape.blocks = std::min(
-      shape.blocks, std::max(RowTiling(runs, view.columns, Total::width).shape().blocks, kFullDevice / kThreads + 1));
-  Total* const totals = call.workspace<Total>(plan.total_capacity * tiling.lanes_per_row());
+  const RowTiling one_bag_each(view.bags, view.columns, Total::width);
+  const PoolPlan plan = plan_pool(call, view.offsets, view.bags, entries, one_bag_each);
+  Total* const totals = call.workspace<Total>(plan.total_capacity * one_bag_each.lanes_per_row());
+  const RowTiling tiling((view.bags + plan.run - 1) / plan.run, view.columns, Total::width);
+  const LaunchShape shape{tiling.shape().blocks + plan.piece_blocks};
   if (plan.run == 1) {
     launch(call, shape, bags_kernel<Total, T, I>, view, plan, totals, tiling);
   } else {
@@ -275,7 +272,7 @@ void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) 
   // Long bags are few, if any.
   const int64_t long_bags = std::min(plan.total_capacity, view.bags) * tiling.tiles_per_row;
   launch(call, {std::min(long_bags, kFullDevice / kThreads + 1)}, long_bags_kernel<Total, T, I>, view, plan,
-         static_cast<const Total*>(totals), tiling);
+         static_cast<const Total*>(totals), one_bag_each);
 }
 
 // Calls f with the tags of the value's and the index's type and of the columns per lane.

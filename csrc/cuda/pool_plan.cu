@@ -77,6 +77,8 @@ PoolPlan plan_pool(DeviceCall& call, const int64_t* offsets, int64_t bags, int64
   // A long bag of n entries has at most 2 n / kPiece pieces; other pieces have more than kEntriesPerTeam entries each.
   plan.total_capacity = 2 * entries / kPiece;
   plan.piece_capacity = plan.total_capacity + (plan.run > 1 ? entries / kEntriesPerTeam : 0);
+  const int64_t blocks = tiling.blocks_for(plan.piece_capacity * tiling.tiles_per_row);
+  plan.piece_blocks = std::min(blocks, kFullDevice / kThreads + 1);
   plan.pieces = call.workspace<Piece>(plan.piece_capacity);
   plan.long_bags = call.workspace<LongBag>(plan.total_capacity);
   plan.found = call.workspace<unsigned long long>(4);

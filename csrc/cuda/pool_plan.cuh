@@ -31,7 +31,8 @@ struct LongBag {
 
 // Written on the device, read by the kernels that follow.
 struct PoolPlan {
-  int64_t run = 1;  // bags per team
+  int64_t run = 1;           // bags per team
+  int64_t piece_blocks = 0;  // blocks for pieces, ahead of those for bags
   int64_t piece_capacity = 0;
   int64_t total_capacity = 0;
   Piece* pieces = nullptr;       // [piece_capacity]
