@@ -49,7 +49,7 @@ MUTATIONS = [
     Mutation("pool_max.cu", "bound", "later.winner[c] >= 0", "later.winner[c] > 0", "pooled_bags and max"),
     Mutation("pool_max.cu", "step", "      winner[c] = j;\n", "", "pooled_bags and max"),
     Mutation("pool_plan.cu", "bound", "begin + k * kPiece", "begin + k * (kPiece - 1)", "pooled_bags"),
-    Mutation("pool_plan.cu", "sign", "first + plan.run < bags ?", "first + plan.run > bags ?", "pooled_bags"),
+    Mutation("pool_plan.cu", "sign", "end - begin <= kEnt", "end - begin >= kEnt", "pooled_bags"),
     Mutation("pool_plan.cu", "step", "    plan.found[3] = 1;\n", "", "offsets_without_sense"),
     Mutation("pool_rows.cu", "sign", "!= nullptr || pooling.scales !=", "== nullptr || pooling.scales !=", "pooled"),
     Mutation(
@@ -67,7 +67,7 @@ MUTATIONS = [
     Mutation("pool_weighted.cu", "sign", "value[c] += entry.weight *", "value[c] -= entry.weight *", "pooled"),
     Mutation("pool_weighted.cu", "sign", "squares += weight * weight;", "squares += weight;", "pooled and sqrtn"),
     Mutation("pool_weighted.cu", "step", "    weights.merge(later.weights);\n", "", "pooled and mean"),
-    Mutation("pool_weighted.cu", "bound", "view.columns = 0;", "view.columns = 2;", "gradients_of"),
+    Mutation("pool_weighted.cu", "bound", "(pooling.bags);", "(pooling.bags - 1);", "gradients_of"),
     Mutation("primitives.cu", "sign", "cuda::std::plus<int64_t>", "cuda::std::minus<int64_t>", "unique"),
     Mutation("primitives.cu", "bound", "int64_t{0}, n + 1", "int64_t{0}, n", "unique"),
     Mutation("primitives.cu", "bound", "n, 0, bits", "n, 0, bits - 1", "segment and grad"),
