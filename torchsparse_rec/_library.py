@@ -94,8 +94,9 @@ def check_errors(device: torch.device | str | None = None) -> None:
     if device is not None:
         devices = [torch.device(device)]
     elif torch.cuda.is_available() and torch.cuda.is_initialized():
-        # The others have no context, and asking would make one, on every GPU of the machine.
-        used = filter(torch._C._cuda_hasPrimaryContext, range(torch.cuda.device_count()))
+        # The others have no context, and to ask them would make one, on every GPU of the machine.
+        has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # only where torch has CUDA
+        used = filter(has_context, range(torch.cuda.device_count()))
         devices = [torch.device("cuda", index) for index in used]
     else:
         devices = []
