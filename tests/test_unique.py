@@ -97,6 +97,7 @@ def test_unique_empty(dtype):
     check(torch.empty(0, dtype=dtype))
 
 
+@cpu_only
 @pytest.mark.parametrize("value", [0, -1, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("n", [1, 16_384, 16_385, 100_000])
 def test_unique_all_equal(n, value, threads):
@@ -122,6 +123,7 @@ def test_unique_around_every_threshold(n):
                 assert all(torch.equal(got, want) for got, want in zip(result, expected, strict=False))
 
 
+@cpu_only
 @pytest.mark.parametrize("n", [1000, 40_000])
 @pytest.mark.parametrize("edge", [-(2**63), 2**63 - 1])
 def test_unique_range_at_the_ends_of_int64(n, edge, threads):

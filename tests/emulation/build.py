@@ -29,7 +29,7 @@ _FLAGS = [
     "-DTSR_EMULATED",
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
 ]
-_SANITIZE = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+_SANITIZE = ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 
 
 def sanitized() -> bool:

@@ -28,9 +28,15 @@ def _run(folder: Path, *command: str) -> int:
     # The package is production's own; only kernels and tests are copies. A fault may leave something unused.
     paths = os.pathsep.join([str(_ROOT), str(folder / "tests")])
     environment = {**os.environ, "PYTHONPATH": paths, "CXX": f"{os.environ.get('CXX', 'g++')} -w"}
-    arguments = [sys.executable, *command]
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.run(arguments, cwd=folder, env=environment, timeout=_SECONDS, **silent).returncode
+    result = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=_SECONDS,
+    )
+    return result.returncode
 
 
 def _build(folder: Path) -> bool:
