@@ -204,7 +204,7 @@ def check_gradient(p: Problem, form: Form, result: Tensor | tuple[Tensor, Tensor
     else:
         values = result[ids]
         assert int(result.any(1).sum()) == len(ids)
-    # What float32 loses grows with what is added up: the most popular id of a Zipf draw has tens of thousands of entries.
+    # What float32 loses grows with what is added up: a Zipf draw's most popular id has tens of thousands of entries.
     added_up = torch.zeros_like(expected).index_add_(0, places, scaled.abs())
     worst = ((values.double() - expected).abs() / (1e-5 + 1e-6 * added_up)).max().item()
     assert worst <= 1, f"off by {worst:.2g} times what rounding explains"
