@@ -7,19 +7,8 @@ namespace {
 template <class T, int width_>
 struct Max {
   using A = acc_t<T>;
+  using Entry = typename Sum<T, width_>::Entry;
   static constexpr int width = width_;
-
-  struct Entry {
-    Vector<T, width> row;
-
-    template <class I>
-    __device__ void prepare(const PoolView<T, I>&, int64_t) {}
-    template <class I>
-    __device__ void load(const PoolView<T, I>& p, const RowTile& tile, bool has_columns, int64_t index, int64_t) {
-      if (has_columns) row = load_vector<T, width>(p.table + index * p.columns + tile.column);
-    }
-    __device__ bool is_bad() const { return false; }
-  };
 
   A value[width] = {};
   int64_t winner[width];
