@@ -35,7 +35,7 @@ def differentiable(
         "backward": staticmethod(backward),
         "generate_vmap_rule": True,
     }
-    function = type(f"{name}_eager", (torch.autograd.Function,), members)
+    function: Any = type(f"{name}_eager", (torch.autograd.Function,), members)
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
