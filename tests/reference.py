@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
+from reference_row_update import row_update
 from torch import Tensor
 
 SUM, MEAN, SQRTN, MAX = range(4)
@@ -358,5 +359,6 @@ REFERENCES: dict[str, Callable] = {
         embedding_dense_backward,
         embedding_sparse_backward,
         embedding_weights_backward,
+        row_update,
     )
 }

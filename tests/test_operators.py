@@ -48,7 +48,7 @@ def call(sample: Sample) -> tuple[Tensor, ...]:
     result = operator(sample.operator)(*sample.arguments)
     if places := written(sample.operator):
         assert result is None
-        return tuple(sample.arguments[i] for i in places)
+        return tuple(x for i in places if (x := sample.arguments[i]) is not None)
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -258,6 +258,10 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
     "string_to_hash_bucket_fast": (
         lambda text, offsets: torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default(text, offsets, 1000),
         lambda size: (torch.arange(7 * size, dtype=torch.uint8), torch.arange(0, 7 * size, 3)),
+    ),
+    "sparse_apply_adagrad_": (
+        lambda ids: ops.sparse_apply_adagrad_(ids.double(), ids.double() + 1, 1 - ids.double(), ids, lr=0.1),
+        lambda size: (_segments(size)[1],),
     ),
     "embedding": (lambda weight, ids: ops.embedding(weight, ids, padding_idx=1), lambda size: _segments(size)[:2]),
     "embedding_bag_mean": (
