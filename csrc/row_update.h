@@ -169,8 +169,7 @@ template <class A>
 struct Adadelta {
   static constexpr int kStates = 2;
   A lr, rho, eps;
-  explicit Adadelta(const double* h)
-      : lr(static_cast<A>(h[0])), rho(static_cast<A>(h[1])), eps(static_cast<A>(h[2])) {}
+  explicit Adadelta(const double* h) : lr(static_cast<A>(h[0])), rho(static_cast<A>(h[1])), eps(static_cast<A>(h[2])) {}
 
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void operator()(A& weight, A* state, A grad) const {
     state[0] = state[0] * rho + grad * grad * (A(1) - rho);

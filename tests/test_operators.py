@@ -259,10 +259,6 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
         lambda text, offsets: torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default(text, offsets, 1000),
         lambda size: (torch.arange(7 * size, dtype=torch.uint8), torch.arange(0, 7 * size, 3)),
     ),
-    "sparse_apply_adagrad_": (
-        lambda ids: ops.sparse_apply_adagrad_(ids.double(), ids.double() + 1, 1 - ids.double(), ids, lr=0.1),
-        lambda size: (_segments(size)[1],),
-    ),
     "embedding": (lambda weight, ids: ops.embedding(weight, ids, padding_idx=1), lambda size: _segments(size)[:2]),
     "embedding_bag_mean": (
         lambda weight, ids, offsets, w: ops.embedding_bag(weight, ids, offsets, per_sample_weights=w, mode="mean"),
