@@ -217,6 +217,24 @@ def test_a_bad_index_leaves_everything_as_it_was(index: int, items: int) -> None
     assert torch.equal(weight, torch.ones(4, 100)) and torch.equal(sums, torch.ones(4, 100))
 
 
+def test_a_bad_index_is_skipped_on_cuda(emulated: Callable[[], int]) -> None:
+    """The other items are applied, and the first of the bad ones is told."""
+    from emulation import fixture
+
+    weight, sums, ids = torch.ones(4, 5), torch.zeros(4, 5), torch.tensor([2, 4, 2, -1, 0])
+    grad = torch.arange(1.0, 26.0).reshape(5, 5)
+    wanted = [weight.clone(), sums.clone()]
+    kept = [0, 2, 4]
+    ops.sparse_apply_adagrad_(*wanted, grad[kept], ids[kept], lr=0.1)
+    for order in ("ascending", "descending", "random"):
+        fixture.set_order(order)
+        written = [weight.clone(), sums.clone()]
+        fixture.operator("row_update")(*written, None, None, grad, ids, NUMBERS["adagrad"], [0.1, 0.0])
+        with pytest.raises(IndexError, match=r"^sparse_apply_adagrad_: indices\[1\] must be in \[0, 4\), got 4$"):
+            fixture.check_errors()
+        _assert_all_same(written, wanted)
+
+
 def test_shared_memory_is_refused(kernels: str) -> None:
     table, ids = torch.ones(4, 3), torch.tensor([1])
     with pytest.raises(ValueError, match="accumulator must not share memory with weight"):

@@ -1,6 +1,5 @@
-#include "../row_update.h"
-
 #include "../cuda.h"
+#include "../row_update.h"
 #include "device.cuh"
 #include "row_groups.cuh"
 
@@ -59,8 +58,8 @@ __global__ void row_update_kernel(Rule rule, RowTables<T> tables, Pairs<K> pairs
     row.weight = load_vector<T, width>(weight);
 #pragma unroll
     for (int s = 0; s < Rule::kStates; ++s) {
-      row.state[s] = load_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s] +
-                                           tile.column);
+      row.state[s] =
+          load_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s] + tile.column);
     }
     for (int64_t j = tile.row; j < entries && pairs.keys[j] == key; j += kItemsAhead) {
       Vector<T, width> grads[kItemsAhead];
@@ -80,8 +79,8 @@ __global__ void row_update_kernel(Rule rule, RowTables<T> tables, Pairs<K> pairs
     store_vector<T, width>(weight, row.weight);
 #pragma unroll
     for (int s = 0; s < Rule::kStates; ++s) {
-      store_vector<T, width>(
-          tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s] + tile.column, row.state[s]);
+      store_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s] + tile.column,
+                             row.state[s]);
     }
   }
 }
@@ -99,8 +98,8 @@ RowTables<T> row_tables(const Tensor& weight, const RowStates& states, const T* 
 // Elements of T that one load moves, where every row of every table begins at such an address.
 template <class T>
 int row_vector_width(const RowTables<T>& tables) {
-  int width = vector_width<T>(tables.columns, {tables.weight, tables.grad, tables.state[0], tables.state[1],
-                                               tables.state[2]});
+  int width =
+      vector_width<T>(tables.columns, {tables.weight, tables.grad, tables.state[0], tables.state[1], tables.state[2]});
   bool aligned = tables.weight_stride % width == 0;
   for (int64_t stride : tables.state_stride) aligned = aligned && stride % width == 0;
   return aligned ? width : 1;
