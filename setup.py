@@ -60,7 +60,8 @@ def cpu_extension() -> CppExtension:
     """
     _C.so.
 
-    -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h). -Wno-maybe-uninitialized: g++ 12
+    -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h). -fno-math-errno and
+    -fno-trapping-math: square roots and choices are vectorised; values are the same. -Wno-maybe-uninitialized: g++ 12
     warns of its own AVX-512 header.
     """
     return CppExtension(
@@ -68,7 +69,14 @@ def cpu_extension() -> CppExtension:
         sources("csrc", ".cpp") + sources("csrc/cpu", ".cpp"),
         depends=headers(),
         py_limited_api=True,
-        extra_compile_args=[*COMMON_FLAGS, "-ffp-contract=off", "-Wno-maybe-uninitialized", "-g0"],
+        extra_compile_args=[
+            *COMMON_FLAGS,
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-Wno-maybe-uninitialized",
+            "-g0",
+        ],
         extra_link_args=["-s"],
     )
 

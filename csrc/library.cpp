@@ -53,6 +53,11 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "embedding_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets,"
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx) -> Tensor");
 
+  // row_update
+  m.def(
+      "row_update(Tensor(a!) weight, Tensor(b!)? state0, Tensor(c!)? state1, Tensor(d!)? state2, Tensor grad,"
+      " Tensor indices, int rule, float[] hyperparameters) -> ()");
+
   // device: what the machine offers, and errors that CUDA kernels recorded
   m.def("cpu_level() -> int");
   m.def("check_errors(Tensor probe) -> ()");

@@ -17,6 +17,7 @@ from reference_segment_rows import (
     unsorted_segment_reduce,
     unsorted_segment_reduce_backward,
 )
+from reference_row_update import row_update
 from torch import Tensor
 
 SUM, MEAN, SQRTN, MAX = range(4)
@@ -368,5 +369,6 @@ REFERENCES: dict[str, Callable] = {
         embedding_dense_backward,
         embedding_sparse_backward,
         embedding_weights_backward,
+        row_update,
     )
 }

@@ -15,6 +15,7 @@ from samples_embedding import (
     weights_backward_samples,
 )
 from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
+from samples_row_update import row_update_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
     gradient_segment_rows_samples,
@@ -45,6 +46,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "embedding_dense_backward": list(backward_samples("embedding_dense_backward")),
     "embedding_sparse_backward": list(backward_samples("embedding_sparse_backward")),
     "embedding_weights_backward": list(weights_backward_samples("embedding_weights_backward")),
+    "row_update": list(row_update_samples()),
 }
 
 GRADIENT_SAMPLES: dict[str, list[Sample]] = {

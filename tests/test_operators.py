@@ -48,7 +48,7 @@ def call(sample: Sample) -> tuple[Tensor, ...]:
     result = operator(sample.operator)(*sample.arguments)
     if places := written(sample.operator):
         assert result is None
-        return tuple(sample.arguments[i] for i in places)
+        return tuple(x for i in places if (x := sample.arguments[i]) is not None)
     return result if isinstance(result, tuple) else (result,)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,18 @@ def _bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
     return x.shape, x.dtype, x.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
+def _copies(arguments: Sequence[Any], written: list[int]) -> list[Any]:
+    """The arguments, with copies of the memory that is written: in the same layout, and as far as it is shared."""
+    memory = [arguments[i].untyped_storage() for i in written]
+    copied = {storage._cdata: storage.clone() for storage in memory}
+
+    def copy(x: Any) -> Any:
+        storage = copied.get(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else None
+        return x if storage is None else x.new_empty(0).set_(storage, x.storage_offset(), x.shape, x.stride())
+
+    return [copy(x) for x in arguments]
+
+
 def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None]:
     try:
         result = operator(name)(*arguments)
@@ -81,13 +93,13 @@ def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None
 def run_in_every_order(name: str, *arguments: Any) -> Any:
     """Call an emulated operator once per order, assert that all agree to the bit, and raise what it recorded."""
     schema = operator(name)._schema
-    written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
+    may_be_written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
+    written = [i for i in may_be_written if arguments[i] is not None]
     seen = []
     for order in _ORDERS:
         set_order(order)
-        # The last order writes to the caller's tensors; an output that is refused for its layout keeps it.
-        copied = [i for i in written if order != "random" and arguments[i].is_contiguous()]
-        mine = [x.clone() if i in copied else x for i, x in enumerate(arguments)]
+        # The last order writes to the caller's tensors.
+        mine = list(arguments) if order == "random" else _copies(arguments, written)
         result, error = _attempt(name, mine)
         tensors = _outputs(result) + [mine[i] for i in written]
         seen.append((type(error), str(error)) if error else [_bits(x) for x in tensors])

@@ -4,6 +4,17 @@ from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
+from .row_update import sparse_apply_adadelta_ as sparse_apply_adadelta_
+from .row_update import sparse_apply_adagrad_ as sparse_apply_adagrad_
+from .row_update import sparse_apply_adagrad_da_ as sparse_apply_adagrad_da_
+from .row_update import sparse_apply_centered_rmsprop_ as sparse_apply_centered_rmsprop_
+from .row_update import sparse_apply_ftrl_ as sparse_apply_ftrl_
+from .row_update import sparse_apply_gradient_descent_ as sparse_apply_gradient_descent_
+from .row_update import sparse_apply_keras_momentum_ as sparse_apply_keras_momentum_
+from .row_update import sparse_apply_momentum_ as sparse_apply_momentum_
+from .row_update import sparse_apply_proximal_adagrad_ as sparse_apply_proximal_adagrad_
+from .row_update import sparse_apply_proximal_gradient_descent_ as sparse_apply_proximal_gradient_descent_
+from .row_update import sparse_apply_rmsprop_ as sparse_apply_rmsprop_
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2

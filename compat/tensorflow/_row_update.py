@@ -1,0 +1,486 @@
+"""
+``tf.raw_ops.ResourceSparseApply*`` as functions: an optimizer's step on the rows that a gradient names.
+
+TensorFlow's operators write into variables; these leave their arguments as they are and return new tensors. The same in
+place: :mod:`torchsparse_rec.ops`. All share these rules:
+
+* ``grad`` ``[N, ...]`` and ``indices`` ``[N]`` (int32 or int64) are the slices of an IndexedSlices; ``var`` and its
+  slots ``[V, ...]`` have one shape and dtype: float16, bfloat16, float32 or float64.
+* Slices of one row are applied one after another, in their order. Rows that ``indices`` does not name stay as they are.
+* Hyperparameters are numbers or scalar tensors of the dtype of ``var``. (On CUDA tensors of them are read back.)
+* ``use_locking`` and ``name`` are ignored.
+* Errors are ValueError, and IndexError for an index outside ``[0, V)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import ops
+from ._arguments import as_size, as_tensor
+
+Result = TypeVar("Result", bound=tuple)
+
+
+class WithAccumulator(NamedTuple):
+    """A variable and its slot, after the step."""
+
+    var: Tensor
+    accum: Tensor
+
+
+class WithAdagradDA(NamedTuple):
+    """A variable and its slots of Adagrad with dual averaging, after the step."""
+
+    var: Tensor
+    gradient_accumulator: Tensor
+    gradient_squared_accumulator: Tensor
+
+
+class WithAdadelta(NamedTuple):
+    """A variable and its slots of Adadelta, after the step."""
+
+    var: Tensor
+    accum: Tensor
+    accum_update: Tensor
+
+
+class WithFtrl(NamedTuple):
+    """A variable and its slots of FTRL, after the step."""
+
+    var: Tensor
+    accum: Tensor
+    linear: Tensor
+
+
+class WithRMSProp(NamedTuple):
+    """A variable and its slots of RMSProp, after the step."""
+
+    var: Tensor
+    ms: Tensor
+    mom: Tensor
+
+
+class WithCenteredRMSProp(NamedTuple):
+    """A variable and its slots of centered RMSProp, after the step."""
+
+    var: Tensor
+    mg: Tensor
+    ms: Tensor
+    mom: Tensor
+
+
+def _number(argument: str, value: Any, var: Tensor) -> float:
+    """A hyperparameter, rounded to the dtype of ``var`` as TensorFlow's scalars are."""
+    if isinstance(value, Tensor) and (value.dim() != 0 or value.dtype != var.dtype):
+        raise ValueError(
+            f"{argument} must be a number or a scalar of the dtype of var, {var.dtype}, got {value.dtype} of shape"
+            f" {list(value.shape)}"
+        )
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{argument} must be a number, got {value!r}") from error
+    half = var.dtype in (torch.float16, torch.bfloat16)
+    return torch.tensor(number, dtype=var.dtype).item() if half else number
+
+
+def _as_var(argument: str, value: Any, var: Tensor) -> Tensor:
+    """A tensor beside ``var``: what has no dtype of its own takes that of ``var``."""
+    tensor = as_tensor(argument, value, device=var.device).detach()
+    return tensor if isinstance(value, (Tensor, np.ndarray)) else tensor.to(var.dtype)
+
+
+def _step(
+    update: Callable[..., Tensor],
+    result: Callable[..., Result],
+    var: Any,
+    slots: dict[str, Any],
+    grad: Any,
+    indices: Any,
+    numbers: dict[str, tuple[str, Any]],
+    **choices: Any,
+) -> Result:
+    """``update`` on copies. ``numbers``: TensorFlow's name and value of each hyperparameter, by our name."""
+    table = as_tensor("var", var).detach().clone(memory_format=torch.contiguous_format)
+    states = [_as_var(name, slot, table).clone(memory_format=torch.contiguous_format) for name, slot in slots.items()]
+    rows = as_tensor("indices", indices, empty=torch.int32, device=table.device)
+    hyperparameters = {ours: _number(name, value, table) for ours, (name, value) in numbers.items()}
+    update(table, *states, _as_var("grad", grad, table), rows, **hyperparameters, **choices)
+    return result(table, *states)
+
+
+def sparse_apply_adagrad(
+    var: Any,
+    accum: Any,
+    lr: Any,
+    grad: Any,
+    indices: Any,
+    use_locking: bool = False,
+    update_slots: bool = True,
+    name: str | None = None,
+) -> WithAccumulator:
+    """
+    Adagrad: ``accum += grad * grad``, ``var -= lr * grad / sqrt(accum)``.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyAdagrad``.
+
+    Example:
+        >>> sparse_apply_adagrad([1.0, 1.0], [0.0, 0.0], 0.5, [2.0], [1])
+        WithAccumulator(var=tensor([1.0000, 0.5000]), accum=tensor([0., 4.]))
+    """
+    numbers = {"lr": ("lr", lr)}
+    return _step(
+        ops.sparse_apply_adagrad_,
+        WithAccumulator,
+        var,
+        {"accum": accum},
+        grad,
+        indices,
+        numbers,
+        update_accumulator=update_slots,
+    )
+
+
+def sparse_apply_adagrad_v2(
+    var: Any,
+    accum: Any,
+    lr: Any,
+    epsilon: Any,
+    grad: Any,
+    indices: Any,
+    use_locking: bool = False,
+    update_slots: bool = True,
+    name: str | None = None,
+) -> WithAccumulator:
+    """
+    Adagrad with ``epsilon`` outside the root: ``var -= lr * grad / (sqrt(accum) + epsilon)``.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyAdagradV2``.
+
+    Example:
+        >>> sparse_apply_adagrad_v2([1.0, 1.0], [0.0, 0.0], 0.5, 2.0, [2.0], [1])
+        WithAccumulator(var=tensor([1.0000, 0.7500]), accum=tensor([0., 4.]))
+    """
+    numbers = {"lr": ("lr", lr), "eps": ("epsilon", epsilon)}
+    return _step(
+        ops.sparse_apply_adagrad_,
+        WithAccumulator,
+        var,
+        {"accum": accum},
+        grad,
+        indices,
+        numbers,
+        update_accumulator=update_slots,
+    )
+
+
+def sparse_apply_adagrad_da(
+    var: Any,
+    gradient_accumulator: Any,
+    gradient_squared_accumulator: Any,
+    grad: Any,
+    indices: Any,
+    lr: Any,
+    l1: Any,
+    l2: Any,
+    global_step: Any,
+    use_locking: bool = False,
+    name: str | None = None,
+) -> WithAdagradDA:
+    """
+    Adagrad with dual averaging: ``var`` follows from the sums of gradients and of their squares.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyAdagradDA``.
+
+    Example:
+        >>> sparse_apply_adagrad_da([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [2.0], [1], 0.5, 0.0, 0.0, 1).var
+        tensor([ 1.0000, -0.5000])
+    """
+    numbers = {"lr": ("lr", lr), "l1": ("l1", l1), "l2": ("l2", l2)}
+    slots = {
+        "gradient_accumulator": gradient_accumulator,
+        "gradient_squared_accumulator": gradient_squared_accumulator,
+    }
+    step = as_size("global_step", global_step)
+    return _step(ops.sparse_apply_adagrad_da_, WithAdagradDA, var, slots, grad, indices, numbers, step=step)
+
+
+def sparse_apply_adadelta(
+    var: Any,
+    accum: Any,
+    accum_update: Any,
+    lr: Any,
+    rho: Any,
+    epsilon: Any,
+    grad: Any,
+    indices: Any,
+    use_locking: bool = False,
+    name: str | None = None,
+) -> WithAdadelta:
+    """
+    Adadelta; the formulas are those of :func:`torchsparse_rec.ops.sparse_apply_adadelta_`.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyAdadelta``.
+
+    Example:
+        >>> sparse_apply_adadelta([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], 1.0, 0.0, 0.0, [2.0], [1]).var
+        tensor([1., 1.])
+    """
+    numbers = {"lr": ("lr", lr), "rho": ("rho", rho), "eps": ("epsilon", epsilon)}
+    return _step(
+        ops.sparse_apply_adadelta_,
+        WithAdadelta,
+        var,
+        {"accum": accum, "accum_update": accum_update},
+        grad,
+        indices,
+        numbers,
+    )
+
+
+def sparse_apply_ftrl(
+    var: Any,
+    accum: Any,
+    linear: Any,
+    grad: Any,
+    indices: Any,
+    lr: Any,
+    l1: Any,
+    l2: Any,
+    lr_power: Any,
+    use_locking: bool = False,
+    multiply_linear_by_lr: bool = False,
+    name: str | None = None,
+) -> WithFtrl:
+    """
+    FTRL-proximal; the formulas are those of :func:`torchsparse_rec.ops.sparse_apply_ftrl_`.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyFtrl``.
+
+    Example:
+        >>> sparse_apply_ftrl([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0], [1], 0.5, 1.0, 0.0, -0.5).var
+        tensor([ 0.0000, -0.2500])
+    """
+    return sparse_apply_ftrl_v2(
+        var, accum, linear, grad, indices, lr, l1, l2, 0.0, lr_power, multiply_linear_by_lr=multiply_linear_by_lr
+    )
+
+
+def sparse_apply_ftrl_v2(
+    var: Any,
+    accum: Any,
+    linear: Any,
+    grad: Any,
+    indices: Any,
+    lr: Any,
+    l1: Any,
+    l2: Any,
+    l2_shrinkage: Any,
+    lr_power: Any,
+    use_locking: bool = False,
+    multiply_linear_by_lr: bool = False,
+    name: str | None = None,
+) -> WithFtrl:
+    """
+    FTRL-proximal with ``l2_shrinkage``, which goes into the linear term alone.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyFtrlV2``.
+
+    Example:
+        >>> sparse_apply_ftrl_v2([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0], [1], 0.5, 1.0, 0.0, 0.0, -0.5).var
+        tensor([ 0.0000, -0.2500])
+    """
+    numbers = {
+        "lr": ("lr", lr),
+        "l1": ("l1", l1),
+        "l2": ("l2", l2),
+        "l2_shrinkage": ("l2_shrinkage", l2_shrinkage),
+        "lr_power": ("lr_power", lr_power),
+    }
+    slots = {"accum": accum, "linear": linear}
+    return _step(
+        ops.sparse_apply_ftrl_,
+        WithFtrl,
+        var,
+        slots,
+        grad,
+        indices,
+        numbers,
+        multiply_linear_by_lr=multiply_linear_by_lr,
+    )
+
+
+def sparse_apply_proximal_adagrad(
+    var: Any,
+    accum: Any,
+    lr: Any,
+    l1: Any,
+    l2: Any,
+    grad: Any,
+    indices: Any,
+    use_locking: bool = False,
+    name: str | None = None,
+) -> WithAccumulator:
+    """
+    Proximal Adagrad: a step of size ``lr / sqrt(accum)``, then towards zero.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyProximalAdagrad``.
+
+    Example:
+        >>> sparse_apply_proximal_adagrad([1.0, 1.0], [0.0, 0.0], 0.5, 1.0, 0.0, [2.0], [1])
+        WithAccumulator(var=tensor([1.0000, 0.2500]), accum=tensor([0., 4.]))
+    """
+    numbers = {"lr": ("lr", lr), "l1": ("l1", l1), "l2": ("l2", l2)}
+    return _step(ops.sparse_apply_proximal_adagrad_, WithAccumulator, var, {"accum": accum}, grad, indices, numbers)
+
+
+def sparse_apply_proximal_gradient_descent(
+    var: Any, alpha: Any, l1: Any, l2: Any, grad: Any, indices: Any, use_locking: bool = False, name: str | None = None
+) -> Tensor:
+    """
+    Proximal gradient descent: a step of size ``alpha``, then towards zero. Returns the new ``var``.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyProximalGradientDescent``.
+
+    Example:
+        >>> sparse_apply_proximal_gradient_descent([1.0, 1.0], 0.5, 0.5, 0.0, [1.0], [1])
+        tensor([1.0000, 0.2500])
+    """
+    numbers = {"lr": ("alpha", alpha), "l1": ("l1", l1), "l2": ("l2", l2)}
+    update = ops.sparse_apply_proximal_gradient_descent_
+    (result,) = _step(update, lambda *tables: tables, var, {}, grad, indices, numbers)
+    return result
+
+
+def sparse_apply_rms_prop(
+    var: Any,
+    ms: Any,
+    mom: Any,
+    lr: Any,
+    rho: Any,
+    momentum: Any,
+    epsilon: Any,
+    grad: Any,
+    indices: Any,
+    use_locking: bool = False,
+    name: str | None = None,
+) -> WithRMSProp:
+    """
+    RMSProp, with ``epsilon`` inside the root.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyRMSProp``.
+
+    Example:
+        >>> sparse_apply_rms_prop([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], 0.25, 0.75, 0.0, 0.0, [4.0], [1]).var
+        tensor([1.0000, 0.5000])
+    """
+    numbers = {"lr": ("lr", lr), "rho": ("rho", rho), "momentum": ("momentum", momentum), "eps": ("epsilon", epsilon)}
+    return _step(ops.sparse_apply_rmsprop_, WithRMSProp, var, {"ms": ms, "mom": mom}, grad, indices, numbers)
+
+
+def sparse_apply_centered_rms_prop(
+    var: Any,
+    mg: Any,
+    ms: Any,
+    mom: Any,
+    lr: Any,
+    rho: Any,
+    momentum: Any,
+    epsilon: Any,
+    grad: Any,
+    indices: Any,
+    use_locking: bool = False,
+    name: str | None = None,
+) -> WithCenteredRMSProp:
+    """
+    RMSProp with the estimated variance for the average square.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyCenteredRMSProp``.
+
+    Example:
+        >>> zeros = [0.0, 0.0]
+        >>> sparse_apply_centered_rms_prop([1.0, 1.0], zeros, zeros, zeros, 0.25, 0.5, 0.0, 0.0, [2.0], [1]).var
+        tensor([1.0000, 0.5000])
+    """
+    numbers = {"lr": ("lr", lr), "rho": ("rho", rho), "momentum": ("momentum", momentum), "eps": ("epsilon", epsilon)}
+    return _step(
+        ops.sparse_apply_centered_rmsprop_,
+        WithCenteredRMSProp,
+        var,
+        {"mg": mg, "ms": ms, "mom": mom},
+        grad,
+        indices,
+        numbers,
+    )
+
+
+def sparse_apply_momentum(
+    var: Any,
+    accum: Any,
+    lr: Any,
+    grad: Any,
+    indices: Any,
+    momentum: Any,
+    use_locking: bool = False,
+    use_nesterov: bool = False,
+    name: str | None = None,
+) -> WithAccumulator:
+    """
+    Momentum: ``accum = momentum * accum + grad``, ``var -= lr * accum``.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyMomentum``.
+
+    Example:
+        >>> sparse_apply_momentum([1.0, 1.0], [0.0, 0.0], 0.125, [1.0], [1], 0.5)
+        WithAccumulator(var=tensor([1.0000, 0.8750]), accum=tensor([0., 1.]))
+    """
+    numbers = {"lr": ("lr", lr), "momentum": ("momentum", momentum)}
+    return _step(
+        ops.sparse_apply_momentum_,
+        WithAccumulator,
+        var,
+        {"accum": accum},
+        grad,
+        indices,
+        numbers,
+        nesterov=use_nesterov,
+    )
+
+
+def sparse_apply_keras_momentum(
+    var: Any,
+    accum: Any,
+    lr: Any,
+    grad: Any,
+    indices: Any,
+    momentum: Any,
+    use_locking: bool = False,
+    use_nesterov: bool = False,
+    name: str | None = None,
+) -> WithAccumulator:
+    """
+    Momentum as Keras has it: ``accum = momentum * accum - lr * grad``, ``var += accum``.
+
+    Source: ``tf.raw_ops.ResourceSparseApplyKerasMomentum``.
+
+    Example:
+        >>> sparse_apply_keras_momentum([1.0, 1.0], [0.0, 0.0], 0.125, [1.0], [1], 0.5)
+        WithAccumulator(var=tensor([1.0000, 0.8750]), accum=tensor([ 0.0000, -0.1250]))
+    """
+    numbers = {"lr": ("lr", lr), "momentum": ("momentum", momentum)}
+    return _step(
+        ops.sparse_apply_keras_momentum_,
+        WithAccumulator,
+        var,
+        {"accum": accum},
+        grad,
+        indices,
+        numbers,
+        nesterov=use_nesterov,
+    )
