@@ -2,8 +2,15 @@
 
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
+from .hash import cross_hashed as cross_hashed
+from .hash import fingerprint64 as fingerprint64
+from .hash import string_fingerprint64 as string_fingerprint64
+from .hash import string_to_hash_bucket as string_to_hash_bucket
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
+from .hash import string_to_hash_bucket_strong as string_to_hash_bucket_strong
+from .hash import to_hash_bucket as to_hash_bucket
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
+from .hash import to_hash_bucket_strong as to_hash_bucket_strong
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2
