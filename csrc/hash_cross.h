@@ -43,7 +43,9 @@ struct CrossColumn {
 
 // a * b for numbers >= 0, or `most` where it is more than that.
 TSR_HOST_DEVICE inline int64_t product_up_to(int64_t a, int64_t b, int64_t most) {
-  return a != 0 && b > most / a ? most : a * b;
+  constexpr int64_t half = int64_t{1} << 31;
+  if (a < half && b < half) return a * b < most ? a * b : most;
+  return a != 0 && b > most / a ? most : a * b;  // rare: a division is slow
 }
 
 // The sum of so many over all rows fits.

@@ -1,8 +1,13 @@
 // CPU door of cross_hashed: counts the crosses of every row, then writes them where those of the rows before it end.
 #include "../hash_cross.h"
+#include "hash_moves.h"
+#include "level.h"
 
 namespace tsr {
 namespace {
+
+#define TSR_ISA_BODY "hash_cross_loops.h"
+#include "isa_foreach.h"
 
 // Rows that are counted and written at a time.
 constexpr int64_t kCrossBlock = 1024;
@@ -51,6 +56,13 @@ int64_t* write_crosses(const CrossColumn* column, const CrossColumn* last, int64
   return out;
 }
 
+// Whether each of the rows [begin, end) has one cross: then every column has one value in each.
+bool all_have_one(const int64_t* starts, int64_t begin, int64_t end) {
+  bool others = false;
+  for (int64_t row = begin; row < end; ++row) others |= starts[row + 1] - starts[row] != 1;
+  return !others;
+}
+
 // counts[row] becomes the place of the row's first cross; the number of all.
 int64_t counts_to_offsets(int64_t* counts, int64_t rows) {
   int64_t total = 0;
@@ -89,13 +101,18 @@ std::tuple<Tensor, Tensor> cross_hashed_cpu(const std::vector<Tensor>& values, c
   const BucketRemainder bucket = cross_buckets(num_buckets);
   const CrossColumn* const first = columns.data();
   const CrossColumn* const last = first + (columns.size() - 1);
+  using Loop = void (*)(const std::vector<CrossColumn>&, uint64_t, const BucketRemainder&, int64_t, int64_t, int64_t*);
+  const Loop cross_rows = pick_level<Loop>(&baseline::cross_rows, &avx2::cross_rows, &avx512::cross_rows);
+  const uint64_t key = static_cast<uint64_t>(hash_key);
   // Rows of few or no crosses next to rows of many: threads take what is left.
   const int64_t blocks = (rows + kCrossBlock - 1) / kCrossBlock;
   parallel_dynamic(blocks, workers_for(starts[rows] + rows), [&](int64_t, int64_t block) {
-    const int64_t end = std::min((block + 1) * kCrossBlock, rows);
-    for (int64_t row = block * kCrossBlock; row < end; ++row) {
-      if (starts[row] == starts[row + 1]) continue;
-      write_crosses(first, last, row, static_cast<uint64_t>(hash_key), bucket, crosses + starts[row]);
+    const int64_t begin = block * kCrossBlock, end = std::min(begin + kCrossBlock, rows);
+    if (all_have_one(starts, begin, end)) {
+      return cross_rows(columns, key, bucket, begin, end - begin, crosses + starts[begin]);
+    }
+    for (int64_t row = begin; row < end; ++row) {
+      if (starts[row] != starts[row + 1]) write_crosses(first, last, row, key, bucket, crosses + starts[row]);
     }
   });
   return {out, bounds};
