@@ -1,6 +1,7 @@
 // hash: hashes of integers' decimal text and of byte strings, as they are or reduced to buckets.
 //
-// fingerprint64(x [...]) -> int64 [...]: the 64 bits of FarmHash Fingerprint64, as int64 (so half of them are negative),
+// fingerprint64(x [...]) -> int64 [...]: the 64 bits of FarmHash Fingerprint64, as int64 (so half of them are
+// negative),
 //   of the decimal text of x[i]: what tf.strings.as_string gives ('-' for negatives, no padding); the dtype does not
 //   matter.
 // to_hash_bucket_fast(x, num_buckets) -> int64 [...]: the same hash modulo num_buckets.

@@ -1,6 +1,7 @@
 // hash: crosses of columns, every combination of one value of each column, as one number.
 //
-// cross_hashed(values [C], offsets [C], num_buckets, hash_key) -> (values int64 [N], offsets int64 [B + 1]): row b holds
+// cross_hashed(values [C], offsets [C], num_buckets, hash_key) -> (values int64 [N], offsets int64 [B + 1]): row b
+// holds
 //   the crosses of the rows b of all columns: every combination of one value of each, the last column's changing
 //   fastest; a row is empty if any column's is. Column c is either jagged, with values[c] int64 [M_c] and offsets[c]
 //   int64 [B + 1], or a matrix values[c] int64 [B, k_c] whose rows have k_c values, with an empty offsets[c].
@@ -8,7 +9,8 @@
 //   unsigned numbers; num_buckets 0 stands for 2^63 - 1. Strings are crossed as their fingerprint64.
 //   cat(a, b) = mix(mix((a ^ K ^ mix(b K) K) K) K), with mix(v) = v ^ v >> 47 and K = 0xc6a4a7935bd1e995.
 // * Duplicates count, each in its place.
-// * Errors: ValueError for no or more than 120 columns, wrong dtypes or ranks, different numbers of rows, num_buckets < 0, offsets that
+// * Errors: ValueError for no or more than 120 columns, wrong dtypes or ranks, different numbers of rows, num_buckets <
+// 0, offsets that
 //   decrease or leave [0, M_c], and a row of more than 2^62 / B crosses. On CUDA the last two are found by kernels, and
 //   the row is left empty.
 // * Not differentiable. Deterministic.
@@ -51,6 +53,13 @@ TSR_HOST_DEVICE inline int64_t product_up_to(int64_t a, int64_t b, int64_t most)
 // The sum of so many over all rows fits.
 inline int64_t most_crosses(int64_t rows) { return (int64_t{1} << 62) / std::max<int64_t>(rows, 1); }
 
+// What offsets[c] must do, in errors.
+constexpr const char* kColumnOffsetsRule = " must not decrease or leave [0, the number of values]";
+
+inline std::string too_many_crosses(int64_t most, int64_t row) {
+  return message("cross_hashed: values must have at most ", most, " crosses in a row, got more in row ", row);
+}
+
 // A kernel takes all columns as one argument, of which it can have 4 kB.
 constexpr size_t kMostColumns = 120;
 
@@ -60,8 +69,8 @@ inline int64_t check_cross_hashed(const std::vector<Tensor>& values, const std::
   const char* op = "cross_hashed";
   TSR_CHECK_VALUE(!values.empty() && values.size() <= kMostColumns, op, ": values must hold 1 to ", kMostColumns,
                   " columns, got ", values.size());
-  TSR_CHECK_VALUE(values.size() == offsets.size(), op, ": offsets must hold one tensor for each of the ",
-                  values.size(), " columns, got ", offsets.size());
+  TSR_CHECK_VALUE(values.size() == offsets.size(), op, ": offsets must hold one tensor for each of the ", values.size(),
+                  " columns, got ", offsets.size());
   TSR_CHECK_VALUE(num_buckets >= 0, op, ": num_buckets must be >= 0, got ", num_buckets);
   int64_t rows = 0;
   for (size_t c = 0; c < values.size(); ++c) {

@@ -1,5 +1,6 @@
 // CPU door of cross_hashed: counts the crosses of every row, then writes them where those of the rows before it end.
 #include "../hash_cross.h"
+
 #include "hash_moves.h"
 #include "level.h"
 
@@ -33,12 +34,11 @@ int64_t count_crosses(const std::vector<CrossColumn>& columns, int64_t begin, in
     const CrossColumn& column = columns[c];
     if (column.is_valid(row)) continue;
     const bool first = column.begin(row) < 0;
-    throw std::invalid_argument(message(op, ": offsets[", c, "] must not decrease and lie in [0, ", column.size,
-                                        "], the number of values, got ", first ? column.begin(row) : column.end(row),
-                                        " at position ", first ? row : row + 1));
+    throw std::invalid_argument(message(op, ": offsets[", c, "]", kColumnOffsetsRule, ", got ",
+                                        first ? column.begin(row) : column.end(row), " at position ",
+                                        first ? row : row + 1));
   }
-  throw std::invalid_argument(message(op, ": values must have at most ", most, " crosses in a row, got more in row ",
-                                      row));
+  throw std::invalid_argument(too_many_crosses(most, row));
 }
 
 // The crosses of one row by the columns from `column` on, where those before it gave `hash`; the place behind them.

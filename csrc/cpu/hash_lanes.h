@@ -36,7 +36,8 @@ static inline unsigned lanes_below(Lanes a, Lanes b) { return _mm512_cmplt_epu64
 
 // The 8 bytes at base + at, in the lanes whose `where` is all ones; elsewhere those of `others`, and nothing is read.
 static inline Lanes gather(Lanes others, Lanes where, const uint8_t* base, Lanes at) {
-  return (Lanes)_mm512_mask_i64gather_epi64((__m512i)others, _mm512_movepi64_mask((__m512i)where), (__m512i)at, base, 1);
+  return (Lanes)_mm512_mask_i64gather_epi64((__m512i)others, _mm512_movepi64_mask((__m512i)where), (__m512i)at, base,
+                                            1);
 }
 
 // The lanes named by the bits of `which`, moved to the front.

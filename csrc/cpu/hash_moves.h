@@ -1,5 +1,5 @@
-// What hash_lanes.h needs and may not include, since it is compiled for several instruction sets: the intrinsics and, for
-// AVX2, tables.
+// What hash_lanes.h needs and may not include, since it is compiled for several instruction sets: the intrinsics and,
+// for AVX2, tables.
 #pragma once
 #include <cstdint>
 #if defined(__x86_64__)

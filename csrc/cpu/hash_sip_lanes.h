@@ -59,7 +59,7 @@ static inline void sort_by_words(const ByteStrings& strings, int64_t begin, int6
 // The hashes of a list, with `whole` words in every string, replace the first words.
 template <class ResultLanes>
 static inline void sip_hash_list(const SipLanes& start, const ResultLanes& result_of, int64_t whole, SipLists& lists) {
-  uint64_t(*const words)[kSipBlock + kSipVectors * kLanes] = lists.words[whole];
+  uint64_t (*const words)[kSipBlock + kSipVectors * kLanes] = lists.words[whole];
   for (int64_t i = 0; i < lists.counts[whole]; i += kSipVectors * kLanes) {
     SipLanes a = start, b = start;
     for (int64_t word = 0; word <= whole; ++word) {

@@ -1,5 +1,5 @@
-// The hash family's loop over byte strings, a body of isa_foreach.h: hash_strings(hash, result, strings, begin, end, out)
-// writes result(hash) of the strings [begin, end), whose offsets are valid.
+// The hash family's loop over byte strings, a body of isa_foreach.h: hash_strings(hash, result, strings, begin, end,
+// out) writes result(hash) of the strings [begin, end), whose offsets are valid.
 
 template <class Hash, class Result>
 static void hash_one_by_one(const Hash& hash, const Result& result, const ByteStrings& strings, int64_t begin,
