@@ -34,8 +34,17 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("unique_with_counts(Tensor x) -> (Tensor values, Tensor inverse, Tensor counts)");
 
   // hash
+  m.def("fingerprint64(Tensor x) -> Tensor");
+  m.def("string_fingerprint64(Tensor bytes, Tensor offsets) -> Tensor");
   m.def("to_hash_bucket_fast(Tensor x, int num_buckets) -> Tensor");
   m.def("string_to_hash_bucket_fast(Tensor bytes, Tensor offsets, int num_buckets) -> Tensor");
+  m.def("to_hash_bucket_strong(Tensor x, int num_buckets, int key0, int key1) -> Tensor");
+  m.def("string_to_hash_bucket_strong(Tensor bytes, Tensor offsets, int num_buckets, int key0, int key1) -> Tensor");
+  m.def("to_hash_bucket(Tensor x, int num_buckets) -> Tensor");
+  m.def("string_to_hash_bucket(Tensor bytes, Tensor offsets, int num_buckets) -> Tensor");
+  m.def(
+      "cross_hashed(Tensor[] values, Tensor[] offsets, int num_buckets, int hash_key)"
+      " -> (Tensor values, Tensor offsets)");
 
   // embedding
   m.def("embedding(Tensor weight, Tensor indices, SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");

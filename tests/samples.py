@@ -16,6 +16,8 @@ from samples_embedding import (
 )
 from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
 from samples_row_update import row_update_samples
+from samples_hash import cross_samples, integer_hash_samples, string_hash_samples
+from samples_integers import unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
     gradient_segment_rows_samples,
@@ -39,8 +41,15 @@ SAMPLES: dict[str, list[Sample]] = {
     ),
     "unique": list(unique_samples("unique")),
     "unique_with_counts": list(unique_samples("unique_with_counts")),
+    "fingerprint64": list(integer_hash_samples("fingerprint64")),
+    "string_fingerprint64": list(string_hash_samples("string_fingerprint64")),
     "to_hash_bucket_fast": list(integer_hash_samples("to_hash_bucket_fast")),
     "string_to_hash_bucket_fast": list(string_hash_samples("string_to_hash_bucket_fast")),
+    "to_hash_bucket_strong": list(integer_hash_samples("to_hash_bucket_strong")),
+    "string_to_hash_bucket_strong": list(string_hash_samples("string_to_hash_bucket_strong")),
+    "to_hash_bucket": list(integer_hash_samples("to_hash_bucket")),
+    "string_to_hash_bucket": list(string_hash_samples("string_to_hash_bucket")),
+    "cross_hashed": list(cross_samples("cross_hashed")),
     "embedding": list(embedding_samples("embedding")),
     "embedding_bag": list(bag_samples("embedding_bag")),
     "embedding_dense_backward": list(backward_samples("embedding_dense_backward")),

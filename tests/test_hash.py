@@ -331,13 +331,14 @@ def test_errors_of_arrow(pa):
 def test_arrow_bytes_are_not_copied(pa, monkeypatch):
     array = pa.array(WORDS)
     addresses = []
-    hashed = ops.hash.string_to_hash_bucket_fast
+    hashed = ops.hash.string_fingerprint64
+    expected = ops.fingerprint64(WORDS)
     monkeypatch.setattr(
         ops.hash,
-        "string_to_hash_bucket_fast",
+        "string_fingerprint64",
         lambda text, *rest: addresses.append(text.data_ptr()) or hashed(text, *rest),
     )
-    assert torch.equal(ops.to_hash_bucket_fast(array, MOST), expected_words())
+    assert torch.equal(ops.fingerprint64(array), expected)
     assert array.buffers()[2].address in addresses
 
 

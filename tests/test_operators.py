@@ -280,6 +280,16 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
         lambda text, offsets: torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default(text, offsets, 1000),
         lambda size: (torch.arange(7 * size, dtype=torch.uint8), torch.arange(0, 7 * size, 3)),
     ),
+    "to_hash_bucket_strong": (lambda x: ops.to_hash_bucket_strong(x, 9, (1, 2)), lambda size: (_segments(size)[1],)),
+    "fingerprint64": (ops.fingerprint64, lambda size: (_segments(size)[1],)),
+    "cross_hashed": (
+        lambda x, values, offsets: ops.cross_hashed([x, (values, offsets)], 1000),
+        lambda size: (torch.arange(3 * size), *_bags(size)[1:3]),
+    ),
+    "cross_hashed_matrices": (
+        lambda x, y: ops.cross_hashed([x, y], 1000),
+        lambda size: (torch.arange(3 * size), torch.arange(6 * size).reshape(3 * size, 2)),
+    ),
     "embedding": (lambda weight, ids: ops.embedding(weight, ids, padding_idx=1), lambda size: _segments(size)[:2]),
     "embedding_bag_mean": (
         lambda weight, ids, offsets, w: ops.embedding_bag(weight, ids, offsets, per_sample_weights=w, mode="mean"),

@@ -34,6 +34,12 @@ static inline Lanes minimum(Lanes a, Lanes b) { return (Lanes)_mm512_min_epu64((
 // One bit per lane: whether a < b.
 static inline unsigned lanes_below(Lanes a, Lanes b) { return _mm512_cmplt_epu64_mask((__m512i)a, (__m512i)b); }
 
+// The 8 bytes at base + at, in the lanes whose `where` is all ones; elsewhere those of `others`, and nothing is read.
+static inline Lanes gather(Lanes others, Lanes where, const uint8_t* base, Lanes at) {
+  return (Lanes)_mm512_mask_i64gather_epi64((__m512i)others, _mm512_movepi64_mask((__m512i)where), (__m512i)at, base,
+                                            1);
+}
+
 // The lanes named by the bits of `which`, moved to the front.
 static inline Lanes compress(unsigned which, Lanes v) {
   return (Lanes)_mm512_maskz_compress_epi64(static_cast<__mmask8>(which), (__m512i)v);
@@ -74,6 +80,11 @@ static inline unsigned lanes_below(Lanes a, Lanes b) {
   return static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(below(a, b))));
 }
 
+static inline Lanes gather(Lanes others, Lanes where, const uint8_t* base, Lanes at) {
+  return (Lanes)_mm256_mask_i64gather_epi64((__m256i)others, reinterpret_cast<const long long*>(base), (__m256i)at,
+                                            (__m256i)where, 1);
+}
+
 static inline __m256i row_of(const uint32_t (&table)[16][8], unsigned which) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(table[which]));
 }
@@ -93,4 +104,21 @@ static inline Lanes multiply_high(Lanes a, Lanes b) {
   const Lanes cross = multiply32(a, b1);
   const Lanes middle = (multiply32(a, b) >> 32) + (cross & splat(0xffffffff)) + multiply32(a1, b);
   return multiply32(a1, b1) + (cross >> 32) + (middle >> 32);
+}
+
+// ---- The results of csrc/hash.h -------------------------------------------------------------------------------------
+
+struct HashBitsLanes {
+  Lanes operator()(Lanes hash) const { return hash; }
+};
+struct BucketRemainderLanes {
+  Lanes divisor, reciprocal;
+  Lanes operator()(Lanes hash) const {
+    const Lanes rest = hash - multiply_high(hash, reciprocal) * divisor;
+    return minimum(rest, rest - divisor);  // rest - divisor wraps around where rest < divisor
+  }
+};
+static inline HashBitsLanes lanes_of(const HashBits&) { return {}; }
+static inline BucketRemainderLanes lanes_of(const BucketRemainder& result) {
+  return {splat(result.divisor), splat(result.reciprocal)};
 }

@@ -1,58 +1,20 @@
-// The hash family's hot loop, a body of isa_foreach.h: hash_block(x, n, is_signed, remainder, out) writes the bucket of
-// n <= kHashBlock integers, given as 64-bit numbers. x may be read, and out written, up to the next multiple of
-// kHashPadding numbers.
+// The hash family's loop over integers, a body of isa_foreach.h: hash_block(hash, result, x, n, is_signed, out) writes
+// result(hash) of n <= kHashBlock integers, given as 64-bit numbers. x may be read, and out written, up to the next
+// multiple of kHashPadding numbers.
 
-#if TSR_ISA_LEVEL == 0
-
-static void hash_block(const uint64_t* x, int64_t n, bool is_signed, const BucketRemainder& remainder, int64_t* out) {
+// Any hash, one integer after the other.
+template <class Hash, class Result>
+static void hash_block(const Hash& hash, const Result& result, const uint64_t* x, int64_t n, bool is_signed,
+                       int64_t* out) {
   for (int64_t i = 0; i < n; ++i) {
     const bool negative = is_signed && static_cast<int64_t>(x[i]) < 0;
-    out[i] = remainder(fingerprint64_of_text(decimal_words(negative ? 0 - x[i] : x[i], negative)));
+    out[i] = result(hash.of_text(decimal_words(negative ? 0 - x[i] : x[i], negative)));
   }
 }
 
-#else
+#if TSR_ISA_LEVEL > 0
 
-#include "hash_lanes.h"
-
-// ---- FarmHash: the functions of the same names in csrc/hash.h, on lanes ---------------------------------------------
-
-static inline Lanes farm_shift_mix(Lanes v) { return v ^ v >> 47; }
-
-static inline Lanes farm_mix16(Lanes u, Lanes v, Lanes multiplier) {
-  const Lanes a = farm_shift_mix((u ^ v) * multiplier);
-  const Lanes b = farm_shift_mix((v ^ a) * multiplier);
-  return b * multiplier;
-}
-
-static inline Lanes farm_multiplier(Lanes n) { return splat(kFarm2) + n + n; }
-
-static inline Lanes farm_1_to_3(Lanes first, Lanes middle, Lanes last, Lanes n) {
-  const Lanes y = first + (middle << 8);
-  const Lanes z = n + (last << 2);
-  return farm_shift_mix(y * splat(kFarm2) ^ z * splat(kFarm0)) * splat(kFarm2);
-}
-
-static inline Lanes farm_4_to_7(Lanes first, Lanes last, Lanes n) {
-  return farm_mix16(n + (first << 3), last, farm_multiplier(n));
-}
-
-static inline Lanes farm_8_to_16(Lanes first, Lanes last, Lanes n) {
-  const Lanes multiplier = farm_multiplier(n);
-  const Lanes a = first + splat(kFarm2);
-  const Lanes c = rotate_right(last, 37) * multiplier + a;
-  const Lanes d = (rotate_right(a, 25) + last) * multiplier;
-  return farm_mix16(c, d, multiplier);
-}
-
-static inline Lanes farm_17_to_32(Lanes first, Lanes second, Lanes before_last, Lanes last, Lanes n) {
-  const Lanes multiplier = farm_multiplier(n);
-  const Lanes a = first * splat(kFarm1);
-  const Lanes c = last * multiplier;
-  const Lanes d = before_last * splat(kFarm2);
-  return farm_mix16(rotate_right(a + second, 43) + rotate_right(c, 30) + d,
-                    a + rotate_right(second + splat(kFarm2), 18) + c, multiplier);
-}
+#include "hash_farm_lanes.h"
 
 // ---- Decimal digits -------------------------------------------------------------------------------------------------
 
@@ -208,10 +170,11 @@ static inline void hash_lists(Partition& p, Lanes sign_bit) {
     store(p.shorts + i, hash_short(split_sign(load(p.shorts + i), sign_bit)));
 }
 
-// Puts the hashes back in the integers' order and reduces them to buckets: BucketRemainder on lanes.
-static inline void write_buckets(const Partition& p, int64_t n, const BucketRemainder& remainder, uint64_t* out) {
+// Puts the hashes back in the integers' order.
+template <class Result>
+static inline void write_results(const Partition& p, int64_t n, const Result& result, uint64_t* out) {
   constexpr unsigned all = (1u << kLanes) - 1;
-  const Lanes divisor = splat(remainder.divisor), reciprocal = splat(remainder.reciprocal);
+  const auto result_of = lanes_of(result);
   const uint64_t *next_long = p.longs, *next_middle = p.middles, *next_short = p.shorts;
   for (int64_t i = 0; i < n; i += kLanes) {
     const unsigned longs = p.long_lanes[i / kLanes], shorts = p.short_lanes[i / kLanes];
@@ -222,17 +185,19 @@ static inline void write_buckets(const Partition& p, int64_t n, const BucketRema
     next_long += __builtin_popcount(longs);
     next_middle += __builtin_popcount(middles);
     next_short += __builtin_popcount(shorts);
-    const Lanes rest = hash - multiply_high(hash, reciprocal) * divisor;
-    store(out + i, minimum(rest, rest - divisor));  // rest - divisor wraps around where rest < divisor
+    store(out + i, result_of(hash));
   }
 }
 
-static void hash_block(const uint64_t* x, int64_t n, bool is_signed, const BucketRemainder& remainder, int64_t* out) {
+// FarmHash: sorted by the length of their text, so that all lanes do the same.
+template <class Result>
+static void hash_block(const FarmHash&, const Result& result, const uint64_t* x, int64_t n, bool is_signed,
+                       int64_t* out) {
   const Lanes sign_bit = splat(is_signed ? uint64_t{1} << 63 : 0);
   Partition p;
   partition_by_length(x, n, sign_bit, p);
   hash_lists(p, sign_bit);
-  write_buckets(p, n, remainder, reinterpret_cast<uint64_t*>(out));
+  write_results(p, n, result, reinterpret_cast<uint64_t*>(out));
 }
 
 #endif

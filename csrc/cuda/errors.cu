@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "../cuda.h"
+#include "../hash_cross.h"
 #include "errors.h"
 
 namespace tsr {
@@ -67,6 +68,8 @@ const char* argument_name(Argument argument) {
       return "segment_ids";
     case Argument::kOffsets:
       return "offsets";
+    case Argument::kValues:
+      return "values";
     default:
       return "per_sample_weights";
   }
@@ -104,6 +107,10 @@ const char* argument_name(Argument argument) {
       throw std::invalid_argument(message(argument, " must be at most ", e.bound, ", the number of bytes", got));
     case Fault::kOutsideBytes:
       throw std::invalid_argument(message(argument, " must be in [0, ", e.bound, "], the number of bytes", got));
+    case Fault::kColumnOffsets:
+      throw std::invalid_argument(message(argument, "[", e.bound, "]", kColumnOffsetsRule, got));
+    case Fault::kTooManyCrosses:
+      throw std::invalid_argument(too_many_crosses(e.bound, static_cast<int64_t>(position)));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

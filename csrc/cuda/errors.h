@@ -16,22 +16,24 @@
 namespace tsr {
 
 // In the order in which the CPU checks them.
-enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights };
+enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights, kValues };
 
 // What is wrong with a value; the numbers that go with it are in brackets.
 enum class Fault : int32_t {
-  kOutOfRange,     // an id outside [0, bound)
-  kNegative,       // a segment id below 0
-  kUnsorted,       // a segment id below its predecessor, bound
-  kTooLarge,       // a segment id >= num_segments, bound
-  kNotFirst,       // the first offset of bags is not 0
-  kDecreasing,     // an offset of bags below its predecessor, bound
-  kNotLast,        // the last offset of bags is not bound
-  kNotANumber,     // a NaN weight
-  kBeforeBytes,    // the first offset of strings is below 0
-  kUnsortedBytes,  // an offset of strings below its predecessor, bound
-  kBeyondBytes,    // an offset of strings above the number of bytes, bound
-  kOutsideBytes,   // the only offset, of no strings, outside [0, bound]
+  kOutOfRange,      // an id outside [0, bound)
+  kNegative,        // a segment id below 0
+  kUnsorted,        // a segment id below its predecessor, bound
+  kTooLarge,        // a segment id >= num_segments, bound
+  kNotFirst,        // the first offset of bags is not 0
+  kDecreasing,      // an offset of bags below its predecessor, bound
+  kNotLast,         // the last offset of bags is not bound
+  kNotANumber,      // a NaN weight
+  kBeforeBytes,     // the first offset of strings is below 0
+  kUnsortedBytes,   // an offset of strings below its predecessor, bound
+  kBeyondBytes,     // an offset of strings above the number of bytes, bound
+  kColumnOffsets,   // an offset of column number bound below its predecessor, or outside the column's values
+  kTooManyCrosses,  // a row of more than bound crosses
+  kOutsideBytes,    // the only offset, of no strings, outside [0, bound]
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};

@@ -1,10 +1,12 @@
+// CUDA doors of the hash family's operators on integers.
 #include "../cuda.h"
 #include "../hash.h"
+#include "hash_words.cuh"
 
 namespace tsr {
 namespace {
 
-// ---- Integers -------------------------------------------------------------------------------------------------------
+// ---- FarmHash of integers -------------------------------------------------------------------------------------------
 // What decimal_words() and fingerprint64_of_text() of hash.h do, in 32-bit words: each step on a 64-bit one would take
 // the device two instructions.
 
@@ -14,13 +16,6 @@ __device__ inline uint32_t four_digits(uint32_t v) {
   const uint32_t twos = (v << 16) - hundreds * ((100 << 16) - 1);  // hundreds | (v - hundreds * 100) << 16
   const uint32_t tens = (twos * 103 >> 10) & 0x000f000f;
   return (twos << 8) - tens * ((10 << 8) - 1) + static_cast<uint32_t>(kEightZeros);  // tens | (twos - tens * 10) << 8
-}
-
-__device__ inline uint64_t pair(uint32_t low, uint32_t high) { return static_cast<uint64_t>(high) << 32 | low; }
-
-// The word that begins `bits` after the start of low; at most 32.
-__device__ inline uint32_t word_at(uint32_t low, uint32_t high, uint32_t bits) {
-  return static_cast<uint32_t>(pair(low, high) >> bits);
 }
 
 __device__ inline uint64_t sign_at(bool negative, uint32_t bits) { return negative ? kZeroToMinus << bits : 0; }
@@ -100,7 +95,7 @@ __device__ inline uint64_t hash_wide(uint64_t magnitude, bool negative) {
 }
 
 template <class T>
-__device__ inline uint64_t hash_of_text(T x) {
+__device__ inline uint64_t hash_of_integer(const FarmHash&, T x) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   bool negative = false;
   if constexpr (std::is_signed_v<T>) negative = x < 0;
@@ -111,97 +106,61 @@ __device__ inline uint64_t hash_of_text(T x) {
   return hash_narrow(static_cast<uint32_t>(magnitude), negative);
 }
 
-// One thread per integer; its decimal text never leaves the registers.
-template <class T>
-__global__ void to_hash_bucket_kernel(const T* x, int64_t n, BucketRemainder bucket, int64_t* out) {
-  for (int64_t i = thread_index(); i < n; i += thread_count()) out[i] = bucket(hash_of_text(x[i]));
+// ---- Any hash -------------------------------------------------------------------------------------------------------
+
+template <class Hash, class T>
+__device__ inline uint64_t hash_of_integer(const Hash& hash, T x) {
+  const bool below_zero = std::is_signed_v<T> && x < T(0);
+  const uint64_t word = static_cast<uint64_t>(static_cast<widened_t<T>>(x));
+  return hash.of_text(decimal_words(below_zero ? 0 - word : word, below_zero));
 }
 
-Tensor to_hash_bucket_fast_cuda(const Tensor& x, int64_t num_buckets) {
-  DeviceCall call("to_hash_bucket_fast", x);
-  check_to_hash_bucket_fast(x, num_buckets);
+// One thread per integer; its decimal text never leaves the registers.
+template <class T, class Hash, class Result>
+__global__ void hash_integers_kernel(const T* x, int64_t n, Hash hash, Result result, int64_t* out) {
+  for (int64_t i = thread_index(); i < n; i += thread_count()) out[i] = result(hash_of_integer(hash, x[i]));
+}
+
+template <class Hash, class Result>
+Tensor hash_integers(DeviceCall& call, const Tensor& x, const Hash& hash, const Result& result) {
+  check_hash_integers(call.op(), x);
   std::vector<int64_t> shape;
   for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(x.size(d));
   const Tensor out = call.empty(shape, ScalarType::Long);
   dispatch_integer(x.scalar_type(), call.op(), "x", [&](auto tag) {
     using T = typename decltype(tag)::type;
-    launch(call, one_thread_each(x.numel()), to_hash_bucket_kernel<T>, call.data<T>(x), x.numel(),
-           BucketRemainder(num_buckets), static_cast<int64_t*>(out.data_ptr()));
+    launch(call, one_thread_each(x.numel()), hash_integers_kernel<T, Hash, Result>, call.data<T>(x), x.numel(), hash,
+           result, static_cast<int64_t*>(out.data_ptr()));
   });
   return out;
 }
 
-// ---- Strings --------------------------------------------------------------------------------------------------------
-
-// Bytes at any address, read by the aligned words that hold them, up to 3 bytes before and 4 behind what is asked for:
-// the device would load one byte at a time. See Text in hash.h.
-class AlignedText {
- public:
-  __device__ explicit AlignedText(const uint8_t* s)
-      : words_(reinterpret_cast<const uint32_t*>(s - reinterpret_cast<uintptr_t>(s) % 4)),
-        offset_(reinterpret_cast<uintptr_t>(s) % 4) {}
-
-  __device__ AlignedText operator+(uint64_t n) const { return {words_ + (offset_ + n) / 4, (offset_ + n) % 4}; }
-  __device__ uint8_t operator[](uint64_t i) const { return reinterpret_cast<const uint8_t*>(words_)[offset_ + i]; }
-
-  friend __device__ uint32_t load32(AlignedText s) { return s.word(0); }
-  friend __device__ uint64_t load64(AlignedText s) { return pair(s.word(0), s.word(1)); }
-
- private:
-  __device__ AlignedText(const uint32_t* words, uint64_t offset) : words_(words), offset_(offset) {}
-  __device__ uint32_t word(int i) const {
-    return word_at(words_[i], words_[i + 1], static_cast<uint32_t>(offset_) * 8);
-  }
-
-  const uint32_t* words_;
-  uint64_t offset_;  // below 4
-};
-
-// Of bytes[begin : end]. Nothing outside bytes [size] is read: around the first and the last strings there may be no
-// room for whole words.
-__device__ inline uint64_t hash_of_bytes(const uint8_t* bytes, int64_t size, int64_t begin, int64_t end) {
-  const uint64_t n = static_cast<uint64_t>(end - begin);
-  if (begin >= 4 && end + 4 <= size) return fingerprint64(AlignedText(bytes + begin), n);
-  return fingerprint64(bytes + begin, n);
+Tensor fingerprint64_cuda(const Tensor& x) {
+  DeviceCall call("fingerprint64", x);
+  return hash_integers(call, x, FarmHash(), HashBits());
 }
 
-// One thread per string. Offsets that decrease or leave the bytes are reported, and their string is not read.
-__global__ void string_to_hash_bucket_kernel(const uint8_t* bytes, int64_t size, const int64_t* offsets, int64_t n,
-                                             BucketRemainder bucket, ErrorSink errors, int64_t* out) {
-  for (int64_t i = thread_index(); i < n; i += thread_count()) {
-    const int64_t begin = offsets[i], end = offsets[i + 1];
-    if (i == 0 && begin < 0) {
-      errors.report(Argument::kOffsets, Fault::kBeforeBytes, i, begin, 0);
-    } else if (end < begin) {
-      errors.report(Argument::kOffsets, Fault::kUnsortedBytes, i + 1, end, begin);
-    } else if (end > size) {
-      errors.report(Argument::kOffsets, Fault::kBeyondBytes, i + 1, end, size);
-    }
-    const bool readable = begin >= 0 && begin <= end && end <= size;
-    out[i] = readable ? bucket(hash_of_bytes(bytes, size, begin, end)) : 0;
-  }
-  if (n == 0 && thread_index() == 0 && (offsets[0] < 0 || offsets[0] > size)) {
-    errors.report(Argument::kOffsets, Fault::kOutsideBytes, 0, offsets[0], size);
-  }
+Tensor to_hash_bucket_fast_cuda(const Tensor& x, int64_t num_buckets) {
+  DeviceCall call("to_hash_bucket_fast", x);
+  return hash_integers(call, x, FarmHash(), checked_buckets(call.op(), num_buckets));
 }
 
-Tensor string_to_hash_bucket_fast_cuda(const Tensor& bytes, const Tensor& offsets, int64_t num_buckets) {
-  DeviceCall call("string_to_hash_bucket_fast", bytes);
-  check_string_to_hash_bucket_fast(bytes, offsets, num_buckets);
-  TSR_CHECK_VALUE(offsets.is_cuda() == bytes.is_cuda() && offsets.get_device_index() == bytes.get_device_index(),
-                  call.op(), ": offsets must be on the device of bytes");
-  const int64_t n = offsets.size(0) - 1;
-  const Tensor out = call.empty({n}, ScalarType::Long);
-  launch(call, one_thread_each(std::max<int64_t>(n, 1)), string_to_hash_bucket_kernel, call.data<uint8_t>(bytes),
-         bytes.size(0), call.data<int64_t>(offsets), n, BucketRemainder(num_buckets), call.errors(),
-         static_cast<int64_t*>(out.data_ptr()));
-  return out;
+Tensor to_hash_bucket_strong_cuda(const Tensor& x, int64_t num_buckets, int64_t key0, int64_t key1) {
+  DeviceCall call("to_hash_bucket_strong", x);
+  return hash_integers(call, x, SipHash(key0, key1), checked_buckets(call.op(), num_buckets));
+}
+
+Tensor to_hash_bucket_cuda(const Tensor& x, int64_t num_buckets) {
+  DeviceCall call("to_hash_bucket", x);
+  return hash_integers(call, x, MurmurHash(), checked_buckets(call.op(), num_buckets));
 }
 
 }  // namespace
 }  // namespace tsr
 
 TSR_CUDA_KERNELS(m) {
+  TSR_IMPL(m, "fingerprint64", &tsr::fingerprint64_cuda);
   TSR_IMPL(m, "to_hash_bucket_fast", &tsr::to_hash_bucket_fast_cuda);
-  TSR_IMPL(m, "string_to_hash_bucket_fast", &tsr::string_to_hash_bucket_fast_cuda);
+  TSR_IMPL(m, "to_hash_bucket_strong", &tsr::to_hash_bucket_strong_cuda);
+  TSR_IMPL(m, "to_hash_bucket", &tsr::to_hash_bucket_cuda);
 }

@@ -45,6 +45,14 @@ void select_run_starts_of(DeviceCall& call, const K* keys, int64_t n, K end, int
   });
 }
 
+template <class Counts>
+void sums_before_of(DeviceCall& call, Counts counts, int64_t n, int64_t* before) {
+  with_scratch(call, [&](void* scratch, size_t& bytes) {
+    return cub::DeviceScan::ExclusiveScan(scratch, bytes, counts, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
+                                          call.stream());
+  });
+}
+
 struct CountBits {
   __device__ int64_t operator()(uint32_t word) const { return __popc(word); }
 };
@@ -70,11 +78,11 @@ void select_run_starts(DeviceCall& call, const uint64_t* keys, int64_t n, uint64
 }
 
 void count_bits_before(DeviceCall& call, const uint32_t* words, int64_t n, int64_t* before) {
-  const auto counts = thrust::make_transform_iterator(words, CountBits{});
-  with_scratch(call, [&](void* scratch, size_t& bytes) {
-    return cub::DeviceScan::ExclusiveScan(scratch, bytes, counts, before, cuda::std::plus<int64_t>(), int64_t{0}, n + 1,
-                                          call.stream());
-  });
+  sums_before_of(call, thrust::make_transform_iterator(words, CountBits{}), n, before);
+}
+
+void sums_before(DeviceCall& call, const int64_t* counts, int64_t n, int64_t* before) {
+  sums_before_of(call, counts, n, before);
 }
 
 }  // namespace tsr

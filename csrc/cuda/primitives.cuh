@@ -24,6 +24,10 @@ Pairs<uint64_t> sort_pairs(DeviceCall& call, Pairs<uint64_t> from, Pairs<uint64_
 // counted.
 void count_bits_before(DeviceCall& call, const uint32_t* words, int64_t n, int64_t* before);
 
+// before[i] = counts[0] + ... + counts[i - 1], for i in [0, n]. counts has n + 1 elements, of which the last is not
+// counted.
+void sums_before(DeviceCall& call, const int64_t* counts, int64_t n, int64_t* before);
+
 // The positions j in [0, n], ascending, at which keys[j] differs from keys[j - 1], with keys[n] taken to be `end`;
 // position 0 is always one. starts has room for n + 1; count is their number.
 void select_run_starts(DeviceCall& call, const uint32_t* keys, int64_t n, uint32_t end, int64_t* starts,

@@ -2,7 +2,13 @@
 
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
+from .hash import cross_hashed as cross_hashed
+from .hash import fingerprint64 as fingerprint64
+from .hash import string_fingerprint64 as string_fingerprint64
+from .hash import string_to_hash_bucket as string_to_hash_bucket
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
+from .hash import string_to_hash_bucket_strong as string_to_hash_bucket_strong
+from .hash import to_hash_bucket as to_hash_bucket
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
 from .row_update import sparse_apply_adadelta_ as sparse_apply_adadelta_
 from .row_update import sparse_apply_adagrad_ as sparse_apply_adagrad_
@@ -15,6 +21,7 @@ from .row_update import sparse_apply_momentum_ as sparse_apply_momentum_
 from .row_update import sparse_apply_proximal_adagrad_ as sparse_apply_proximal_adagrad_
 from .row_update import sparse_apply_proximal_gradient_descent_ as sparse_apply_proximal_gradient_descent_
 from .row_update import sparse_apply_rmsprop_ as sparse_apply_rmsprop_
+from .hash import to_hash_bucket_strong as to_hash_bucket_strong
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2

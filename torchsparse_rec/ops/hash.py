@@ -1,33 +1,96 @@
 """
-Family ``hash``: FarmHash Fingerprint64 of integers' decimal text and of byte strings, reduced to buckets.
+Family ``hash``: hashes of integers' decimal text and of byte strings, as they are or reduced to buckets, and crosses.
 
-Contract and arithmetic: csrc/hash.h. Kernels: csrc/cpu/hash.cpp, csrc/cuda/hash.cu.
+Contract and arithmetic: csrc/hash*.h. Kernels: csrc/cpu/hash*.cpp, csrc/cuda/hash*.cu.
 """
 
 from __future__ import annotations
 
-import ctypes
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias, Union
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
+from ._hash_inputs import Hashable, Hashes, hash_any
 
-if TYPE_CHECKING:
-    import pyarrow
+__all__ = [
+    "cross_hashed",
+    "fingerprint64",
+    "string_fingerprint64",
+    "string_to_hash_bucket",
+    "string_to_hash_bucket_fast",
+    "string_to_hash_bucket_strong",
+    "to_hash_bucket",
+    "to_hash_bucket_fast",
+    "to_hash_bucket_strong",
+]
 
-__all__ = ["to_hash_bucket_fast", "string_to_hash_bucket_fast"]
+#: One column of :func:`cross_hashed`.
+Column: TypeAlias = Union[Hashable, tuple[Hashable, Tensor]]
+
+#: The key that TensorFlow starts the hash of a cross with.
+DEFAULT_HASH_KEY = 0xDECAFCAFFE
 
 _ops = torch.ops.torchsparse_rec
 _REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 
-def to_hash_bucket_fast(
-    x: Tensor | np.ndarray | Sequence[str | bytes] | pyarrow.Array | pyarrow.ChunkedArray, num_buckets: int
-) -> Tensor:
+def fingerprint64(x: Hashable) -> Tensor:
+    """
+    FarmHash Fingerprint64 of integers' text or of strings: the same on every machine, and in every release.
+
+    What is hashed is that of :func:`to_hash_bucket_fast`. The hash is an unsigned number of 64 bits; since torch has
+    few operators on those, it is given as the int64 of the same bits: half of all hashes are negative. Not
+    differentiable.
+
+    Args:
+        x: integers or strings, as for :func:`to_hash_bucket_fast`.
+
+    Returns:
+        int64, of x's shape: on x's device for a tensor, else on the CPU.
+
+    Raises:
+        ValueError: for what :func:`to_hash_bucket_fast` does not take.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source:
+        ``tf.fingerprint``, which gives the same 64 bits as 8 bytes; FarmHash's ``Fingerprint64``.
+
+    Example:
+        >>> from torchsparse_rec import ops
+        >>> ops.fingerprint64(["hello", "world"])
+        tensor([-5445941131524594577, -7216705077640879703])
+    """
+    return hash_any(x, Hashes("fingerprint64", _ops.fingerprint64.default, string_fingerprint64))
+
+
+def string_fingerprint64(bytes: Tensor, offsets: Tensor) -> Tensor:
+    """
+    :func:`fingerprint64` of ``bytes[offsets[i]:offsets[i + 1]]``. Not differentiable.
+
+    Args:
+        bytes: ``[M]``, uint8, as for :func:`string_to_hash_bucket_fast`.
+        offsets: ``[N + 1]``, int64, likewise.
+
+    Returns:
+        ``[N]``, int64: the 64 bits of each hash.
+
+    Raises:
+        ValueError: for a wrong dtype or rank, or offsets that decrease or leave ``[0, M]``.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source:
+        ``tf.fingerprint``.
+    """
+    return _ops.string_fingerprint64.default(bytes, offsets)
+
+
+def to_hash_bucket_fast(x: Hashable, num_buckets: int) -> Tensor:
     """
     Map integers or strings to buckets, as TensorFlow does: Fingerprint64 of the text, modulo ``num_buckets``.
 
@@ -39,14 +102,14 @@ def to_hash_bucket_fast(
             ``bytes``, a numpy array of dtype ``S``, ``U`` or ``O`` of any shape, or a pyarrow ``Array`` or
             ``ChunkedArray`` of strings or binaries without nulls, whose bytes are not copied. A numpy ``S`` or ``U``
             array cannot hold trailing NULs: numpy takes them as padding, and so they are not hashed.
-        num_buckets: the number of buckets, at least 1.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
 
     Returns:
         Buckets in ``[0, num_buckets)``, int64, of x's shape: on x's device for a tensor, else on the CPU.
 
     Raises:
         ValueError: for a dtype that is neither integer nor string, an element that is not a string, a null, or
-            ``num_buckets`` below 1.
+            ``num_buckets`` out of range.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it.
 
@@ -61,18 +124,7 @@ def to_hash_bucket_fast(
         >>> ops.to_hash_bucket_fast(["0", b"42", "-7"], 1000)
         tensor([735, 736,  62])
     """
-    if isinstance(x, Tensor):
-        return _ops.to_hash_bucket_fast.default(x, num_buckets)
-    if isinstance(x, np.ndarray):
-        return _hash_numpy(x, num_buckets)
-    if isinstance(x, (list, tuple)):
-        return _hash_list(x, num_buckets)
-    if type(x).__module__.partition(".")[0] == "pyarrow":
-        return _hash_arrow(x, num_buckets)
-    raise ValueError(
-        "to_hash_bucket_fast: x must be a tensor, a numpy array, a list of str or bytes, or a pyarrow array, "
-        f"got {type(x).__name__}"
-    )
+    return _hash_buckets("to_hash_bucket_fast", x, num_buckets)
 
 
 def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int) -> Tensor:
@@ -85,13 +137,14 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
     Args:
         bytes: ``[M]``, uint8: the strings, one after the other; bytes before the first and after the last are allowed.
         offsets: ``[N + 1]``, int64, in bytes, from 0 to M, not decreasing.
-        num_buckets: the number of buckets, at least 1.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
 
     Returns:
         ``[N]``, int64: buckets in ``[0, num_buckets)``.
 
     Raises:
-        ValueError: for a wrong dtype or rank, offsets that decrease or leave ``[0, M]``, or ``num_buckets`` below 1.
+        ValueError: for a wrong dtype or rank, offsets that decrease or leave ``[0, M]``, or ``num_buckets`` out of
+            range.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it.
 
@@ -107,122 +160,247 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
         >>> ops.to_hash_bucket_fast(["green", "red"], 1000)
         tensor([704, 910])
     """
+    _check_num_buckets("string_to_hash_bucket_fast", num_buckets)
     return _ops.string_to_hash_bucket_fast.default(bytes, offsets, num_buckets)
 
 
-def _hash_numpy(x: np.ndarray, num_buckets: int) -> Tensor:
-    """Integers as a tensor; fixed-width bytes by their lengths; other strings as a list."""
-    if x.dtype.kind in "iu":
-        native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(x.shape)
-        return to_hash_bucket_fast(torch.from_numpy(native if native.flags.writeable else native.copy()), num_buckets)
-    if x.dtype.kind == "S":
-        return _hash_fixed_width(np.ascontiguousarray(x).reshape(-1), num_buckets).reshape(x.shape)
-    if x.dtype.kind in "UOT":
-        return _hash_list(x.reshape(-1).tolist(), num_buckets).reshape(x.shape)
-    raise ValueError(f"to_hash_bucket_fast: x must have an integer or string dtype, got numpy {x.dtype}")
+def to_hash_bucket_strong(x: Hashable, num_buckets: int, key: Sequence[int]) -> Tensor:
+    """
+    Map integers or strings to buckets by SipHash-2-4 of the text, modulo ``num_buckets``.
+
+    Whoever does not know the key cannot choose texts that fall into the same bucket. Not differentiable.
+
+    Args:
+        x: integers or strings, as for :func:`to_hash_bucket_fast`.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
+        key: two integers, in the range of int64.
+
+    Returns:
+        Buckets in ``[0, num_buckets)``, int64, of x's shape: on x's device for a tensor, else on the CPU.
+
+    Raises:
+        ValueError: for what :func:`to_hash_bucket_fast` does not take, or a key of other than two int64.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source:
+        ``tf.strings.to_hash_bucket_strong``.
+
+    Example:
+        >>> from torchsparse_rec import ops
+        >>> ops.to_hash_bucket_strong(["hello", "world"], 1000, key=[1, 2])
+        tensor([888, 444])
+    """
+    return _hash_buckets("to_hash_bucket_strong", x, num_buckets, *_key_words("to_hash_bucket_strong", key))
 
 
-def _hash_fixed_width(x: np.ndarray, num_buckets: int) -> Tensor:
-    """A contiguous vector of numpy dtype S: its elements without their trailing NULs."""
-    width = x.dtype.itemsize
-    lengths = np.char.str_len(x)
-    padded = x.view(np.uint8).reshape(x.size, width) if width else np.empty((x.size, 0), np.uint8)
-    text = padded[np.arange(width) < lengths[:, None]]
-    return string_to_hash_bucket_fast(torch.from_numpy(text), _offsets(lengths), num_buckets)
+def string_to_hash_bucket_strong(bytes: Tensor, offsets: Tensor, num_buckets: int, key: Sequence[int]) -> Tensor:
+    """
+    :func:`to_hash_bucket_strong` of ``bytes[offsets[i]:offsets[i + 1]]``. Not differentiable.
+
+    Args:
+        bytes: ``[M]``, uint8, as for :func:`string_to_hash_bucket_fast`.
+        offsets: ``[N + 1]``, int64, likewise.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
+        key: two integers, in the range of int64.
+
+    Returns:
+        ``[N]``, int64: buckets in ``[0, num_buckets)``.
+
+    Raises:
+        ValueError: for a wrong dtype or rank, offsets that decrease or leave ``[0, M]``, ``num_buckets`` out of range,
+            or a key of other than two int64.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source:
+        ``tf.strings.to_hash_bucket_strong``.
+    """
+    name = "string_to_hash_bucket_strong"
+    _check_num_buckets(name, num_buckets)
+    return _ops.string_to_hash_bucket_strong.default(bytes, offsets, num_buckets, *_key_words(name, key))
 
 
-def _hash_list(x: Sequence[Any], num_buckets: int) -> Tensor:
-    """Strings one after the other in one buffer."""
-    pieces: Sequence[str] | Sequence[bytes] = x
-    text = _ascii(x)
-    if text is None:
-        pieces = [_encode(item, position) for position, item in enumerate(x)]
-        text = bytearray().join(pieces)
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    # torch.frombuffer refuses an empty buffer.
-    joined = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-    return string_to_hash_bucket_fast(joined, _offsets(lengths), num_buckets)
+def to_hash_bucket(x: Hashable, num_buckets: int) -> Tensor:
+    """
+    Map integers or strings to buckets by MurmurHash64A of the text, modulo ``num_buckets``.
+
+    The hash of TensorFlow's oldest programs; newer ones take :func:`to_hash_bucket_fast`. Not differentiable.
+
+    Args:
+        x: integers or strings, as for :func:`to_hash_bucket_fast`.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
+
+    Returns:
+        Buckets in ``[0, num_buckets)``, int64, of x's shape: on x's device for a tensor, else on the CPU.
+
+    Raises:
+        ValueError: for what :func:`to_hash_bucket_fast` does not take.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source:
+        ``tf.strings.to_hash_bucket``.
+
+    Example:
+        >>> from torchsparse_rec import ops
+        >>> ops.to_hash_bucket(["hello", "world"], 1000)
+        tensor([888, 444])
+    """
+    return _hash_buckets("to_hash_bucket", x, num_buckets)
 
 
-def _ascii(x: Sequence[Any]) -> bytearray | None:
-    """The bytes of ASCII strings, each as long as its string; None where an element is something else."""
+def string_to_hash_bucket(bytes: Tensor, offsets: Tensor, num_buckets: int) -> Tensor:
+    """
+    :func:`to_hash_bucket` of ``bytes[offsets[i]:offsets[i + 1]]``. Not differentiable.
+
+    Args:
+        bytes: ``[M]``, uint8, as for :func:`string_to_hash_bucket_fast`.
+        offsets: ``[N + 1]``, int64, likewise.
+        num_buckets: the number of buckets, at least 1, below 2 ** 63.
+
+    Returns:
+        ``[N]``, int64: buckets in ``[0, num_buckets)``.
+
+    Raises:
+        ValueError: for a wrong dtype or rank, offsets that decrease or leave ``[0, M]``, or ``num_buckets`` out of
+            range.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source:
+        ``tf.strings.to_hash_bucket``.
+    """
+    _check_num_buckets("string_to_hash_bucket", num_buckets)
+    return _ops.string_to_hash_bucket.default(bytes, offsets, num_buckets)
+
+
+def cross_hashed(
+    columns: Sequence[Column], num_buckets: int = 0, hash_key: int = DEFAULT_HASH_KEY
+) -> tuple[Tensor, Tensor]:
+    """
+    Cross columns: every combination of one value of each, row by row, hashed to one number.
+
+    Row ``b`` of the result has the product of the columns' numbers of values in row ``b``, the last column's value
+    changing fastest; it is empty if any column's row is. Integers are crossed as they are, strings as their
+    :func:`fingerprint64`. Not differentiable.
+
+    Args:
+        columns: at least one, at most 120, with the same number of rows B, each one of
+
+            * ``[B]`` or ``[B, k]`` integers or strings, as for :func:`fingerprint64`: k values in every row;
+            * a pair ``(values, offsets)``: integers ``[M]`` or as many strings, and int64 ``[B + 1]``: row ``b`` has
+              ``values[offsets[b]:offsets[b + 1]]``.
+        num_buckets: hashes are reduced modulo this number, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
+        hash_key: what the hash starts with: any integer of 64 bits, signed or unsigned.
+
+    Returns:
+        ``(values, offsets)``: the crosses, int64 ``[N]``, and where each row of them begins and ends, int64
+        ``[B + 1]``.
+
+    Raises:
+        ValueError: for no columns, other dtypes or ranks, different numbers of rows, offsets that decrease or leave
+            ``[0, M]``, ``num_buckets`` out of range, or a row of more than ``2 ** 62 / B`` crosses.
+
+    On CUDA the number of crosses is read back, unless all columns have the same number of values in every row.
+
+    Source:
+        ``tf.sparse.cross_hashed``; there ``hash_key=0`` means the default.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> clicks = (torch.tensor([7, 8, 9]), torch.tensor([0, 2, 3]))
+        >>> ops.cross_hashed([torch.tensor([1, 2]), clicks], num_buckets=100)
+        (tensor([57, 18, 61]), tensor([0, 2, 3]))
+    """
+    if not -(2**63) <= hash_key < 2**64:
+        raise ValueError(f"cross_hashed: hash_key must be an integer of 64 bits, got {hash_key}")
+    _check_num_buckets("cross_hashed", num_buckets)
+    parsed = [_column(position, column) for position, column in enumerate(columns)]
+    values, offsets = [value for value, _ in parsed], [bounds for _, bounds in parsed]
+    return _ops.cross_hashed.default(values, offsets, num_buckets, _as_int64(hash_key))
+
+
+def _column(position: int, column: Column) -> tuple[Tensor, Tensor]:
+    """One column in the form of the operator's schema."""
+    offsets = None
+    if isinstance(column, tuple) and len(column) == 2 and isinstance(column[1], Tensor):
+        column, offsets = column
     try:
-        joined = "".join(x)
-    except TypeError:
-        return None
-    return bytearray(joined, "ascii") if joined.isascii() else None
+        values = hash_any(column, Hashes("cross_hashed", _as_integers, string_fingerprint64))
+    except ValueError as error:
+        raise ValueError(str(error).replace("x", f"columns[{position}]", 1)) from error
+    if offsets is not None:
+        return values, offsets
+    if values.dim() not in (1, 2):
+        raise ValueError(f"cross_hashed: columns[{position}] must have 1 or 2 dimensions, got {values.dim()}")
+    return values.reshape(values.shape[0], -1) if values.dim() == 1 else values, values.new_empty(0)
 
 
-def _encode(item: Any, position: int) -> bytes:
-    """The bytes of one element."""
-    if isinstance(item, bytes):
-        return item
-    if not isinstance(item, str):
-        raise ValueError(
-            f"to_hash_bucket_fast: x[{position}] must be str or bytes, got {type(item).__name__}: {item!r}"
-        )
-    try:
-        return item.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"to_hash_bucket_fast: x[{position}] cannot be encoded as UTF-8: {error}") from error
+def _as_integers(x: Tensor) -> Tensor:
+    if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
+        raise ValueError(f"cross_hashed: x must have an integer dtype, got {x.dtype}")
+    return x.to(torch.int64)
 
 
-def _offsets(lengths: np.ndarray) -> Tensor:
-    """Where each of the strings of these lengths begins, and where the last ends."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return torch.from_numpy(offsets)
+def _as_int64(word: int) -> int:
+    """The int64 of the same bits."""
+    return word - 2**64 if word >= 2**63 else word
 
 
-def _hash_arrow(x: Any, num_buckets: int) -> Tensor:
-    """A pyarrow Array or ChunkedArray; the user's own import of pyarrow is the only one."""
-    import pyarrow
-
-    if isinstance(x, pyarrow.ChunkedArray):
-        chunks, kind = x.chunks, x.type
-    elif isinstance(x, pyarrow.Array):
-        chunks, kind = [x], x.type
-    else:
-        raise ValueError(f"to_hash_bucket_fast: x must be a pyarrow Array or ChunkedArray, got {type(x).__name__}")
-    if x.null_count:
-        position = x.is_null().index(True).as_py()
-        raise ValueError(f"to_hash_bucket_fast: x must not contain nulls, got one at position {position}")
-    # Views keep each string wherever it likes: casting lays them out one after the other.
-    views = {"string_view": pyarrow.large_string, "binary_view": pyarrow.large_binary}
-    if str(kind) in views:
-        target = views[str(kind)]()
-        chunks, kind = [chunk.cast(target) for chunk in chunks], target
-    if kind not in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary()):
-        raise ValueError(f"to_hash_bucket_fast: x must be a pyarrow array of strings or binaries, got {kind}")
-    wide = kind in (pyarrow.large_string(), pyarrow.large_binary())
-    empty = torch.empty(0, dtype=torch.uint8)
-    first = string_to_hash_bucket_fast(empty, torch.zeros(1, dtype=torch.int64), num_buckets)
-    return torch.cat([first, *(_hash_arrow_chunk(chunk, wide, num_buckets) for chunk in chunks)])
+def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor:
+    """x through the operators `name` and string_`name`."""
+    _check_num_buckets(name, num_buckets)
+    of_integers, of_strings = getattr(_ops, name).default, getattr(_ops, "string_" + name).default
+    return hash_any(
+        x,
+        Hashes(
+            name,
+            lambda integers: of_integers(integers, num_buckets, *key),
+            lambda bytes, offsets: of_strings(bytes, offsets, num_buckets, *key),
+        ),
+    )
 
 
-def _hash_arrow_chunk(chunk: Any, wide: bool, num_buckets: int) -> Tensor:
-    """A chunk in Arrow's layout, whose offsets have 64 bits if `wide`; the value buffer is read where it is."""
-    _, offsets_buffer, values = chunk.buffers()
-    if len(chunk) == 0:
-        return torch.empty(0, dtype=torch.int64)
-    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)[chunk.offset :][: len(chunk) + 1]
-    text = torch.empty(0, dtype=torch.uint8)
-    if values is not None and values.size:
-        # By address, since torch warns of buffers that are read-only; `chunk` outlives the call, which only reads.
-        text = torch.frombuffer((ctypes.c_uint8 * values.size).from_address(values.address), dtype=torch.uint8)
-    return string_to_hash_bucket_fast(text, torch.from_numpy(offsets.astype(np.int64)), num_buckets)
+def _check_num_buckets(name: str, num_buckets: int) -> None:
+    """What the operators cannot say, since they cannot be given it; they check the rest."""
+    if isinstance(num_buckets, int) and num_buckets >= 2**63:
+        raise ValueError(f"{name}: num_buckets must be below 2 ** 63, got {num_buckets}")
 
 
-@torch.library.register_fake("torchsparse_rec::to_hash_bucket_fast")
-def _to_hash_bucket_fast_fake(x: Tensor, num_buckets: int) -> Tensor:
+def _key_words(name: str, key: Sequence[int]) -> tuple[int, int]:
+    words = [int(word) for word in key]
+    if len(words) != 2 or not all(-(2**63) <= word < 2**63 for word in words):
+        raise ValueError(f"{name}: key must be two integers in [-2 ** 63, 2 ** 63), got {list(key)}")
+    return words[0], words[1]
+
+
+def _integers_fake(x: Tensor, *arguments: int) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.int64)
 
 
-@torch.library.register_fake("torchsparse_rec::string_to_hash_bucket_fast")
-def _string_to_hash_bucket_fast_fake(bytes: Tensor, offsets: Tensor, num_buckets: int) -> Tensor:
+def _strings_fake(bytes: Tensor, offsets: Tensor, *arguments: int) -> Tensor:
     return bytes.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
 
 
+@torch.library.register_fake("torchsparse_rec::cross_hashed")
+def _cross_hashed_fake(
+    values: list[Tensor], offsets: list[Tensor], num_buckets: int, hash_key: int
+) -> tuple[Tensor, Tensor]:
+    matrix = values[0].dim() == 2
+    rows: Any = values[0].shape[0] if matrix else offsets[0].shape[0] - 1
+    if all(value.dim() == 2 for value in values):
+        count = rows * math.prod(value.shape[1] for value in values)
+    else:
+        count = torch.library.get_ctx().new_dynamic_size()
+    return values[0].new_empty((count,)), values[0].new_empty((rows + 1,))
+
+
 # Integers in, integers out: autograd has nothing to do.
-for _name in ("to_hash_bucket_fast", "string_to_hash_bucket_fast"):
+for _name in ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "to_hash_bucket"):
+    torch.library.register_fake(f"torchsparse_rec::{_name}", _integers_fake)
+    torch.library.register_fake(f"torchsparse_rec::string_{_name}", _strings_fake)
     _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+    _REGISTRATIONS.impl(f"string_{_name}", torch.library.fallthrough_kernel, "Autograd")
+_REGISTRATIONS.impl("cross_hashed", torch.library.fallthrough_kernel, "Autograd")

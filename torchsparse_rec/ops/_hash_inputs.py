@@ -1,0 +1,146 @@
+"""What may be hashed: integers, or strings in the forms in which they come, each brought to bytes and offsets."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: What the functions of the family take.
+Hashable: TypeAlias = Union[Tensor, np.ndarray, Sequence[Union[str, bytes]], "pyarrow.Array", "pyarrow.ChunkedArray"]
+
+
+class Hashes(NamedTuple):
+    """A hash function, by its operators."""
+
+    #: For errors.
+    name: str
+    integers: Callable[[Tensor], Tensor]
+    #: Of bytes and offsets.
+    strings: Callable[[Tensor, Tensor], Tensor]
+
+
+def hash_any(x: Hashable, hashes: Hashes) -> Tensor:
+    """The hashes of x, in its shape."""
+    if isinstance(x, Tensor):
+        return hashes.integers(x)
+    if isinstance(x, np.ndarray):
+        return _hash_numpy(x, hashes)
+    if isinstance(x, (list, tuple)):
+        return _hash_list(x, hashes)
+    if type(x).__module__.partition(".")[0] == "pyarrow":
+        return _hash_arrow(x, hashes)
+    raise ValueError(
+        f"{hashes.name}: x must be a tensor, a numpy array, a list of str or bytes, or a pyarrow array, "
+        f"got {type(x).__name__}"
+    )
+
+
+def _hash_numpy(x: np.ndarray, hashes: Hashes) -> Tensor:
+    """Integers as a tensor; fixed-width bytes by their lengths; other strings as a list."""
+    if x.dtype.kind in "iu":
+        native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(x.shape)
+        return hashes.integers(torch.from_numpy(native if native.flags.writeable else native.copy()))
+    if x.dtype.kind == "S":
+        return _hash_fixed_width(np.ascontiguousarray(x).reshape(-1), hashes).reshape(x.shape)
+    if x.dtype.kind in "UOT":
+        return _hash_list(x.reshape(-1).tolist(), hashes).reshape(x.shape)
+    raise ValueError(f"{hashes.name}: x must have an integer or string dtype, got numpy {x.dtype}")
+
+
+def _hash_fixed_width(x: np.ndarray, hashes: Hashes) -> Tensor:
+    """A contiguous vector of numpy dtype S: its elements without their trailing NULs."""
+    width = x.dtype.itemsize
+    lengths = np.char.str_len(x)
+    padded = x.view(np.uint8).reshape(x.size, width) if width else np.empty((x.size, 0), np.uint8)
+    text = padded[np.arange(width) < lengths[:, None]]
+    return hashes.strings(torch.from_numpy(text), _offsets(lengths))
+
+
+def _hash_list(x: Sequence[Any], hashes: Hashes) -> Tensor:
+    """Strings one after the other in one buffer."""
+    pieces: Sequence[str] | Sequence[bytes] = x
+    text = _ascii(x)
+    if text is None:
+        pieces = [_encode(item, position, hashes.name) for position, item in enumerate(x)]
+        text = bytearray().join(pieces)
+    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    # torch.frombuffer refuses an empty buffer.
+    joined = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+    return hashes.strings(joined, _offsets(lengths))
+
+
+def _ascii(x: Sequence[Any]) -> bytearray | None:
+    """The bytes of ASCII strings, each as long as its string; None where an element is something else."""
+    try:
+        joined = "".join(x)
+    except TypeError:
+        return None
+    return bytearray(joined, "ascii") if joined.isascii() else None
+
+
+def _encode(item: Any, position: int, name: str) -> bytes:
+    """The bytes of one element."""
+    if isinstance(item, bytes):
+        return item
+    if not isinstance(item, str):
+        raise ValueError(
+            f"{name}: x[{position}] must be str or bytes, got {type(item).__name__}: {item!r}"
+        )
+    try:
+        return item.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: x[{position}] cannot be encoded as UTF-8: {error}") from error
+
+
+def _offsets(lengths: np.ndarray) -> Tensor:
+    """Where each of the strings of these lengths begins, and where the last ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return torch.from_numpy(offsets)
+
+
+def _hash_arrow(x: Any, hashes: Hashes) -> Tensor:
+    """A pyarrow Array or ChunkedArray; the user's own import of pyarrow is the only one."""
+    import pyarrow
+
+    if isinstance(x, pyarrow.ChunkedArray):
+        chunks, kind = x.chunks, x.type
+    elif isinstance(x, pyarrow.Array):
+        chunks, kind = [x], x.type
+    else:
+        raise ValueError(f"{hashes.name}: x must be a pyarrow Array or ChunkedArray, got {type(x).__name__}")
+    if x.null_count:
+        position = x.is_null().index(True).as_py()
+        raise ValueError(f"{hashes.name}: x must not contain nulls, got one at position {position}")
+    # Views keep each string wherever it likes: casting lays them out one after the other.
+    views = {"string_view": pyarrow.large_string, "binary_view": pyarrow.large_binary}
+    if str(kind) in views:
+        target = views[str(kind)]()
+        chunks, kind = [chunk.cast(target) for chunk in chunks], target
+    if kind not in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary()):
+        raise ValueError(f"{hashes.name}: x must be a pyarrow array of strings or binaries, got {kind}")
+    wide = kind in (pyarrow.large_string(), pyarrow.large_binary())
+    empty = torch.empty(0, dtype=torch.uint8)
+    first = hashes.strings(empty, torch.zeros(1, dtype=torch.int64))
+    return torch.cat([first, *(_hash_arrow_chunk(chunk, wide, hashes) for chunk in chunks)])
+
+
+def _hash_arrow_chunk(chunk: Any, wide: bool, hashes: Hashes) -> Tensor:
+    """A chunk in Arrow's layout, whose offsets have 64 bits if `wide`; the value buffer is read where it is."""
+    _, offsets_buffer, values = chunk.buffers()
+    if len(chunk) == 0:
+        return torch.empty(0, dtype=torch.int64)
+    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)[chunk.offset :][: len(chunk) + 1]
+    text = torch.empty(0, dtype=torch.uint8)
+    if values is not None and values.size:
+        # By address, since torch warns of buffers that are read-only; `chunk` outlives the call, which only reads.
+        text = torch.frombuffer((ctypes.c_uint8 * values.size).from_address(values.address), dtype=torch.uint8)
+    return hashes.strings(text, torch.from_numpy(offsets.astype(np.int64)))
