@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
+from reference_sparse_tensor import SPARSE_TENSOR_REFERENCES
 from torch import Tensor
 
 SUM, MEAN, SQRTN, MAX = range(4)
@@ -360,3 +361,4 @@ REFERENCES: dict[str, Callable] = {
         embedding_weights_backward,
     )
 }
+REFERENCES |= SPARSE_TENSOR_REFERENCES

@@ -16,6 +16,18 @@ from samples_embedding import (
 )
 from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
+from samples_sparse_tensor import (
+    dense_samples,
+    fill_grad_samples,
+    fill_samples,
+    gradient_dense_samples,
+    gradient_fill_grad_samples,
+    gradient_fill_samples,
+    offsets_samples,
+    reorder_samples,
+    reshape_samples,
+    row_ids_samples,
+)
 
 SAMPLES: dict[str, list[Sample]] = {
     "sparse_segment_reduce": list(segment_samples("sparse_segment_reduce", nothing)),
@@ -27,6 +39,13 @@ SAMPLES: dict[str, list[Sample]] = {
     "unique_with_counts": list(unique_samples("unique_with_counts")),
     "to_hash_bucket_fast": list(integer_hash_samples("to_hash_bucket_fast")),
     "string_to_hash_bucket_fast": list(string_hash_samples("string_to_hash_bucket_fast")),
+    "sparse_reshape": list(reshape_samples("sparse_reshape")),
+    "sparse_fill_empty_rows": list(fill_samples("sparse_fill_empty_rows")),
+    "sparse_fill_empty_rows_grad": list(fill_grad_samples("sparse_fill_empty_rows_grad")),
+    "sparse_reorder": list(reorder_samples("sparse_reorder")),
+    "sparse_to_dense": list(dense_samples("sparse_to_dense")),
+    "row_ids_to_offsets": list(offsets_samples("row_ids_to_offsets")),
+    "offsets_to_row_ids": list(row_ids_samples("offsets_to_row_ids")),
     "embedding": list(embedding_samples("embedding")),
     "embedding_bag": list(bag_samples("embedding_bag")),
     "embedding_dense_backward": list(backward_samples("embedding_dense_backward")),
@@ -38,6 +57,9 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
     "sparse_segment_reduce": list(gradient_segment_samples("sparse_segment_reduce")),
     "sparse_segment_reduce_grad": list(gradient_segment_samples("sparse_segment_reduce_grad")),
     "sparse_segment_reduce_grad_v2": list(gradient_segment_samples("sparse_segment_reduce_grad_v2")),
+    "sparse_fill_empty_rows": list(gradient_fill_samples("sparse_fill_empty_rows")),
+    "sparse_fill_empty_rows_grad": list(gradient_fill_grad_samples("sparse_fill_empty_rows_grad")),
+    "sparse_to_dense": list(gradient_dense_samples("sparse_to_dense")),
     "embedding": list(gradient_embedding_samples("embedding")),
     "embedding_bag": list(gradient_bag_samples("embedding_bag")),
     "embedding_dense_backward": list(gradient_bag_samples("embedding_dense_backward")),
