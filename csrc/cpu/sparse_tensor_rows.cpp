@@ -58,6 +58,43 @@ SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   return {sorted, distinct, std::move(slices)};
 }
 
+// The i-th entry in the order of rows: of entries that are sorted as they are, and of grouped ones.
+struct InPlace {
+  int64_t operator()(int64_t i) const { return i; }
+};
+template <class U>
+struct Grouped {
+  const Item<U>* items;
+  int64_t operator()(int64_t i) const { return static_cast<int64_t>(items[i].payload); }
+};
+
+template <class U, class F>
+void with_grouped_rows(const Tensor& rows, int64_t num_rows, const F& f) {
+  const RowGroups<U> groups(kFillOp, rows, nullptr, num_rows, /*padding=*/-1, /*row_elements=*/1, GradientRows::kAll);
+  std::vector<Slice> slices = groups.slices();
+  int64_t done = 0;  // a slice without items does not say how many come before it
+  for (Slice& slice : slices) {
+    if (slice.begin == slice.end) slice.begin = slice.end = done;
+    done = slice.end;
+  }
+  f(groups.groups(), slices, Grouped<U>{groups.items()});
+}
+
+// Calls f(number of rows that have entries, slices, source) with the entries in the order of their rows.
+template <class F>
+void with_row_order(const Tensor& indices, int64_t num_rows, const F& f) {
+  const int64_t entries = indices.size(0);
+  const SortedRows scanned = scan_rows({indices.const_data_ptr<int64_t>(), indices.size(1)}, entries, num_rows);
+  if (scanned.sorted) return f(scanned.distinct, scanned.slices, InPlace{});
+  const Tensor rows = as_contiguous(torch::stable::select(indices, 1, 0));
+  // Rows are compared with `padding`, -1: all ones where they are unsigned.
+  if (std::max(num_rows, entries) < INT32_MAX) {
+    with_grouped_rows<uint32_t>(rows, num_rows, f);
+  } else {
+    with_grouped_rows<int64_t>(rows, num_rows, f);
+  }
+}
+
 // ---- Filling --------------------------------------------------------------------------------------------------------
 
 template <class T>
@@ -70,16 +107,6 @@ struct Entries {
   T* out_values;
   bool* is_empty;        // by row
   int64_t* reverse_map;  // by entry
-};
-
-// Of entries that are sorted as they are, and of grouped ones.
-struct InPlace {
-  int64_t operator()(int64_t i) const { return i; }
-};
-template <class U>
-struct Grouped {
-  const Item<U>* items;
-  int64_t operator()(int64_t i) const { return static_cast<int64_t>(items[i].payload); }
 };
 
 // Writes the rows of a slice: the i-th entry in the order of rows is source(i). A row's entries may begin in the slice
@@ -122,29 +149,6 @@ void fill_slices(const Entries<T>& entries, const std::vector<Slice>& slices, So
   });
 }
 
-template <class T>
-void fill_unsorted(const Entries<T>& entries, const Tensor& indices, int64_t num_rows) {
-  const Tensor rows = as_contiguous(torch::stable::select(indices, 1, 0));
-  const auto fill = [&](auto tag) {
-    using U = typename decltype(tag)::type;
-    const RowGroups<U> groups(kFillOp, rows, nullptr, num_rows, /*padding=*/-1, /*row_elements=*/1,
-                              GradientRows::kAll);
-    std::vector<Slice> slices = groups.slices();
-    int64_t done = 0;  // a slice without items does not say how many come before it
-    for (Slice& slice : slices) {
-      if (slice.begin == slice.end) slice.begin = slice.end = done;
-      done = slice.end;
-    }
-    fill_slices(entries, slices, Grouped<U>{groups.items()});
-  };
-  // As items are compared with `padding`, -1, also where they are unsigned: the last row must not be all ones.
-  if (std::max(num_rows, rows.size(0)) < INT32_MAX) {
-    fill(type_tag<uint32_t>{});
-  } else {
-    fill(type_tag<int64_t>{});
-  }
-}
-
 // ---- Gradient -------------------------------------------------------------------------------------------------------
 
 // Positions that are added up by themselves, before the sums are: the order does not depend on the threads.
@@ -176,27 +180,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tens
   check_sparse_fill_empty_rows(indices_, values_, num_rows, default_value);
   const Tensor indices = as_contiguous(indices_), values = as_contiguous(values_);
   const int64_t entries = indices.size(0), rank = indices.size(1);
-  const SortedRows rows = scan_rows({indices.const_data_ptr<int64_t>(), rank}, entries, num_rows);
-  const Tensor is_empty = new_empty(indices, {num_rows}, ScalarType::Bool);
-  const int64_t filled = entries + num_rows - rows.distinct;
-  const Tensor out_indices = new_empty(indices, {filled, rank}, ScalarType::Long);
-  const Tensor out_values = new_empty(indices, {filled}, values.scalar_type());
-  const Tensor reverse_map = new_empty(indices, {entries}, ScalarType::Long);
-  dispatch_element(kFillOp, values, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const Entries<T> all{rank,
-                         indices.const_data_ptr<int64_t>(),
-                         static_cast<const T*>(values.const_data_ptr()),
-                         *static_cast<const T*>(default_value.const_data_ptr()),
-                         out_indices.mutable_data_ptr<int64_t>(),
-                         static_cast<T*>(out_values.mutable_data_ptr()),
-                         is_empty.mutable_data_ptr<bool>(),
-                         reverse_map.mutable_data_ptr<int64_t>()};
-    if (rows.sorted) {
-      fill_slices(all, rows.slices, InPlace{});
-    } else {
-      fill_unsorted(all, indices, num_rows);
-    }
+  Tensor out_indices, out_values, is_empty, reverse_map;
+  with_row_order(indices, num_rows, [&](int64_t present, const std::vector<Slice>& slices, auto source) {
+    is_empty = new_empty(indices, {num_rows}, ScalarType::Bool);
+    const int64_t filled = entries + num_rows - present;
+    out_indices = new_empty(indices, {filled, rank}, ScalarType::Long);
+    out_values = new_empty(indices, {filled}, values.scalar_type());
+    reverse_map = new_empty(indices, {entries}, ScalarType::Long);
+    dispatch_element(kFillOp, values, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const Entries<T> all{rank,
+                           indices.const_data_ptr<int64_t>(),
+                           static_cast<const T*>(values.const_data_ptr()),
+                           *static_cast<const T*>(default_value.const_data_ptr()),
+                           out_indices.mutable_data_ptr<int64_t>(),
+                           static_cast<T*>(out_values.mutable_data_ptr()),
+                           is_empty.mutable_data_ptr<bool>(),
+                           reverse_map.mutable_data_ptr<int64_t>()};
+      fill_slices(all, slices, source);
+    });
   });
   return {out_indices, out_values, is_empty, reverse_map};
 }
