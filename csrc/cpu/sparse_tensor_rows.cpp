@@ -5,6 +5,9 @@
 // are grouped by row first, then written in the same way.
 #include "../sparse_tensor.h"
 #include "row_groups.h"
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace tsr {
 namespace {
@@ -97,6 +100,33 @@ void with_row_order(const Tensor& indices, int64_t num_rows, const F& f) {
 
 // ---- Filling --------------------------------------------------------------------------------------------------------
 
+// How results are stored: plainly, or past the caches where they are larger than these.
+struct Plain {
+  template <class T>
+  void operator()(T* to, T value) const {
+    *to = value;
+  }
+  void finish() const {}
+};
+struct Streaming {
+  template <class T>
+  void operator()(T* to, T value) const {
+#if defined(__SSE2__)
+    if constexpr (sizeof(T) == 8) {
+      return _mm_stream_si64(reinterpret_cast<long long*>(to), static_cast<long long>(value));
+    } else if constexpr (sizeof(T) == 4) {
+      return _mm_stream_si32(reinterpret_cast<int*>(to), static_cast<int>(value));
+    }
+#endif
+    *to = value;
+  }
+  void finish() const {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+  }
+};
+
 template <class T>
 struct Entries {
   int64_t rank;
@@ -111,16 +141,15 @@ struct Entries {
 
 // Writes the rows of a slice: the i-th entry in the order of rows is source(i). A row's entries may begin in the slice
 // before, which then has said already that it is not empty.
-template <int kRank, class T, class Source>
-void fill_slice(const Entries<T>& e, const Slice& slice, Source source) {
+template <int kRank, class T, class Source, class Store>
+void fill_slice(const Entries<T>& e, const Slice& slice, Source source, Store store) {
   const int64_t rank = kRank ? kRank : e.rank;
   int64_t row = slice.first_row;  // rows below it are done
   int64_t out = slice.begin + slice.first_row - slice.first_group;
   const auto fill_to = [&](int64_t end_row) {
     for (; row < end_row; ++row, ++out) {
-      e.out_indices[out * rank] = row;
-      for (int64_t d = 1; d < rank; ++d) e.out_indices[out * rank + d] = 0;
-      e.out_values[out] = e.default_value;
+      for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, d == 0 ? row : int64_t{0});
+      store(e.out_values + out, e.default_value);
       e.is_empty[row] = true;
     }
   };
@@ -129,22 +158,23 @@ void fill_slice(const Entries<T>& e, const Slice& slice, Source source) {
     if (entry_row > row) fill_to(entry_row);
     if (entry_row >= slice.first_row) e.is_empty[entry_row] = false;
     row = entry_row + 1;
-    for (int64_t d = 0; d < rank; ++d) e.out_indices[out * rank + d] = e.indices[from * rank + d];
-    e.out_values[out] = e.values[from];
-    e.reverse_map[from] = out;
+    for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, e.indices[from * rank + d]);
+    store(e.out_values + out, e.values[from]);
+    store(e.reverse_map + from, out);
   }
   fill_to(slice.end_row);
+  store.finish();
 }
 
-template <class T, class Source>
-void fill_slices(const Entries<T>& entries, const std::vector<Slice>& slices, Source source) {
+template <class T, class Source, class Store>
+void fill_slices(const Entries<T>& entries, const std::vector<Slice>& slices, Source source, Store store) {
   parallel_for(0, static_cast<int64_t>(slices.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       const Slice& slice = slices[static_cast<size_t>(s)];
       const Entries<T> local = entries;
-      entries.rank == 1   ? fill_slice<1>(local, slice, source)
-      : entries.rank == 2 ? fill_slice<2>(local, slice, source)
-                          : fill_slice<0>(local, slice, source);
+      entries.rank == 1   ? fill_slice<1>(local, slice, source, store)
+      : entries.rank == 2 ? fill_slice<2>(local, slice, source, store)
+                          : fill_slice<0>(local, slice, source, store);
     }
   });
 }
@@ -197,7 +227,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tens
                            static_cast<T*>(out_values.mutable_data_ptr()),
                            is_empty.mutable_data_ptr<bool>(),
                            reverse_map.mutable_data_ptr<int64_t>()};
-      fill_slices(all, slices, source);
+      const bool stream = filled * rank * static_cast<int64_t>(sizeof(int64_t)) >= kLargeBytes;
+      if (std::is_same_v<decltype(source), InPlace> && stream) {
+        fill_slices(all, slices, source, Streaming{});
+      } else {
+        fill_slices(all, slices, source, Plain{});
+      }
     });
   });
   return {out_indices, out_values, is_empty, reverse_map};
