@@ -33,7 +33,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("sparse_reshape(Tensor indices, SymInt[] shape, SymInt[] new_shape) -> Tensor");
   m.def(
       "sparse_fill_empty_rows(Tensor indices, Tensor values, SymInt num_rows, Tensor default_value)"
-      " -> (Tensor output_indices, Tensor output_values, Tensor empty_row_indicator, Tensor reverse_index_map)");
+      " -> (Tensor output_values, Tensor output_indices, Tensor empty_row_indicator, Tensor reverse_index_map)");
   m.def(
       "sparse_fill_empty_rows_grad(Tensor reverse_index_map, Tensor grad_values)"
       " -> (Tensor d_values, Tensor d_default_value)");

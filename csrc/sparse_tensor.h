@@ -10,7 +10,7 @@
 //   elements, and for entries in a shape without elements.
 //
 // sparse_fill_empty_rows(indices [N, R], values [N], num_rows, default_value []) ->
-//     (indices [M, R], values [M], empty_row_indicator bool [num_rows], reverse_index_map int64 [N]):
+//     (values [M], indices [M, R], empty_row_indicator bool [num_rows], reverse_index_map int64 [N]):
 // gives every row (first index) without entries one entry, default_value at [row, 0, ...]. Entries are grouped by row,
 // in increasing order of rows; those of one row keep their order and their columns, which are not checked.
 // reverse_index_map[i] is where entry i went.

@@ -52,8 +52,8 @@ def sparse_fill_empty_rows(
     filled = torch.stack([default_value if i is None else values[i] for i in sources]) if sources else values.clone()
     reverse = [sources.index(i) for i in range(len(rows))]
     return (
-        torch.tensor(places, dtype=torch.int64).reshape(len(places), indices.shape[1]),
         filled,
+        torch.tensor(places, dtype=torch.int64).reshape(len(places), indices.shape[1]),
         torch.tensor([row not in rows for row in range(num_rows)], dtype=torch.bool),
         torch.tensor(reverse, dtype=torch.int64),
     )

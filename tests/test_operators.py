@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from compiled_sparse_tensor import COMPILED_SPARSE_TENSORS
 from reference import REFERENCES
 from sample import Sample
 from samples import GRADIENT_SAMPLES, SAMPLES
@@ -262,6 +263,7 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
         lambda text, offsets: torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default(text, offsets, 1000),
         lambda size: (torch.arange(7 * size, dtype=torch.uint8), torch.arange(0, 7 * size, 3)),
     ),
+    **COMPILED_SPARSE_TENSORS,
     "embedding": (lambda weight, ids: ops.embedding(weight, ids, padding_idx=1), lambda size: _segments(size)[:2]),
     "embedding_bag_mean": (
         lambda weight, ids, offsets, w: ops.embedding_bag(weight, ids, offsets, per_sample_weights=w, mode="mean"),

@@ -53,21 +53,6 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"new_shape must not be negative, got \[-2, -3\]",
     ),
-    "reshape_two_unknown": (
-        lambda: ops.sparse_reshape(ONE, [2, 3], [-1, 2, -1]),
-        ValueError,
-        r"new_shape must have at most one -1, got \[-1, 2, -1\] with -1 at \[0, 2\]",
-    ),
-    "reshape_unknown_of_zero": (
-        lambda: ops.sparse_reshape(matrix().reshape(0, 2), [0, 3], [0, -1]),
-        ValueError,
-        r"new_shape must have positive sizes beside the -1 that they determine, got \[0, -1\]",
-    ),
-    "reshape_does_not_divide": (
-        lambda: ops.sparse_reshape(ONE, [2, 3], [4, -1]),
-        ValueError,
-        r"new_shape must divide the 6 elements of shape \[2, 3\], got \[4, -1\]",
-    ),
     "reshape_overflow": (
         lambda: ops.sparse_reshape(ONE, [2**40, 2**40], [2**40, 2**40]),
         ValueError,
@@ -123,11 +108,6 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"num_rows must be >= 0, got -1",
     ),
-    "ragged_rank": (
-        lambda: ops.ragged_fill_empty_rows(TWO, VALUES, 3, 0),
-        ValueError,
-        r"ragged_fill_empty_rows: value_rowids must have rank 1, got shape \[2, 2\]",
-    ),
     "fill_grad_position": (
         lambda: ops.sparse_fill_empty_rows_grad(torch.tensor([0, 2]), VALUES),
         IndexError,
@@ -147,16 +127,6 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: ops.sparse_fill_empty_rows_grad(torch.tensor([0.5]), VALUES),
         ValueError,
         r"reverse_index_map must be int64, got Float",
-    ),
-    "reorder_values": (
-        lambda: ops.sparse_reorder(TWO, VALUES[:1]),
-        ValueError,
-        r"values must have one entry for each row of indices, got shapes \[1\] and \[2, 2\]",
-    ),
-    "retain_length": (
-        lambda: ops.sparse_retain(TWO, VALUES, torch.tensor([True])),
-        ValueError,
-        r"to_retain must have one element for each entry, got shape \[1\]",
     ),
     "dense_out_of_bounds": (
         lambda: ops.sparse_to_dense(TWO, [2, 2], VALUES),
@@ -233,12 +203,56 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"offsets\[1\], the last, must be the number of items, 4, got 3$",
     ),
+}
+
+
+# Before any operator is called.
+EARLY_ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "reshape_two_unknown": (
+        lambda: ops.sparse_reshape(ONE, [2, 3], [-1, 2, -1]),
+        ValueError,
+        r"new_shape must have at most one -1, got \[-1, 2, -1\] with -1 at \[0, 2\]",
+    ),
+    "reshape_unknown_of_zero": (
+        lambda: ops.sparse_reshape(matrix().reshape(0, 2), [0, 3], [0, -1]),
+        ValueError,
+        r"new_shape must have positive sizes beside the -1 that they determine, got \[0, -1\]",
+    ),
+    "reshape_does_not_divide": (
+        lambda: ops.sparse_reshape(ONE, [2, 3], [4, -1]),
+        ValueError,
+        r"new_shape must divide the 6 elements of shape \[2, 3\], got \[4, -1\]",
+    ),
+    "ragged_rank": (
+        lambda: ops.ragged_fill_empty_rows(TWO, VALUES, 3, 0),
+        ValueError,
+        r"ragged_fill_empty_rows: value_rowids must have rank 1, got shape \[2, 2\]",
+    ),
+    "reorder_values": (
+        lambda: ops.sparse_reorder(TWO, VALUES[:1]),
+        ValueError,
+        r"values must have one entry for each row of indices, got shapes \[1\] and \[2, 2\]",
+    ),
+    "retain_length": (
+        lambda: ops.sparse_retain(TWO, VALUES, torch.tensor([True])),
+        ValueError,
+        r"to_retain must have one element for each entry, got shape \[1\]",
+    ),
     "row_ids_empty": (
         lambda: ops.offsets_to_row_ids(torch.empty(0, dtype=torch.int64)),
         ValueError,
         r"offsets must be a vector of at least one element, got shape \[0\]",
     ),
 }
+
+
+@cpu_only
+@pytest.mark.parametrize(("call", "kind", "text"), EARLY_ERRORS.values(), ids=EARLY_ERRORS)
+def test_early_errors_name_the_argument_and_the_value(
+    call: Callable[[], object], kind: type[Exception], text: str
+) -> None:
+    with pytest.raises(kind, match=text):
+        call()
 
 
 @pytest.mark.parametrize(("call", "kind", "text"), ERRORS.values(), ids=ERRORS)

@@ -235,7 +235,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tens
       }
     });
   });
-  return {out_indices, out_values, is_empty, reverse_map};
+  return {out_values, out_indices, is_empty, reverse_map};
 }
 
 std::tuple<Tensor, Tensor> sparse_fill_empty_rows_grad_cpu(const Tensor& reverse_index_map,

@@ -165,7 +165,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cuda(const Ten
       fill(sorted_rows<uint64_t>(call, rows, entries, num_rows));
     }
   });
-  return {out_indices, out_values, is_empty, reverse_map};
+  return {out_values, out_indices, is_empty, reverse_map};
 }
 
 // ---- Gradient -------------------------------------------------------------------------------------------------------

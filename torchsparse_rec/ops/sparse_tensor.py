@@ -70,7 +70,7 @@ def _without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> list[i
         raise ValueError(
             f"sparse_reshape: new_shape must have at most one -1, got {list(new_shape)} with -1 at {places}"
         )
-    elements, known = math.prod(shape), math.prod(size for size in new_shape if size != -1)
+    elements, known = math.prod(shape), math.prod([size for size in new_shape if size != -1])
     if known <= 0:
         raise ValueError(
             f"sparse_reshape: new_shape must have positive sizes beside the -1 that they determine, got "
@@ -159,7 +159,8 @@ def sparse_fill_empty_rows(
         (tensor([ 8., -1.,  7.]), tensor([2, 0]))
     """
     default = _scalar_like(values, default_value)
-    return FilledRows(*_ops.sparse_fill_empty_rows.default(indices, values, num_rows, default))
+    filled, places, *rest = _ops.sparse_fill_empty_rows.default(indices, values, num_rows, default)
+    return FilledRows(places, filled, *rest)
 
 
 def sparse_fill_empty_rows_grad(reverse_index_map: Tensor, grad_values: Tensor) -> tuple[Tensor, Tensor]:
@@ -349,8 +350,8 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     filled = torch.library.get_ctx().new_dynamic_size()
     return (
-        indices.new_empty(filled, indices.shape[1]),
         values.new_empty(filled),
+        indices.new_empty(filled, indices.shape[1]),
         indices.new_empty(num_rows, dtype=torch.bool),
         indices.new_empty(indices.shape[0]),
     )
@@ -375,12 +376,12 @@ def _(indices: Tensor, shape: list[int], values: Tensor, default_value: Tensor, 
 
 
 def _fill_setup_context(ctx, inputs, output) -> None:
-    indices, _, is_empty, reverse_index_map = output
+    _, indices, is_empty, reverse_index_map = output
     ctx.mark_non_differentiable(indices, is_empty, reverse_index_map)
     ctx.save_for_backward(reverse_index_map)
 
 
-def _fill_backward(ctx, _indices, grad, _is_empty, _map):
+def _fill_backward(ctx, grad, _indices, _is_empty, _map):
     (reverse_index_map,) = ctx.saved_tensors
     if grad.is_complex():
         parts = [_ops.sparse_fill_empty_rows_grad.default(reverse_index_map, x) for x in (grad.real, grad.imag)]
