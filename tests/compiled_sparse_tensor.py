@@ -20,6 +20,16 @@ def _sparse(size: int) -> tuple[Tensor, Tensor, int, int]:
     return torch.stack([element // columns, element % columns], 1), torch.rand(entries, generator=generator), rows, columns
 
 
+def _indices(size: int) -> tuple[Tensor, int, int]:
+    indices, _, rows, columns = _sparse(size)
+    return indices, rows, columns
+
+
+def _offsets(size: int) -> tuple[Tensor, int]:
+    values, offsets, _ = _jagged(size)
+    return offsets, values.shape[0]
+
+
 def _jagged(size: int) -> tuple[Tensor, Tensor, int]:
     indices, values, rows, columns = _sparse(size)
     return values, ops.row_ids_to_offsets(indices[:, 0], rows), columns
@@ -40,8 +50,8 @@ def _through_nested(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 COMPILED_SPARSE_TENSORS: dict[str, _Compiled] = {
     "sparse_reshape": (
-        lambda indices, values, rows, columns: ops.sparse_reshape(indices, [rows, columns], [columns, -1]),
-        _sparse,
+        lambda indices, rows, columns: ops.sparse_reshape(indices, [rows, columns], [columns, -1]),
+        _indices,
     ),
     "sparse_fill_empty_rows": (
         lambda indices, values, rows, _: ops.sparse_fill_empty_rows(indices, values, rows, -1.0)[:3],
@@ -62,16 +72,16 @@ COMPILED_SPARSE_TENSORS: dict[str, _Compiled] = {
         _sparse,
     ),
     "row_ids_to_offsets": (
-        lambda indices, values, rows, _: ops.row_ids_to_offsets(indices[:, 0], rows),
-        _sparse,
+        lambda indices, rows, _: ops.row_ids_to_offsets(indices[:, 0], rows),
+        _indices,
     ),
     "offsets_to_row_ids": (
-        lambda values, offsets, _: ops.offsets_to_row_ids(offsets, values.shape[0]),
-        _jagged,
+        lambda offsets, items: ops.offsets_to_row_ids(offsets, items),
+        _offsets,
     ),
     "lengths": (
-        lambda values, offsets, _: ops.lengths_to_offsets(ops.offsets_to_lengths(offsets)),
-        _jagged,
+        lambda offsets, _: ops.lengths_to_offsets(ops.offsets_to_lengths(offsets)),
+        _offsets,
     ),
     "jagged_to_padded": (ops.jagged_to_padded, _jagged),
     "padded_to_jagged": (ops.padded_to_jagged, _padded),
