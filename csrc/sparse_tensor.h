@@ -18,9 +18,9 @@
 // * Errors: IndexError for a row outside [0, num_rows).
 // * CPU memory beyond the outputs: none where the rows are sorted, else 16 bytes an entry (8 below 2^32).
 //
-// sparse_fill_empty_rows_grad(reverse_index_map [N], grad_values [M]) -> (d_values [N], d_default_value []): d_values[i]
-// = grad_values[reverse_index_map[i]]; d_default_value = the sum of grad_values at the positions that are not in the
-// map. Positions may repeat.
+// sparse_fill_empty_rows_grad(reverse_index_map [N], grad_values [M]) -> (d_values [N], d_default_value []):
+// d_values[i] = grad_values[reverse_index_map[i]]; d_default_value = the sum of grad_values at the positions that are
+// not in the map. Positions may repeat.
 // * grad_values: float16, bfloat16 (summed in float32), float32, float64, or any integer dtype, which wraps.
 // * Errors: IndexError for a position outside [0, M).
 //
@@ -154,8 +154,8 @@ void dispatch_element(const char* op, const Tensor& x, const F& f) {
     case 16:
       return f(type_tag<Bits128>{});
     default:
-      throw std::invalid_argument(message(op, ": values must have elements of 1, 2, 4, 8 or 16 bytes, got ",
-                                          dtype_name(x.scalar_type())));
+      throw std::invalid_argument(
+          message(op, ": values must have elements of 1, 2, 4, 8 or 16 bytes, got ", dtype_name(x.scalar_type())));
   }
 }
 

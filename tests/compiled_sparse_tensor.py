@@ -17,7 +17,12 @@ def _sparse(size: int) -> tuple[Tensor, Tensor, int, int]:
     generator = torch.Generator().manual_seed(size)
     rows, columns, entries = 5 * size + 1, 2 * size + 1, 7 * size + 3
     element = torch.randperm(rows * columns, generator=generator)[:entries].sort().values
-    return torch.stack([element // columns, element % columns], 1), torch.rand(entries, generator=generator), rows, columns
+    return (
+        torch.stack([element // columns, element % columns], 1),
+        torch.rand(entries, generator=generator),
+        rows,
+        columns,
+    )
 
 
 def _indices(size: int) -> tuple[Tensor, int, int]:

@@ -82,7 +82,9 @@ def fill_samples(operator: str) -> Iterator[Sample]:
             )
     for name, rows, entries in (("no_entries", 5, 0), ("nothing", 0, 0), ("one_row", 1, 70), ("few_in_many", 3000, 3)):
         random = Random(2)
-        yield sample(name, _sparse(random, rows, entries, 2, "unsorted"), _values(random, entries, torch.int32), rows, 7)
+        yield sample(
+            name, _sparse(random, rows, entries, 2, "unsorted"), _values(random, entries, torch.int32), rows, 7
+        )
     full = torch.arange(64).unsqueeze(1)
     yield sample("no_empty_rows", full, torch.arange(64), 64, 0)
     yield sample("descending", full.flip(0), torch.arange(64), 70, 0)
@@ -136,7 +138,9 @@ def dense_samples(operator: str) -> Iterator[Sample]:
     for shape in ([50], [6, 7], [3, 4, 5], [2, 3, 2, 3, 2, 1, 1, 2]):
         random = Random(len(shape))
         indices = torch.tensor(sorted(set(map(tuple, _indices(random, shape, 30).tolist()))))
-        yield sample(f"sorted_rank_{len(shape)}", indices, shape, random.floats(len(indices), dtype=torch.float32), True)
+        yield sample(
+            f"sorted_rank_{len(shape)}", indices, shape, random.floats(len(indices), dtype=torch.float32), True
+        )
     for name, shape in (("no_entries", [3, 4]), ("no_elements", [3, 0])):
         yield sample(name, torch.empty(0, 2, dtype=torch.int64), shape, torch.empty(0), True)
     yield sample("scalar", torch.empty(2, 0, dtype=torch.int64), [], torch.tensor([3.0, 4.0]), False)

@@ -61,8 +61,9 @@ def test_padded_of_offsets_without_sense_stays_in_bounds(offsets: list[int]) -> 
 
 
 def test_nested_with_holes() -> None:
-    nested = torch.nested.narrow(torch.arange(12).reshape(3, 4), 1, torch.tensor([0, 1, 2]), torch.tensor([2, 0, 1]),
-                                 layout=torch.jagged)
+    nested = torch.nested.narrow(
+        torch.arange(12).reshape(3, 4), 1, torch.tensor([0, 1, 2]), torch.tensor([2, 0, 1]), layout=torch.jagged
+    )
     assert rows(*ops.nested_to_jagged(nested)) == [[0, 1], [], [10]]
 
 

@@ -430,7 +430,9 @@ def test_reshape_agrees_with_tensorflow(data: st.DataObject) -> None:
     new_shape = data.draw(st.permutations([*shape, 1]))
     indices = index_lists(data, shape, data.draw(st.booleans()))
     wanted = tf.raw_ops.SparseReshape(
-        input_indices=indices.numpy(), input_shape=torch.tensor(shape).numpy(), new_shape=torch.tensor(new_shape).numpy()
+        input_indices=indices.numpy(),
+        input_shape=torch.tensor(shape).numpy(),
+        new_shape=torch.tensor(new_shape).numpy(),
     )
     assert ops.sparse_reshape(indices, shape, new_shape).tolist() == wanted.output_indices.numpy().tolist()
 

@@ -238,8 +238,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tens
   return {out_values, out_indices, is_empty, reverse_map};
 }
 
-std::tuple<Tensor, Tensor> sparse_fill_empty_rows_grad_cpu(const Tensor& reverse_index_map,
-                                                           const Tensor& grad_values) {
+std::tuple<Tensor, Tensor> sparse_fill_empty_rows_grad_cpu(const Tensor& reverse_index_map, const Tensor& grad_values) {
   check_sparse_fill_empty_rows_grad(reverse_index_map, grad_values);
   const Tensor map = as_contiguous(reverse_index_map), grad = as_contiguous(grad_values);
   const int64_t entries = map.size(0), filled = grad.size(0);

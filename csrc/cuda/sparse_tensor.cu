@@ -1,6 +1,5 @@
-#include "../sparse_tensor.h"
-
 #include "../cuda.h"
+#include "../sparse_tensor.h"
 #include "device.cuh"
 
 namespace tsr {

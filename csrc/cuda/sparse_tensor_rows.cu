@@ -241,8 +241,8 @@ std::tuple<Tensor, Tensor> sparse_fill_empty_rows_grad_cuda(const Tensor& revers
   dispatch_number(grad_values.scalar_type(), call.op(), "grad_values", [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* const grad = call.data<T>(grad_values);
-    launch(call, one_thread_each(entries), take_gradient_kernel<T>, call.data<int64_t>(reverse_index_map), entries, grad,
-           filled, call.errors(), visited, static_cast<T*>(d_values.data_ptr()));
+    launch(call, one_thread_each(entries), take_gradient_kernel<T>, call.data<int64_t>(reverse_index_map), entries,
+           grad, filled, call.errors(), visited, static_cast<T*>(d_values.data_ptr()));
     const int64_t blocks = (filled + kSumBlock - 1) / kSumBlock;
     auto* const sums = call.workspace<sum_t<T>>(blocks);
     launch(call, {std::min(blocks, kMaxBlocks)}, sum_unvisited_kernel<T>, grad, visited, filled, blocks, sums);

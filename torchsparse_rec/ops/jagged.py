@@ -71,8 +71,9 @@ def offsets_to_row_ids(offsets: Tensor, num_items: int | None = None) -> Tensor:
     """
     if num_items is None:
         if offsets.dim() != 1 or offsets.shape[0] == 0:
-            raise ValueError(f"offsets_to_row_ids: offsets must be a vector of at least one element, got "
-                             f"shape {list(offsets.shape)}")
+            raise ValueError(
+                f"offsets_to_row_ids: offsets must be a vector of at least one element, got shape {list(offsets.shape)}"
+            )
         num_items = int(offsets[-1])
     return _ops.offsets_to_row_ids.default(offsets, num_items)
 
@@ -132,9 +133,7 @@ def offsets_to_lengths(offsets: Tensor) -> Tensor:
 
 def _check_integer_vector(function: str, argument: str, x: Tensor) -> None:
     if x.dim() != 1 or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-        raise ValueError(
-            f"{function}: {argument} must be a vector of integers, got {x.dtype} of shape {list(x.shape)}"
-        )
+        raise ValueError(f"{function}: {argument} must be a vector of integers, got {x.dtype} of shape {list(x.shape)}")
 
 
 # ---- Padded ---------------------------------------------------------------------------------------------------------
@@ -166,9 +165,7 @@ def padded_to_jagged(padded: Tensor, padding_value: float = 0) -> tuple[Tensor, 
     return padded[kept], lengths_to_offsets(kept.sum(1))
 
 
-def jagged_to_padded(
-    values: Tensor, offsets: Tensor, length: int | None = None, padding_value: float = 0
-) -> Tensor:
+def jagged_to_padded(values: Tensor, offsets: Tensor, length: int | None = None, padding_value: float = 0) -> Tensor:
     """
     Write rows of different lengths into a matrix.
 

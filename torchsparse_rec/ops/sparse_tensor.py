@@ -123,9 +123,7 @@ def _scalar_like(values: Tensor, default_value: Tensor | float) -> Tensor:
     return default_value if isinstance(default_value, Tensor) else values.new_full((), default_value)
 
 
-def sparse_fill_empty_rows(
-    indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor | float
-) -> FilledRows:
+def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor | float) -> FilledRows:
     """
     Give every row without entries one: ``default_value`` at ``[row, 0, ...]``.
 
@@ -219,9 +217,7 @@ def ragged_fill_empty_rows(
         (tensor([0, 1, 2, 2, 3]), tensor([3, 0, 1, 4, 0]))
     """
     if value_rowids.dim() != 1:
-        raise ValueError(
-            f"ragged_fill_empty_rows: value_rowids must have rank 1, got shape {list(value_rowids.shape)}"
-        )
+        raise ValueError(f"ragged_fill_empty_rows: value_rowids must have rank 1, got shape {list(value_rowids.shape)}")
     filled = sparse_fill_empty_rows(value_rowids.unsqueeze(1), values, nrows, default_value)
     return RaggedFilledRows(filled.indices.squeeze(1), *filled[1:])
 
@@ -345,9 +341,7 @@ def _(indices: Tensor, shape: list[int], new_shape: list[int]) -> Tensor:
 
 
 @torch.library.register_fake("torchsparse_rec::sparse_fill_empty_rows")
-def _(
-    indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     filled = torch.library.get_ctx().new_dynamic_size()
     return (
         values.new_empty(filled),
@@ -442,9 +436,7 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     "torchsparse_rec::sparse_fill_empty_rows_grad", _fill_grad_backward, setup_context=_fill_grad_setup_context
 )
-torch.library.register_autograd(
-    "torchsparse_rec::sparse_to_dense", _dense_backward, setup_context=_dense_setup_context
-)
+torch.library.register_autograd("torchsparse_rec::sparse_to_dense", _dense_backward, setup_context=_dense_setup_context)
 
 # Functions of integers: calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
