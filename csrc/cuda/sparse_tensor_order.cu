@@ -14,14 +14,16 @@ __global__ void number_entries_kernel(int64_t entries, uint64_t* order) {
   for (int64_t i = thread_index(); i < entries; i += thread_count()) order[i] = static_cast<uint64_t>(i);
 }
 
+constexpr uint64_t kSign = UINT64_C(1) << 63;
+
 // One thread per entry takes one column as unsigned numbers in the same order.
 __global__ void take_column_kernel(Column<int64_t> column, const uint64_t* order, int64_t entries, uint64_t* keys) {
   for (int64_t i = thread_index(); i < entries; i += thread_count()) {
-    keys[i] = static_cast<uint64_t>(column[static_cast<int64_t>(order[i])]) ^ uint64_t { 1 } << 63;
+    keys[i] = static_cast<uint64_t>(column[static_cast<int64_t>(order[i])]) ^ kSign;
   }
 }
 
-// One thread per index.
+// One thread per entry.
 __global__ void take_entries_kernel(const int64_t* indices, const uint64_t* order, int64_t entries, int64_t rank,
                                     int64_t* out, int64_t* permutation) {
   for (int64_t i = thread_index(); i < entries; i += thread_count()) {

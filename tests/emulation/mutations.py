@@ -91,7 +91,7 @@ MUTATIONS = [
     Mutation("sparse_tensor.cu", "bound", "rows + 1, i + 1) - 1", "rows + 1, i) - 1", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "sign", "offset < offsets[r - 1]", "offset > offsets[r - 1]", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "step", "  write_offsets(row_ids, items, rows, offsets);\n", "", "row_ids_to_offsets"),
-    Mutation("sparse_tensor_order.cu", "sign", " ^ uint64_t{1} << 63;", ";", "reorder"),
+    Mutation("sparse_tensor_order.cu", "sign", " ^ kSign;", ";", "reorder"),
     Mutation("sparse_tensor_order.cu", "step", " std::swap(from, spare);", ";", "reorder"),
     Mutation(
         "sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "names_the_argument"

@@ -307,9 +307,9 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"nested_to_jagged: nested must be a nested tensor with the layout torch.jagged, got {nested.layout}"
         )
-    if nested.lengths() is not None:
+    if nested.lengths() is not None:  # type: ignore[attr-defined]
         nested = nested.contiguous()
-    return nested.values(), nested.offsets()
+    return nested.values(), nested.offsets()  # type: ignore[attr-defined]
 
 
 def jagged_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
