@@ -46,6 +46,21 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "cross_hashed(Tensor[] values, Tensor[] offsets, int num_buckets, int hash_key)"
       " -> (Tensor values, Tensor offsets)");
 
+  // sparse_tensor
+  m.def("sparse_reshape(Tensor indices, SymInt[] shape, SymInt[] new_shape) -> Tensor");
+  m.def(
+      "sparse_fill_empty_rows(Tensor indices, Tensor values, SymInt num_rows, Tensor default_value)"
+      " -> (Tensor output_values, Tensor output_indices, Tensor empty_row_indicator, Tensor reverse_index_map)");
+  m.def(
+      "sparse_fill_empty_rows_grad(Tensor reverse_index_map, Tensor grad_values)"
+      " -> (Tensor d_values, Tensor d_default_value)");
+  m.def("sparse_reorder(Tensor indices) -> (Tensor output_indices, Tensor permutation)");
+  m.def(
+      "sparse_to_dense(Tensor indices, SymInt[] shape, Tensor values, Tensor default_value, bool validate)"
+      " -> Tensor");
+  m.def("row_ids_to_offsets(Tensor row_ids, SymInt num_rows) -> Tensor");
+  m.def("offsets_to_row_ids(Tensor offsets, SymInt num_items) -> Tensor");
+
   // embedding
   m.def("embedding(Tensor weight, Tensor indices, SymInt padding_idx, bool scale_grad_by_freq, bool sparse) -> Tensor");
   m.def(

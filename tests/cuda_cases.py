@@ -31,6 +31,7 @@ READ_BACKS = {
     "sparse_segment_reduce": _LAST_SEGMENT,
     "sparse_segment_reduce_grad_v2": _PRESENT_ROWS,
     "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
+    "sparse_fill_empty_rows": "the number of empty rows",
     "unique": _DISTINCT,
     "unique_with_counts": _DISTINCT,
     "embedding_sparse_backward": _PRESENT_ROWS,

@@ -19,6 +19,7 @@ from reference_segment_rows import (
     unsorted_segment_reduce_backward,
 )
 from reference_row_update import row_update
+from reference_sparse_tensor import SPARSE_TENSOR_REFERENCES
 from torch import Tensor
 
 SUM, MEAN, SQRTN, MAX = range(4)
@@ -262,3 +263,4 @@ REFERENCES: dict[str, Callable] = {
         row_update,
     )
 }
+REFERENCES |= SPARSE_TENSOR_REFERENCES

@@ -25,6 +25,17 @@ from samples_segment_rows import (
     segment_reduce_samples,
     unsorted_segment_reduce_backward_samples,
     unsorted_segment_reduce_samples,
+from samples_sparse_tensor import (
+    dense_samples,
+    fill_grad_samples,
+    fill_samples,
+    gradient_dense_samples,
+    gradient_fill_grad_samples,
+    gradient_fill_samples,
+    offsets_samples,
+    reorder_samples,
+    reshape_samples,
+    row_ids_samples,
 )
 
 SAMPLES: dict[str, list[Sample]] = {
@@ -50,6 +61,13 @@ SAMPLES: dict[str, list[Sample]] = {
     "to_hash_bucket": list(integer_hash_samples("to_hash_bucket")),
     "string_to_hash_bucket": list(string_hash_samples("string_to_hash_bucket")),
     "cross_hashed": list(cross_samples("cross_hashed")),
+    "sparse_reshape": list(reshape_samples("sparse_reshape")),
+    "sparse_fill_empty_rows": list(fill_samples("sparse_fill_empty_rows")),
+    "sparse_fill_empty_rows_grad": list(fill_grad_samples("sparse_fill_empty_rows_grad")),
+    "sparse_reorder": list(reorder_samples("sparse_reorder")),
+    "sparse_to_dense": list(dense_samples("sparse_to_dense")),
+    "row_ids_to_offsets": list(offsets_samples("row_ids_to_offsets")),
+    "offsets_to_row_ids": list(row_ids_samples("offsets_to_row_ids")),
     "embedding": list(embedding_samples("embedding")),
     "embedding_bag": list(bag_samples("embedding_bag")),
     "embedding_dense_backward": list(backward_samples("embedding_dense_backward")),
@@ -71,6 +89,9 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
             "unsorted_segment_reduce_backward",
         )
     },
+    "sparse_fill_empty_rows": list(gradient_fill_samples("sparse_fill_empty_rows")),
+    "sparse_fill_empty_rows_grad": list(gradient_fill_grad_samples("sparse_fill_empty_rows_grad")),
+    "sparse_to_dense": list(gradient_dense_samples("sparse_to_dense")),
     "embedding": list(gradient_embedding_samples("embedding")),
     "embedding_bag": list(gradient_bag_samples("embedding_bag")),
     "embedding_dense_backward": list(gradient_bag_samples("embedding_dense_backward")),

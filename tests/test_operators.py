@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from compiled_sparse_tensor import COMPILED_SPARSE_TENSORS
 from reference import REFERENCES
 from sample import Sample
 from samples import GRADIENT_SAMPLES, SAMPLES
@@ -176,6 +177,9 @@ DIFFERENTIABLE = {
     "segment_reduce_backward": (0, 1),
     "unsorted_segment_reduce": (0,),
     "unsorted_segment_reduce_backward": (0, 1),
+    "sparse_fill_empty_rows": (1, 3),
+    "sparse_fill_empty_rows_grad": (1,),
+    "sparse_to_dense": (2, 3),
     "embedding": (0,),
     "embedding_bag": (0, 3),
     "embedding_dense_backward": (0, 3),
@@ -290,6 +294,7 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
         lambda x, y: ops.cross_hashed([x, y], 1000),
         lambda size: (torch.arange(3 * size), torch.arange(6 * size).reshape(3 * size, 2)),
     ),
+    **COMPILED_SPARSE_TENSORS,
     "embedding": (lambda weight, ids: ops.embedding(weight, ids, padding_idx=1), lambda size: _segments(size)[:2]),
     "embedding_bag_mean": (
         lambda weight, ids, offsets, w: ops.embedding_bag(weight, ids, offsets, per_sample_weights=w, mode="mean"),

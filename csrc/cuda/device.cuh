@@ -81,9 +81,9 @@ int vector_width(int64_t columns, std::initializer_list<const void*> pointers) {
 
 // ---- Sorted vectors -------------------------------------------------------------------------------------------------
 
-// The first position whose element is >= value, or n.
-template <class T, class U>
-__device__ int64_t lower_bound(const T* sorted, int64_t n, U value) {
+// The first position whose element is >= value, or n. Sorted is a pointer, or what is indexed and moved like one.
+template <class Sorted, class U>
+__device__ int64_t lower_bound(Sorted sorted, int64_t n, U value) {
   int64_t begin = 0;
   while (begin < n) {
     const int64_t middle = begin + (n - begin) / 2;
@@ -101,8 +101,8 @@ constexpr int64_t kOffsetsPerThread = 16;
 
 // offsets[v] = the first position whose key is >= v, for v in [0, values]: [values + 1]. A block takes a chunk of
 // values at a time: it searches all keys once for the chunk, and then only those of the chunk.
-template <class K>
-__device__ void write_offsets(const K* sorted, int64_t n, int64_t values, int64_t* offsets) {
+template <class Sorted>
+__device__ void write_offsets(Sorted sorted, int64_t n, int64_t values, int64_t* offsets) {
   constexpr int64_t kChunk = kOffsetsPerThread * kThreads;
   for (int64_t first = blockIdx.x * kChunk; first <= values; first += gridDim.x * kChunk) {
     const int64_t begin = lower_bound(sorted, n, first);

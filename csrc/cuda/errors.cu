@@ -54,6 +54,7 @@ std::optional<FaultDetails> take_fault(ErrorRecord* record) {
     copy.op = details.op;
     copy.argument = const_cast<const Argument&>(details.argument);
     copy.fault = const_cast<const Fault&>(details.fault);
+    copy.column = details.column;
     r->first = kNoError;
     return copy;
   }
@@ -70,6 +71,10 @@ const char* argument_name(Argument argument) {
       return "offsets";
     case Argument::kValues:
       return "values";
+    case Argument::kRowIds:
+      return "row_ids";
+    case Argument::kReverseIndexMap:
+      return "reverse_index_map";
     default:
       return "per_sample_weights";
   }
@@ -79,7 +84,8 @@ const char* argument_name(Argument argument) {
 [[noreturn]] void raise(const FaultDetails& e) {
   const uint64_t position = e.key & ((uint64_t{1} << kPositionBits) - 1);
   const std::string argument = message(e.op, ": ", argument_name(e.argument));
-  const std::string element = message(argument, "[", position, "]");
+  const std::string element =
+      e.column < 0 ? message(argument, "[", position, "]") : message(argument, "[", position, ", ", e.column, "]");
   const std::string got = message(", got ", e.value, " at position ", position);
   switch (e.fault) {
     case Fault::kOutOfRange:
@@ -111,6 +117,16 @@ const char* argument_name(Argument argument) {
       throw std::invalid_argument(message(argument, "[", e.bound, "]", kColumnOffsetsRule, got));
     case Fault::kTooManyCrosses:
       throw std::invalid_argument(too_many_crosses(e.bound, static_cast<int64_t>(position)));
+    case Fault::kNotItems:
+      throw std::invalid_argument(
+          message(element, ", the last, must be the number of items, ", e.bound, ", got ", e.value));
+    case Fault::kUnsortedIndex:
+      throw std::invalid_argument(message(argument, " must be sorted, got element ", e.bound,
+                                          " of the dense tensor followed by element ", e.value, " at position ",
+                                          position));
+    case Fault::kRepeatedIndex:
+      throw std::invalid_argument(message(argument, " must not repeat, got element ", e.value,
+                                          " of the dense tensor again at position ", position));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

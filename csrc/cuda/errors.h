@@ -16,7 +16,7 @@
 namespace tsr {
 
 // In the order in which the CPU checks them.
-enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights, kValues };
+enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights, kValues, kRowIds, kReverseIndexMap };
 
 // What is wrong with a value; the numbers that go with it are in brackets.
 enum class Fault : int32_t {
@@ -34,6 +34,9 @@ enum class Fault : int32_t {
   kColumnOffsets,   // an offset of column number bound below its predecessor, or outside the column's values
   kTooManyCrosses,  // a row of more than bound crosses
   kOutsideBytes,    // the only offset, of no strings, outside [0, bound]
+  kNotItems,        // the last offset of rows is not bound
+  kUnsortedIndex,   // an index of an element before its predecessor's, bound
+  kRepeatedIndex,   // an index of its predecessor's element
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};
@@ -46,6 +49,7 @@ struct FaultDetails {
   const char* op = nullptr;
   Argument argument{};
   Fault fault{};
+  int32_t column = -1;  // of a matrix; the position is the row then
 };
 
 // Of all faults only those are written down that come before all others seen so far: few. The last of them is the
@@ -69,7 +73,8 @@ struct ErrorSink {
 
 #if defined(__CUDACC__) || defined(TSR_EMULATED)
   // Keeps the fault if it comes before what the record holds. No thread waits for another.
-  __device__ void report(Argument argument, Fault fault, int64_t position, int64_t value, int64_t bound) const {
+  __device__ void report(Argument argument, Fault fault, int64_t position, int64_t value, int64_t bound,
+                         int32_t column = -1) const {
     const uint64_t key = call | static_cast<uint64_t>(argument) << kPositionBits | static_cast<uint64_t>(position);
     if (static_cast<volatile ErrorRecord*>(record)->first <= key) return;
     if (atomicMin(&record->first, static_cast<unsigned long long>(key)) <= key) return;
@@ -79,6 +84,7 @@ struct ErrorSink {
     details.op = op;
     details.argument = argument;
     details.fault = fault;
+    details.column = column;
     __threadfence_system();
     details.key = key;
   }

@@ -1,0 +1,274 @@
+// sparse_fill_empty_rows and its gradient.
+//
+// Where the rows are sorted, one pass over them checks them and counts how many there are, and one pass writes
+// everything: an entry goes behind all before it and behind one more for each empty row before its own. Other entries
+// are grouped by row first, then written in the same way.
+#include "../sparse_tensor.h"
+#include "row_groups.h"
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace tsr {
+namespace {
+
+constexpr const char* kFillOp = "sparse_fill_empty_rows";
+constexpr const char* kGradOp = "sparse_fill_empty_rows_grad";
+
+// ---- Rows -----------------------------------------------------------------------------------------------------------
+
+struct SortedRows {
+  bool sorted;
+  int64_t distinct;
+  std::vector<Slice> slices;  // where sorted: consecutive parts of the entries, with the rows that end in them
+};
+
+// Throws IndexError for the first row outside [0, num_rows).
+SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
+  const int64_t parts = workers_for(2 * entries);
+  std::vector<Slice> slices(static_cast<size_t>(parts));
+  std::atomic<bool> sorted{true};
+  FirstPosition first_bad;
+  parallel_tasks(parts, [&, rows, entries, parts](int64_t part) {
+    const int64_t begin = entries / parts * part, end = part == parts - 1 ? entries : entries / parts * (part + 1);
+    const uint64_t last = static_cast<uint64_t>(num_rows) - 1;
+    uint64_t outside = 0, decreasing = 0;  // signs add up without branches
+    int64_t before = begin == 0 ? -1 : rows[begin - 1], distinct = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = rows[i];
+      outside |= static_cast<uint64_t>(row) | (last - static_cast<uint64_t>(row));
+      decreasing |= static_cast<uint64_t>(row) - static_cast<uint64_t>(before);
+      distinct += row != before;
+      before = row;
+    }
+    if (outside >> 63 != 0) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (rows[i] < 0 || rows[i] >= num_rows) return first_bad.report(i);
+      }
+    }
+    if (decreasing >> 63 != 0) sorted = false;
+    slices[static_cast<size_t>(part)] = {begin, end, distinct, 0, begin == 0 ? 0 : rows[begin - 1] + 1, 0};
+  });
+  const int64_t bad = first_bad.position();
+  TSR_CHECK_INDEX(!first_bad.found(), kFillOp, ": indices[", bad, ", 0] must be in [0, ", num_rows, "), got ",
+                  rows[bad]);
+  int64_t distinct = 0;
+  for (size_t part = 0; part < slices.size(); ++part) {
+    slices[part].first_group = distinct;
+    distinct += slices[part].groups;
+    slices[part].end_row = part + 1 < slices.size() ? slices[part + 1].first_row : num_rows;
+  }
+  return {sorted, distinct, std::move(slices)};
+}
+
+// The i-th entry in the order of rows: of entries that are sorted as they are, and of grouped ones.
+struct InPlace {
+  int64_t operator()(int64_t i) const { return i; }
+};
+template <class U>
+struct Grouped {
+  const Item<U>* items;
+  int64_t operator()(int64_t i) const { return static_cast<int64_t>(items[i].payload); }
+};
+
+template <class U, class F>
+void with_grouped_rows(const Tensor& rows, int64_t num_rows, const F& f) {
+  const RowGroups<U> groups(kFillOp, rows, nullptr, num_rows, /*padding=*/-1, /*row_elements=*/1, GradientRows::kAll);
+  std::vector<Slice> slices = groups.slices();
+  int64_t done = 0;  // a slice without items does not say how many come before it
+  for (Slice& slice : slices) {
+    if (slice.begin == slice.end) slice.begin = slice.end = done;
+    done = slice.end;
+  }
+  f(groups.groups(), slices, Grouped<U>{groups.items()});
+}
+
+// Calls f(number of rows that have entries, slices, source) with the entries in the order of their rows.
+template <class F>
+void with_row_order(const Tensor& indices, int64_t num_rows, const F& f) {
+  const int64_t entries = indices.size(0);
+  const SortedRows scanned = scan_rows({indices.const_data_ptr<int64_t>(), indices.size(1)}, entries, num_rows);
+  if (scanned.sorted) return f(scanned.distinct, scanned.slices, InPlace{});
+  const Tensor rows = as_contiguous(torch::stable::select(indices, 1, 0));
+  // Rows are compared with `padding`, -1: all ones where they are unsigned.
+  if (std::max(num_rows, entries) < INT32_MAX) {
+    with_grouped_rows<uint32_t>(rows, num_rows, f);
+  } else {
+    with_grouped_rows<int64_t>(rows, num_rows, f);
+  }
+}
+
+// ---- Filling --------------------------------------------------------------------------------------------------------
+
+// How results are stored: plainly, or past the caches where they are larger than these.
+struct Plain {
+  template <class T>
+  void operator()(T* to, T value) const {
+    *to = value;
+  }
+  void finish() const {}
+};
+struct Streaming {
+  template <class T>
+  void operator()(T* to, T value) const {
+#if defined(__SSE2__)
+    if constexpr (sizeof(T) == 8) {
+      return _mm_stream_si64(reinterpret_cast<long long*>(to), static_cast<long long>(value));
+    } else if constexpr (sizeof(T) == 4) {
+      return _mm_stream_si32(reinterpret_cast<int*>(to), static_cast<int>(value));
+    }
+#endif
+    *to = value;
+  }
+  void finish() const {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+  }
+};
+
+template <class T>
+struct Entries {
+  int64_t rank;
+  const int64_t* indices;
+  const T* values;
+  T default_value;
+  int64_t* out_indices;
+  T* out_values;
+  bool* is_empty;        // by row
+  int64_t* reverse_map;  // by entry
+};
+
+// Writes the rows of a slice: the i-th entry in the order of rows is source(i). A row's entries may begin in the slice
+// before, which then has said already that it is not empty.
+template <int kRank, class T, class Source, class Store>
+void fill_slice(const Entries<T>& e, const Slice& slice, Source source, Store store) {
+  const int64_t rank = kRank ? kRank : e.rank;
+  int64_t row = slice.first_row;  // rows below it are done
+  int64_t out = slice.begin + slice.first_row - slice.first_group;
+  const auto fill_to = [&](int64_t end_row) {
+    for (; row < end_row; ++row, ++out) {
+      for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, d == 0 ? row : int64_t{0});
+      store(e.out_values + out, e.default_value);
+      e.is_empty[row] = true;
+    }
+  };
+  for (int64_t i = slice.begin; i < slice.end; ++i, ++out) {
+    const int64_t from = source(i), entry_row = e.indices[from * rank];
+    if (entry_row > row) fill_to(entry_row);
+    if (entry_row >= slice.first_row) e.is_empty[entry_row] = false;
+    row = entry_row + 1;
+    for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, e.indices[from * rank + d]);
+    store(e.out_values + out, e.values[from]);
+    store(e.reverse_map + from, out);
+  }
+  fill_to(slice.end_row);
+  store.finish();
+}
+
+template <class T, class Source, class Store>
+void fill_slices(const Entries<T>& entries, const std::vector<Slice>& slices, Source source, Store store) {
+  parallel_for(0, static_cast<int64_t>(slices.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      const Slice& slice = slices[static_cast<size_t>(s)];
+      const Entries<T> local = entries;
+      entries.rank == 1   ? fill_slice<1>(local, slice, source, store)
+      : entries.rank == 2 ? fill_slice<2>(local, slice, source, store)
+                          : fill_slice<0>(local, slice, source, store);
+    }
+  });
+}
+
+// ---- Gradient -------------------------------------------------------------------------------------------------------
+
+// Positions that are added up by themselves, before the sums are: the order does not depend on the threads.
+constexpr int64_t kSumBlock = 4096;
+
+template <class T>
+T sum_unvisited(const T* grad, const uint8_t* visited, int64_t n) {
+  using A = sum_t<T>;
+  const int64_t blocks = (n + kSumBlock - 1) / kSumBlock;
+  std::vector<A> sums(static_cast<size_t>(blocks), A(0));
+  parallel_for(0, blocks, kItemGrain / kSumBlock, [&, grad, visited](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      A sum(0);
+      for (int64_t j = block * kSumBlock; j < std::min(n, (block + 1) * kSumBlock); ++j) {
+        if (!visited[j]) sum += static_cast<A>(grad[j]);
+      }
+      sums[static_cast<size_t>(block)] = sum;
+    }
+  });
+  A total(0);
+  for (const A& sum : sums) total += sum;
+  return static_cast<T>(total);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tensor& indices_, const Tensor& values_,
+                                                                      int64_t num_rows, const Tensor& default_value) {
+  check_sparse_fill_empty_rows(indices_, values_, num_rows, default_value);
+  const Tensor indices = as_contiguous(indices_), values = as_contiguous(values_);
+  const int64_t entries = indices.size(0), rank = indices.size(1);
+  Tensor out_indices, out_values, is_empty, reverse_map;
+  with_row_order(indices, num_rows, [&](int64_t present, const std::vector<Slice>& slices, auto source) {
+    is_empty = new_empty(indices, {num_rows}, ScalarType::Bool);
+    const int64_t filled = entries + num_rows - present;
+    out_indices = new_empty(indices, {filled, rank}, ScalarType::Long);
+    out_values = new_empty(indices, {filled}, values.scalar_type());
+    reverse_map = new_empty(indices, {entries}, ScalarType::Long);
+    dispatch_element(kFillOp, values, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const Entries<T> all{rank,
+                           indices.const_data_ptr<int64_t>(),
+                           static_cast<const T*>(values.const_data_ptr()),
+                           *static_cast<const T*>(default_value.const_data_ptr()),
+                           out_indices.mutable_data_ptr<int64_t>(),
+                           static_cast<T*>(out_values.mutable_data_ptr()),
+                           is_empty.mutable_data_ptr<bool>(),
+                           reverse_map.mutable_data_ptr<int64_t>()};
+      const bool stream = filled * rank * static_cast<int64_t>(sizeof(int64_t)) >= kLargeBytes;
+      if (std::is_same_v<decltype(source), InPlace> && stream) {
+        fill_slices(all, slices, source, Streaming{});
+      } else {
+        fill_slices(all, slices, source, Plain{});
+      }
+    });
+  });
+  return {out_values, out_indices, is_empty, reverse_map};
+}
+
+std::tuple<Tensor, Tensor> sparse_fill_empty_rows_grad_cpu(const Tensor& reverse_index_map, const Tensor& grad_values) {
+  check_sparse_fill_empty_rows_grad(reverse_index_map, grad_values);
+  const Tensor map = as_contiguous(reverse_index_map), grad = as_contiguous(grad_values);
+  const int64_t entries = map.size(0), filled = grad.size(0);
+  const Tensor d_values = new_empty(grad, {entries}, grad.scalar_type());
+  const Tensor d_default = new_empty(grad, {}, grad.scalar_type());
+  dispatch_number(grad.scalar_type(), kGradOp, "grad_values", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t* positions = map.const_data_ptr<int64_t>();
+    const T* from = static_cast<const T*>(grad.const_data_ptr());
+    T* to = static_cast<T*>(d_values.mutable_data_ptr());
+    std::vector<uint8_t> visited(static_cast<size_t>(filled), 0);
+    FirstPosition first_bad;
+    parallel_for(0, entries, kItemGrain, [&, positions, from, to, filled](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t at = positions[i];
+        if (at < 0 || at >= filled) return first_bad.report(i);
+        to[i] = from[at];
+        // Threads that write the same byte write the same number.
+        __atomic_store_n(visited.data() + at, uint8_t{1}, __ATOMIC_RELAXED);
+      }
+    });
+    if (first_bad.found()) throw_bad_index(kGradOp, "reverse_index_map", map, first_bad.position(), filled);
+    *static_cast<T*>(d_default.mutable_data_ptr()) = sum_unvisited(from, visited.data(), filled);
+  });
+  return {d_values, d_default};
+}
+
+}  // namespace tsr
+
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
+  TSR_IMPL(m, "sparse_fill_empty_rows", &tsr::sparse_fill_empty_rows_cpu);
+  TSR_IMPL(m, "sparse_fill_empty_rows_grad", &tsr::sparse_fill_empty_rows_grad_cpu);
+}
