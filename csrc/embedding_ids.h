@@ -5,18 +5,19 @@
 // bag_offsets(row_ids [N], num_bags) -> offsets [num_bags + 1] int64: entry i is in bag row_ids[i].
 // * row_ids int32 or int64, any stride, not decreasing, in [0, num_bags): else ValueError.
 //
-// shard_rows(ids [...], shard_sizes, strategy, keep_negative) -> [...], dtype of ids: where a table that is split over
+// shard_rows(ids [...], shard_sizes, strategy, keep_padding) -> [...], dtype of ids: where a table that is split over
 // shards of shard_sizes[s] rows holds row `id`, as a row of the shards laid end to end (the shards' rows before it,
 // plus its row within its shard).
 // * strategy 0, "mod": shard id % n, row id / n of it. 1, "div": with q, e = divmod(sum of sizes, n), the first e
 // shards
 //   take q + 1 consecutive ids each and the others q. (Both are TensorFlow's partition strategies.) A shard's own size
 //   may be another than the strategy would give it.
-// * keep_negative: negative ids stay as they are. Otherwise they, and ids whose row their shard does not have, are
-//   errors: IndexError. ValueError: no shards, a negative size, a sum of sizes that the dtype of ids cannot hold.
+// * keep_padding: an id equal to the sum of sizes, the mark of pruned_bags, stays as it is. Negative ids, and ids whose
+//   row their shard does not have, are errors: IndexError (on CUDA such an id becomes that mark). ValueError: no
+//   shards, a negative size, a sum of sizes that the dtype of ids cannot hold.
 //
 // pruned_bags(ids [N], row_ids [N], weights [N]?, num_bags, num_embeddings, prune_weights, default_id?, with_positions)
-//   -> (indices [M], offsets [num_bags + 1] int64, weights [M] or [0], positions [N] or [0] int64)
+//   -> (weights [M] or [0], indices [M], offsets [num_bags + 1] int64, positions [N] or [0] int64)
 //   the entries ordered by row, stably; M = N, or N + num_bags with a default_id: then each bag has one entry more, its
 //   last. An entry with a negative id, and with prune_weights one whose weight is not > 0 (NaN too), is left out: it
 //   keeps its place, with num_embeddings, which is no row, for its index. (Give that as padding_idx to the lookup.)
@@ -27,7 +28,7 @@
 // * Errors: IndexError for row_ids outside [0, num_bags), for ids >= num_embeddings of entries that are not left out,
 //   for default_id outside [0, num_embeddings); ValueError for shapes, dtypes, prune_weights without weights, and where
 //   num_embeddings does not fit the dtype of ids. On CUDA an entry whose id or row is reported is left out.
-// * Gradient: of weights, grad[positions], which must be asked for.
+// * Gradient: of weights, grad[positions] where entries count, else 0; positions must be asked for.
 //
 // Determinism: integers, and copies of weights; the same on every run.
 // Source: tf.nn.embedding_lookup_sparse and tf.nn.safe_embedding_lookup_sparse, tf.sparse.fill_empty_rows.

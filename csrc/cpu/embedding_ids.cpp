@@ -63,16 +63,17 @@ int64_t element(const Tensor& ids, int64_t position) {
 }
 
 template <class I, Partition kStrategy>
-void map_to_shards(const I* ids, int64_t n, const std::vector<int64_t>& sizes, bool keep_negative, I* out,
+void map_to_shards(const I* ids, int64_t n, const std::vector<int64_t>& sizes, bool keep_padding, I* out,
                    FirstPosition& first_bad) {
   const ShardMap map = shard_map(sizes);
   std::vector<int64_t> firsts(sizes.size(), 0);
   std::partial_sum(sizes.begin(), sizes.end() - 1, firsts.begin() + 1);
-  parallel_for(0, n, kItemGrain, [&, ids, out, map, keep_negative](int64_t begin, int64_t end) {
+  const int64_t padding = keep_padding ? firsts.back() + sizes.back() : -1;
+  parallel_for(0, n, kItemGrain, [&, ids, out, map, padding](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t id = static_cast<int64_t>(ids[i]);
-      if (id < 0) {
-        if (!keep_negative) return first_bad.report(i);
+      if (id < 0) return first_bad.report(i);
+      if (id == padding) {
         out[i] = ids[i];
         continue;
       }
@@ -152,7 +153,7 @@ Tensor bag_offsets_cpu(const Tensor& row_ids, int64_t num_bags) {
 }
 
 Tensor shard_rows_cpu(const Tensor& ids_, const std::vector<int64_t>& shard_sizes, int64_t strategy,
-                      bool keep_negative) {
+                      bool keep_padding) {
   const char* op = "shard_rows";
   const Partition partition = check_shard_rows(ids_, shard_sizes, strategy);
   const Tensor ids = as_contiguous(ids_);
@@ -164,7 +165,7 @@ Tensor shard_rows_cpu(const Tensor& ids_, const std::vector<int64_t>& shard_size
     using I = typename decltype(tag)::type;
     const auto map =
         partition == Partition::kMod ? map_to_shards<I, Partition::kMod> : map_to_shards<I, Partition::kDiv>;
-    map(ids.const_data_ptr<I>(), ids.numel(), shard_sizes, keep_negative, out.mutable_data_ptr<I>(), first_bad);
+    map(ids.const_data_ptr<I>(), ids.numel(), shard_sizes, keep_padding, out.mutable_data_ptr<I>(), first_bad);
   });
   TSR_CHECK_INDEX(!first_bad.found(), op, ": ids[", first_bad.position(), "] must name a row that its shard has, got ",
                   element(torch::stable::reshape(ids, {-1}), first_bad.position()));
@@ -230,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cpu(const Tensor& ids_, c
   if (default_id) {
     for (int64_t b = 0; b <= num_bags; ++b) starts[b] += b;
   }
-  return {indices, offsets, weights_out, positions};
+  return {weights_out, indices, offsets, positions};
 }
 
 }  // namespace tsr

@@ -21,7 +21,7 @@ def _(row_ids: Tensor, num_bags: int) -> Tensor:
 
 
 @torch.library.register_fake("torchsparse_rec::shard_rows")
-def _(ids: Tensor, shard_sizes: list[int], strategy: int, keep_negative: bool) -> Tensor:
+def _(ids: Tensor, shard_sizes: list[int], strategy: int, keep_padding: bool) -> Tensor:
     return ids.new_empty(ids.shape)
 
 
@@ -39,9 +39,9 @@ def _(
     n = ids.shape[0]
     total = n if default_id is None else n + num_bags
     return (
+        ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total),
         ids.new_empty(total),
         ids.new_empty(num_bags + 1, dtype=torch.int64),
-        ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total),
         ids.new_empty(n if with_positions else 0, dtype=torch.int64),
     )
 
@@ -90,18 +90,21 @@ _AUTOGRAD.impl("shard_rows", torch.library.fallthrough_kernel)
 
 
 def _pruned_bags_setup_context(ctx, inputs, output) -> None:
-    indices, offsets, _, positions = output
+    _, indices, offsets, positions = output
     ctx.mark_non_differentiable(indices, offsets, positions)
     ctx.set_materialize_grads(False)
-    ctx.with_positions = inputs[-1]
-    ctx.save_for_backward(positions)
+    ctx.num_embeddings, ctx.with_positions = inputs[4], inputs[7]
+    ctx.save_for_backward(indices, positions)
 
 
-def _pruned_bags_backward(ctx, _indices, _offsets, weights_grad, _positions):
+def _pruned_bags_backward(ctx, weights_grad, _indices, _offsets, _positions):
     if not ctx.with_positions:
         raise RuntimeError("pruned_bags: with_positions must be True for the gradient of weights")
-    (positions,) = ctx.saved_tensors
-    grad = None if weights_grad is None else weights_grad.index_select(0, positions)
+    indices, positions = ctx.saved_tensors
+    if weights_grad is None:
+        return (None,) * 8
+    left_out = indices.index_select(0, positions) == ctx.num_embeddings
+    grad = weights_grad.index_select(0, positions).masked_fill(left_out, 0.0)
     return None, None, grad, None, None, None, None, None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _embedding_shards as _embedding_shards  # registers what this module calls
 from . import _reduction
-from .embedding import embedding, embedding_bag
+from .embedding import embedding
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 
@@ -70,7 +70,7 @@ def embedding_lookup(
     if len(flat) == 1 and max_norm is None:
         rows = embedding(flat[0], ids, sparse=sparse)
     else:
-        places = _places(flat, ids, partition_strategy, keep_negative=False)
+        places = _places(flat, ids, partition_strategy, keep_padding=False)
         arguments = (None, None, _reduction.SUM, _NO_PADDING, _clip(max_norm), sparse)
         rows = _ops.embedding_bag_shards.default(flat, places.reshape(-1), *arguments)
     return rows.reshape(*ids.shape, *shards[0].shape[1:])
@@ -136,7 +136,7 @@ def embedding_lookup_sparse(
         offsets = _ops.bag_offsets.default(*_rows_of(row_ids, num_rows))
     elif row_ids is not None or num_rows is not None:
         raise ValueError("row_ids and num_rows must be None where offsets are given")
-    places = _places(flat, ids, partition_strategy, keep_negative=False)
+    places = _places(flat, ids, partition_strategy, keep_padding=False)
     pooled = _pool(flat, places, offsets, weights, mode, _NO_PADDING, max_norm, sparse)
     return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
@@ -203,12 +203,8 @@ def safe_embedding_lookup_sparse(
         row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
     row_ids, num_rows = _rows_of(row_ids, num_rows)
     total = sum(shard.shape[0] for shard in flat)
-    if default_id is not None and len(flat) > 1:
-        if not 0 <= default_id < total:
-            raise IndexError(f"default_id must be in [0, {total}), got {default_id}")
-        default_id = _default_place(flat, default_id, partition_strategy)
-    indices, offsets, kept_weights, _ = _ops.pruned_bags.default(
-        _places(flat, ids, partition_strategy, keep_negative=True),
+    kept_weights, indices, offsets, _ = _ops.pruned_bags.default(
+        ids,
         row_ids,
         weights,
         num_rows,
@@ -218,7 +214,8 @@ def safe_embedding_lookup_sparse(
         weights is not None and weights.requires_grad,
     )
     weights = None if weights is None else kept_weights
-    pooled = _pool(flat, indices, offsets, weights, mode, total, max_norm, sparse)
+    places = _places(flat, indices, partition_strategy, keep_padding=True)
+    pooled = _pool(flat, places, offsets, weights, mode, total, max_norm, sparse)
     return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
 
@@ -255,19 +252,14 @@ def _rows_of(row_ids: Tensor | None, num_rows: int | None) -> tuple[Tensor, int]
     return row_ids, num_rows
 
 
-def _places(shards: list[Tensor], ids: Tensor, partition_strategy: str, keep_negative: bool) -> Tensor:
+def _places(shards: list[Tensor], ids: Tensor, partition_strategy: str, keep_padding: bool) -> Tensor:
     """The ids as rows of the shards laid end to end."""
     if len(shards) == 1:
         return ids
     if partition_strategy not in _STRATEGIES:
         raise ValueError(f"partition_strategy must be 'mod' or 'div', got {partition_strategy!r}")
     sizes = [shard.shape[0] for shard in shards]
-    return _ops.shard_rows.default(ids, sizes, _STRATEGIES[partition_strategy], keep_negative)
-
-
-def _default_place(shards: list[Tensor], default_id: int, partition_strategy: str) -> int:
-    """The same of one id, on the host: a tensor of it would have to be read back."""
-    return int(_places(shards, torch.tensor([default_id]), partition_strategy, keep_negative=False))
+    return _ops.shard_rows.default(ids, sizes, _STRATEGIES[partition_strategy], keep_padding)
 
 
 def _pool(
