@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import reference_hash
+import reference_embedding_lookup
 import torch
 from reference_segment_rows import (
     segment_reduce,
@@ -261,6 +262,7 @@ REFERENCES: dict[str, Callable] = {
         embedding_sparse_backward,
         embedding_weights_backward,
         row_update,
+        *reference_embedding_lookup.FUNCTIONS,
     )
 }
 REFERENCES |= SPARSE_TENSOR_REFERENCES

@@ -54,7 +54,7 @@ def segment_reduce(
     if not (sparse_gradient and torch.is_grad_enabled() and data.requires_grad):
         return _FORWARD[reduction](data, indices, segment_ids, num_segments)
     if data.is_leaf:
-        _keep_coalesced(data)
+        keep_coalesced(data)
     return _SparseGradient.apply(data, indices, segment_ids, num_segments, reduction)
 
 
@@ -125,7 +125,7 @@ class _SparseGradient(torch.autograd.Function):
 _HOOKED = WeakIdKeyDictionary()
 
 
-def _keep_coalesced(data: Tensor) -> None:
+def keep_coalesced(data: Tensor) -> None:
     """
     Have ``data.grad`` marked as coalesced when its rows are sorted and unique.
 

@@ -6,6 +6,9 @@ from .hash import cross_hashed as cross_hashed
 from .hash import fingerprint64 as fingerprint64
 from .hash import string_fingerprint64 as string_fingerprint64
 from .hash import string_to_hash_bucket as string_to_hash_bucket
+from .embedding_lookup import embedding_lookup as embedding_lookup
+from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
+from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
 from .hash import string_to_hash_bucket_strong as string_to_hash_bucket_strong
 from .hash import to_hash_bucket as to_hash_bucket
