@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-import reference_hash
 import reference_embedding_lookup
+import reference_hash
 import torch
+from reference_row_update import row_update
 from reference_segment_rows import (
     segment_reduce,
     segment_reduce_backward,
     unsorted_segment_reduce,
     unsorted_segment_reduce_backward,
 )
-from reference_row_update import row_update
 from reference_sparse_tensor import SPARSE_TENSOR_REFERENCES
 from torch import Tensor
 

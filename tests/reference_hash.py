@@ -223,9 +223,7 @@ def _rows(values: Tensor, offsets: Tensor) -> Iterator[list[int]]:
             yield values[a:b].tolist()
 
 
-def cross_hashed(
-    values: list[Tensor], offsets: list[Tensor], num_buckets: int, hash_key: int
-) -> tuple[Tensor, Tensor]:
+def cross_hashed(values: list[Tensor], offsets: list[Tensor], num_buckets: int, hash_key: int) -> tuple[Tensor, Tensor]:
     crosses, bounds = [], [0]
     columns = [_rows(*column) for column in zip(values, offsets, strict=True)]
     for row in zip(*columns, strict=True):

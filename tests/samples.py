@@ -25,10 +25,9 @@ from samples_embedding_lookup import (
     shards_samples,
     shards_weights_backward_samples,
 )
-from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
-from samples_row_update import row_update_samples
 from samples_hash import cross_samples, integer_hash_samples, string_hash_samples
 from samples_integers import unique_samples
+from samples_row_update import row_update_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
     gradient_segment_rows_samples,
@@ -36,6 +35,7 @@ from samples_segment_rows import (
     segment_reduce_samples,
     unsorted_segment_reduce_backward_samples,
     unsorted_segment_reduce_samples,
+)
 from samples_sparse_tensor import (
     dense_samples,
     fill_grad_samples,
