@@ -1,5 +1,6 @@
 """Operators on tensors: one module per family."""
 
+from . import _vmap as _vmap
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
@@ -15,3 +16,5 @@ from .segment import sparse_segment_sum_grad as sparse_segment_sum_grad
 from .segment import sparse_segment_sum_grad_v2 as sparse_segment_sum_grad_v2
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts
+
+_vmap.register_the_others()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
+from ._vmap import elementwise
 
 if TYPE_CHECKING:
     import pyarrow
@@ -226,3 +227,5 @@ def _string_to_hash_bucket_fast_fake(bytes: Tensor, offsets: Tensor, num_buckets
 # Integers in, integers out: autograd has nothing to do.
 for _name in ("to_hash_bucket_fast", "string_to_hash_bucket_fast"):
     _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+elementwise("to_hash_bucket_fast")
