@@ -3,6 +3,7 @@ Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found,
 
 TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library (auto, the default: if nvcc is found; 1: fail if not)
 TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default "8.0;9.0+PTX")
+TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, as build/sanitized/torchsparse_rec/_C.so
 CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
@@ -19,6 +20,8 @@ ROOT = Path(__file__).resolve().parent
 # The oldest torch whose stable ABI is used: 2.10. See csrc/abi.h.
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 COMMON_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", TARGET]
+SANITIZE = os.environ.get("TORCHSPARSE_REC_SANITIZE") == "1"
+SANITIZE_FLAGS = ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 
 def find_cuda_home() -> str | None:
@@ -75,9 +78,9 @@ def cpu_extension() -> CppExtension:
             "-fno-math-errno",
             "-fno-trapping-math",
             "-Wno-maybe-uninitialized",
-            "-g0",
+            *(SANITIZE_FLAGS if SANITIZE else ["-g0"]),
         ],
-        extra_link_args=["-s"],
+        extra_link_args=SANITIZE_FLAGS if SANITIZE else ["-s"],
     )
 
 
@@ -110,7 +113,7 @@ def cuda_extension(home: str) -> CppExtension:
 
 def extensions() -> list[CppExtension]:
     """_C always; _C_cuda as TORCHSPARSE_REC_CUDA says."""
-    wish = os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
+    wish = "0" if SANITIZE else os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
     if wish not in {"0", "1", "auto"}:
         raise ValueError(f"TORCHSPARSE_REC_CUDA must be 0, 1 or auto, got {wish!r}")
     home = find_cuda_home() if wish != "0" else None
@@ -133,9 +136,11 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
     """One folder of objects for pip, wheels and setup.py: what has not changed is not compiled again."""
 
     def finalize_options(self) -> None:
-        """The usual options, but for the temporary folder that pip would choose."""
+        """The usual options, but for the temporary folder that pip would choose; what is sanitized stays apart."""
         super().finalize_options()
-        self.build_temp = "build/temp"
+        self.build_temp = "build/sanitized/temp" if SANITIZE else "build/temp"
+        if SANITIZE:
+            self.build_lib, self.inplace = "build/sanitized", False
 
     def build_extensions(self) -> None:
         """Compile .cu files again when a header has changed: torch's ninja file only sees to it if torch has CUDA."""

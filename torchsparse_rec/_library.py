@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 import warnings
@@ -61,7 +62,8 @@ def _load_cuda(library: Path) -> str:
 
 def _load() -> str:
     """Load ``_C.so``, and ``_C_cuda.so`` where torch has CUDA. Returns what became of the CUDA library, in words."""
-    library = _FOLDER / "_C.so"
+    # A test may name another build of it (`make sanitize`).
+    library = Path(os.environ.get("TORCHSPARSE_REC_LIBRARY", _FOLDER / "_C.so"))
     if not library.exists():
         raise ImportError(
             f"torchsparse_rec is not built: {library} is missing. Build it with `pip install -e .` in the source folder"

@@ -1,5 +1,6 @@
 """Operators on tensors: one module per family."""
 
+from . import _vmap as _vmap
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
 from .embedding_lookup import embedding_lookup as embedding_lookup
@@ -65,3 +66,5 @@ from .sparse_tensor import sparse_retain as sparse_retain
 from .sparse_tensor import sparse_to_dense as sparse_to_dense
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts
+
+_vmap.register_the_others()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from ._hash_inputs import Hashable, Hashes, hash_any
+from ._vmap import elementwise
 
 __all__ = [
     "cross_hashed",
@@ -403,4 +404,5 @@ for _name in ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "
     torch.library.register_fake(f"torchsparse_rec::string_{_name}", _strings_fake)
     _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
     _REGISTRATIONS.impl(f"string_{_name}", torch.library.fallthrough_kernel, "Autograd")
+    elementwise(_name)
 _REGISTRATIONS.impl("cross_hashed", torch.library.fallthrough_kernel, "Autograd")

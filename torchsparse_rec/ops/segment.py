@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import _library as _library  # loads the schemas
 from . import _reduction
 from ._autograd import differentiable
+from ._vmap import columns
 from .embedding import embedding_bag
 
 __all__ = [
@@ -436,3 +437,7 @@ _sparse_segment_reduce_grad = differentiable("sparse_segment_reduce_grad", _grad
 _sparse_segment_reduce_grad_v2 = differentiable(
     "sparse_segment_reduce_grad_v2", _grad_v2_backward, _grad_v2_setup_context
 )
+
+columns("sparse_segment_reduce")
+columns("sparse_segment_reduce_grad")
+columns("sparse_segment_reduce_grad_v2", results=(True, False))

@@ -1,0 +1,131 @@
+"""
+What ``torch.vmap`` makes of the operators.
+
+Every operator has a rule. Unless its family says more by :func:`elementwise` or :func:`columns`, it is called once per
+element of the batch and the results are stacked; what it writes into must be batched. Results whose sizes depend on
+values, which differ within the batch, are an error that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+
+_NAMESPACE = "torchsparse_rec"
+_Rule = Callable[..., tuple[Any, Any]]
+_RULED: set[str] = set()
+
+
+def elementwise(name: str) -> None:
+    """The batch is one more dimension of argument 0, the operator's only tensor: one call."""
+
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+        return _operator(name)(*arguments), in_dims[0]
+
+    _register(name, rule)
+
+
+def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
+    """
+    Where argument 0 alone is batched, the batch is one more trailing column of each of its rows: one call.
+
+    Args:
+        name: of the operator, which treats every column of ``[V, ...]`` alike.
+        results: which of its results have those columns; default: its one result.
+    """
+
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+        data, dim = arguments[0], in_dims[0]
+        if dim is None or any(other is not None for other in in_dims[1:]) or data.dim() < 2:
+            return _one_by_one(name, info, in_dims, arguments)
+        output = _operator(name)(data.movedim(dim, -1).contiguous(), *arguments[1:])
+        if results is None:
+            return output, output.dim() - 1
+        dims = tuple(x.dim() - 1 if has else None for x, has in zip(output, results, strict=True))
+        return output, dims
+
+    _register(name, rule)
+
+
+def register_the_others() -> None:
+    """Give the default rule to every operator that has tensors and none yet."""
+    for qualified in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = qualified.partition("::")
+        if namespace == _NAMESPACE and name not in _RULED and _operator(name)._schema.arguments:
+            _register(name, _default(name))
+
+
+def _default(name: str) -> _Rule:
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+        return _one_by_one(name, info, in_dims, arguments)
+
+    return rule
+
+
+def _operator(name: str) -> Any:
+    return getattr(torch.ops.torchsparse_rec, name).default
+
+
+def _register(name: str, rule: _Rule) -> None:
+    _RULED.add(name)
+    torch.library.register_vmap(f"{_NAMESPACE}::{name}", rule)
+
+
+def _one_by_one(
+    name: str, info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]
+) -> tuple[Any, tuple[int, ...] | int | None]:
+    """One call per element of the batch."""
+    if info.batch_size == 0:
+        raise ValueError(f"{name}: torch.vmap must have a batch of at least 1, got 0")
+    written = _written(name, in_dims)
+    calls = []
+    for index in range(info.batch_size):
+        mine = [_select(x, dim, index) for x, dim in zip(arguments, in_dims, strict=True)]
+        shapes = {argument: list(mine[place].shape) for place, argument in written.items()}
+        calls.append(_operator(name)(*mine))
+        for place, argument in written.items():
+            if list(mine[place].shape) != shapes[argument]:
+                raise ValueError(
+                    f"{name}: {argument} must have the shape {list(mine[place].shape)} of the result before"
+                    f" torch.vmap, got {shapes[argument]}"
+                )
+    if calls[0] is None:
+        return None, None
+    if isinstance(calls[0], Tensor):
+        return _stacked(name, calls), 0
+    return tuple(_stacked(name, results) for results in zip(*calls, strict=True)), (0,) * len(calls[0])
+
+
+def _written(name: str, in_dims: Sequence[Any]) -> dict[int, str]:
+    """The names of the tensors that the operator writes, by place; all must be batched."""
+    result = {}
+    for place, argument in enumerate(_operator(name)._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            if in_dims[place] is None:
+                raise ValueError(
+                    f"{name}: {argument.name} is written to, so torch.vmap must batch it too (in_dims); got one tensor"
+                )
+            result[place] = argument.name
+    return result
+
+
+def _select(value: Any, dim: Any, index: int) -> Any:
+    """The part of an argument that belongs to one element of the batch."""
+    if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
+        return [_select(x, d, index) for x, d in zip(value, dim, strict=True)]
+    return value if dim is None else value.select(dim, index)
+
+
+def _stacked(name: str, results: Sequence[Tensor]) -> Tensor:
+    shapes = {tuple(x.shape) for x in results}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name}: torch.vmap cannot stack results of the shapes {sorted(shapes)}, which depend on values: call it"
+            " in a loop over the batch"
+        )
+    return torch.stack(list(results))
