@@ -8,7 +8,9 @@
 //   without entries, and a zero denominator, give zero (TensorFlow's div_no_nan). max: the first of equal values wins,
 //   a NaN wins over everything; argmax [B, D] int64 holds the winning position i, or -1 for an empty bag. In the other
 //   modes argmax is empty, [0].
-// * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. padding_idx < 0 means none.
+// * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. padding_idx < 0 means none; V, which
+// is
+//   no row, is allowed too: then index V, which is otherwise an error, marks entries that are left out.
 // * dtypes: weight float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices int32 or int64;
 //   per_sample_weights have the dtype of weight.
 // * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights (also
@@ -42,6 +44,17 @@ inline void check_embedding_weight(const char* op, const Tensor& weight) {
 
 inline void check_padding_idx(const char* op, int64_t padding_idx, int64_t num_embeddings) {
   TSR_CHECK_VALUE(padding_idx < num_embeddings, op, ": padding_idx must be < ", num_embeddings, ", got ", padding_idx);
+}
+
+// Of bags, padding_idx may also be num_embeddings: no row, but an index for entries that are left out.
+inline void check_bag_padding(const char* op, int64_t padding_idx, int64_t num_embeddings) {
+  TSR_CHECK_VALUE(padding_idx <= num_embeddings, op, ": padding_idx must be <= ", num_embeddings, ", got ",
+                  padding_idx);
+}
+
+// Indices of bags must be below this.
+inline int64_t index_bound(int64_t num_embeddings, int64_t padding_idx) {
+  return num_embeddings + (padding_idx == num_embeddings ? 1 : 0);
 }
 
 inline void check_embedding(const Tensor& weight, const Tensor& indices, int64_t padding_idx) {
@@ -82,7 +95,7 @@ inline Reduction check_embedding_bag(const Tensor& weight, const Tensor& indices
   const char* op = "embedding_bag";
   check_embedding_weight(op, weight);
   check_bags(op, "weight", weight, indices, offsets, per_sample_weights);
-  check_padding_idx(op, padding_idx, weight.size(0));
+  check_bag_padding(op, padding_idx, weight.size(0));
   const Reduction reduction = check_reduction(op, mode, /*allow_max=*/true);
   TSR_CHECK_VALUE(!(per_sample_weights && reduction == Reduction::kMax), op,
                   ": per_sample_weights must be None in mode max");
@@ -101,7 +114,7 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
   const int64_t bags = offsets ? offsets->size(0) - 1 : indices.size(0);
   TSR_CHECK_VALUE(grad.size(0) == bags, op, ": grad must have one row per bag, ", bags, ", got ", grad.size(0));
   TSR_CHECK_VALUE(num_embeddings >= 0, op, ": num_embeddings must be >= 0, got ", num_embeddings);
-  check_padding_idx(op, padding_idx, num_embeddings);
+  check_bag_padding(op, padding_idx, num_embeddings);
   const Reduction reduction = check_reduction(op, mode, /*allow_max=*/true);
   if (reduction == Reduction::kMax) {
     TSR_CHECK_VALUE(offsets && argmax && !per_sample_weights, op,
@@ -117,13 +130,13 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
   return reduction;
 }
 
-inline Reduction check_embedding_weights_backward(const Tensor& grad, const Tensor& weight, const Tensor& indices,
-                                                  const Tensor& offsets, const Tensor& per_sample_weights,
-                                                  const Tensor& output, int64_t mode, int64_t padding_idx) {
-  const char* op = "embedding_weights_backward";
-  check_embedding_weight(op, weight);
+// weight: the table, or one of its shards; it has num_embeddings rows in all.
+inline Reduction check_pooled_weights_backward(const char* op, const Tensor& grad, const Tensor& weight,
+                                               int64_t num_embeddings, const Tensor& indices, const Tensor& offsets,
+                                               const Tensor& per_sample_weights, const Tensor& output, int64_t mode,
+                                               int64_t padding_idx) {
   check_bags(op, "weight", weight, indices, offsets, per_sample_weights);
-  check_padding_idx(op, padding_idx, weight.size(0));
+  check_bag_padding(op, padding_idx, num_embeddings);
   for (const Tensor* x : {&grad, &output}) {
     TSR_CHECK_VALUE(x->dim() == 2 && x->size(0) == offsets.size(0) - 1 && x->size(1) == weight.size(1) &&
                         x->scalar_type() == weight.scalar_type(),
@@ -132,6 +145,15 @@ inline Reduction check_embedding_weights_backward(const Tensor& grad, const Tens
     check_same_device(op, "grad and output", *x, "weight", weight);
   }
   return check_reduction(op, mode, /*allow_max=*/false);
+}
+
+inline Reduction check_embedding_weights_backward(const Tensor& grad, const Tensor& weight, const Tensor& indices,
+                                                  const Tensor& offsets, const Tensor& per_sample_weights,
+                                                  const Tensor& output, int64_t mode, int64_t padding_idx) {
+  const char* op = "embedding_weights_backward";
+  check_embedding_weight(op, weight);
+  return check_pooled_weights_backward(op, grad, weight, weight.size(0), indices, offsets, per_sample_weights, output,
+                                       mode, padding_idx);
 }
 
 }  // namespace tsr

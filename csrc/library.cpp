@@ -44,6 +44,19 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "embedding_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets,"
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx) -> Tensor");
+  m.def("bag_offsets(Tensor row_ids, SymInt num_bags) -> Tensor");
+  m.def("shard_rows(Tensor ids, SymInt[] shard_sizes, int strategy, bool keep_padding) -> Tensor");
+  m.def(
+      "pruned_bags(Tensor ids, Tensor row_ids, Tensor? weights, SymInt num_bags, SymInt num_embeddings,"
+      " bool prune_weights, SymInt? default_id, bool with_positions)"
+      " -> (Tensor weights, Tensor indices, Tensor offsets, Tensor positions)");
+  m.def(
+      "embedding_bag_shards(Tensor[] params, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, int mode,"
+      " SymInt padding_idx, float max_norm, bool sparse) -> Tensor");
+  m.def(
+      "embedding_bag_shards_weights_backward(Tensor grad, Tensor[] params, Tensor indices, Tensor offsets,"
+      " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx, float max_norm) -> Tensor");
+  m.def("clip_rows_backward(Tensor grad, Tensor[] params, Tensor? rows, float max_norm) -> Tensor");
 
   // device: what the machine offers, and errors that CUDA kernels recorded
   m.def("cpu_level() -> int");

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import reference_embedding_lookup
 import torch
 from torch import Tensor
 
@@ -358,5 +359,6 @@ REFERENCES: dict[str, Callable] = {
         embedding_dense_backward,
         embedding_sparse_backward,
         embedding_weights_backward,
+        *reference_embedding_lookup.FUNCTIONS,
     )
 }

@@ -29,8 +29,14 @@ class Sample:
         return f"{self.operator}-{self.name}"
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
-        """The same call with changed tensors."""
-        return replace(self, arguments=tuple(change(x) if isinstance(x, Tensor) else x for x in self.arguments))
+        """The same call with changed tensors, those in lists too."""
+
+        def changed(x: object) -> object:
+            if isinstance(x, Tensor):
+                return change(x)
+            return [changed(y) for y in x] if isinstance(x, list) else x
+
+        return replace(self, arguments=tuple(map(changed, self.arguments)))
 
     def to(self, device: str) -> Sample:
         """The same call on another device, in tensors of its own."""

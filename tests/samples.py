@@ -14,6 +14,17 @@ from samples_embedding import (
     gradient_embedding_samples,
     weights_backward_samples,
 )
+from samples_embedding_lookup import (
+    bag_offsets_samples,
+    clip_backward_samples,
+    gradient_clip_samples,
+    gradient_pruned_bags_samples,
+    gradient_shards_samples,
+    pruned_bags_samples,
+    shard_rows_samples,
+    shards_samples,
+    shards_weights_backward_samples,
+)
 from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 
@@ -32,6 +43,14 @@ SAMPLES: dict[str, list[Sample]] = {
     "embedding_dense_backward": list(backward_samples("embedding_dense_backward")),
     "embedding_sparse_backward": list(backward_samples("embedding_sparse_backward")),
     "embedding_weights_backward": list(weights_backward_samples("embedding_weights_backward")),
+    "bag_offsets": list(bag_offsets_samples("bag_offsets")),
+    "shard_rows": list(shard_rows_samples("shard_rows")),
+    "pruned_bags": list(pruned_bags_samples("pruned_bags")),
+    "embedding_bag_shards": list(shards_samples("embedding_bag_shards")),
+    "embedding_bag_shards_weights_backward": list(
+        shards_weights_backward_samples("embedding_bag_shards_weights_backward")
+    ),
+    "clip_rows_backward": list(clip_backward_samples("clip_rows_backward")),
 }
 
 GRADIENT_SAMPLES: dict[str, list[Sample]] = {
@@ -43,4 +62,8 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
     "embedding_dense_backward": list(gradient_bag_samples("embedding_dense_backward")),
     "embedding_sparse_backward": list(gradient_bag_samples("embedding_sparse_backward")),
     "embedding_weights_backward": list(gradient_bag_samples("embedding_weights_backward")),
+    "pruned_bags": list(gradient_pruned_bags_samples("pruned_bags")),
+    "embedding_bag_shards": list(gradient_shards_samples("embedding_bag_shards")),
+    "embedding_bag_shards_weights_backward": list(gradient_shards_samples("embedding_bag_shards_weights_backward")),
+    "clip_rows_backward": list(gradient_clip_samples("clip_rows_backward")),
 }

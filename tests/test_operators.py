@@ -148,7 +148,10 @@ def test_operator_has_a_cpu_kernel_and_a_fake_kernel(name: str) -> None:
 @each_representative
 def test_opcheck(sample: Sample, device: str) -> None:
     places = _differentiable(sample)
-    arguments = [x.requires_grad_() if i in places else x for i, x in enumerate(sample.to(device).arguments)]
+    arguments = sample.to(device).arguments
+    for i in places:
+        for x in _tensors_of(arguments[i]):
+            x.requires_grad_()
     torch.library.opcheck(operator(sample.operator), arguments)
 
 
@@ -177,6 +180,10 @@ DIFFERENTIABLE = {
     "embedding_dense_backward": (0, 3),
     "embedding_sparse_backward": (0, 3),
     "embedding_weights_backward": (0, 1, 4, 5),
+    "pruned_bags": (2,),
+    "embedding_bag_shards": (0, 3),
+    "embedding_bag_shards_weights_backward": (0, 1, 4, 5),
+    "clip_rows_backward": (0, 1),
 }
 
 
@@ -184,17 +191,27 @@ def _differentiable(sample: Sample) -> list[int]:
     return [i for i in DIFFERENTIABLE.get(sample.operator, ()) if sample.arguments[i] is not None]
 
 
+def _tensors_of(argument: Tensor | list[Tensor]) -> list[Tensor]:
+    return argument if isinstance(argument, list) else [argument]
+
+
 def _as_function(sample: Sample) -> tuple[Callable, list[Tensor]]:
     """The floating results as a function of the differentiable arguments alone."""
     places = _differentiable(sample)
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(places, values, strict=True))
-        arguments = [given.get(i, x) for i, x in enumerate(sample.arguments)]
+        rest = iter(values)
+
+        def given(i: int, x: object) -> object:
+            if i not in places:
+                return x
+            return [next(rest) for _ in x] if isinstance(x, list) else next(rest)
+
+        arguments = [given(i, x) for i, x in enumerate(sample.arguments)]
         results = operator(sample.operator)(*arguments)
         return tuple(x for x in (results if isinstance(results, tuple) else (results,)) if x.is_floating_point())
 
-    return function, [sample.arguments[i].clone().requires_grad_() for i in places]
+    return function, [x.clone().requires_grad_() for i in places for x in _tensors_of(sample.arguments[i])]
 
 
 def test_every_differentiable_operator_has_smooth_samples() -> None:
@@ -267,6 +284,20 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
     "embedding_bag_max": (
         lambda weight, ids, offsets: ops.embedding_bag(weight, ids, offsets, mode="max", scale_grad_by_freq=True),
         lambda size: _bags(size)[:3],
+    ),
+    "embedding_lookup": (
+        lambda one, two, ids: ops.embedding_lookup([one, two], ids, partition_strategy="div", max_norm=1.0),
+        lambda size: (_segments(size)[0], *_segments(size)[:2]),
+    ),
+    "embedding_lookup_sparse": (
+        lambda weight, ids, rows, n: ops.embedding_lookup_sparse(weight, ids, rows, num_rows=n, combiner="sqrtn"),
+        _forward,
+    ),
+    "safe_embedding_lookup_sparse": (
+        lambda one, ids, offsets, w: ops.safe_embedding_lookup_sparse(
+            [one, 2 * one], ids - 1, offsets=offsets, weights=w, default_id=1, max_norm=1.0
+        ),
+        _bags,
     ),
 }
 

@@ -29,39 +29,23 @@ void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I
   });
 }
 
-// Pools all bags in blocks: a thread decodes a block into its scratch (or finds it usable as it is) and pools it.
 template <class T, class I>
 void pool_bags(const Tensor& weight, const Bags<T, I>& bags, Reduction reduction, T* out, int64_t* argmax,
                FirstPosition& first_bad, FirstPosition& first_nan) {
   using R = typename Bags<T, I>::Row;
   const int64_t dim = weight.size(1);
   const T* table = weight.const_data_ptr<T>();
-  const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 16;
-  const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
-  std::vector<BagScratch<T, R>> scratch;
-  for (int64_t worker = 0; worker < workers; ++worker) {
-    scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
-  }
   const RowLoops<T, R>& loops = row_loops<T, R>();
-  const bool stream = bags.count() * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
-  parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
-    BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
-    const int64_t end = ranges[static_cast<size_t>(task + 1)];
-    for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {
-      next = bags.block_end(b, end);
-      if (!bags.check(b, next, weight.size(0), first_bad, first_nan)) continue;  // an earlier offender may follow
-      PoolArguments<T, R> arguments = bags.decode(b, next, reduction, mine);
-      arguments.table = table;
-      arguments.dim = dim;
-      arguments.out = out + b * dim;
-      arguments.stream = stream;
-      if (reduction == Reduction::kMax) {
-        loops.pool_max(arguments, mine.positions.data(), argmax + b * dim);
-      } else {
-        loops.pool(arguments);
-      }
-    }
-  });
+  for_each_block(bags, dim, weight.size(0), reduction, first_bad, first_nan,
+                 [&](int64_t, int64_t b, PoolArguments<T, R> arguments, const BagScratch<T, R>& scratch) {
+                   arguments.table = table;
+                   arguments.out = out + b * dim;
+                   if (reduction == Reduction::kMax) {
+                     loops.pool_max(arguments, scratch.positions.data(), argmax + b * dim);
+                   } else {
+                     loops.pool(arguments);
+                   }
+                 });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Gradients of the lookups with respect to the table and to per_sample_weights.
+// Gradients of the lookups with respect to the table.
 #include "../embedding.h"
 #include "embedding_bags.h"
 #include "gradient.h"
@@ -127,57 +127,9 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, con
   return {out, rows};
 }
 
-Tensor embedding_weights_backward_cpu(const Tensor& grad_, const Tensor& weight_, const Tensor& indices_,
-                                      const Tensor& offsets, const Tensor& per_sample_weights_, const Tensor& output_,
-                                      int64_t mode, int64_t padding_idx) {
-  const char* op = "embedding_weights_backward";
-  const Reduction reduction = check_embedding_weights_backward(grad_, weight_, indices_, offsets, per_sample_weights_,
-                                                               output_, mode, padding_idx);
-  const Tensor grad = as_contiguous(grad_), weight = as_contiguous(weight_), indices = as_contiguous(indices_);
-  const Tensor per_sample_weights = as_contiguous(per_sample_weights_), output = as_contiguous(output_);
-  const Tensor result = new_empty(per_sample_weights, {indices.size(0)}, weight.scalar_type());
-  const int64_t dim = weight.size(1);
-  FirstPosition first_bad, first_nan;
-  dispatch_float(weight.scalar_type(), op, "weight", [&](auto value_tag) {
-    using T = typename decltype(value_tag)::type;
-    using A = acc_t<T>;
-    dispatch_index(indices.scalar_type(), op, "indices", [&](auto index_tag) {
-      using I = typename decltype(index_tag)::type;
-      const Bags<T, I> bags(op, indices, offsets, per_sample_weights, padding_idx);
-      const T *table = weight.const_data_ptr<T>(), *grads = grad.const_data_ptr<T>(),
-              *pooled = output.const_data_ptr<T>();
-      const I* ids = indices.const_data_ptr<I>();
-      T* to = result.mutable_data_ptr<T>();
-      const auto dot = dot_loop<T>().dot;
-      const int64_t workers = workers_for((bags.items() + bags.count()) * dim), tasks = workers == 1 ? 1 : workers * 16;
-      const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
-      parallel_dynamic(tasks, workers, [&, table, grads, pooled, ids, to](int64_t, int64_t task) {
-        const int64_t first = ranges[static_cast<size_t>(task)], end = ranges[static_cast<size_t>(task + 1)];
-        if (first == end || !bags.check(first, end, weight.size(0), first_bad, first_nan)) return;
-        for (int64_t b = first; b < end; ++b) {
-          const A divisor = bags.divisor(b, reduction);
-          const A own = reduction == Reduction::kSum ? A(0) : dot(grads + b * dim, pooled + b * dim, dim);
-          for (int64_t i = bags.offsets()[b]; i < bags.offsets()[b + 1]; ++i) {
-            A value = 0;
-            if (!bags.is_padding(i) && divisor != A(0)) {
-              value = dot(grads + b * dim, table + static_cast<int64_t>(ids[i]) * dim, dim);
-              if (reduction == Reduction::kMean) value = (value - own) / divisor;
-              if (reduction == Reduction::kSqrtN) value = (value - own * bags.weight(i) / divisor) / divisor;
-            }
-            to[i] = static_cast<T>(value);
-          }
-        }
-      });
-    });
-  });
-  throw_bad_bags(op, indices, weight.size(0), first_bad, first_nan);
-  return result;
-}
-
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "embedding_dense_backward", &tsr::embedding_dense_backward_cpu);
   TSR_IMPL(m, "embedding_sparse_backward", &tsr::embedding_sparse_backward_cpu);
-  TSR_IMPL(m, "embedding_weights_backward", &tsr::embedding_weights_backward_cpu);
 }

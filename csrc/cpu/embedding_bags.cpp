@@ -1,5 +1,9 @@
 #include "embedding_bags.h"
 
+#include <numeric>
+
+#include "../embedding.h"
+
 namespace tsr {
 
 template <class T, class R>
@@ -16,15 +20,27 @@ void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embedding
   TSR_CHECK_VALUE(!first_nan.found(), op, ": per_sample_weights[", first_nan.position(), "] must be a number, got nan");
 }
 
+namespace {
+
+Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets) {
+  if (offsets) return checked_offsets(op, *offsets, indices.size(0));
+  Buffer<int64_t> starts(indices.size(0) + 1);
+  std::iota(starts.data(), starts.data() + indices.size(0) + 1, int64_t{0});
+  return starts;
+}
+
+}  // namespace
+
 template <class T, class I>
-Bags<T, I>::Bags(const char* op, const Tensor& indices, const Tensor& offsets,
-                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx)
+Bags<T, I>::Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
+                 const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items)
     : indices_(indices.const_data_ptr<I>()),
       weights_(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
       padding_(padding_idx),
-      count_(offsets.size(0) - 1),
-      offsets_(checked_offsets(op, offsets, indices.size(0))) {
-  scratch_items_ = std::min(kBlockItems, items());
+      block_items_(block_items),
+      count_(offsets ? offsets->size(0) - 1 : indices.size(0)),
+      offsets_(bag_starts(op, indices, offsets)) {
+  scratch_items_ = std::min(block_items_, items());
   for (int64_t b = 0; b < count_; ++b) scratch_items_ = std::max(scratch_items_, offsets_[b + 1] - offsets_[b]);
 }
 
@@ -32,14 +48,14 @@ template <class T, class I>
 int64_t Bags<T, I>::block_end(int64_t b, int64_t end) const {
   const int64_t most = std::min(end, b + kBlockBags);
   int64_t next = b + 1;
-  while (next < most && offsets_[next + 1] - offsets_[b] <= kBlockItems) ++next;
+  while (next < most && offsets_[next + 1] - offsets_[b] <= block_items_) ++next;
   return next;
 }
 
 template <class T, class I>
 bool Bags<T, I>::check(int64_t b, int64_t end, int64_t num_embeddings, FirstPosition& first_bad,
                        FirstPosition& first_nan) const {
-  report_bad_ids(indices_, offsets_[b], offsets_[end], num_embeddings, first_bad);
+  report_bad_ids(indices_, offsets_[b], offsets_[end], index_bound(num_embeddings, padding_), first_bad);
   if (weights_ != nullptr) {
     for (int64_t i = offsets_[b]; i < offsets_[end]; ++i) {
       const A weight = static_cast<A>(weights_[i]);

@@ -29,9 +29,10 @@ class Bags {
   static constexpr int64_t kBlockBags = 256;
   static constexpr int64_t kBlockItems = 4096;
 
-  // indices and per_sample_weights must be contiguous and outlive this. Checks the offsets.
-  Bags(const char* op, const Tensor& indices, const Tensor& offsets, const std::optional<Tensor>& per_sample_weights,
-       int64_t padding_idx);
+  // indices and per_sample_weights must be contiguous and outlive this. Checks the offsets; without them each index is
+  // its own bag. block_items: the most items a block should have.
+  Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
+       const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems);
 
   int64_t count() const { return count_; }
   int64_t items() const { return offsets_[count_]; }
@@ -42,7 +43,8 @@ class Bags {
   // A block begins at bag b and ends before `end`: some bags, with few items unless one bag alone has many.
   int64_t block_end(int64_t b, int64_t end) const;
 
-  // Reports the first index outside [0, num_embeddings) and the first NaN weight; false if there was one.
+  // Reports the first index outside [0, num_embeddings) that is not padding either, and the first NaN weight; false if
+  // there was one.
   bool check(int64_t b, int64_t end, int64_t num_embeddings, FirstPosition& first_bad, FirstPosition& first_nan) const;
 
   // Bags [b, end) without their padding, with weights and divisors of the reduction. table, dim and out are left open.
@@ -63,9 +65,43 @@ class Bags {
   const I* indices_;
   const T* weights_;
   int64_t padding_;
+  int64_t block_items_;
   int64_t count_;
   Buffer<int64_t> offsets_;
   int64_t scratch_items_ = 0;
 };
+
+// The threads that pooling the bags into rows of dim elements is worth.
+template <class T, class I>
+int64_t pool_workers(const Bags<T, I>& bags, int64_t dim) {
+  return workers_for((bags.items() + bags.count()) * dim);
+}
+
+// Checks and decodes all bags, block by block: a thread decodes a block into its scratch, or finds it usable as it is,
+// and hands it to pool_block(worker, first bag, arguments, scratch), with table and out left open.
+template <class T, class I, class F>
+void for_each_block(const Bags<T, I>& bags, int64_t dim, int64_t num_embeddings, Reduction reduction,
+                    FirstPosition& first_bad, FirstPosition& first_nan, const F& pool_block) {
+  using R = typename Bags<T, I>::Row;
+  const int64_t workers = pool_workers(bags, dim), tasks = workers == 1 ? 1 : workers * 16;
+  const std::vector<int64_t> ranges = balanced_ranges(bags.offsets(), bags.count(), tasks);
+  std::vector<BagScratch<T, R>> scratch;
+  for (int64_t worker = 0; worker < workers; ++worker) {
+    scratch.emplace_back(bags.scratch_items(), reduction == Reduction::kMax);
+  }
+  const bool stream = bags.count() * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
+  parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
+    BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
+    const int64_t end = ranges[static_cast<size_t>(task + 1)];
+    for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {
+      next = bags.block_end(b, end);
+      if (!bags.check(b, next, num_embeddings, first_bad, first_nan)) continue;  // an earlier offender may follow
+      PoolArguments<T, R> arguments = bags.decode(b, next, reduction, mine);
+      arguments.dim = dim;
+      arguments.stream = stream;
+      pool_block(worker, b, arguments, mine);
+    }
+  });
+}
 
 }  // namespace tsr

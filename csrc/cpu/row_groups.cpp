@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "../embedding.h"
+
 namespace tsr {
 namespace {
 
@@ -87,7 +89,9 @@ RowGroups<U>::RowGroups(const char* op, const Tensor& indices, const U* payloads
   const int64_t for_threads = workers_ == 1 ? 1 : std::min(workers_ * 4, n / 64);
   const int bucket_bits = bits_of(std::clamp<int64_t>(std::max(for_cache, for_threads), 1, kMaxBuckets));
   shift_ = std::max(0, bits_of(num_rows) - bucket_bits);
-  buckets_ = num_rows == 0 ? 0 : ((num_rows - 1) >> shift_) + 1;
+  // Padding that is no row has its place among the buckets, empty.
+  const int64_t bound = index_bound(num_rows, padding);
+  buckets_ = bound == 0 ? 0 : ((bound - 1) >> shift_) + 1;
   dispatch_index(indices.scalar_type(), op, "indices",
                  [&](auto tag) { distribute<typename decltype(tag)::type>(op, indices, payloads, padding); });
   sort_buckets();
@@ -102,7 +106,7 @@ void RowGroups<U>::distribute(const char* op, const Tensor& indices, const U* pa
   const int64_t parts = workers_for(n);
   std::vector<int64_t> cursors(static_cast<size_t>(parts * buckets_), 0);
   const int shift = shift_;
-  const int64_t bound = num_rows_;
+  const int64_t bound = index_bound(num_rows_, padding);
   FirstPosition first_bad;
   parallel_tasks(parts, [&, n, parts, padding](int64_t part) {
     int64_t* count = cursors.data() + part * buckets_;
@@ -111,7 +115,7 @@ void RowGroups<U>::distribute(const char* op, const Tensor& indices, const U* pa
     if (first_bad.found()) return;
     for (int64_t i = begin; i < end; ++i) count[static_cast<int64_t>(rows[i]) >> shift] += rows[i] != padding;
   });
-  if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), bound);
+  if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), num_rows_);
   bucket_starts_.resize(static_cast<size_t>(buckets_ + 1));
   int64_t total = 0;
   for (int64_t bucket = 0; bucket < buckets_; ++bucket) {

@@ -24,6 +24,8 @@ struct PoolArguments {
   int64_t bags;
   T* out;       // [bags, dim]
   bool stream;  // write past the caches: right for memory that is mapped already and not read soon
+  // pool only: elements from one row to the next; 0 stands for dim. 1 where rows says in elements where rows begin.
+  int64_t stride = 0;
 };
 
 // How far ahead to fetch rows that are visited at random: what has been asked for but not used stays at about 8 KB, as

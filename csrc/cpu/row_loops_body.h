@@ -74,7 +74,7 @@ template <int kElements, class T, class R>
 static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R>& a, int64_t entry, int64_t last,
                                                               int64_t ahead, int64_t d) {
   const int64_t later = entry + ahead < last ? entry + ahead : entry;
-  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[later]) * a.dim + d);
+  const char* row = reinterpret_cast<const char*>(a.table + static_cast<int64_t>(a.rows[later]) * a.stride + d);
   for (int b = 0; b < kElements * static_cast<int>(sizeof(T)); b += 64) __builtin_prefetch(row + b);
 }
 
@@ -94,7 +94,7 @@ static inline __attribute__((always_inline)) void pool_columns(const PoolArgumen
   Vector<A, kBytes> sum[kCount] = {};
   for (int64_t e = bag.begin; e < bag.end; ++e) {
     fetch_ahead<kLanes * kCount>(a, e, bag.last, bag.ahead, d);
-    const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.dim + d;
+    const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.stride + d;
     for (int k = 0; k < kCount; ++k) {
       Vector<A, kBytes> x;
       load<kBytes>(row + k * kLanes, x);
@@ -125,7 +125,7 @@ static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<
       A sum = 0;
       for (int64_t e = bag.begin; e < bag.end; ++e) {
         fetch_ahead<1>(a, e, bag.last, bag.ahead, d);
-        A x = static_cast<A>(a.table[static_cast<int64_t>(a.rows[e]) * a.dim + d]);
+        A x = static_cast<A>(a.table[static_cast<int64_t>(a.rows[e]) * a.stride + d]);
         if constexpr (kWeighted) x *= a.weights[e];
         sum += x;
       }
@@ -146,7 +146,8 @@ static inline __attribute__((always_inline)) void clear(T* out, int64_t dim) {
 template <bool kWeighted, bool kStream, class T, class R>
 static void pool_rows(const PoolArguments<T, R>& arguments) {
   using A = acc_t<T>;
-  const PoolArguments<T, R> a = arguments;  // a copy, so that the stores cannot alias it
+  PoolArguments<T, R> a = arguments;  // a copy, so that the stores cannot alias it
+  if (a.stride == 0) a.stride = a.dim;
   constexpr int kCount = 256 / kVectorBytes;
   constexpr int kLanes = VectorOf<A, kVectorBytes>::kLanes;
   const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));

@@ -2,6 +2,9 @@
 
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
+from .embedding_lookup import embedding_lookup as embedding_lookup
+from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
+from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
 from .segment import sparse_segment_mean as sparse_segment_mean

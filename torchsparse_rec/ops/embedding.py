@@ -360,9 +360,16 @@ def _sparse_backward_backward(ctx, values_grad, _rows_grad):
     return grad_grad, None, None, weights_grad, None, None, None, None, None
 
 
-def _weights_backward_composite(
+def picked_rows(weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
+    """``weight[indices]``, where ``padding_idx`` may be no row."""
+    if padding_idx == weight.shape[0]:
+        weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+    return weight[indices]
+
+
+def weights_backward_composite(
     grad: Tensor,
-    weight: Tensor,
+    picked: Tensor,
     per_sample_weights: Tensor,
     output: Tensor,
     indices: Tensor,
@@ -370,13 +377,17 @@ def _weights_backward_composite(
     mode: int,
     padding_idx: int,
 ) -> Tensor:
-    """``embedding_weights_backward`` in torch's own differentiable operations, at the cost of an [N, D] temporary."""
+    """
+    ``embedding_weights_backward`` in torch's own differentiable operations.
+
+    ``picked`` are the rows looked up: an [N, D] temporary.
+    """
     bags = torch.repeat_interleave(
         torch.arange(offsets.shape[0] - 1, device=offsets.device), offsets.diff(), output_size=indices.shape[0]
     )
     kept = indices != padding_idx
     weights = per_sample_weights * kept
-    dots = (grad[bags] * weight[indices]).sum(1)
+    dots = (grad[bags] * picked).sum(1)
     if mode == _reduction.SUM:
         return dots * kept
     own = (grad * output).sum(1)[bags]
@@ -390,6 +401,18 @@ def _weights_backward_composite(
     return torch.where((squares != 0) & kept, (dots - own * weights / root) / root, torch.zeros_like(dots))
 
 
+def partial_derivatives(
+    result: Tensor, inputs: list[Tensor], needed: list[bool], result_grad: Tensor, create_graph: bool
+) -> list[Tensor | None]:
+    """Gradients with respect to the inputs that need one. They are aliases: only the part through ``result`` counts."""
+    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
+    grads: tuple[Tensor | None, ...] = ()
+    if wanted:
+        grads = torch.autograd.grad(result, wanted, result_grad, allow_unused=True, create_graph=create_graph)
+    by_input = iter(grads)
+    return [next(by_input) if need else None for need in needed]
+
+
 def _weights_backward_setup_context(ctx, inputs, output) -> None:
     *tensors, ctx.mode, ctx.padding_idx = inputs
     ctx.save_for_backward(*tensors)
@@ -400,17 +423,13 @@ def _weights_backward_backward(ctx, grad_result):
     needed = [ctx.needs_input_grad[i] for i in (0, 1, 4, 5)]
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Aliases: of each input's derivative, only the part through this operator is wanted here.
-        inputs = grad, weight, weights, pooled = [x.view_as(x) for x in (grad, weight, per_sample_weights, output)]
-        result = _weights_backward_composite(grad, weight, weights, pooled, indices, offsets, ctx.mode, ctx.padding_idx)
-        wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-        grads = iter(
-            torch.autograd.grad(result, wanted, grad_result, allow_unused=True, create_graph=create_graph)
-            if wanted
-            else ()
+        aliases = [x.view_as(x) for x in (grad, weight, per_sample_weights, output)]
+        picked = picked_rows(aliases[1], indices, ctx.padding_idx)
+        result = weights_backward_composite(
+            aliases[0], picked, aliases[2], aliases[3], indices, offsets, ctx.mode, ctx.padding_idx
         )
-    by_input = [next(grads) if need else None for need in needed]
-    return by_input[0], by_input[1], None, None, by_input[2], by_input[3], None, None
+        grads = partial_derivatives(result, aliases, needed, grad_result, create_graph)
+    return grads[0], grads[1], None, None, grads[2], grads[3], None, None
 
 
 _embedding = differentiable("embedding", _embedding_backward, _embedding_setup_context)

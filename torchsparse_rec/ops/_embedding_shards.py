@@ -1,0 +1,254 @@
+"""Fake kernels and derivatives of the operators behind :mod:`.embedding_lookup`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+from .embedding import partial_derivatives, picked_rows, weights_backward_composite
+
+_ops = torch.ops.torchsparse_rec
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+# ---- Fake kernels ---------------------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("torchsparse_rec::bag_offsets")
+def _(row_ids: Tensor, num_bags: int) -> Tensor:
+    return row_ids.new_empty(num_bags + 1, dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::shard_rows")
+def _(ids: Tensor, shard_sizes: list[int], strategy: int, keep_padding: bool) -> Tensor:
+    return ids.new_empty(ids.shape)
+
+
+@torch.library.register_fake("torchsparse_rec::pruned_bags")
+def _(
+    ids: Tensor,
+    row_ids: Tensor,
+    weights: Tensor | None,
+    num_bags: int,
+    num_embeddings: int,
+    prune_weights: bool,
+    default_id: int | None,
+    with_positions: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n = ids.shape[0]
+    total = n if default_id is None else n + num_bags
+    return (
+        ids.new_empty(0, dtype=torch.float32) if weights is None else weights.new_empty(total),
+        ids.new_empty(total),
+        ids.new_empty(num_bags + 1, dtype=torch.int64),
+        ids.new_empty(n if with_positions else 0, dtype=torch.int64),
+    )
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_bag_shards")
+def _(
+    params: list[Tensor],
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    mode: int,
+    padding_idx: int,
+    max_norm: float,
+    sparse: bool,
+) -> Tensor:
+    bags = indices.shape[0] if offsets is None else offsets.shape[0] - 1
+    return params[0].new_empty(bags, params[0].shape[1])
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_bag_shards_weights_backward")
+def _(
+    grad: Tensor,
+    params: list[Tensor],
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor,
+    output: Tensor,
+    mode: int,
+    padding_idx: int,
+    max_norm: float,
+) -> Tensor:
+    return per_sample_weights.new_empty(per_sample_weights.shape)
+
+
+@torch.library.register_fake("torchsparse_rec::clip_rows_backward")
+def _(grad: Tensor, params: list[Tensor], rows: Tensor | None, max_norm: float) -> Tensor:
+    return params[0].new_empty(grad.shape)
+
+
+# ---- Autograd: bags -------------------------------------------------------------------------------------------------
+
+# Integers in, integers out: calls pass the autograd keys by.
+_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
+_AUTOGRAD.impl("bag_offsets", torch.library.fallthrough_kernel)
+_AUTOGRAD.impl("shard_rows", torch.library.fallthrough_kernel)
+
+
+def _pruned_bags_setup_context(ctx, inputs, output) -> None:
+    _, indices, offsets, positions = output
+    ctx.mark_non_differentiable(indices, offsets, positions)
+    ctx.set_materialize_grads(False)
+    ctx.num_embeddings, ctx.with_positions = inputs[4], inputs[7]
+    ctx.save_for_backward(indices, positions)
+
+
+def _pruned_bags_backward(ctx, weights_grad, _indices, _offsets, _positions):
+    if not ctx.with_positions:
+        raise RuntimeError("pruned_bags: with_positions must be True for the gradient of weights")
+    indices, positions = ctx.saved_tensors
+    if weights_grad is None:
+        return (None,) * 8
+    left_out = indices.index_select(0, positions) == ctx.num_embeddings
+    grad = weights_grad.index_select(0, positions).masked_fill(left_out, 0.0)
+    return None, None, grad, None, None, None, None, None
+
+
+# ---- Autograd: lookups ----------------------------------------------------------------------------------------------
+
+
+def _by_shard(values: Tensor, rows: Tensor, sizes: list[int]) -> list[Tensor]:
+    """A sparse gradient of the whole table as those of its shards: rows are sorted, so each has a stretch of them."""
+    if len(sizes) == 1:
+        stretches, firsts = [(0, rows.shape[0])], [0]
+    else:
+        firsts = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+        bounds = torch.searchsorted(rows, torch.tensor(firsts, device=rows.device)).tolist()
+        stretches = list(zip(bounds, bounds[1:], strict=False))
+    return [
+        torch.sparse_coo_tensor(
+            (rows[begin:end] - first).unsqueeze(0),
+            values[begin:end],
+            (size, values.shape[1]),
+            is_coalesced=True,
+            check_invariants=False,
+        )
+        for (begin, end), first, size in zip(stretches, firsts, sizes, strict=False)
+    ]
+
+
+def _shards_setup_context(ctx, inputs, output) -> None:
+    params, indices, offsets, weights, ctx.mode, ctx.padding_idx, ctx.max_norm, ctx.sparse = inputs
+    ctx.sizes = [shard.shape[0] for shard in params]
+    ctx.weights_need_grad = weights is not None and weights.requires_grad
+    params_needed = ctx.max_norm >= 0 or ctx.weights_need_grad
+    ctx.save_for_backward(
+        indices, offsets, weights, output if ctx.weights_need_grad else None, *(params if params_needed else ())
+    )
+
+
+def _shards_backward(ctx, grad):
+    indices, offsets, weights, output, *params = ctx.saved_tensors
+    clips = ctx.max_norm >= 0
+    shard_grads: list[Tensor | None] = [None] * len(ctx.sizes)
+    if any(ctx.needs_input_grad[0]):
+        # The clip's part comes after the sum over a row's entries: rounded once, at the end.
+        wide = torch.float32 if clips and grad.dtype in _HALVES else grad.dtype
+        entries = (
+            grad.to(wide),
+            indices,
+            offsets,
+            None if weights is None else weights.to(wide),
+            None,
+            sum(ctx.sizes),
+            ctx.mode,
+            ctx.padding_idx,
+            False,
+        )
+        if ctx.sparse:
+            values, rows = _ops.embedding_sparse_backward.default(*entries)
+            if clips:
+                values = _ops.clip_rows_backward.default(values, params, rows, ctx.max_norm)
+            shard_grads = list(_by_shard(values, rows, ctx.sizes))
+        else:
+            dense = _ops.embedding_dense_backward.default(*entries)
+            if clips:
+                dense = _ops.clip_rows_backward.default(dense, params, None, ctx.max_norm)
+            shard_grads = [dense] if len(ctx.sizes) == 1 else list(dense.split(ctx.sizes))
+    weights_grad = None
+    if ctx.weights_need_grad:
+        weights_grad = _ops.embedding_bag_shards_weights_backward.default(
+            grad, params, indices, offsets, weights, output, ctx.mode, ctx.padding_idx, ctx.max_norm
+        )
+    return shard_grads, None, None, weights_grad, None, None, None, None
+
+
+# ---- Autograd: the gradients of gradients, in torch's own operations -------------------------------------------------
+
+
+def _norms(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row, with 1 in place of 0 so that the derivative is zero there; and which rows those are."""
+    squares = (x * x).sum(1, keepdim=True)
+    zero = squares == 0
+    return torch.where(zero, torch.ones_like(squares), squares).sqrt(), zero
+
+
+def _clipped(x: Tensor, max_norm: float) -> Tensor:
+    if max_norm < 0:
+        return x
+    norms, zero = _norms(x)
+    return torch.where(zero | (norms < max_norm), x, x * (max_norm / norms))
+
+
+def _clip_backward_composite(grad: Tensor, x: Tensor, max_norm: float) -> Tensor:
+    norms, zero = _norms(x)
+    along = (x * grad).sum(1, keepdim=True) / (norms * norms)
+    return torch.where(zero | (norms < max_norm), grad, (grad - x * along) * (max_norm / norms))
+
+
+def _clip_setup_context(ctx, inputs, output) -> None:
+    grad, params, rows, ctx.max_norm = inputs
+    ctx.save_for_backward(grad, rows, *params)
+
+
+def _clip_backward_backward(ctx, result_grad):
+    grad, rows, *params = ctx.saved_tensors
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [x.view_as(x) for x in (grad, *params)]
+        x = torch.cat(aliases[1:]).to(grad.dtype)
+        x = x if rows is None else x.index_select(0, rows)
+        result = _clip_backward_composite(aliases[0], x, ctx.max_norm)
+        needed = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1]]
+        grads = partial_derivatives(result, aliases, needed, result_grad.to(grad.dtype), create_graph)
+    return grads[0], grads[1:], None, None
+
+
+def _shards_weights_setup_context(ctx, inputs, output) -> None:
+    grad, params, indices, offsets, weights, pooled, ctx.mode, ctx.padding_idx, ctx.max_norm = inputs
+    ctx.save_for_backward(grad, indices, offsets, weights, pooled, *params)
+
+
+def _shards_weights_backward(ctx, result_grad):
+    grad, indices, offsets, weights, pooled, *params = ctx.saved_tensors
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [x.view_as(x) for x in (grad, weights, pooled, *params)]
+        picked = picked_rows(torch.cat(aliases[3:]), indices, ctx.padding_idx)
+        picked = _clipped(picked, ctx.max_norm)
+        result = weights_backward_composite(
+            aliases[0], picked, aliases[1], aliases[2], indices, offsets, ctx.mode, ctx.padding_idx
+        )
+        needed = [*(ctx.needs_input_grad[i] for i in (0, 4, 5)), *ctx.needs_input_grad[1]]
+        grads = partial_derivatives(result, aliases, needed, result_grad, create_graph)
+    return grads[0], grads[3:], None, None, grads[1], grads[2], None, None, None
+
+
+torch.library.register_autograd(
+    "torchsparse_rec::pruned_bags", _pruned_bags_backward, setup_context=_pruned_bags_setup_context
+)
+torch.library.register_autograd(
+    "torchsparse_rec::embedding_bag_shards", _shards_backward, setup_context=_shards_setup_context
+)
+torch.library.register_autograd(
+    "torchsparse_rec::clip_rows_backward", _clip_backward_backward, setup_context=_clip_setup_context
+)
+torch.library.register_autograd(
+    "torchsparse_rec::embedding_bag_shards_weights_backward",
+    _shards_weights_backward,
+    setup_context=_shards_weights_setup_context,
+)

@@ -1,0 +1,279 @@
+"""
+Family ``embedding``: TensorFlow's lookups, in tables that may be split into shards, by ids that may be sparse.
+
+Contracts: csrc/embedding_ids.h and csrc/embedding_shards.h. Registrations: :mod:`._embedding_shards`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from . import _embedding_shards as _embedding_shards  # registers what this module calls
+from . import _reduction
+from .embedding import embedding
+
+__all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
+
+_ops = torch.ops.torchsparse_rec
+_COMBINERS = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN}
+_STRATEGIES = {"mod": 0, "div": 1}
+_NO_PADDING = -1
+_NO_CLIP = -1.0
+
+
+def embedding_lookup(
+    params: Tensor | Sequence[Tensor],
+    ids: Tensor,
+    *,
+    partition_strategy: str = "mod",
+    max_norm: float | None = None,
+    sparse: bool = False,
+) -> Tensor:
+    """
+    Look up rows of a table that may be split into shards, optionally clipped to a norm.
+
+    Args:
+        params: the table, ``[V, ...]``, float16, bfloat16, float32 or float64; or the list of its shards, each
+            ``[V_s, ...]``. No copy of them is made.
+        ids: any shape, int32 or int64, in ``[0, V)``.
+        partition_strategy: where row ``id`` of ``n`` shards is. ``"mod"``: row ``id // n`` of shard ``id % n``.
+            ``"div"``: shards hold consecutive ids, the first ``V % n`` of them one more than the others. Ignored
+            for one shard.
+        max_norm: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)`` as it is read, and the derivative
+            goes through that. A negative one counts as 0, which gives zeros, and NaN for a row of zeros.
+        sparse: give each shard a sparse COO gradient, coalesced, instead of a dense one; rows must be vectors then.
+
+    Returns:
+        ``[*ids.shape, ...]``. Differentiable in ``params``.
+
+    Raises:
+        IndexError: an id that no shard holds, named with its position.
+        ValueError: no params, an unknown strategy, NaN for max_norm; wrong shapes, dtypes or devices.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
+
+    Source: ``tf.nn.embedding_lookup``.
+
+    Example:
+        >>> shards = [torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [3.0]])]
+        >>> embedding_lookup(shards, torch.tensor([3, 0])).flatten()
+        tensor([3., 0.])
+        >>> embedding_lookup(shards, torch.tensor([3, 0]), max_norm=1.5).flatten()
+        tensor([1.5000, 0.0000])
+    """
+    shards = _shards(params, sparse)
+    flat = [_as_matrix(shard) for shard in shards]
+    if len(flat) == 1 and max_norm is None:
+        rows = embedding(flat[0], ids, sparse=sparse)
+    else:
+        places = _places(flat, ids, partition_strategy, keep_padding=False)
+        arguments = (None, None, _reduction.SUM, _NO_PADDING, _clip(max_norm), sparse)
+        rows = _ops.embedding_bag_shards.default(flat, places.reshape(-1), *arguments)
+    return rows.reshape(*ids.shape, *shards[0].shape[1:])
+
+
+def embedding_lookup_sparse(
+    params: Tensor | Sequence[Tensor],
+    ids: Tensor,
+    row_ids: Tensor | None = None,
+    *,
+    offsets: Tensor | None = None,
+    num_rows: int | None = None,
+    weights: Tensor | None = None,
+    combiner: str = "mean",
+    partition_strategy: str = "mod",
+    max_norm: float | None = None,
+    sparse: bool = False,
+) -> Tensor:
+    """
+    Look up rows of a table and combine those of each row of sparse ids, in one pass.
+
+    With ``x_i`` the row of ``ids[i]`` (clipped to ``max_norm``, if that is given) and ``w_i = weights[i]``, or 1, a
+    result is ``sum(w x)`` (sum), ``sum(w x) / sum(w)`` (mean) or ``sum(w x) / sqrt(sum(w^2))`` (sqrtn). A row without
+    ids and a zero denominator give zeros.
+
+    Args:
+        params: as in :func:`embedding_lookup`.
+        ids: ``[N]``, int32 or int64, in ``[0, V)``.
+        row_ids: ``[N]``, int32 or int64, not decreasing, in ``[0, num_rows)``: the row of each id. A column of a matrix
+            of indices will do as it is.
+        offsets: ``[num_rows + 1]``, int32 or int64, instead of ``row_ids``: row ``r`` has
+            ``ids[offsets[r] : offsets[r + 1]]``.
+        num_rows: must be given with ``row_ids``.
+        weights: ``[N]``, with the dtype of ``params``.
+        combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
+        partition_strategy: as in :func:`embedding_lookup`.
+        max_norm: as in :func:`embedding_lookup`.
+        sparse: as in :func:`embedding_lookup`.
+
+    Returns:
+        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
+
+    Raises:
+        IndexError: an id that no shard holds, named with its position.
+        ValueError: row_ids that decrease or are out of range, bad offsets, NaN weights, an unknown combiner or
+            strategy; wrong shapes, dtypes or devices.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
+
+    Source: ``tf.nn.embedding_lookup_sparse``.
+
+    Example:
+        >>> table = torch.tensor([[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
+        >>> embedding_lookup_sparse(table, torch.tensor([2, 0, 1]), torch.tensor([0, 0, 2]), num_rows=3)
+        tensor([[1.0000, 1.5000],
+                [0.0000, 0.0000],
+                [1.0000, 1.5000]])
+    """
+    mode = _mode(combiner)
+    shards = _shards(params, sparse)
+    flat = [_as_matrix(shard) for shard in shards]
+    if offsets is None:
+        offsets = _ops.bag_offsets.default(*_rows_of(row_ids, num_rows))
+    elif row_ids is not None or num_rows is not None:
+        raise ValueError("row_ids and num_rows must be None where offsets are given")
+    places = _places(flat, ids, partition_strategy, keep_padding=False)
+    pooled = _pool(flat, places, offsets, weights, mode, _NO_PADDING, max_norm, sparse)
+    return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
+
+
+def safe_embedding_lookup_sparse(
+    params: Tensor | Sequence[Tensor],
+    ids: Tensor,
+    row_ids: Tensor | None = None,
+    *,
+    offsets: Tensor | None = None,
+    num_rows: int | None = None,
+    weights: Tensor | None = None,
+    combiner: str = "mean",
+    default_id: int | None = None,
+    partition_strategy: str = "mod",
+    max_norm: float | None = None,
+    sparse: bool = False,
+) -> Tensor:
+    """
+    :func:`embedding_lookup_sparse` that leaves out invalid ids and fills rows without any.
+
+    Left out are negative ids and, unless the combiner is ``"sum"``, entries whose weight is not positive.
+
+    Args:
+        params: as in :func:`embedding_lookup`.
+        ids: ``[N]``, int32 or int64, below ``V``.
+        row_ids: as in :func:`embedding_lookup_sparse`, but in any order.
+        offsets: as in :func:`embedding_lookup_sparse`.
+        num_rows: as in :func:`embedding_lookup_sparse`.
+        weights: as in :func:`embedding_lookup_sparse`; NaN counts as not positive.
+        combiner: as in :func:`embedding_lookup_sparse`.
+        default_id: the id, of weight 1, of a row in which none is left; default: such a row gives zeros.
+        partition_strategy: as in :func:`embedding_lookup`.
+        max_norm: as in :func:`embedding_lookup`.
+        sparse: as in :func:`embedding_lookup`.
+
+    Returns:
+        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
+
+    Raises:
+        IndexError: an id that no shard holds and is not left out, row_ids out of range, a bad default_id.
+        ValueError: as :func:`embedding_lookup_sparse`.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
+
+    Source: ``tf.nn.safe_embedding_lookup_sparse``.
+
+    Example:
+        >>> table = torch.tensor([[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
+        >>> ids, row_ids = torch.tensor([2, -1, -1, 1]), torch.tensor([0, 0, 1, 2])
+        >>> safe_embedding_lookup_sparse(table, ids, row_ids, num_rows=3, default_id=0)
+        tensor([[2.0000, 2.5000],
+                [0.0000, 0.5000],
+                [1.0000, 1.5000]])
+    """
+    mode = _mode(combiner)
+    shards = _shards(params, sparse)
+    flat = [_as_matrix(shard) for shard in shards]
+    if offsets is not None:
+        if row_ids is not None or num_rows is not None:
+            raise ValueError("row_ids and num_rows must be None where offsets are given")
+        num_rows = offsets.shape[0] - 1
+        numbers = torch.arange(num_rows, device=offsets.device)
+        row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
+    row_ids, num_rows = _rows_of(row_ids, num_rows)
+    total = sum(shard.shape[0] for shard in flat)
+    kept_weights, indices, offsets, _ = _ops.pruned_bags.default(
+        ids,
+        row_ids,
+        weights,
+        num_rows,
+        total,
+        weights is not None and mode != _reduction.SUM,
+        default_id,
+        weights is not None and weights.requires_grad,
+    )
+    weights = None if weights is None else kept_weights
+    places = _places(flat, indices, partition_strategy, keep_padding=True)
+    pooled = _pool(flat, places, offsets, weights, mode, total, max_norm, sparse)
+    return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
+
+
+def _shards(params: Tensor | Sequence[Tensor], sparse: bool) -> list[Tensor]:
+    shards = [params] if isinstance(params, Tensor) else list(params)
+    if not shards:
+        raise ValueError("params must hold at least one tensor, got none")
+    for shard in shards:
+        if shard.dim() < 1 or shard.shape[1:] != shards[0].shape[1:]:
+            shapes = [list(each.shape) for each in shards]
+            raise ValueError(f"params must have rank >= 1 and rows of one shape, got shapes {shapes}")
+    if sparse and shards[0].dim() != 2:
+        raise ValueError(f"params must have rank 2 for a sparse gradient, got shape {list(shards[0].shape)}")
+    return shards
+
+
+def _as_matrix(shard: Tensor) -> Tensor:
+    return shard if shard.dim() == 2 else shard.reshape(shard.shape[0], prod(shard.shape[1:]))
+
+
+def _mode(combiner: str) -> int:
+    if combiner not in _COMBINERS:
+        raise ValueError(f"combiner must be one of {', '.join(map(repr, _COMBINERS))}, got {combiner!r}")
+    return _COMBINERS[combiner]
+
+
+def _clip(max_norm: float | None) -> float:
+    return _NO_CLIP if max_norm is None else max(float(max_norm), 0.0)
+
+
+def _rows_of(row_ids: Tensor | None, num_rows: int | None) -> tuple[Tensor, int]:
+    if row_ids is None or num_rows is None:
+        raise ValueError("either offsets, or row_ids and num_rows, must be given")
+    return row_ids, num_rows
+
+
+def _places(shards: list[Tensor], ids: Tensor, partition_strategy: str, keep_padding: bool) -> Tensor:
+    """The ids as rows of the shards laid end to end."""
+    if len(shards) == 1:
+        return ids
+    if partition_strategy not in _STRATEGIES:
+        raise ValueError(f"partition_strategy must be 'mod' or 'div', got {partition_strategy!r}")
+    sizes = [shard.shape[0] for shard in shards]
+    return _ops.shard_rows.default(ids, sizes, _STRATEGIES[partition_strategy], keep_padding)
+
+
+def _pool(
+    shards: list[Tensor],
+    indices: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    mode: int,
+    padding: int,
+    max_norm: float | None,
+    sparse: bool,
+) -> Tensor:
+    if len(shards) == 1 and max_norm is None:
+        arguments = (shards[0], indices, offsets, weights, mode, padding, False, sparse)
+        return _ops.embedding_bag.default(*arguments)[0]
+    arguments = (shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
+    return _ops.embedding_bag_shards.default(*arguments)
