@@ -12,6 +12,12 @@ from collections.abc import Callable, Iterator
 
 import reference_embedding_lookup
 import torch
+from reference_segment_rows import (
+    segment_reduce,
+    segment_reduce_backward,
+    unsorted_segment_reduce,
+    unsorted_segment_reduce_backward,
+)
 from torch import Tensor
 
 SUM, MEAN, SQRTN, MAX = range(4)
@@ -350,6 +356,10 @@ REFERENCES: dict[str, Callable] = {
         sparse_segment_reduce_grad_out,
         sparse_segment_reduce_grad_v2,
         sparse_segment_reduce_grad_v2_out,
+        segment_reduce,
+        segment_reduce_backward,
+        unsorted_segment_reduce,
+        unsorted_segment_reduce_backward,
         unique,
         unique_with_counts,
         to_hash_bucket_fast,

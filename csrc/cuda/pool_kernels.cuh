@@ -37,6 +37,12 @@ struct PoolView {
   int64_t* argmax;           // [bags, columns], written
   const int64_t* winners;    // [rows, columns]
   const int64_t* positions;  // [entries]
+  Reduction reduction{};
+  acc_t<T> direction{};        // order_of the reduction (segment_rows.h)
+  bool is_signed = false;      // what the integers are that T stands for
+  T empty{};                   // the result of a bag without entries
+  acc_t<T>* values = nullptr;  // [bags, columns], written
+  int64_t* counts = nullptr;   // [bags, columns], written
 
   __device__ bool in_range(int64_t index) const { return static_cast<uint64_t>(index) < static_cast<uint64_t>(rows); }
 };

@@ -16,5 +16,17 @@ from .segment import sparse_segment_sqrt_n_grad_v2 as sparse_segment_sqrt_n_grad
 from .segment import sparse_segment_sum as sparse_segment_sum
 from .segment import sparse_segment_sum_grad as sparse_segment_sum_grad
 from .segment import sparse_segment_sum_grad_v2 as sparse_segment_sum_grad_v2
+from .segment_rows import segment_max as segment_max
+from .segment_rows import segment_mean as segment_mean
+from .segment_rows import segment_min as segment_min
+from .segment_rows import segment_prod as segment_prod
+from .segment_rows import segment_sqrt_n as segment_sqrt_n
+from .segment_rows import segment_sum as segment_sum
+from .segment_rows import unsorted_segment_max as unsorted_segment_max
+from .segment_rows import unsorted_segment_mean as unsorted_segment_mean
+from .segment_rows import unsorted_segment_min as unsorted_segment_min
+from .segment_rows import unsorted_segment_prod as unsorted_segment_prod
+from .segment_rows import unsorted_segment_sqrt_n as unsorted_segment_sqrt_n
+from .segment_rows import unsorted_segment_sum as unsorted_segment_sum
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts
