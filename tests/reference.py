@@ -105,6 +105,18 @@ def unique_with_counts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def unique_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = [tuple(row.reshape(-1).tolist()) for row in x]
+    first: dict[tuple, int] = {}
+    for position, row in enumerate(rows):
+        first.setdefault(row, position)
+    inverse = [list(first).index(row) for row in rows]
+    counts = [inverse.count(u) for u in range(len(first))]
+    return tuple(
+        torch.tensor(part, dtype=torch.int64, device=x.device) for part in (list(first.values()), inverse, counts)
+    )
+
+
 # ---- hash -----------------------------------------------------------------------------------------------------------
 
 _K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
@@ -362,6 +374,7 @@ REFERENCES: dict[str, Callable] = {
         unsorted_segment_reduce_backward,
         unique,
         unique_with_counts,
+        unique_rows,
         to_hash_bucket_fast,
         string_to_hash_bucket_fast,
         embedding,

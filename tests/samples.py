@@ -25,7 +25,7 @@ from samples_embedding_lookup import (
     shards_samples,
     shards_weights_backward_samples,
 )
-from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
+from samples_integers import integer_hash_samples, string_hash_samples, unique_rows_samples, unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
     gradient_segment_rows_samples,
@@ -49,6 +49,7 @@ SAMPLES: dict[str, list[Sample]] = {
     ),
     "unique": list(unique_samples("unique")),
     "unique_with_counts": list(unique_samples("unique_with_counts")),
+    "unique_rows": list(unique_rows_samples("unique_rows")),
     "to_hash_bucket_fast": list(integer_hash_samples("to_hash_bucket_fast")),
     "string_to_hash_bucket_fast": list(string_hash_samples("string_to_hash_bucket_fast")),
     "embedding": list(embedding_samples("embedding")),

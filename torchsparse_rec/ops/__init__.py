@@ -1,5 +1,6 @@
 """Operators on tensors: one module per family."""
 
+from .bucketize import bucketize as bucketize
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
 from .embedding_lookup import embedding_lookup as embedding_lookup
@@ -7,6 +8,9 @@ from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
 from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
+from .indexed_slices import deduplicate_rows as deduplicate_rows
+from .indexed_slices import indexed_slices_norm as indexed_slices_norm
+from .indexed_slices import indexed_slices_to_dense as indexed_slices_to_dense
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2
