@@ -5,9 +5,13 @@ TensorFlow's names, argument order, defaults, output dtypes and behaviour, on to
 symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow itself is not needed and not imported.
 """
 
+from . import linalg as linalg
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings
+from ._indexed_slices import clip_by_global_norm as clip_by_global_norm
+from ._indexed_slices import clip_by_norm as clip_by_norm
+from ._indexed_slices import convert_to_tensor as convert_to_tensor
 from ._tensors import IndexedSlices as IndexedSlices
 from ._tensors import RaggedTensor as RaggedTensor
 from ._tensors import SparseTensor as SparseTensor

@@ -104,13 +104,16 @@ def unique_with_counts(x: Tensor, dim: int | None = None) -> UniqueWithCounts:
 def _unique_slices(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     if not -x.dim() <= dim < x.dim():
         raise IndexError(f"unique: dim must be in [{-x.dim()}, {x.dim()}), got {dim}")
-    # index_select does not take every unsigned dtype, but its bits go the same way.
-    bits = x.view(_SIGNED.get(x.dtype, x.dtype))
-    firsts, inverse, counts = torch.ops.torchsparse_rec.unique_rows.default(bits.movedim(dim, 0))
-    return bits.index_select(dim, firsts).view(x.dtype), inverse, counts
+    firsts, inverse, counts = torch.ops.torchsparse_rec.unique_rows.default(x.movedim(dim, 0))
+    return take_slices(x, dim, firsts), inverse, counts
 
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def take_slices(x: Tensor, dim: int, positions: Tensor) -> Tensor:
+    """``x.index_select(dim, positions)``, which does not take every unsigned dtype: their bits go the same way."""
+    return x.view(_SIGNED.get(x.dtype, x.dtype)).index_select(dim, positions).view(x.dtype)
 
 
 @torch.library.register_fake("torchsparse_rec::unique")
