@@ -54,7 +54,7 @@ def segment_reduce(
     if not (sparse_gradient and torch.is_grad_enabled() and data.requires_grad):
         return _FORWARD[reduction](data, indices, segment_ids, num_segments)
     if data.is_leaf:
-        _keep_coalesced(data)
+        keep_coalesced(data)
     return _SparseGradient.apply(data, indices, segment_ids, num_segments, reduction)
 
 
@@ -74,6 +74,8 @@ def segment_grad_v2(
     indices = as_tensor("indices", indices, empty=torch.int32, device=grad.device)
     segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=grad.device)
     size = as_size("dense_output_dim0", dense_output_dim0, (torch.int32,))
+    if size < 0:  # the operator calls it by another name
+        raise ValueError(f"dense_output_dim0 must be >= 0, got {size}")
     return _GRAD_V2[reduction](grad, indices, segment_ids, size)
 
 
@@ -125,7 +127,7 @@ class _SparseGradient(torch.autograd.Function):
 _HOOKED = WeakIdKeyDictionary()
 
 
-def _keep_coalesced(data: Tensor) -> None:
+def keep_coalesced(data: Tensor) -> None:
     """
     Have ``data.grad`` marked as coalesced when its rows are sorted and unique.
 

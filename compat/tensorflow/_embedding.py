@@ -1,0 +1,302 @@
+"""Behind :mod:`.nn` and :mod:`.compat.v1.nn`: what TensorFlow's lookups do with what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ._arguments import as_size, as_tensor
+from ._segment import keep_coalesced, segment_reduce
+from ._tensors import RaggedTensor, SparseTensor
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HALVES = (torch.float16, torch.bfloat16)
+_COMBINERS = ("mean", "sqrtn", "sum")
+
+
+def lookup(params: Any, ids: Any, partition_strategy: str, max_norm: Any, sparse_gradient: bool) -> Any:
+    """``tf.nn.embedding_lookup``."""
+    shards = _shards("params", params)
+    if isinstance(ids, RaggedTensor):
+        values = lookup(shards, _ragged_ids(ids.values), partition_strategy, max_norm, sparse_gradient)
+        return RaggedTensor(values, ids.row_splits)
+    ids = _index("ids", as_tensor("ids", ids, empty=torch.float32, device=shards[0].device), int16=True)
+    if shards[0].dtype in _FLOATS:
+        _prepare_sparse_gradients(shards, sparse_gradient)
+        norm = None if max_norm is None else float(max_norm)
+        return ops.embedding_lookup(
+            shards, ids, partition_strategy=partition_strategy, max_norm=norm, sparse=sparse_gradient
+        )
+    if max_norm is not None:
+        raise ValueError(f"params must be floating for max_norm, got {shards[0].dtype}")
+    return _picked(shards, ids, partition_strategy)
+
+
+def lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    partition_strategy: str,
+    combiner: str | None,
+    max_norm: Any,
+    sparse_gradient: bool,
+) -> Tensor:
+    """``tf.nn.embedding_lookup_sparse``: as many rows as the last id's row tells of."""
+    combiner = _combiner(combiner)
+    shards = _shards("params", params)
+    _check_kinds("sp_ids", sp_ids, "sp_weights", sp_weights)
+    ids = _sparse_ids("sp_ids", sp_ids, shards, sp_weights, max_norm)
+    weights = None
+    if sp_weights is not None:
+        weights = _weights("sp_weights", sp_weights, ids)
+        same = "row_splits" if isinstance(sp_ids, RaggedTensor) else "indices"
+        shape, wanted = getattr(sp_weights, same).shape, getattr(sp_ids, same).shape
+        if shape != wanted:
+            raise ValueError(f"sp_weights must have {same} of shape {list(wanted)} as sp_ids has, got {list(shape)}")
+    rows: dict[str, Any]
+    if isinstance(sp_ids, RaggedTensor):
+        # The first split that is the end belongs to the last row that is not empty.
+        end = torch.searchsorted(sp_ids.row_splits, sp_ids.row_splits[-1:])
+        rows = {"offsets": sp_ids.row_splits[: int(end) + 1]}
+    else:
+        row_ids = sp_ids.indices[:, 0]
+        rows = {"row_ids": row_ids, "num_rows": int(row_ids[-1]) + 1 if len(row_ids) else 0}
+    if shards[0].dtype not in _FLOATS:
+        return _integer_lookup(shards, ids, weights, rows, partition_strategy, combiner, max_norm)
+    _prepare_sparse_gradients(shards, sparse_gradient)
+    norm = None if max_norm is None else float(max_norm)
+    if weights is not None and weights.dtype != shards[0].dtype:
+        if shards[0].dtype in _HALVES:
+            return _wide_lookup(shards, ids, weights, rows, partition_strategy, combiner, norm, sparse_gradient)
+        weights = weights.to(shards[0].dtype)
+    return ops.embedding_lookup_sparse(
+        shards,
+        ids,
+        **rows,
+        weights=weights,
+        combiner=combiner,
+        partition_strategy=partition_strategy,
+        max_norm=norm,
+        sparse=sparse_gradient,
+    )
+
+
+def safe_lookup_sparse(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any,
+    combiner: str | None,
+    default_id: Any,
+    partition_strategy: str,
+    max_norm: Any,
+    sparse_gradient: bool,
+) -> Tensor:
+    """``tf.nn.safe_embedding_lookup_sparse``: ids of any rank, combined over the last dimension."""
+    combiner = _combiner(combiner)
+    dtype = None if sparse_weights is None else sparse_weights.values.dtype
+    shards = _shards("embedding_weights", embedding_weights, dtype)
+    if default_id is None and shards[0].dim() != 2:
+        raise ValueError(f"embedding_weights must have rank 2 without default_id, got shape {list(shards[0].shape)}")
+    _check_kinds("sparse_ids", sparse_ids, "sparse_weights", sparse_weights)
+    ids = _sparse_ids("sparse_ids", sparse_ids, shards, sparse_weights, max_norm)
+    weights = None if sparse_weights is None else _weights("sparse_weights", sparse_weights, ids)
+    row_ids, num_rows, shape = _rows_of_any_rank(sparse_ids)
+    total = sum(shard.shape[0] for shard in shards)
+    default_id = None if default_id is None else as_size("default_id", default_id)
+    # TensorFlow's default is row 0, which must be there if any row is empty.
+    bad_default = total == 0 if default_id is None else not 0 <= default_id < total
+    if bad_default:
+        if _any_row_empty(ids, row_ids, num_rows, weights, combiner):
+            raise IndexError(f"default_id must be in [0, {total}) where rows are empty, got {default_id}")
+        default_id = None
+    if shards[0].dtype not in _FLOATS:
+        raise ValueError(f"embedding_weights must be floating, got {shards[0].dtype}")
+    _prepare_sparse_gradients(shards, sparse_gradient)
+    result = ops.safe_embedding_lookup_sparse(
+        shards,
+        ids,
+        row_ids,
+        num_rows=num_rows,
+        weights=weights,
+        combiner=combiner,
+        default_id=default_id,
+        partition_strategy=partition_strategy,
+        max_norm=None if max_norm is None else float(max_norm),
+        sparse=sparse_gradient,
+    )
+    return result.reshape(*shape, *shards[0].shape[1:])
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """A list is shards; anything else, a tuple too, is one table. Numbers get ``dtype``, tensors must have it."""
+    if params is None:
+        raise ValueError(f"{argument} must be given, got None")
+    each = params if isinstance(params, list) else [params]
+    if not each or (isinstance(params, tuple) and not params):
+        raise ValueError(f"{argument} must hold at least one tensor, got none")
+    shards = []
+    for table in each:
+        if isinstance(table, Sequence) and len(table) and all(isinstance(part, Tensor) for part in table):
+            table = torch.stack(list(table))
+        given = isinstance(table, Tensor)
+        tensor = as_tensor(argument, table)
+        if dtype is not None and tensor.dtype != dtype:
+            if given:
+                raise ValueError(f"{argument} must have the dtype of the weights, {dtype}, got {tensor.dtype}")
+            tensor = tensor.to(dtype)
+        shards.append(tensor)
+    return shards
+
+
+def _combiner(combiner: str | None) -> str:
+    if combiner is None:
+        return "mean"
+    if combiner not in _COMBINERS:
+        raise ValueError(f"combiner must be one of 'mean', 'sqrtn' or 'sum', got {combiner!r}")
+    return combiner
+
+
+def _check_kinds(ids_argument: str, ids: Any, weights_argument: str, weights: Any) -> None:
+    if not isinstance(ids, (SparseTensor, RaggedTensor)):
+        raise TypeError(f"{ids_argument} must be a SparseTensor or a RaggedTensor, got {type(ids).__name__}")
+    if weights is not None and type(weights) is not type(ids):
+        raise TypeError(
+            f"{weights_argument} must be None or of the type of {ids_argument}, {type(ids).__name__}, got "
+            f"{type(weights).__name__}"
+        )
+
+
+def _index(argument: str, ids: Any, int16: bool) -> Tensor:
+    """Ids in a dtype that our operators take. int16 is taken where TensorFlow takes it."""
+    if isinstance(ids, Tensor):
+        if ids.dtype in (torch.int32, torch.int64):
+            return ids
+        if ids.dtype == torch.int16 and int16:
+            return ids.to(torch.int32)
+    dtypes = "int16, int32 or int64" if int16 else "int32 or int64"
+    raise ValueError(f"{argument} must be {dtypes}, got {getattr(ids, 'dtype', type(ids).__name__)}")
+
+
+def _ragged_ids(values: Any) -> Any:
+    return values if isinstance(values, RaggedTensor) else _index("ids", values, int16=False)
+
+
+def _sparse_ids(argument: str, ids: Any, shards: list[Tensor], weights: Any, max_norm: Any) -> Tensor:
+    if isinstance(ids, RaggedTensor) and isinstance(ids.values, RaggedTensor):
+        raise ValueError(f"{argument} must have rank 2 if it is a RaggedTensor")
+    # TensorFlow's plain lookup is a segment reduction, which takes no int16; the others begin with a gather.
+    plain = len(shards) == 1 and max_norm is None and weights is None
+    return _index(argument, ids.values, int16=not plain)
+
+
+def _weights(argument: str, weights: Any, ids: Tensor) -> Tensor:
+    """The values; where they are said to be does not matter, as in TensorFlow."""
+    values = as_tensor(argument, weights.values)
+    if values.shape != ids.shape:
+        raise ValueError(f"{argument} must have as many values as there are ids, {len(ids)}, got {len(values)}")
+    return values
+
+
+def _prepare_sparse_gradients(shards: list[Tensor], sparse_gradient: bool) -> None:
+    if sparse_gradient and torch.is_grad_enabled():
+        for shard in shards:
+            if shard.requires_grad and shard.is_leaf:
+                keep_coalesced(shard)
+
+
+def _rows_of_any_rank(ids: SparseTensor | RaggedTensor) -> tuple[Tensor, int, list[int]]:
+    """Row of each id, number of rows, and the shape of the rows: all dimensions but the last, as one."""
+    if isinstance(ids, RaggedTensor):
+        rows = ids.row_splits.shape[0] - 1
+        numbers = torch.arange(rows, device=ids.row_splits.device)
+        row_ids = torch.repeat_interleave(numbers, ids.row_splits.diff(), output_size=ids.values.shape[0])
+        return row_ids, rows, [rows]
+    *shape, last = ids.shape
+    if len(shape) == 1:
+        return ids.indices[:, 0], shape[0], shape
+    # As tf.sparse.reshape: an index beyond its dimension carries over.
+    linear = ids.indices.new_zeros(ids.indices.shape[0])
+    for dimension, size in enumerate(ids.shape):
+        linear = linear * size + ids.indices[:, dimension]
+    rows = 1
+    for size in shape:
+        rows *= size
+    return torch.div(linear, max(last, 1), rounding_mode="trunc"), rows, shape
+
+
+def _any_row_empty(ids: Tensor, row_ids: Tensor, num_rows: int, weights: Tensor | None, combiner: str) -> bool:
+    kept = ids >= 0
+    if weights is not None and combiner != "sum":
+        kept = kept & (weights > 0)
+    return len(torch.unique(row_ids[kept])) < num_rows
+
+
+# ---- What our operators do not take ----------------------------------------------------------------------------------
+
+
+def _picked(shards: list[Tensor], ids: Tensor, partition_strategy: str) -> Tensor:
+    """One row per id, of any dtype."""
+    empty = [torch.empty(shard.shape[0], 0, device=ids.device) for shard in shards]
+    ops.embedding_lookup(empty, ids, partition_strategy=partition_strategy)  # checks the ids
+    places = ids
+    if len(shards) > 1:
+        sizes = [shard.shape[0] for shard in shards]
+        places = torch.ops.torchsparse_rec.shard_rows.default(ids, sizes, int(partition_strategy == "div"), False)
+    picked = torch.cat(shards).index_select(0, places.reshape(-1))
+    return picked.reshape(*ids.shape, *shards[0].shape[1:])
+
+
+def _integer_lookup(
+    shards: list[Tensor],
+    ids: Tensor,
+    weights: Tensor | None,
+    rows: dict[str, Any],
+    partition_strategy: str,
+    combiner: str,
+    max_norm: Any,
+) -> Tensor:
+    """Integers: sums wrap, and a weighted mean is cut towards zero."""
+    allowed = ("sum",) if weights is None else ("sum", "mean")
+    if combiner not in allowed or max_norm is not None:
+        raise ValueError(f"params must be floating for combiner {combiner!r} with max_norm={max_norm}")
+    row_ids = rows.get("row_ids")
+    if row_ids is None:
+        offsets = rows["offsets"]
+        numbers = torch.arange(len(offsets) - 1, device=offsets.device)
+        row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
+    picked = _picked(shards, ids, partition_strategy)
+    entries = torch.arange(len(ids), device=ids.device)
+    if weights is None:
+        return segment_reduce("sum", picked, entries, row_ids, None, False)
+    weights = weights.to(picked.dtype).reshape(-1, *[1] * (picked.dim() - 1))
+    total = segment_reduce("sum", picked * weights, entries, row_ids, None, False)
+    if combiner == "sum":
+        return total
+    denominator = segment_reduce("sum", weights, entries, row_ids, None, False)
+    quotient = torch.div(total, denominator.masked_fill(denominator == 0, 1), rounding_mode="trunc")
+    return quotient.masked_fill(denominator == 0, 0)
+
+
+def _wide_lookup(
+    shards: list[Tensor],
+    ids: Tensor,
+    weights: Tensor,
+    rows: dict[str, Any],
+    partition_strategy: str,
+    combiner: str,
+    max_norm: float | None,
+    sparse_gradient: bool,
+) -> Tensor:
+    """Half tables with weights of another dtype: as TensorFlow, all in float32, at the cost of a row per id."""
+    picked = ops.embedding_lookup(shards, ids, partition_strategy=partition_strategy, sparse=sparse_gradient).float()
+    entries = torch.arange(len(ids), device=ids.device)
+    weights = weights.to(torch.float32)
+    pooled = ops.embedding_lookup_sparse(picked, entries, **rows, weights=weights, combiner=combiner, max_norm=max_norm)
+    return pooled.to(shards[0].dtype)

@@ -1,0 +1,138 @@
+"""``tf.nn``: the embedding lookups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from . import _embedding
+
+__all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
+
+
+def embedding_lookup(
+    params: Any, ids: Any, max_norm: Any = None, name: str | None = None, *, sparse_gradient: bool = False
+) -> Any:
+    """
+    Look up rows of a table, or of the list of its shards, which hold consecutive ids ("div").
+
+    Args:
+        params: ``[V, ...]``, or a list of shards. A tuple is one table, of the tensors stacked, as in TensorFlow.
+        ids: any shape, int16, int32 or int64, in ``[0, V)``; or a ragged tensor.
+        max_norm: rows are multiplied with ``max_norm / max(||x||, max_norm)``.
+        name: ignored.
+        sparse_gradient: whether tables get coalesced sparse COO gradients instead of dense ones: TensorFlow's
+            IndexedSlices, with equal ids added up.
+
+    Returns:
+        ``[*ids.shape, ...]`` with the dtype of ``params``; ragged where ``ids`` are.
+
+    Raises:
+        IndexError: an id that no shard holds.
+        ValueError: no params, wrong dtypes.
+
+    Source: ``tf.nn.embedding_lookup``.
+
+    Example:
+        >>> embedding_lookup([[[0.0], [1.0]], [[2.0], [3.0]]], [3, 0]).flatten()
+        tensor([3., 0.])
+    """
+    return _embedding.lookup(params, ids, "div", max_norm, sparse_gradient)
+
+
+def embedding_lookup_sparse(
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any,
+    combiner: str | None = None,
+    max_norm: Any = None,
+    name: str | None = None,
+    allow_fast_lookup: bool = False,
+    *,
+    sparse_gradient: bool = False,
+) -> Tensor:
+    """
+    Look up rows and combine those of each row of sparse ids. Trailing rows without ids are dropped, as in TensorFlow.
+
+    Args:
+        params: as in :func:`embedding_lookup`.
+        sp_ids: a sparse tensor, combined over all its dimensions but the first, with sorted rows; or a ragged tensor of
+            rank 2.
+        sp_weights: None, or of the kind of ``sp_ids``; only its values are looked at. They are cast to the dtype of
+            ``params`` (float32 for half types).
+        combiner: ``"sum"``, ``"mean"`` (also None) or ``"sqrtn"``.
+        max_norm: as in :func:`embedding_lookup`.
+        name: ignored.
+        allow_fast_lookup: ignored; it chooses between ways that give the same.
+        sparse_gradient: as in :func:`embedding_lookup`.
+
+    Returns:
+        ``[last row with ids + 1, ...]`` with the dtype of ``params``.
+
+    Raises:
+        IndexError: an id that no shard holds.
+        TypeError: ``sp_ids`` or ``sp_weights`` of another kind.
+        ValueError: unsorted or negative rows, an unknown combiner, as many weights as there are not ids.
+
+    On CUDA it waits for the device: the number of rows is read back.
+
+    Source: ``tf.nn.embedding_lookup_sparse``.
+
+    Example:
+        >>> from torchsparse_rec.compat.tensorflow import SparseTensor
+        >>> ids = SparseTensor([[0, 0], [0, 1], [2, 0]], [0, 1, 2], [5, 2])
+        >>> embedding_lookup_sparse([[[0.0], [1.0], [2.0]]], ids, None).flatten()
+        tensor([0.5000, 0.0000, 2.0000])
+    """
+    return _embedding.lookup_sparse(params, sp_ids, sp_weights, "div", combiner, max_norm, sparse_gradient)
+
+
+def safe_embedding_lookup_sparse(
+    embedding_weights: Any,
+    sparse_ids: Any,
+    sparse_weights: Any = None,
+    combiner: str | None = "mean",
+    default_id: Any = None,
+    max_norm: Any = None,
+    name: str | None = None,
+    allow_fast_lookup: bool = False,
+    *,
+    sparse_gradient: bool = False,
+) -> Tensor:
+    """
+    :func:`embedding_lookup_sparse` that leaves out invalid ids, fills empty rows and keeps all rows.
+
+    Left out are negative ids and, unless the combiner is ``"sum"``, ids whose weight is not positive.
+
+    Args:
+        embedding_weights: as ``params`` in :func:`embedding_lookup`; of rank 2 if ``default_id`` is None.
+        sparse_ids: a sparse tensor of any rank, combined over its last dimension, in any order; or a ragged tensor of
+            rank 2.
+        sparse_weights: None, or of the kind of ``sparse_ids`` and the dtype of ``embedding_weights``.
+        combiner: as in :func:`embedding_lookup_sparse`.
+        default_id: the id of empty rows; None makes them zeros.
+        max_norm: as in :func:`embedding_lookup`.
+        name: ignored.
+        allow_fast_lookup: ignored.
+        sparse_gradient: as in :func:`embedding_lookup`.
+
+    Returns:
+        ``[*shape of sparse_ids but the last dimension, ...]``.
+
+    Raises:
+        IndexError: an id that no shard holds, a bad ``default_id`` that is needed, an index beyond the rows.
+        TypeError: as :func:`embedding_lookup_sparse`.
+        ValueError: as :func:`embedding_lookup_sparse`.
+
+    Source: ``tf.nn.safe_embedding_lookup_sparse``.
+
+    Example:
+        >>> from torchsparse_rec.compat.tensorflow import SparseTensor
+        >>> ids = SparseTensor([[0, 0], [0, 1], [2, 0]], [0, -1, 2], [4, 2])
+        >>> safe_embedding_lookup_sparse([[[0.5], [1.0], [2.0]]], ids, default_id=1).flatten()
+        tensor([0.5000, 1.0000, 2.0000, 1.0000])
+    """
+    return _embedding.safe_lookup_sparse(
+        embedding_weights, sparse_ids, sparse_weights, combiner, default_id, "div", max_norm, sparse_gradient
+    )
