@@ -32,6 +32,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   // unique
   m.def("unique(Tensor x) -> (Tensor values, Tensor inverse)");
   m.def("unique_with_counts(Tensor x) -> (Tensor values, Tensor inverse, Tensor counts)");
+  m.def("unique_rows(Tensor x) -> (Tensor firsts, Tensor inverse, Tensor counts)");
 
   // hash
   m.def("fingerprint64(Tensor x) -> Tensor");

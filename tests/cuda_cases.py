@@ -34,6 +34,7 @@ READ_BACKS = {
     "sparse_fill_empty_rows": "the number of empty rows",
     "unique": _DISTINCT,
     "unique_with_counts": _DISTINCT,
+    "unique_rows": _DISTINCT,
     "embedding_sparse_backward": _PRESENT_ROWS,
 }
 

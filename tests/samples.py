@@ -28,6 +28,7 @@ from samples_embedding_lookup import (
 from samples_hash import cross_samples, integer_hash_samples, string_hash_samples
 from samples_integers import unique_samples
 from samples_row_update import row_update_samples
+from samples_integers import integer_hash_samples, string_hash_samples, unique_rows_samples, unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
     gradient_segment_rows_samples,
@@ -65,6 +66,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "unique_with_counts": list(unique_samples("unique_with_counts")),
     "fingerprint64": list(integer_hash_samples("fingerprint64")),
     "string_fingerprint64": list(string_hash_samples("string_fingerprint64")),
+    "unique_rows": list(unique_rows_samples("unique_rows")),
     "to_hash_bucket_fast": list(integer_hash_samples("to_hash_bucket_fast")),
     "string_to_hash_bucket_fast": list(string_hash_samples("string_to_hash_bucket_fast")),
     "to_hash_bucket_strong": list(integer_hash_samples("to_hash_bucket_strong")),

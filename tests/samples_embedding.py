@@ -44,7 +44,7 @@ def _random_bags(
     return _Bags(
         name,
         random.floats(rows, dim, dtype=dtype),
-        random.integers(0, max(rows, 1), items, dtype=index),
+        random.integers(0, max(rows + (padding_idx == rows), 1), items, dtype=index),
         torch.tensor([0, *itertools.accumulate(lengths)], dtype=offset),
         random.weights(items, dtype) if weighted else None,
         padding_idx,
@@ -89,6 +89,9 @@ def _bag_problems() -> Iterator[_Bags]:
     yield _random_bags("one_bag", lengths=(60,), weighted=True, seed=5)
     yield _random_bags("one_row", rows=1, lengths=(50, 50), weighted=True, dtype=torch.float16)
     yield _random_bags("only_padding", rows=1, lengths=(3, 0, 2), padding_idx=0, weighted=True)
+    yield _random_bags("padding_after_the_rows", padding_idx=12, seed=4)
+    yield _random_bags("padding_after_the_rows_weighted", padding_idx=12, weighted=True, index=torch.int32, seed=4)
+    yield _random_bags("padding_after_no_rows", rows=0, padding_idx=0, weighted=True)
     yield _random_bags("one_entry_each", rows=40, lengths=(1,) * 80, padding_idx=7, seed=3)
     yield _random_bags("uneven", rows=90, lengths=(300, 0, 1, 200, 7, 0, 120), dim=5, weighted=True, seed=8)
 
@@ -178,11 +181,17 @@ def embedding_samples(operator: str) -> Iterator[Sample]:
 
 
 def _smooth_bags() -> Iterator[tuple[_Bags, int, bool]]:
-    for weighted, mode in itertools.product((False, True), (SUM, MEAN, SQRTN, MAX)):
+    for weighted, mode, beyond in itertools.product((False, True), (SUM, MEAN, SQRTN, MAX), (False, True)):
         if weighted and mode == MAX:
             continue
         problem = _random_bags(
-            "smooth", rows=5, lengths=(3, 0, 2, 4), dim=2, dtype=torch.float64, padding_idx=mode - 1, seed=1
+            "beyond" if beyond else "smooth",
+            rows=5,
+            lengths=(3, 0, 2, 4),
+            dim=2,
+            dtype=torch.float64,
+            padding_idx=5 if beyond else mode - 1,
+            seed=1,
         )
         weights = torch.tensor([0.5, 1.5, 2.0, -0.25, 1.0, 0.75, 3.0, 0.0, 1.25], dtype=torch.float64)
         yield replace(problem, weights=weights if weighted else None), mode, mode == MEAN
@@ -191,7 +200,7 @@ def _smooth_bags() -> Iterator[tuple[_Bags, int, bool]]:
 def gradient_bag_samples(operator: str) -> Iterator[Sample]:
 
     for problem, mode, freq in _smooth_bags():
-        word = _mode_word(mode, freq) + ("-weighted" if problem.weights is not None else "")
+        word = f"{problem.name}-{_mode_word(mode, freq)}" + ("-weighted" if problem.weights is not None else "")
         bag = (problem.indices, problem.offsets, problem.weights)
         if operator == "embedding_bag":
             # scale_grad_by_freq is not the derivative of anything: the operator itself is checked without it.

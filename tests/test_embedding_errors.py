@@ -146,9 +146,9 @@ TABLE_CHECKS = [
     (dict(weight=TABLE[None]), r"weight must have rank 2, got shape \[1, 50, 3\]"),
     (dict(indices=INDICES.float()), "indices must be int32 or int64, got Float"),
     (dict(indices=INDICES.to(torch.uint8)), "indices must be int32 or int64, got Byte"),
-    (dict(padding_idx=50), "padding_idx must be < 50, got 50"),
 ]
 BAG_CHECKS = [
+    (dict(padding_idx=51), "padding_idx must be <= 50, got 51"),
     (dict(indices=INDICES.reshape(2, 2)), r"indices must have rank 1, got shape \[2, 2\]"),
     (dict(offsets=OFFSETS.reshape(2, 2)), r"offsets must have rank 1, got shape \[2, 2\]"),
     (dict(offsets=OFFSETS.double()), "offsets must be int32 or int64, got Double"),
@@ -176,6 +176,8 @@ def test_embedding_bag_checks(wrong: dict, text: str) -> None:
 
 
 def test_arguments_of_the_public_functions() -> None:
+    with pytest.raises(ValueError, match="embedding: padding_idx must be < 50, got 50"):
+        ops.embedding(TABLE, INDICES, padding_idx=50)
     with pytest.raises(ValueError, match="padding_idx must be None or >= 0, got -2"):
         ops.embedding(TABLE, INDICES, padding_idx=-2)
     with pytest.raises(ValueError, match="padding_idx must be None or >= 0, got -1"):
@@ -209,7 +211,7 @@ BACKWARD_CHECKS = [
     (dict(per_sample_weights=WEIGHTS[:3]), "per_sample_weights must have the length of indices, 4, got 3"),
     (dict(per_sample_weights=WEIGHTS.half()), "per_sample_weights must have the dtype of grad, Float, got Half"),
     (dict(num_embeddings=-1), "num_embeddings must be >= 0, got -1"),
-    (dict(padding_idx=5), "padding_idx must be < 5, got 5"),
+    (dict(padding_idx=6), "padding_idx must be <= 5, got 6"),
     (dict(mode=4), r"reduction must be in \[0, 3\], got 4"),
     (dict(mode=-1), r"reduction must be in \[0, 3\], got -1"),
     (dict(mode=3), "mode max needs offsets and argmax, and takes no per_sample_weights"),
@@ -255,7 +257,7 @@ POOLED = r"grad and output must have shape \[3, 3\] and the dtype of weight, got
         (dict(output=torch.ones(3, 2)), rf"{POOLED} \[3, 2\]"),
         (dict(output=torch.ones(3, 3).half()), POOLED),
         (dict(mode=3), r"reduction must be in \[0, 2\], got 3"),
-        (dict(padding_idx=50), "padding_idx must be < 50, got 50"),
+        (dict(padding_idx=51), "padding_idx must be <= 50, got 51"),
     ],
 )
 def test_weights_backward_checks(wrong: dict, text: str) -> None:

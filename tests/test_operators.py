@@ -296,6 +296,7 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
     ),
     "unique": (ops.unique, lambda size: (_segments(size)[1],)),
     "unique_with_counts": (ops.unique_with_counts, lambda size: (_segments(size)[1],)),
+    "unique_rows": (lambda x: ops.unique_with_counts(x, dim=1), lambda size: ((_segments(size)[0] > 1).long(),)),
     "to_hash_bucket_fast": (lambda x: ops.to_hash_bucket_fast(x, 1000), lambda size: (_segments(size)[1],)),
     "string_to_hash_bucket_fast": (
         lambda text, offsets: torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default(text, offsets, 1000),

@@ -295,8 +295,7 @@ def _wide_lookup(
     sparse_gradient: bool,
 ) -> Tensor:
     """Half tables with weights of another dtype: as TensorFlow, all in float32, at the cost of a row per id."""
-    places = {"partition_strategy": partition_strategy, "sparse": sparse_gradient}
-    picked = ops.embedding_lookup(shards, ids, **places).float()
+    picked = ops.embedding_lookup(shards, ids, partition_strategy=partition_strategy, sparse=sparse_gradient).float()
     entries = torch.arange(len(ids), device=ids.device)
     weights = weights.to(torch.float32)
     pooled = ops.embedding_lookup_sparse(picked, entries, **rows, weights=weights, combiner=combiner, max_norm=max_norm)

@@ -75,6 +75,10 @@ const char* argument_name(Argument argument) {
       return "row_ids";
     case Argument::kReverseIndexMap:
       return "reverse_index_map";
+    case Argument::kIds:
+      return "ids";
+    case Argument::kRows:
+      return "rows";
     default:
       return "per_sample_weights";
   }
@@ -127,6 +131,8 @@ const char* argument_name(Argument argument) {
     case Fault::kRepeatedIndex:
       throw std::invalid_argument(message(argument, " must not repeat, got element ", e.value,
                                           " of the dense tensor again at position ", position));
+    case Fault::kNoRow:
+      throw std::out_of_range(message(element, " must name a row that its shard has, got ", e.value));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

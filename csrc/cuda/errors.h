@@ -16,7 +16,17 @@
 namespace tsr {
 
 // In the order in which the CPU checks them.
-enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights, kValues, kRowIds, kReverseIndexMap };
+enum class Argument : int32_t {
+  kOffsets,
+  kSegmentIds,
+  kIndices,
+  kWeights,
+  kValues,
+  kRowIds,
+  kReverseIndexMap,
+  kIds,
+  kRows
+};
 
 // What is wrong with a value; the numbers that go with it are in brackets.
 enum class Fault : int32_t {
@@ -37,6 +47,7 @@ enum class Fault : int32_t {
   kNotItems,        // the last offset of rows is not bound
   kUnsortedIndex,   // an index of an element before its predecessor's, bound
   kRepeatedIndex,   // an index of its predecessor's element
+  kNoRow,           // an id whose row its shard does not have
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};

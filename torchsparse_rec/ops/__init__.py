@@ -1,6 +1,7 @@
 """Operators on tensors: one module per family."""
 
 from . import _vmap as _vmap
+from .bucketize import bucketize as bucketize
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
 from .embedding_lookup import embedding_lookup as embedding_lookup
@@ -36,6 +37,9 @@ from .row_update import sparse_apply_momentum_ as sparse_apply_momentum_
 from .row_update import sparse_apply_proximal_adagrad_ as sparse_apply_proximal_adagrad_
 from .row_update import sparse_apply_proximal_gradient_descent_ as sparse_apply_proximal_gradient_descent_
 from .row_update import sparse_apply_rmsprop_ as sparse_apply_rmsprop_
+from .indexed_slices import deduplicate_rows as deduplicate_rows
+from .indexed_slices import indexed_slices_norm as indexed_slices_norm
+from .indexed_slices import indexed_slices_to_dense as indexed_slices_to_dense
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2

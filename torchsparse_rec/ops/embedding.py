@@ -90,7 +90,8 @@ def embedding_bag(
         offsets: ``[B + 1]``, int32 or int64, not decreasing, from 0 to ``N``.
         per_sample_weights: ``[N]``, with the dtype of ``weight``.
         mode: ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``.
-        padding_idx: a row whose entries are left out of the bags and receive no gradient.
+        padding_idx: a row whose entries are left out of the bags and receive no gradient; or ``V``, which is no row:
+            then the index ``V`` marks entries to leave out.
         scale_grad_by_freq: divide each row's gradient by the number of its occurrences in ``indices``.
         sparse: as in :func:`embedding`.
 
@@ -296,8 +297,10 @@ def _transposed(
         picked = _embedding(table, indices, padding_idx, False, False)
         return picked.masked_fill((indices == padding_idx).unsqueeze(1), 0.0), None
     if argmax is not None:
-        winners = indices[argmax.clamp_min(0)].long() if indices.numel() else argmax.clamp_min(0)
-        picked = table.gather(0, winners) if indices.numel() else torch.zeros_like(grad)
+        if indices.numel() == 0 or table.shape[0] == 0:
+            return torch.zeros_like(grad), None
+        winners = indices[argmax.clamp_min(0)].long().masked_fill(argmax < 0, 0)
+        picked = table.gather(0, winners)
         return picked.masked_fill(argmax < 0, 0.0), None
     pooled, _ = _embedding_bag(table, indices, offsets, per_sample_weights, mode, padding_idx, False, False)
     if not weights_need_grad:
@@ -307,8 +310,12 @@ def _transposed(
 
 
 def _occurrences(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """How often each of ``size`` rows occurs, at least 1: the divisor of ``scale_grad_by_freq``."""
-    return torch.bincount(indices, minlength=size).clamp_min(1).to(dtype).unsqueeze(1)
+    """
+    How often each of ``size`` rows occurs, at least 1: the divisor of ``scale_grad_by_freq``.
+
+    Padding may be the row after the last.
+    """
+    return torch.bincount(indices, minlength=size)[:size].clamp_min(1).to(dtype).unsqueeze(1)
 
 
 def _backward_setup_context(ctx, inputs, output) -> None:

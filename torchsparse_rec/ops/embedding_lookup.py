@@ -273,7 +273,6 @@ def _pool(
     sparse: bool,
 ) -> Tensor:
     if len(shards) == 1 and max_norm is None:
-        arguments = (shards[0], indices, offsets, weights, mode, padding, False, sparse)
-        return _ops.embedding_bag.default(*arguments)[0]
-    arguments = (shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
-    return _ops.embedding_bag_shards.default(*arguments)
+        bags = (indices, offsets, weights, mode, padding)
+        return _ops.embedding_bag.default(shards[0], *bags, False, sparse)[0]
+    return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
