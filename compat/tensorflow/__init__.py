@@ -5,6 +5,7 @@ TensorFlow's names, argument order, defaults, output dtypes and behaviour, on to
 symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow itself is not needed and not imported.
 """
 
+from . import math as math
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings
