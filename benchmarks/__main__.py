@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, segment, table, unique
+from . import embedding, embedding_gradients, keras_report, ncf, segment, segment_rows, table, unique
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
@@ -21,6 +21,7 @@ ROWS: list[Row] = [
     *embedding.ROWS,
     *embedding_gradients.ROWS,
     *segment.ROWS,
+    *segment_rows.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
     *ncf.ROWS,
