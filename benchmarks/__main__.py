@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, overhead, segment, table, unique
+from . import embedding, embedding_gradients, keras_report, ncf, overhead, segment, segment_rows, table, unique
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
@@ -22,6 +22,7 @@ ROWS: list[Row] = [
     *embedding_gradients.ROWS,
     *overhead.ROWS,
     *segment.ROWS,
+    *segment_rows.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
     *ncf.ROWS,

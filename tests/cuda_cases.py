@@ -29,6 +29,7 @@ _PRESENT_ROWS = "the number of rows that have entries"
 _DISTINCT = "the number of distinct values"
 READ_BACKS = {
     "sparse_segment_reduce": _LAST_SEGMENT,
+    "segment_reduce": _LAST_SEGMENT,
     "sparse_segment_reduce_grad_v2": _PRESENT_ROWS,
     "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
     "sparse_fill_empty_rows": "the number of empty rows",
@@ -41,7 +42,9 @@ READ_BACKS = {
 
 def read_back(sample: Sample) -> str | None:
     """What this call reads back, or None."""
-    if sample.operator == "sparse_segment_reduce" and sample.arguments[3] is not None:
+    if sample.operator in ("sparse_segment_reduce", "segment_reduce") and sample.arguments[3] is not None:
+        return None
+    if sample.operator == "segment_reduce" and sample.arguments[1] is None:
         return None
     return READ_BACKS.get(sample.operator)
 

@@ -8,6 +8,7 @@ symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow it
 from . import linalg as linalg
 from . import compat as compat
 from . import nn as nn
+from . import math as math
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings

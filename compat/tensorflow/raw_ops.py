@@ -15,6 +15,15 @@ from . import strings
 from ._raw_bucketize import Bucketize as Bucketize
 from ._raw_unique import UniqueV2 as UniqueV2
 from ._raw_unique import UniqueWithCountsV2 as UniqueWithCountsV2
+from ._raw_segment_rows import SegmentMax as SegmentMax
+from ._raw_segment_rows import SegmentMean as SegmentMean
+from ._raw_segment_rows import SegmentMin as SegmentMin
+from ._raw_segment_rows import SegmentProd as SegmentProd
+from ._raw_segment_rows import SegmentSum as SegmentSum
+from ._raw_segment_rows import UnsortedSegmentMax as UnsortedSegmentMax
+from ._raw_segment_rows import UnsortedSegmentMin as UnsortedSegmentMin
+from ._raw_segment_rows import UnsortedSegmentProd as UnsortedSegmentProd
+from ._raw_segment_rows import UnsortedSegmentSum as UnsortedSegmentSum
 from ._segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts

@@ -117,6 +117,16 @@ MUTATIONS = [
         "  sums[threadIdx.x] = value;",
         "fill_empty_rows_grad",
     ),
+    Mutation("segment_entries.cu", "bound", "if (id >= segments) errors", "if (id > segments) errors", "segment_rows"),
+    Mutation("segment_entries.cu", "sign", "sources == nullptr ? e", "sources != nullptr ? e", "segment_rows"),
+    Mutation("segment_rows.cu", "sign", "x > total || x != x", "x < total || x != x", "segment_rows"),
+    Mutation("segment_rows.cu", "sign", "kMin ? ordered(x", "kMean ? ordered(x", "segment_rows"),
+    Mutation("segment_rows.cu", "step", "    if (later.count == 0) return;\n", "", "segment_rows"),
+    Mutation("segment_rows.cu", "bound", "count += later.count", "count += 0", "segment_rows"),
+    Mutation("segment_rows_backward.cu", "sign", "zeros == 1 ? share", "zeros == 2 ? share", "segment_rows"),
+    Mutation("segment_rows_backward.cu", "step", "      this->count[c] += times;\n", "", "segment_rows"),
+    Mutation("segment_rows_backward.cu", "bound", "segment >= 0 &&", "segment > 0 &&", "segment_rows"),
+    Mutation("segment_rows_backward.cu", "sign", "n : sqrt(n)", "sqrt(n) : n", "segment_rows"),
     Mutation(
         "unique.cu", "sign", "if (found > entry) found = atomicMin", "if (found < entry) found = atomicMin", "unique"
     ),

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
 from . import _reduction
+from ._autograd import differentiable
 
 __all__ = [
     "segment_sum",
@@ -29,7 +29,6 @@ __all__ = [
     "unsorted_segment_prod",
 ]
 
-_ops = torch.ops.torchsparse_rec
 _NEEDS_DATA = (_reduction.MAX, _reduction.MIN, _reduction.PROD)
 
 
@@ -74,7 +73,7 @@ def segment_sum(
                 [0., 0.],
                 [5., 6.]])
     """
-    return _ops.segment_reduce.default(data, segment_ids, offsets, num_segments, _reduction.SUM)
+    return _segment_reduce(data, segment_ids, offsets, num_segments, _reduction.SUM)
 
 
 def segment_mean(
@@ -96,7 +95,7 @@ def segment_mean(
         >>> segment_mean(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([0, 0, 1]))
         tensor([1.5000, 6.0000])
     """
-    return _ops.segment_reduce.default(data, segment_ids, offsets, num_segments, _reduction.MEAN)
+    return _segment_reduce(data, segment_ids, offsets, num_segments, _reduction.MEAN)
 
 
 def segment_sqrt_n(
@@ -117,7 +116,7 @@ def segment_sqrt_n(
         >>> segment_sqrt_n(torch.tensor([1.0, 2.0, 3.0, 4.0]), offsets=torch.tensor([0, 4, 4]))
         tensor([5., 0.])
     """
-    return _ops.segment_reduce.default(data, segment_ids, offsets, num_segments, _reduction.SQRTN)
+    return _segment_reduce(data, segment_ids, offsets, num_segments, _reduction.SQRTN)
 
 
 def segment_max(
@@ -140,7 +139,7 @@ def segment_max(
         >>> segment_max(torch.tensor([1, 5, 3]), torch.tensor([0, 0, 2]))
         tensor([5, 0, 3])
     """
-    return _ops.segment_reduce.default(data, segment_ids, offsets, num_segments, _reduction.MAX)
+    return _segment_reduce(data, segment_ids, offsets, num_segments, _reduction.MAX)
 
 
 def segment_min(
@@ -161,7 +160,7 @@ def segment_min(
         >>> segment_min(torch.tensor([1, 5, 3]), torch.tensor([0, 0, 2]))
         tensor([1, 0, 3])
     """
-    return _ops.segment_reduce.default(data, segment_ids, offsets, num_segments, _reduction.MIN)
+    return _segment_reduce(data, segment_ids, offsets, num_segments, _reduction.MIN)
 
 
 def segment_prod(
@@ -187,7 +186,7 @@ def segment_prod(
         >>> segment_prod(torch.tensor([2.0, 5.0, 3.0]), torch.tensor([0, 0, 2]))
         tensor([10.,  1.,  3.])
     """
-    return _ops.segment_reduce.default(data, segment_ids, offsets, num_segments, _reduction.PROD)
+    return _segment_reduce(data, segment_ids, offsets, num_segments, _reduction.PROD)
 
 
 # ---- Unsorted -------------------------------------------------------------------------------------------------------
@@ -223,7 +222,7 @@ def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int) -
                 [0., 0.],
                 [6., 8.]])
     """
-    return _ops.unsorted_segment_reduce.default(data, segment_ids, num_segments, _reduction.SUM)
+    return _unsorted_segment_reduce(data, segment_ids, num_segments, _reduction.SUM)
 
 
 def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
@@ -240,7 +239,7 @@ def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) 
         >>> unsorted_segment_mean(torch.tensor([1.0, 2.0, 6.0]), torch.tensor([1, 0, 1]), 3)
         tensor([2.0000, 3.5000, 0.0000])
     """
-    return _ops.unsorted_segment_reduce.default(data, segment_ids, num_segments, _reduction.MEAN)
+    return _unsorted_segment_reduce(data, segment_ids, num_segments, _reduction.MEAN)
 
 
 def unsorted_segment_sqrt_n(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
@@ -255,7 +254,7 @@ def unsorted_segment_sqrt_n(data: Tensor, segment_ids: Tensor, num_segments: int
         >>> unsorted_segment_sqrt_n(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1, 1, 1, 1]), 2)
         tensor([0., 5.])
     """
-    return _ops.unsorted_segment_reduce.default(data, segment_ids, num_segments, _reduction.SQRTN)
+    return _unsorted_segment_reduce(data, segment_ids, num_segments, _reduction.SQRTN)
 
 
 def unsorted_segment_max(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
@@ -270,7 +269,7 @@ def unsorted_segment_max(data: Tensor, segment_ids: Tensor, num_segments: int) -
         >>> unsorted_segment_max(torch.tensor([[1, 5], [3, 2]]), torch.tensor([[1, 1], [-1, 0]]), 2)
         tensor([2, 5])
     """
-    return _ops.unsorted_segment_reduce.default(data, segment_ids, num_segments, _reduction.MAX)
+    return _unsorted_segment_reduce(data, segment_ids, num_segments, _reduction.MAX)
 
 
 def unsorted_segment_min(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
@@ -285,7 +284,7 @@ def unsorted_segment_min(data: Tensor, segment_ids: Tensor, num_segments: int) -
         >>> unsorted_segment_min(torch.tensor([1, 5, 3], dtype=torch.int8), torch.tensor([1, 1, -1]), 3)
         tensor([127,   1, 127], dtype=torch.int8)
     """
-    return _ops.unsorted_segment_reduce.default(data, segment_ids, num_segments, _reduction.MIN)
+    return _unsorted_segment_reduce(data, segment_ids, num_segments, _reduction.MIN)
 
 
 def unsorted_segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
@@ -300,7 +299,7 @@ def unsorted_segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int) 
         >>> unsorted_segment_prod(torch.tensor([2.0, 5.0, 3.0]), torch.tensor([1, 0, 1]), 3)
         tensor([5., 6., 1.])
     """
-    return _ops.unsorted_segment_reduce.default(data, segment_ids, num_segments, _reduction.PROD)
+    return _unsorted_segment_reduce(data, segment_ids, num_segments, _reduction.PROD)
 
 
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------
@@ -351,7 +350,7 @@ def _reduce_setup_context(ctx, inputs, output) -> None:
 
 def _reduce_backward(ctx, grad):
     data, segment_ids, offsets = ctx.saved_tensors
-    result = _ops.segment_reduce_backward.default(grad, data, segment_ids, offsets, ctx.rows, ctx.reduction)
+    result = _segment_reduce_backward(grad, data, segment_ids, offsets, ctx.rows, ctx.reduction)
     return result, None, None, None, None
 
 
@@ -363,7 +362,7 @@ def _unsorted_setup_context(ctx, inputs, output) -> None:
 
 def _unsorted_backward(ctx, grad):
     data, segment_ids = ctx.saved_tensors
-    return _ops.unsorted_segment_reduce_backward.default(grad, data, segment_ids, ctx.reduction), None, None, None
+    return _unsorted_segment_reduce_backward(grad, data, segment_ids, ctx.reduction), None, None, None
 
 
 # A gradient's own gradients, sorted and unsorted alike: reduce(values, reduction) is the forward operator over the same
@@ -418,10 +417,10 @@ def _backward_backward(ctx, upstream):
     grad, data, segment_ids, offsets = ctx.saved_tensors
 
     def reduce(values: Tensor, reduction: int) -> Tensor:
-        return _ops.segment_reduce.default(values, segment_ids, offsets, ctx.segments, reduction)
+        return _segment_reduce(values, segment_ids, offsets, ctx.segments, reduction)
 
     def share(rows: Tensor, data: Tensor | None, reduction: int) -> Tensor:
-        return _ops.segment_reduce_backward.default(rows, data, segment_ids, offsets, upstream.shape[0], reduction)
+        return _segment_reduce_backward(rows, data, segment_ids, offsets, upstream.shape[0], reduction)
 
     return *_gradients(upstream, grad, data, ctx.reduction, reduce, share), None, None, None, None
 
@@ -438,18 +437,17 @@ def _unsorted_backward_backward(ctx, upstream):
     grad, data, segment_ids = ctx.saved_tensors
 
     def reduce(values: Tensor, reduction: int) -> Tensor:
-        return _ops.unsorted_segment_reduce.default(values, segment_ids, ctx.segments, reduction)
+        return _unsorted_segment_reduce(values, segment_ids, ctx.segments, reduction)
 
     def share(rows: Tensor, data: Tensor | None, reduction: int) -> Tensor:
-        return _ops.unsorted_segment_reduce_backward.default(rows, data, segment_ids, reduction)
+        return _unsorted_segment_reduce_backward(rows, data, segment_ids, reduction)
 
     return *_gradients(upstream, grad, data, ctx.reduction, reduce, share), None, None
 
 
-for _name, _function, _setup in (
-    ("segment_reduce", _reduce_backward, _reduce_setup_context),
-    ("segment_reduce_backward", _backward_backward, _backward_setup_context),
-    ("unsorted_segment_reduce", _unsorted_backward, _unsorted_setup_context),
-    ("unsorted_segment_reduce_backward", _unsorted_backward_backward, _unsorted_backward_setup_context),
-):
-    torch.library.register_autograd(f"torchsparse_rec::{_name}", _function, setup_context=_setup)
+_segment_reduce = differentiable("segment_reduce", _reduce_backward, _reduce_setup_context)
+_segment_reduce_backward = differentiable("segment_reduce_backward", _backward_backward, _backward_setup_context)
+_unsorted_segment_reduce = differentiable("unsorted_segment_reduce", _unsorted_backward, _unsorted_setup_context)
+_unsorted_segment_reduce_backward = differentiable(
+    "unsorted_segment_reduce_backward", _unsorted_backward_backward, _unsorted_backward_setup_context
+)

@@ -1,0 +1,63 @@
+"""Behind :mod:`.math` and :mod:`._raw_segment_rows`: what TensorFlow does around the segment reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ._arguments import as_size, as_tensor
+
+_SORTED = {
+    "sum": ops.segment_sum,
+    "mean": ops.segment_mean,
+    "max": ops.segment_max,
+    "min": ops.segment_min,
+    "prod": ops.segment_prod,
+}
+_UNSORTED = {
+    "sum": ops.unsorted_segment_sum,
+    "mean": ops.unsorted_segment_mean,
+    "sqrt_n": ops.unsorted_segment_sqrt_n,
+    "max": ops.unsorted_segment_max,
+    "min": ops.unsorted_segment_min,
+    "prod": ops.unsorted_segment_prod,
+}
+_NARROW = (torch.int8, torch.uint8, torch.int16, torch.uint16)
+
+
+def segment_reduce(reduction: str, data: Any, segment_ids: Any) -> Tensor:
+    """Over sorted ids; the result has the last id + 1 rows."""
+    data = as_tensor("data", data)
+    segment_ids = as_tensor("segment_ids", segment_ids, device=data.device)
+    if data.is_complex() and reduction in ("sum", "mean"):
+        return torch.view_as_complex(_SORTED[reduction](torch.view_as_real(data), segment_ids))
+    return _SORTED[reduction](data, segment_ids)
+
+
+def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_segments: Any) -> Tensor:
+    """Over ids in any order; rows whose id is negative are left out."""
+    data = as_tensor("data", data)
+    segment_ids = as_tensor("segment_ids", segment_ids, device=data.device)
+    num_segments = as_size("num_segments", num_segments)
+    if segment_ids.dtype == torch.int16 and reduction in ("sum", "mean", "sqrt_n"):
+        segment_ids = segment_ids.int()
+    if data.numel() == 0 and reduction not in ("mean", "sqrt_n") and segment_ids.dtype in (torch.int32, torch.int64):
+        segment_ids = torch.full_like(segment_ids, -1)  # nobody looks at the ids then
+    if data.is_complex() and reduction == "sum":
+        parts = ops.unsorted_segment_sum(torch.view_as_real(data), segment_ids, num_segments)
+        return torch.view_as_complex(parts)
+    if reduction == "mean" and not data.is_floating_point() and data.dtype != torch.bool and not data.is_complex():
+        return _mean_of_integers(data, segment_ids, num_segments)
+    return _UNSORTED[reduction](data, segment_ids, num_segments)
+
+
+def _mean_of_integers(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
+    """A float, of a sum and a number of rows that wrap in the dtype of the data; a number below 1 counts as 1."""
+    sums = ops.unsorted_segment_sum(data, segment_ids, num_segments)
+    ones = torch.ones(segment_ids.shape, dtype=data.dtype, device=data.device)
+    counts = ops.unsorted_segment_sum(ones, segment_ids, num_segments)
+    wide = torch.float32 if data.dtype in _NARROW else torch.float64
+    return sums.to(wide) / counts.to(wide).clamp_min(1).reshape(-1, *[1] * (sums.dim() - 1))
