@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, segment, table, unique
+from . import embedding, embedding_gradients, keras_report, ncf, row_update, segment, table, unique
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
@@ -23,6 +23,7 @@ ROWS: list[Row] = [
     *segment.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
+    *row_update.ROWS,
     *ncf.ROWS,
 ]
 

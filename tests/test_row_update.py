@@ -217,7 +217,7 @@ def test_a_bad_index_leaves_everything_as_it_was(index: int, items: int) -> None
     assert torch.equal(weight, torch.ones(4, 100)) and torch.equal(sums, torch.ones(4, 100))
 
 
-def test_a_bad_index_is_skipped_on_cuda(emulated: Callable[[], int]) -> None:
+def test_a_bad_index_is_skipped_by_emulated_kernels(emulated: Callable[[], int]) -> None:
     """The other items are applied, and the first of the bad ones is told."""
     from emulation import fixture
 
