@@ -9,7 +9,18 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, overhead, segment, segment_rows, table, unique
+from . import (
+    embedding,
+    embedding_gradients,
+    keras_report,
+    ncf,
+    overhead,
+    row_update,
+    segment,
+    segment_rows,
+    table,
+    unique,
+)
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
@@ -25,6 +36,7 @@ ROWS: list[Row] = [
     *segment_rows.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
+    *row_update.ROWS,
     *ncf.ROWS,
 ]
 

@@ -145,6 +145,14 @@ def _per_id(operator: str, size: Size) -> Sample:
     return Sample(operator, str(size), (grad, indices, None, None, None, size.rows, SUM, -1, True))
 
 
+def _row_update(size: Size, rule: int, hyperparameters: list[float]) -> Sample:
+    """One state, positive."""
+    weight, indices = _floats(size, size.rows), _indices(size)
+    grad = _floats(size, size.items)
+    state = weight.abs() + 0.5
+    return Sample("row_update", str(size), (weight, state, None, None, grad, indices, rule, hyperparameters))
+
+
 def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype) -> Sample:
     x = torch.randint(low, high, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
     return Sample(operator, "", (x, 999_983) if operator == "to_hash_bucket_fast" else (x,))
@@ -170,6 +178,8 @@ def _large_samples() -> list[Build]:
         for name in ("embedding_bag", "embedding_dense_backward", "embedding_sparse_backward"):
             mode, weighted = ((MEAN, True), (MAX, False), (SQRTN, False))[n % 3]
             builds.append(Build(f"{name}-{size}-{mode}", partial(_bag, name, size, mode, weighted)))
+        rule, hyperparameters = ((1, [0.125, 0.5]), (5, [0.125, 0.0]), (11, [0.125, 0.25, 0.25]))[n % 3]
+        builds.append(Build(f"row_update-{size}-{rule}", partial(_row_update, size, rule, hyperparameters)))
         mode = (SQRTN, SUM, MEAN)[n % 3]
         name = "embedding_weights_backward"
         builds.append(Build(f"{name}-{size}-{mode}", partial(_bag, name, size, mode, True)))

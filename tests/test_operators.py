@@ -19,6 +19,8 @@ from torchsparse_rec import ops
 
 # What asks the machine instead of computing: tests/test_instruction_sets.py, and the test of check_errors below.
 NOT_SAMPLED = {"cpu_level", "check_errors"}
+# What reads the arguments that it writes.
+UPDATES = {"row_update"}
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
@@ -45,11 +47,15 @@ def written(name: str) -> list[int]:
 
 
 def call(sample: Sample) -> tuple[Tensor, ...]:
-    """The results, or for an operator that writes into its arguments those arguments."""
-    result = operator(sample.operator)(*sample.arguments)
-    if places := written(sample.operator):
+    """The results, or for an operator that writes into its arguments those arguments: of an update, copies of them."""
+    places = written(sample.operator)
+    arguments = list(sample.arguments)
+    for i in places if sample.operator in UPDATES else ():
+        arguments[i] = arguments[i].clone() if arguments[i] is not None else None
+    result = operator(sample.operator)(*arguments)
+    if places:
         assert result is None
-        return tuple(x for i in places if (x := sample.arguments[i]) is not None)
+        return tuple(arguments[i] for i in places if arguments[i] is not None)
     return result if isinstance(result, tuple) else (result,)
 
 

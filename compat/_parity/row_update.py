@@ -2,6 +2,359 @@
 
 from __future__ import annotations
 
-from .case import Operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-OPERATORS: dict[str, Operator] = {}
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import draw
+from .case import FLOATS, INF, NAN, Case, Operator, Outcome, Reference
+from .draw import ints
+from .references import wide
+from .rounded import Precision, Rounded
+
+_PRECISIONS = {
+    torch.float16: Precision(2.0**-11, 2.0**-24),
+    torch.bfloat16: Precision(2.0**-8, 2.0**-126),
+    torch.float32: Precision(2.0**-24, 2.0**-126),
+    torch.float64: Precision(2.0**-53, 2.0**-1022),
+}
+# How often one row may occur: the reference takes its items one after another.
+_MOST_REPEATS = 40
+# TensorFlow's Adagrad deals larger batches out to threads that then meet in a row (PARITY.md).
+_RACY_ELEMENTS = 4096
+
+Rows = dict[str, Rounded]
+Numbers = Mapping[str, np.longdouble]
+
+
+# ---- Formulas: what a step makes of var and its slots ---------------------------------------------------------------
+
+
+def _momentum(t: Rows, g: Rounded, h: Numbers, keras: bool, use_nesterov: bool = False) -> Rows:
+    if keras:
+        accum = t["accum"] * h["momentum"] - g * h["lr"]
+        step = accum * h["momentum"] - g * h["lr"] if use_nesterov else accum
+        return {"var": t["var"] + step, "accum": accum}
+    accum = t["accum"] * h["momentum"] + g
+    step = g * h["lr"] + accum * h["momentum"] * h["lr"] if use_nesterov else accum * h["lr"]
+    return {"var": t["var"] - step, "accum": accum}
+
+
+def _adagrad(t: Rows, g: Rounded, h: Numbers, update_slots: bool = True) -> Rows:
+    accum = t["accum"] + g * g if update_slots else t["accum"]
+    root = accum.power(0.5)
+    return {"var": t["var"] - g * h["lr"] / (root + h["epsilon"] if "epsilon" in h else root), "accum": accum}
+
+
+def _adagrad_da(t: Rows, g: Rounded, h: Numbers) -> Rows:
+    sums, squares = t["gradient_accumulator"] + g, t["gradient_squared_accumulator"] + g * g
+    mean = sums / h["global_step"]
+    shrunk = mean.shrunk(h["l1"]) if h["l1"] > 0 else mean
+    var = -shrunk / (squares.power(0.5) / (h["lr"] * h["global_step"]) + h["l2"])
+    return {"var": var, "gradient_accumulator": sums, "gradient_squared_accumulator": squares}
+
+
+def _adadelta(t: Rows, g: Rounded, h: Numbers) -> Rows:
+    accum = t["accum"] * h["rho"] + g * g * (1 - h["rho"])
+    update = (t["accum_update"] + h["epsilon"]).power(0.5) * (accum + h["epsilon"]).power(-0.5) * g
+    accum_update = t["accum_update"] * h["rho"] + update * update * (1 - h["rho"])
+    return {"var": t["var"] - update * h["lr"], "accum": accum, "accum_update": accum_update}
+
+
+def _ftrl(t: Rows, g: Rounded, h: Numbers, multiply_linear_by_lr: bool = False) -> Rows:
+    scale, lr = (h["lr"], np.longdouble(1)) if multiply_linear_by_lr else (np.longdouble(1), h["lr"])
+    power = float(-h["lr_power"])
+    accum = t["accum"] + g * g
+    after = accum.power(power)
+    gradient = g + t["var"] * (2 * h["l2_shrinkage"]) if h.get("l2_shrinkage") else g
+    linear = t["linear"] + (gradient * scale - (after - t["accum"].power(power)) / lr * t["var"])
+    var = (linear.clamped(h["l1"] * scale) - linear) / (after / lr + 2 * h["l2"] * scale)
+    return {"var": var, "accum": accum, "linear": linear}
+
+
+def _proximal(t: Rows, g: Rounded, h: Numbers, adagrad: bool) -> Rows:
+    slots = {"accum": t["accum"] + g * g} if adagrad else {}
+    one = Rounded(np.ones_like(g.value), np.zeros_like(g.value), g.precision)
+    lr = slots["accum"].power(-0.5) * h["lr"] if adagrad else one * h["alpha"]
+    moved = t["var"] - g * lr
+    return {"var": (moved.shrunk(lr * h["l1"]) if h["l1"] > 0 else moved) / (lr * h["l2"] + 1), **slots}
+
+
+def _rms_prop(t: Rows, g: Rounded, h: Numbers, centered: bool) -> Rows:
+    ms = t["ms"] * h["rho"] + g * g * (1 - h["rho"])
+    mg = {"mg": t["mg"] * h["rho"] + g * (1 - h["rho"])} if centered else {}
+    variance = ms + h["epsilon"] - mg["mg"] * mg["mg"] if centered else ms + h["epsilon"]
+    mom = t["mom"] * h["momentum"] + variance.power(-0.5) * h["lr"] * g
+    return {"var": t["var"] - mom, **mg, "ms": ms, "mom": mom}
+
+
+# ---- Rules ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One operator."""
+
+    #: Its function in compat.tensorflow.
+    ours: str
+    step: Callable[..., Rows]
+    slots: tuple[str, ...]
+    hyperparameters: tuple[str, ...]
+    #: A flag of it, if it has one, and the dtypes that TensorFlow has kernels for.
+    flag: str | None = None
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+
+
+_F32_F64 = (torch.float32, torch.float64)
+_NO_BFLOAT16 = (torch.float16, *_F32_F64)
+_PENALTIES = ("l1", "l2")
+_RULES = {
+    "Adagrad": _Rule("adagrad", _adagrad, ("accum",), ("lr",), "update_slots"),
+    "AdagradV2": _Rule("adagrad_v2", _adagrad, ("accum",), ("lr", "epsilon"), "update_slots"),
+    "AdagradDA": _Rule(
+        "adagrad_da",
+        _adagrad_da,
+        ("gradient_accumulator", "gradient_squared_accumulator"),
+        ("lr", *_PENALTIES),
+        dtypes=_F32_F64,
+    ),
+    "Adadelta": _Rule("adadelta", _adadelta, ("accum", "accum_update"), ("lr", "rho", "epsilon")),
+    "Ftrl": _Rule("ftrl", _ftrl, ("accum", "linear"), ("lr", *_PENALTIES, "lr_power"), "multiply_linear_by_lr"),
+    "FtrlV2": _Rule(
+        "ftrl_v2",
+        _ftrl,
+        ("accum", "linear"),
+        ("lr", *_PENALTIES, "l2_shrinkage", "lr_power"),
+        "multiply_linear_by_lr",
+    ),
+    "ProximalAdagrad": _Rule(
+        "proximal_adagrad", partial(_proximal, adagrad=True), ("accum",), ("lr", *_PENALTIES), dtypes=_F32_F64
+    ),
+    "ProximalGradientDescent": _Rule(
+        "proximal_gradient_descent",
+        partial(_proximal, adagrad=False),
+        (),
+        ("alpha", *_PENALTIES),
+        dtypes=_F32_F64,
+    ),
+    "RMSProp": _Rule(
+        "rms_prop",
+        partial(_rms_prop, centered=False),
+        ("ms", "mom"),
+        ("lr", "rho", "momentum", "epsilon"),
+        dtypes=_NO_BFLOAT16,
+    ),
+    "CenteredRMSProp": _Rule(
+        "centered_rms_prop",
+        partial(_rms_prop, centered=True),
+        ("mg", "ms", "mom"),
+        ("lr", "rho", "momentum", "epsilon"),
+        dtypes=_NO_BFLOAT16,
+    ),
+    "Momentum": _Rule("momentum", partial(_momentum, keras=False), ("accum",), ("lr", "momentum"), "use_nesterov"),
+    "KerasMomentum": _Rule(
+        "keras_momentum", partial(_momentum, keras=True), ("accum",), ("lr", "momentum"), "use_nesterov"
+    ),
+}
+_PREFIX = "raw_ops.ResourceSparseApply"
+# Where each hyperparameter is drawn; epsilon keeps the centered variance apart from zero.
+_RANGES = {
+    "lr": (0.01, 0.5),
+    "alpha": (0.01, 0.5),
+    "epsilon": (1.0, 2.0),
+    "rho": (0.5, 0.99),
+    "momentum": (0.0, 0.9),
+    "l1": (0.0, 0.2),
+    "l2": (0.0, 0.2),
+    "l2_shrinkage": (0.0, 0.2),
+}
+
+
+def _rule(operator: str) -> _Rule:
+    return _RULES[operator.removeprefix(_PREFIX)]
+
+
+def _arguments(
+    rng: np.random.Generator, operator: str, dtype: torch.dtype, rows: int, inner: tuple[int, ...], indices: Tensor
+) -> dict[str, Any]:
+    """A call with these rows."""
+    rule = _rule(operator)
+    shape = (rows, *inner)
+    arguments: dict[str, Any] = {"var": torch.from_numpy(rng.standard_normal(shape)).to(dtype)}
+    for slot in rule.slots:
+        arguments[slot] = torch.from_numpy(rng.uniform(0.25, 1.0, shape)).to(dtype)
+    grad = rng.standard_normal((indices.shape[0], *inner)) * 10.0 ** rng.uniform(-2, 0.5)
+    arguments |= {"grad": torch.from_numpy(grad).to(dtype), "indices": indices}
+    for name in rule.hyperparameters:
+        if name == "lr_power":
+            number = -0.5 if rng.random() < 0.6 else float(rng.choice([-0.25, -0.75, -1.0, 0.0]))
+        else:
+            number = float(rng.uniform(*_RANGES[name])) if name[0] != "l" or rng.random() < 0.8 else 0.0
+        number = max(number, 0.01) if name == "lr" else number
+        arguments[name] = torch.tensor(number, dtype=dtype)
+    if operator.endswith("AdagradDA"):
+        arguments["global_step"] = torch.tensor(int(rng.integers(1, 100)))
+    if rule.flag is not None and rng.random() < 0.5:
+        arguments[rule.flag] = bool(rng.random() < 0.7)
+    return arguments
+
+
+def _without_many_repeats(indices: np.ndarray) -> np.ndarray:
+    return indices[_occurrences(indices) < _MOST_REPEATS]
+
+
+def _occurrences(indices: np.ndarray) -> np.ndarray:
+    """How many items of the same row come before each."""
+    order = np.argsort(indices, kind="stable")
+    ranks = np.arange(len(indices))
+    starts = np.searchsorted(indices[order], indices[order])
+    result = np.empty_like(ranks)
+    result[order] = ranks - starts
+    return result
+
+
+def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
+    inner = draw.inner_shape(rng)
+    inner = inner if np.prod(inner) else (3,)  # TensorFlow refuses rows without elements
+    limit = draw.rows_limit(elements, inner)
+    rows, count = max(draw.size(rng, limit), 1), draw.size(rng, min(limit, 4000))
+    indices = _without_many_repeats(draw.ids(rng, count, rows))
+    if "Adagrad" in operator and len(indices) * np.prod(inner) > _RACY_ELEMENTS:
+        indices = rng.permutation(np.unique(indices))
+    dtype = draw.one_of(rng, _rule(operator).dtypes)
+    given = torch.from_numpy(indices).to(draw.index_dtype(rng))
+    arguments = _arguments(rng, operator, dtype, rows, inner, given)
+    arguments["grad"] = draw.with_specials(rng, arguments["grad"])
+    note = _spoil(rng, arguments) if rng.random() < 1 / 6 else "random"
+    return Case(operator, arguments, note)
+
+
+def _spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> str:
+    """Make one argument wrong. Returns what is. (Another dtype is not tried: TensorFlow ends the process.)"""
+    ways = ["length", "index rank", "index dtype", *(["width"] if arguments["var"].dim() > 1 else [])]
+    ways += ["index"] * 3 if len(arguments["indices"]) else []
+    ways += ["slot"] if any(name in arguments for name in ("accum", "ms")) else []
+    way = str(rng.choice(ways))
+    indices, grad = arguments["indices"], arguments["grad"]
+    if way == "length":
+        arguments["indices"] = torch.cat([indices, indices.new_zeros(1)])
+    elif way == "index rank":
+        arguments["indices"] = indices.unsqueeze(0)
+    elif way == "index dtype":
+        arguments["indices"] = indices.to(torch.float32)
+    elif way == "width":
+        arguments["grad"] = torch.cat([grad, grad[:, :1]], dim=1)
+    elif way == "index":
+        arguments["indices"] = indices.clone()
+        bad = int(rng.choice([-1, arguments["var"].shape[0], 2**31 - 1, -(2**31)]))
+        arguments["indices"][int(rng.integers(len(indices)))] = bad
+    else:
+        slot = "accum" if "accum" in arguments else "ms"
+        arguments[slot] = torch.cat([arguments[slot], arguments[slot][:1]])
+    return f"bad {way}"
+
+
+def _picked(operator: str) -> list[Case]:
+    rule = _rule(operator)
+    rng = np.random.default_rng(0)
+    cases = []
+
+    def add(note: str, indices: Tensor, *, inner: tuple[int, ...] = (3,), rows: int = 4, **changed: Any) -> None:
+        dtype = changed.pop("dtype", torch.float32)
+        arguments = _arguments(np.random.default_rng(len(cases)), operator, dtype, rows, inner, indices)
+        cases.append(Case(operator, arguments | changed, note))
+
+    grad = torch.from_numpy(rng.standard_normal((3, 3))).float()
+    add("duplicates", ints(2, 0, 2, 2))
+    add("int64 indices", ints(2, 0, 2, dtype=torch.int64))
+    add("rank 1", ints(1, 3, 1), inner=())
+    add("one column", ints(1, 3, 1), inner=(1,))
+    add("rank 4", ints(1, 0, 1), inner=(2, 3, 2))
+    add("no items", ints())
+    add("no rows", ints(), rows=0)
+    for bad in (4, -1, 2**31 - 1):
+        add(f"index {bad}", ints(0, bad, 1))
+    add("lengths differ", ints(0, 1, 2), grad=grad[:2])
+    add("another width", ints(0, 1, 2), grad=grad[:, :2])
+    add("indices of rank 2", ints(0, 1, 2).unsqueeze(0), grad=grad)
+    add("indices float", torch.zeros(3), grad=grad)
+    for special in (NAN, INF, -INF):
+        add(f"a gradient of {special}", ints(1, 1, 2), grad=grad.clone().index_fill(1, torch.tensor([1]), special))
+    add("gradients of zero", ints(1, 1, 2), grad=grad * 0)
+    for slot in rule.slots:
+        add(f"{slot} of another shape", ints(0), **{slot: torch.ones(3, 3)})
+    for name in rule.hyperparameters:
+        add(f"{name} 0", ints(2, 1, 2), **{name: torch.tensor(0.0)})
+        add(f"{name} negative", ints(2, 1, 2), **{name: torch.tensor(-0.25)})
+        add(f"{name} a vector", ints(2, 1, 2), **{name: torch.tensor([0.25])})
+    if "lr_power" in rule.hyperparameters:
+        add("lr_power positive", ints(2, 1, 2), lr_power=torch.tensor(0.25))
+    if rule.flag is not None:
+        for value in (False, True):
+            add(f"{rule.flag} {value}", ints(2, 1, 2), **{rule.flag: value})
+            add(f"{rule.flag} {value}, lr 0", ints(2, 1), **{rule.flag: value, "lr": torch.tensor(0.0)})
+    for dtype in rule.dtypes:
+        add("every dtype", ints(3, 0, 3, 3), dtype=dtype)
+    return cases
+
+
+# ---- References and calls -------------------------------------------------------------------------------------------
+
+
+def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
+    """One occurrence of every row at a time, each operation rounded once."""
+    rule, given = _rule(case.operator), case.arguments
+    var = given["var"]
+    precision = _PRECISIONS[var.dtype]
+    tables = {name: wide(given[name]) for name in ("var", *rule.slots)}
+    errors = {name: np.zeros_like(table) for name, table in tables.items()}
+    numbers = {name: np.longdouble(wide(given[name])) for name in rule.hyperparameters}
+    if "global_step" in given:
+        numbers["global_step"] = np.longdouble(int(given["global_step"]))
+    flags = {rule.flag: given[rule.flag]} if rule.flag in given else {}
+    indices, grad = given["indices"].numpy().astype(np.int64), wide(given["grad"])
+    occurrences = _occurrences(indices)
+    with np.errstate(all="ignore"):
+        for turn in range(occurrences.max(initial=-1) + 1):
+            items = np.flatnonzero(occurrences == turn)
+            rows = indices[items]
+            before = {name: Rounded(tables[name][rows], errors[name][rows], precision) for name in tables}
+            gradient = Rounded(grad[items], np.zeros_like(grad[items]), precision)
+            for name, after in rule.step(before, gradient, numbers, **flags).items():
+                tables[name][rows] = after.value
+                errors[name][rows] = after.error
+    names = {"var": "output"} if not rule.slots else {}
+    # TensorFlow has formulas of its own for rows of one element, which round in other places.
+    wider = 2 if var[:1].numel() == 1 else 1
+    return {names.get(name, name): Reference(tables[name], errors[name], errors[name] * wider) for name in tables}
+
+
+def _run_tensorflow(tf: Any, arguments: dict[str, Any], *, operator: str) -> Any:
+    """On variables, whose values it returns."""
+    names = ("var", *_rule(operator).slots)
+    variables = {name: tf.Variable(arguments[name]) for name in names}
+    handles = {name: variable.handle for name, variable in variables.items()}
+    getattr(tf.raw_ops, operator.removeprefix("raw_ops."))(**{**arguments, **handles})
+    values = {name: tf.identity(variable) for name, variable in variables.items()}
+    return values if len(names) > 1 else values["var"]
+
+
+def _run_ours(compat: Any, arguments: dict[str, Any], *, operator: str) -> Any:
+    return getattr(compat, f"sparse_apply_{_rule(operator).ours}")(**arguments)
+
+
+OPERATORS = {
+    name: Operator(
+        _random,
+        _picked,
+        _references,
+        run_tensorflow=partial(_run_tensorflow, operator=name),
+        run_ours=partial(_run_ours, operator=name),
+    )
+    for name in (_PREFIX + rule for rule in _RULES)
+}

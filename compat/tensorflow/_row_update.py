@@ -96,6 +96,17 @@ def _as_var(argument: str, value: Any, var: Tensor) -> Tensor:
     return tensor if isinstance(value, (Tensor, np.ndarray)) else tensor.to(var.dtype)
 
 
+def _slot(argument: str, value: Any, var: Tensor) -> Tensor:
+    """A copy of a slot of ``var``."""
+    slot = _as_var(argument, value, var)
+    if slot.shape != var.shape or slot.dtype != var.dtype:
+        raise ValueError(
+            f"{argument} must have the shape and dtype of var, {list(var.shape)} and {var.dtype}, got"
+            f" {list(slot.shape)} and {slot.dtype}"
+        )
+    return slot.clone(memory_format=torch.contiguous_format)
+
+
 def _step(
     update: Callable[..., Tensor],
     result: Callable[..., Result],
@@ -108,7 +119,7 @@ def _step(
 ) -> Result:
     """``update`` on copies. ``numbers``: TensorFlow's name and value of each hyperparameter, by our name."""
     table = as_tensor("var", var).detach().clone(memory_format=torch.contiguous_format)
-    states = [_as_var(name, slot, table).clone(memory_format=torch.contiguous_format) for name, slot in slots.items()]
+    states = [_slot(name, slot, table) for name, slot in slots.items()]
     rows = as_tensor("indices", indices, empty=torch.int32, device=table.device)
     hyperparameters = {ours: _number(name, value, table) for ours, (name, value) in numbers.items()}
     update(table, *states, _as_var("grad", grad, table), rows, **hyperparameters, **choices)

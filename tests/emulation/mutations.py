@@ -84,12 +84,13 @@ MUTATIONS = [
     Mutation("row_groups.cu", "sign", "keys[present.offsets[r]]", "keys[present.offsets[0]]", "grad_v2"),
     Mutation("segment_ids.cuh", "bound", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
     Mutation("row_update.cu", "bound", "j + k < entries", "j + k + 1 < entries", "row_update and by_hand"),
-    Mutation("row_update.cu", "bound", "(key) >= rows || tile", "(key) > rows || tile", "skipped_on_cuda"),
+    Mutation("row_update.cu", "bound", "(key) >= rows || tile", "(key) > rows || tile", "skipped_by"),
     Mutation("row_update.cu", "sign", "keys[tile.row - 1] != key", "keys[tile.row - 1] == key", "row_update"),
     Mutation(
         "row_update.cu", "step", "    store_vector<T, width>(weight, row.weight);\n", "", "row_update and by_hand"
     ),
     Mutation("row_update.cu", "bound", "aligned && stride % width == 0", "aligned", "any_distance_apart"),
+    Mutation("row_update.cu", "step", "store_vector<T, width>(weight, row.weight);", "", "row_update and by_hand"),
     Mutation("segment.cu", "bound", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
     Mutation("segment.cu", "sign", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
     Mutation("segment_ids.cuh", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
