@@ -36,7 +36,9 @@ def integer_hash_samples(operator: str) -> Iterator[Sample]:
         yield Sample(operator, f"every_length_{buckets}_buckets", numbers)
     for dtype in INTEGERS:
         word = str(dtype).removeprefix("torch.")
-        yield Sample(operator, f"extremes_{word}", (torch.tensor(extremes(dtype), dtype=dtype), *_arguments(operator, 2**63 - 1)))
+        yield Sample(
+            operator, f"extremes_{word}", (torch.tensor(extremes(dtype), dtype=dtype), *_arguments(operator, 2**63 - 1))
+        )
     for name, x in {
         "empty": torch.empty(0, 3, dtype=torch.int64),
         "scalar": torch.tensor(-17),
@@ -95,7 +97,9 @@ def cross_samples(operator: str) -> Iterator[Sample]:
     lengths = [random.integers(0, 4, 600, dtype=torch.int64).tolist() for _ in range(4)]
     yield sample("many_rows", [_jagged(random, x) for x in lengths])
     yield sample("one_column", [_jagged(random, [3, 0, 1, 5])], 7, 0)
-    yield sample("extreme_values", [(torch.tensor([-1, 2**63 - 1, -(2**63), 0]), torch.tensor([0, 4]))] * 2, 1, -(2**63))
+    yield sample(
+        "extreme_values", [(torch.tensor([-1, 2**63 - 1, -(2**63), 0]), torch.tensor([0, 4]))] * 2, 1, -(2**63)
+    )
     yield sample("without_a_key", [_jagged(random, [1] * 40), matrix(40, 1)], 2**50, None)
     yield sample("jagged_without_a_key", [_jagged(random, [3, 0, 1, 2]), matrix(4, 2)], 0, None)
     yield sample("one_column_without_a_key", [matrix(9, 3)], 1000, None)

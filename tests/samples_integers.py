@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import torch
 from sample import Random, Sample
-from torch import Tensor
 
 INTEGERS = (
     torch.int64,

@@ -8,6 +8,7 @@ symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow it
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings
+from ._fingerprint import fingerprint as fingerprint
 from ._tensors import IndexedSlices as IndexedSlices
 from ._tensors import RaggedTensor as RaggedTensor
 from ._tensors import SparseTensor as SparseTensor

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 #: What the functions of the family take.
-Hashable: TypeAlias = Union[Tensor, np.ndarray, Sequence[Union[str, bytes]], "pyarrow.Array", "pyarrow.ChunkedArray"]
+Hashable: TypeAlias = Union[Tensor, np.ndarray, Sequence[str | bytes], "pyarrow.Array", "pyarrow.ChunkedArray"]
 
 
 class Hashes(NamedTuple):
@@ -91,9 +91,7 @@ def _encode(item: Any, position: int, name: str) -> bytes:
     if isinstance(item, bytes):
         return item
     if not isinstance(item, str):
-        raise ValueError(
-            f"{name}: x[{position}] must be str or bytes, got {type(item).__name__}: {item!r}"
-        )
+        raise ValueError(f"{name}: x[{position}] must be str or bytes, got {type(item).__name__}: {item!r}")
     try:
         return item.encode()
     except UnicodeEncodeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 #: One column of :func:`cross_hashed`.
-Column: TypeAlias = Union[Hashable, tuple[Hashable, Tensor]]
+Column: TypeAlias = Hashable | tuple[Hashable, Tensor]
 
 #: The key that TensorFlow starts the hash of a cross with.
 DEFAULT_HASH_KEY = 0xDECAFCAFFE
@@ -306,7 +306,8 @@ def cross_hashed(
     On CUDA the number of crosses is read back, unless all columns have the same number of values in every row.
 
     Source:
-        ``tf.sparse.cross_hashed``; there ``hash_key=0`` means the default. Without a key ``tf.raw_ops.SparseCrossHashed``.
+        ``tf.sparse.cross_hashed``; there ``hash_key=0`` means the default. Without a key:
+        ``tf.raw_ops.SparseCrossHashed``.
 
     Example:
         >>> import torch
@@ -351,7 +352,7 @@ def _as_int64(word: int) -> int:
 
 
 def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor:
-    """x through the operators `name` and string_`name`."""
+    """X through the operators `name` and string_`name`."""
     _check_num_buckets(name, num_buckets)
     of_integers, of_strings = getattr(_ops, name).default, getattr(_ops, "string_" + name).default
     return hash_any(
