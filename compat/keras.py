@@ -231,7 +231,7 @@ def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
         same = [value == wanted for value in values.reshape(-1).tolist()]
         return torch.tensor(same, dtype=torch.bool).reshape(values.shape)
     boolean = isinstance(mask_value, (bool, np.bool_))
-    number = isinstance(mask_value, (int, np.integer)) and not boolean
+    number = isinstance(mask_value, (int, np.integer))
     floating = number or isinstance(mask_value, (float, np.floating))
     fits = boolean if values.dtype == torch.bool else floating if values.is_floating_point() else number
     if not fits:

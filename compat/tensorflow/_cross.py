@@ -52,7 +52,7 @@ def _with_int64(column: Column) -> Column:
     return column.to(torch.int64) if isinstance(column, Tensor) else column
 
 
-def jagged(columns: Sequence[Column]) -> tuple[list[JaggedColumn], int]:
+def jagged(columns: Sequence[Column], raw: bool) -> tuple[list[JaggedColumn], int]:
     """The columns by rows, and the number of rows. Entries of a SparseTensor that its rows do not reach are lost."""
     device = next((_device(column) for column in columns if _device(column) is not None), None)
     rows = 0
@@ -60,10 +60,12 @@ def jagged(columns: Sequence[Column]) -> tuple[list[JaggedColumn], int]:
     for position, column in enumerate(columns):
         shape = tuple(column.shape)
         if len(shape) != 2:
-            raise ValueError(f"inputs must be matrices, got shape {list(shape)} in column {position}")
+            raise ValueError(f"{_argument(column, raw)} must be of matrices, got {list(shape)} in column {position}")
         rows = shape[0] if position == 0 else rows
         if shape[0] != rows or rows < 0:
-            raise ValueError(f"inputs must have the batch size {max(rows, 0)}, got {shape[0]} in column {position}")
+            raise ValueError(
+                f"{_argument(column, raw)} must have the batch size {max(rows, 0)}, got {shape[0]} in column {position}"
+            )
         if isinstance(column, SparseTensor):
             result.append(_sparse_column(column, rows, device))
             continue
@@ -71,6 +73,13 @@ def jagged(columns: Sequence[Column]) -> tuple[list[JaggedColumn], int]:
         values = column.reshape(-1) if isinstance(column, Tensor) else _strings(column.reshape(-1))
         result.append(JaggedColumn(values, offsets, False))
     return result, rows
+
+
+def _argument(column: Column, raw: bool) -> str:
+    """Where the raw operators, or the others, take such a column."""
+    if not raw:
+        return "inputs"
+    return "shapes" if isinstance(column, SparseTensor) else "dense_inputs"
 
 
 def _device(column: Column) -> torch.device | None:
@@ -100,13 +109,15 @@ def crossed(
     num_buckets: int,
     hash_key: int | None,
     hashed: Callable[[JaggedColumn], Tensor],
+    *,
+    raw: bool = False,
 ) -> SparseTensor:
     """The hashed cross, where ``hashed`` makes int64 of a column's values."""
     if not 0 <= num_buckets < 2**63:
         raise ValueError(f"num_buckets must be in [0, 2 ** 63), got {num_buckets}")
     if not columns:
         return _sparse_result(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    parsed, _ = jagged(columns)
+    parsed, _ = jagged(columns, raw)
     device = parsed[0].offsets.device
     values, offsets = ops.cross_hashed(
         [(hashed(column).to(device), column.offsets) for column in parsed], num_buckets, hash_key
@@ -128,12 +139,12 @@ def numbers_or_fingerprints(column: JaggedColumn) -> Tensor:
     return column.values if isinstance(column.values, Tensor) else ops.fingerprint64(column.values)
 
 
-def crossed_strings(columns: Sequence[Column], separator: Any) -> SparseTensor:
+def crossed_strings(columns: Sequence[Column], separator: Any, *, raw: bool = False) -> SparseTensor:
     """The cross as strings, in Python: torch has none."""
     joint = as_strings("separator", separator)
     if joint is None or joint.ndim != 0:
-        raise ValueError(f"separator must be one string, got {separator!r}")
-    parsed, rows = jagged(columns)
+        raise ValueError(f"{'sep' if raw else 'separator'} must be one string, got {separator!r}")
+    parsed, rows = jagged(columns, raw)
     texts = [_texts(column.values) for column in parsed]
     bounds = [column.offsets.tolist() for column in parsed]
     join, result, counts = joint.item().join, [], [0] * (rows + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -61,5 +62,7 @@ def byte_strings(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _bytes_of_rows(x: Tensor) -> Tensor:
     """``[N, bytes in a row]``, uint8."""
-    size = x.element_size() * int(np.prod(x.shape[1:]))
-    return x.contiguous().reshape(-1).view(torch.uint8).reshape(x.shape[0], size)
+    size = x.element_size() * math.prod(x.shape[1:])
+    # Contiguous for torch is a single element at any stride too, but not where its bytes are asked for.
+    elements = x.contiguous().as_strided((x.numel(),), (1,))
+    return elements.view(torch.uint8).reshape(x.shape[0], size)

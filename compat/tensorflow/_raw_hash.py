@@ -87,9 +87,9 @@ def SparseCross(
     """
     columns = _columns(indices, values, shapes, dense_inputs)
     if not hashed_output:
-        return _parts(crossed_strings(columns, "_X_"))
+        return _parts(crossed_strings(columns, "_X_", raw=True))
     key = signed_word("hash_key", hash_key)
-    return _parts(crossed(columns, as_size("num_buckets", num_buckets), key, numbers_or_fingerprints))
+    return _parts(crossed(columns, as_size("num_buckets", num_buckets), key, numbers_or_fingerprints, raw=True))
 
 
 def SparseCrossV2(
@@ -102,7 +102,7 @@ def SparseCrossV2(
     name: str | None = None,
 ) -> SparseCrossResult:
     """:func:`.sparse.cross` of columns in parts."""
-    return _parts(crossed_strings(_columns(indices, values, shapes, dense_inputs), sep))
+    return _parts(crossed_strings(_columns(indices, values, shapes, dense_inputs), sep, raw=True))
 
 
 def SparseCrossHashed(
@@ -141,7 +141,7 @@ def SparseCrossHashed(
             return ops.fingerprint64(column.values)
         return _all_bits(*(ops.to_hash_bucket_strong(column.values, n, key) for n in (2**62, 2**62 + 1)))
 
-    return _parts(crossed(columns, max(int(as_size("num_buckets", num_buckets)), 0), None, hashed))
+    return _parts(crossed(columns, max(int(as_size("num_buckets", num_buckets)), 0), None, hashed, raw=True))
 
 
 def _all_bits(low: Tensor, other: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -156,8 +157,6 @@ def as_string(
         raise ValueError(f"input must hold integers, floats or booleans, got {numbers.dtype}")
     if fill not in ("", " ", "0", "+", "-", "#"):
         raise ValueError(f"fill must be one of ' ', '0', '+', '-' and '#', got {fill!r}")
-    if fill and width < 0:
-        raise ValueError(f"fill must not be given without a width, got {fill!r}")
     result = np.empty(numbers.numel(), dtype=object)
     if numbers.dtype == torch.bool:
         result[:] = [b"true" if value else b"false" for value in numbers.reshape(-1).tolist()]
@@ -169,6 +168,9 @@ def as_string(
         raise ValueError("scientific and shortest must not be given together")
     kind = "d" if not floating else "e" if scientific else "g" if shortest else "f"
     digits = f".{precision}" if precision >= 0 else ""
-    template = f"%{fill}{width if width >= 0 else ''}{digits}{kind}"
-    result[:] = [(template % value).encode() for value in numbers.reshape(-1).tolist()]
+    rest = f"{width if width >= 0 else ''}{digits}{kind}"
+    # C fills up infinities and NaN with spaces, whatever is asked for.
+    template, special = f"%{fill}{rest}", f"%{fill.replace('0', '')}{rest}"
+    values = numbers.reshape(-1).tolist()
+    result[:] = [((template if math.isfinite(value) else special) % value).encode() for value in values]
     return result.reshape(numbers.shape)
