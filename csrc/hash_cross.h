@@ -6,15 +6,16 @@
 //   fastest; a row is empty if any column's is. Column c is either jagged, with values[c] int64 [M_c] and offsets[c]
 //   int64 [B + 1], or a matrix values[c] int64 [B, k_c] whose rows have k_c values, with an empty offsets[c].
 // * A cross of the values v_1 ... v_C is h_C mod num_buckets, with h_0 = hash_key, h_c = cat(h_(c-1), v_c), all as
-//   unsigned numbers; num_buckets 0 stands for 2^63 - 1. Strings are crossed as their fingerprint64.
-//   cat(a, b) = mix(mix((a ^ K ^ mix(b K) K) K) K), with mix(v) = v ^ v >> 47 and K = 0xc6a4a7935bd1e995.
+//   unsigned numbers; without a hash_key, h_1 = v_1; num_buckets 0 stands for 2^63 - 1. Strings are crossed as their
+//   fingerprint64. cat(a, b) = mix(mix((a ^ K ^ mix(b K) K) K) K), with mix(v) = v ^ v >> 47 and K =
+//   0xc6a4a7935bd1e995.
 // * Duplicates count, each in its place.
 // * Errors: ValueError for no or more than 120 columns, wrong dtypes or ranks, different numbers of rows, num_buckets <
 // 0, offsets that
 //   decrease or leave [0, M_c], and a row of more than 2^62 / B crosses. On CUDA the last two are found by kernels, and
 //   the row is left empty.
 // * Not differentiable. Deterministic.
-// Source: tf.sparse.cross_hashed (SparseCross).
+// Source: tf.sparse.cross_hashed (SparseCross); without a hash_key SparseCrossHashed.
 #pragma once
 #include "abi.h"
 #include "hash.h"
@@ -26,6 +27,21 @@ TSR_HOST_DEVICE inline uint64_t fingerprint_cat64(uint64_t a, uint64_t b) {
   const uint64_t product = (a ^ kMurmur ^ mixed) * kMurmur;
   return murmur_shift_mix(murmur_shift_mix(product) * kMurmur);
 }
+
+// The hash of the columns so far: at first the key, or nothing.
+struct CrossHash {
+  uint64_t value;
+  bool exists = true;
+
+  explicit CrossHash(std::optional<int64_t> key) : value(static_cast<uint64_t>(key.value_or(0))), exists(key) {}
+  TSR_HOST_DEVICE explicit CrossHash(uint64_t hash) : value(hash) {}
+
+  // With one value more.
+  TSR_HOST_DEVICE CrossHash with(int64_t next) const {
+    const uint64_t word = static_cast<uint64_t>(next);
+    return CrossHash(exists ? fingerprint_cat64(value, word) : word);
+  }
+};
 
 // One column, jagged or a matrix.
 struct CrossColumn {

@@ -44,7 +44,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("to_hash_bucket(Tensor x, int num_buckets) -> Tensor");
   m.def("string_to_hash_bucket(Tensor bytes, Tensor offsets, int num_buckets) -> Tensor");
   m.def(
-      "cross_hashed(Tensor[] values, Tensor[] offsets, int num_buckets, int hash_key)"
+      "cross_hashed(Tensor[] values, Tensor[] offsets, int num_buckets, int? hash_key)"
       " -> (Tensor values, Tensor offsets)");
 
   // sparse_tensor

@@ -223,14 +223,17 @@ def _rows(values: Tensor, offsets: Tensor) -> Iterator[list[int]]:
             yield values[a:b].tolist()
 
 
-def cross_hashed(values: list[Tensor], offsets: list[Tensor], num_buckets: int, hash_key: int) -> tuple[Tensor, Tensor]:
+def cross_hashed(
+    values: list[Tensor], offsets: list[Tensor], num_buckets: int, hash_key: int | None
+) -> tuple[Tensor, Tensor]:
     crosses, bounds = [], [0]
     columns = [_rows(*column) for column in zip(values, offsets, strict=True)]
     for row in zip(*columns, strict=True):
         for combination in itertools.product(*row):
-            h = hash_key & _WORD
-            for value in combination:
-                h = fingerprint_cat(h, value & _WORD)
+            words = [value & _WORD for value in combination]
+            h = words.pop(0) if hash_key is None else hash_key & _WORD
+            for word in words:
+                h = fingerprint_cat(h, word)
             crosses.append(h % (num_buckets or 2**63 - 1))
         bounds.append(len(crosses))
     return torch.tensor(crosses, dtype=torch.int64), torch.tensor(bounds)

@@ -81,7 +81,7 @@ def cross_samples(operator: str) -> Iterator[Sample]:
     none = torch.empty(0, dtype=torch.int64)
 
     def sample(
-        name: str, columns: list[tuple[Tensor, Tensor]], buckets: int = 0, key: int = 0xDECAFCAFFE, **flags: bool
+        name: str, columns: list[tuple[Tensor, Tensor]], buckets: int = 0, key: int | None = 0xDECAFCAFFE, **flags: bool
     ) -> Sample:
         values, offsets = zip(*columns, strict=True)
         return Sample(operator, name, (list(values), list(offsets), buckets, key), **flags)
@@ -100,6 +100,9 @@ def cross_samples(operator: str) -> Iterator[Sample]:
     yield sample(
         "extreme_values", [(torch.tensor([-1, 2**63 - 1, -(2**63), 0]), torch.tensor([0, 4]))] * 2, 1, -(2**63)
     )
+    yield sample("without_a_key", [_jagged(random, [1] * 40), matrix(40, 1)], 2**50, None)
+    yield sample("jagged_without_a_key", [_jagged(random, [3, 0, 1, 2]), matrix(4, 2)], 0, None)
+    yield sample("one_column_without_a_key", [matrix(9, 3)], 1000, None)
     yield sample("no_rows", [_jagged(random, []), matrix(0, 3)])
     yield sample("no_values", [matrix(4, 0), _jagged(random, [1, 2, 3, 4])])
     yield sample("wide_row", [_jagged(random, [70, 1]), _jagged(random, [80, 1])], 2**40)

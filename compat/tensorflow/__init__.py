@@ -27,6 +27,7 @@ from ._row_update import sparse_apply_rms_prop as sparse_apply_rms_prop
 from ._indexed_slices import clip_by_global_norm as clip_by_global_norm
 from ._indexed_slices import clip_by_norm as clip_by_norm
 from ._indexed_slices import convert_to_tensor as convert_to_tensor
+from ._fingerprint import fingerprint as fingerprint
 from ._tensors import IndexedSlices as IndexedSlices
 from ._tensors import RaggedTensor as RaggedTensor
 from ._tensors import SparseTensor as SparseTensor

@@ -90,6 +90,8 @@ def as_strings(argument: str, value: Any) -> np.ndarray | None:
     if type(value).__module__.partition(".")[0] == "pyarrow":
         value = value.to_pylist()
     array = np.array(value, dtype=object)
+    if array.size == 0 and isinstance(value, np.ndarray) and value.dtype.kind in "SUO":
+        return array
     elements = array.reshape(-1).tolist()
     if not any(isinstance(element, (str, bytes)) for element in elements):
         return None

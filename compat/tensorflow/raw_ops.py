@@ -24,6 +24,14 @@ from ._raw_segment_rows import UnsortedSegmentMax as UnsortedSegmentMax
 from ._raw_segment_rows import UnsortedSegmentMin as UnsortedSegmentMin
 from ._raw_segment_rows import UnsortedSegmentProd as UnsortedSegmentProd
 from ._raw_segment_rows import UnsortedSegmentSum as UnsortedSegmentSum
+from ._raw_hash import AsString as AsString
+from ._raw_hash import Fingerprint as Fingerprint
+from ._raw_hash import SparseCross as SparseCross
+from ._raw_hash import SparseCrossHashed as SparseCrossHashed
+from ._raw_hash import SparseCrossV2 as SparseCrossV2
+from ._raw_hash import StringToHashBucket as StringToHashBucket
+from ._raw_hash import StringToHashBucketFast as StringToHashBucketFast
+from ._raw_hash import StringToHashBucketStrong as StringToHashBucketStrong
 from ._segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts
@@ -173,8 +181,3 @@ def Unique(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = Non
 def UniqueWithCounts(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _UniqueWithCounts:
     """:func:`torchsparse_rec.compat.tensorflow.unique_with_counts`."""
     return unique_with_counts(x, out_idx)
-
-
-def StringToHashBucketFast(*, input: Any, num_buckets: int, name: str | None = None) -> Tensor:
-    """:func:`.strings.to_hash_bucket_fast`."""
-    return strings.to_hash_bucket_fast(input, num_buckets)

@@ -1,4 +1,4 @@
-"""``tf.sparse``: the sparse segment reductions."""
+"""``tf.sparse``: the sparse segment reductions, and crosses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ._cross import cross as cross
+from ._cross import cross_hashed as cross_hashed
 from ._segment import segment_reduce
 
-__all__ = ["segment_mean", "segment_sqrt_n", "segment_sum"]
+__all__ = ["cross", "cross_hashed", "segment_mean", "segment_sqrt_n", "segment_sum"]
 
 
 def segment_sum(

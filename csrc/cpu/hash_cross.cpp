@@ -42,13 +42,13 @@ int64_t count_crosses(const std::vector<CrossColumn>& columns, int64_t begin, in
 }
 
 // The crosses of one row by the columns from `column` on, where those before it gave `hash`; the place behind them.
-int64_t* write_crosses(const CrossColumn* column, const CrossColumn* last, int64_t row, uint64_t hash,
+int64_t* write_crosses(const CrossColumn* column, const CrossColumn* last, int64_t row, const CrossHash& hash,
                        const BucketRemainder& bucket, int64_t* out) {
   const int64_t begin = column->begin(row), end = column->end(row);
   for (int64_t i = begin; i < end; ++i) {
-    const uint64_t next = fingerprint_cat64(hash, static_cast<uint64_t>(column->values[i]));
+    const CrossHash next = hash.with(column->values[i]);
     if (column == last) {
-      *out++ = bucket(next);
+      *out++ = bucket(next.value);
     } else {
       out = write_crosses(column + 1, last, row, next, bucket, out);
     }
@@ -78,7 +78,7 @@ int64_t counts_to_offsets(int64_t* counts, int64_t rows) {
 }  // namespace
 
 std::tuple<Tensor, Tensor> cross_hashed_cpu(const std::vector<Tensor>& values, const std::vector<Tensor>& offsets,
-                                            int64_t num_buckets, int64_t hash_key) {
+                                            int64_t num_buckets, std::optional<int64_t> hash_key) {
   const int64_t rows = check_cross_hashed(values, offsets, num_buckets), most = most_crosses(rows);
   std::vector<Tensor> kept;
   std::vector<CrossColumn> columns;
@@ -101,18 +101,19 @@ std::tuple<Tensor, Tensor> cross_hashed_cpu(const std::vector<Tensor>& values, c
   const BucketRemainder bucket = cross_buckets(num_buckets);
   const CrossColumn* const first = columns.data();
   const CrossColumn* const last = first + (columns.size() - 1);
-  using Loop = void (*)(const std::vector<CrossColumn>&, uint64_t, const BucketRemainder&, int64_t, int64_t, int64_t*);
+  using Loop =
+      void (*)(const std::vector<CrossColumn>&, const CrossHash&, const BucketRemainder&, int64_t, int64_t, int64_t*);
   const Loop cross_rows = pick_level<Loop>(&baseline::cross_rows, &avx2::cross_rows, &avx512::cross_rows);
-  const uint64_t key = static_cast<uint64_t>(hash_key);
+  const CrossHash start(hash_key);
   // Rows of few or no crosses next to rows of many: threads take what is left.
   const int64_t blocks = (rows + kCrossBlock - 1) / kCrossBlock;
   parallel_dynamic(blocks, workers_for(starts[rows] + rows), [&](int64_t, int64_t block) {
     const int64_t begin = block * kCrossBlock, end = std::min(begin + kCrossBlock, rows);
     if (all_have_one(starts, begin, end)) {
-      return cross_rows(columns, key, bucket, begin, end - begin, crosses + starts[begin]);
+      return cross_rows(columns, start, bucket, begin, end - begin, crosses + starts[begin]);
     }
     for (int64_t row = begin; row < end; ++row) {
-      if (starts[row] != starts[row + 1]) write_crosses(first, last, row, key, bucket, crosses + starts[row]);
+      if (starts[row] != starts[row + 1]) write_crosses(first, last, row, start, bucket, crosses + starts[row]);
     }
   });
   return {out, bounds};

@@ -58,19 +58,19 @@ __device__ inline int64_t quotient(int64_t a, int64_t b) {
 }
 
 // One thread per cross: its number within its row says which value of each column it takes.
-__global__ void cross_kernel(CrossColumns columns, const int64_t* offsets, int64_t rows, int64_t n, uint64_t key,
+__global__ void cross_kernel(CrossColumns columns, const int64_t* offsets, int64_t rows, int64_t n, CrossHash start,
                              BucketRemainder bucket, int64_t* out) {
   for (int64_t i = thread_index(); i < n; i += thread_count()) {
     const int64_t row = lower_bound(offsets, rows + 1, i + 1) - 1;
     int64_t number = i - offsets[row], inner = offsets[row + 1] - offsets[row];
-    uint64_t hash = key;
+    CrossHash hash = start;
     for (int c = 0; c < columns.count; ++c) {
       inner = quotient(inner, columns.width(c, row));
       const int64_t place = quotient(number, inner);
       number -= place * inner;
-      hash = fingerprint_cat64(hash, static_cast<uint64_t>(columns.at[c].values[columns.at[c].begin(row) + place]));
+      hash = hash.with(columns.at[c].values[columns.at[c].begin(row) + place]);
     }
-    out[i] = bucket(hash);
+    out[i] = bucket(hash.value);
   }
 }
 
@@ -85,7 +85,7 @@ std::optional<int64_t> even_crosses(const CrossColumns& columns, int64_t most) {
 }
 
 std::tuple<Tensor, Tensor> cross_hashed_cuda(const std::vector<Tensor>& values, const std::vector<Tensor>& offsets,
-                                             int64_t num_buckets, int64_t hash_key) {
+                                             int64_t num_buckets, std::optional<int64_t> hash_key) {
   TSR_CHECK_VALUE(!values.empty(), "cross_hashed: values must hold 1 to ", kMostColumns, " columns, got 0");
   DeviceCall call("cross_hashed", values[0]);
   const int64_t rows = check_cross_hashed(values, offsets, num_buckets), most = most_crosses(rows);
@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor> cross_hashed_cuda(const std::vector<Tensor>& values, 
     count = call.read_back(starts + rows, "the number of crosses");
   }
   const Tensor out = call.empty({count}, ScalarType::Long);
-  launch(call, one_thread_each(count), cross_kernel, columns, starts, rows, count, static_cast<uint64_t>(hash_key),
+  launch(call, one_thread_each(count), cross_kernel, columns, starts, rows, count, CrossHash(hash_key),
          cross_buckets(num_buckets), static_cast<int64_t*>(out.data_ptr()));
   return {out, bounds};
 }

@@ -20,13 +20,8 @@ sys.path.insert(0, str(_ROOT / "tests"))
 
 from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
-<<<<<<< HEAD
 _FILES = ("emulated", "emulated_unique", "operators", "pooling", "row_update", "segment_rows", "sparse_tensor")
 _TESTS = tuple(f"tests/test_{name}.py" for name in _FILES)
-=======
-_MODULES = ("emulated", "emulated_unique", "operators", "pooling", "row_update")
-_TESTS = tuple(f"tests/test_{name}.py" for name in _MODULES)
->>>>>>> B
 _SECONDS = 300  # a loop that no longer ends is a fault noticed
 
 
