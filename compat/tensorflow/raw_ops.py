@@ -12,6 +12,13 @@ import torch
 from torch import Tensor
 
 from . import strings
+from ._raw_sparse_tensor import RaggedFillEmptyRows as RaggedFillEmptyRows
+from ._raw_sparse_tensor import RaggedFillEmptyRowsGrad as RaggedFillEmptyRowsGrad
+from ._raw_sparse_tensor import SparseFillEmptyRows as SparseFillEmptyRows
+from ._raw_sparse_tensor import SparseFillEmptyRowsGrad as SparseFillEmptyRowsGrad
+from ._raw_sparse_tensor import SparseReorder as SparseReorder
+from ._raw_sparse_tensor import SparseReshape as SparseReshape
+from ._raw_sparse_tensor import SparseToDense as SparseToDense
 from ._segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts

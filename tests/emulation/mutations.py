@@ -87,14 +87,14 @@ MUTATIONS = [
     Mutation("segment.cu", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
     Mutation("segment.cu", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"),
     Mutation("segment.cu", "step", "n : sqrt(n)", "n : n", "reduce_grad"),
-    Mutation("sparse_tensor.cu", "bound", "id < 0 || id >= rows", "id < 0 || id > rows", "names_the_argument"),
+    Mutation("sparse_tensor.cu", "bound", "id < 0 || id >= rows", "id < 0 || id > rows", "name_the_argument"),
     Mutation("sparse_tensor.cu", "bound", "rows + 1, i + 1) - 1", "rows + 1, i) - 1", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "sign", "offset < offsets[r - 1]", "offset > offsets[r - 1]", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "step", "  write_offsets(row_ids, items, rows, offsets);\n", "", "row_ids_to_offsets"),
     Mutation("sparse_tensor_order.cu", "sign", " ^ kSign;", ";", "reorder"),
     Mutation("sparse_tensor_order.cu", "step", " std::swap(from, spare);", ";", "reorder"),
     Mutation(
-        "sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "names_the_argument"
+        "sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "name_the_argument"
     ),
     Mutation("sparse_tensor_order.cu", "bound", "static_cast<P>(i + 1)", "static_cast<P>(i)", "sparse_to_dense"),
     Mutation("sparse_tensor_rows.cu", "sign", "if (row < before) atomicMax", "if (row > before) atomicMax", "fill"),

@@ -61,7 +61,7 @@ class RaggedFilledRows(NamedTuple):
 # ---- Shape ----------------------------------------------------------------------------------------------------------
 
 
-def _without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
+def resolved_shape(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
     """``new_shape`` with its one -1, if any, replaced by what the number of elements asks for."""
     places = [d for d, size in enumerate(new_shape) if size == -1]
     if not places:
@@ -112,7 +112,7 @@ def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[in
         tensor([[1, 0],
                 [1, 1]])
     """
-    return _ops.sparse_reshape.default(indices, list(shape), _without_minus_one(shape, new_shape))
+    return _ops.sparse_reshape.default(indices, list(shape), resolved_shape(shape, new_shape))
 
 
 # ---- Empty rows -----------------------------------------------------------------------------------------------------
