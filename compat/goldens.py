@@ -1,7 +1,7 @@
 """
 Golden vectors: what TensorFlow answered, for tests on machines that have none.
 
-    python -m torchsparse_rec.compat.goldens --record DIR
+    python -m torchsparse_rec.compat.goldens --record DIR [--op NAME]
 
 records the hand-picked cases of the parity check and small random ones, one compressed JSON file per operator.
 """
@@ -23,23 +23,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._cases import OPERATORS, Case
-from ._evaluate import Outcome, run_tensorflow, tensorflow_version
-from ._hand_picked import hand_picked
-from .parity import random_cases
+from ._parity import OPERATORS, hand_picked, random_cases
+from ._parity.case import Case, Outcome
+from ._parity.evaluate import run_tensorflow, tensorflow_version
+from .tensorflow import IndexedSlices, RaggedTensor, SparseTensor
 
 _RANDOM_CASES = 8
 _RANDOM_ELEMENTS = 100
+# Their constructors take the parts in this order.
+_COMPOSITE: dict[str, tuple[type, tuple[str, ...]]] = {
+    "sparse": (SparseTensor, ("indices", "values", "dense_shape")),
+    "ragged": (RaggedTensor, ("values", "row_splits")),
+    "slices": (IndexedSlices, ("values", "indices", "dense_shape")),
+}
 # What numpy has too, by the size of an element in bytes.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def record(folder: Path) -> None:
+def record(folder: Path, operators: Sequence[str]) -> None:
     """Write one file per operator, with TensorFlow's answers."""
     folder.mkdir(parents=True, exist_ok=True)
-    picked = hand_picked()
-    for operator in OPERATORS:
-        cases = [c for c in picked if c.operator == operator]
+    for operator in operators:
+        cases = hand_picked(operator)
         cases += random_cases(operator, _RANDOM_CASES, seed=1, elements=_RANDOM_ELEMENTS)
         entries = [_encode_case(case, run_tensorflow(case)) for case in cases]
         lines = ",\n".join(json.dumps(entry) for entry in entries)
@@ -60,6 +65,8 @@ def _encode_case(case: Case, outcome: Outcome) -> dict[str, Any]:
         "note": case.note,
         "arguments": {name: _encode(value) for name, value in case.arguments.items()},
         "upstream": _encode(case.upstream),
+        "gradients": list(case.gradients),
+        "names": None if case.names is None else list(case.names),
         "values": {name: _encode(value) for name, value in outcome.values.items()},
         # The kind of error is enough: its text names TensorFlow's internals.
         "error": outcome.error and outcome.error.split(":")[0],
@@ -68,12 +75,14 @@ def _encode_case(case: Case, outcome: Outcome) -> dict[str, Any]:
 
 def _decode_case(operator: str, entry: dict[str, Any]) -> tuple[Case, Outcome]:
     arguments = {name: _decode(value) for name, value in entry["arguments"].items()}
-    case = Case(operator, arguments, entry["note"], _decode(entry["upstream"]))
+    names = None if entry["names"] is None else tuple(entry["names"])
+    gradients = tuple(entry["gradients"])
+    case = Case(operator, arguments, entry["note"], _decode(entry["upstream"]), gradients, names)
     return case, Outcome({name: _decode(value) for name, value in entry["values"].items()}, entry["error"])
 
 
 def _encode(value: Any) -> Any:
-    """As JSON: a tensor by its bytes; bytes in Latin-1."""
+    """As JSON: a tensor by its bytes; bytes in Latin-1; other objects as a dict of one kind."""
     if isinstance(value, Tensor):
         raw = value.contiguous().view(_BITS[value.element_size()]).numpy().tobytes()
         dtype = str(value.dtype).removeprefix("torch.")
@@ -84,6 +93,13 @@ def _encode(value: Any) -> Any:
         return {"numpy": value.dtype.str, "shape": list(value.shape), "items": _encode(value.reshape(-1).tolist())}
     if isinstance(value, bytes):
         return {"bytes": value.decode("latin-1")}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": {name: _encode(item) for name, item in value.items()}}
+    for kind, (type_, parts) in _COMPOSITE.items():
+        if isinstance(value, type_):
+            return {kind: [_encode(getattr(value, part)) for part in parts]}
     return [_encode(item) for item in value] if isinstance(value, list) else value
 
 
@@ -100,6 +116,13 @@ def _decode(value: Any) -> Any:
         result = np.empty(len(value["items"]), dtype=value["numpy"])
         result[:] = _decode(value["items"])
         return result.reshape(value["shape"])
+    if "tuple" in value:
+        return tuple(_decode(value["tuple"]))
+    if "dict" in value:
+        return {name: _decode(item) for name, item in value["dict"].items()}
+    for kind, (type_, _) in _COMPOSITE.items():
+        if kind in value:
+            return type_(*_decode(value[kind]))
     raw = base64.b64decode(value["raw"])
     dtype = getattr(torch, value["tensor"])
     flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
@@ -112,8 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m torchsparse_rec.compat.goldens", description="Record golden vectors from TensorFlow."
     )
     parser.add_argument("--record", type=Path, required=True, metavar="DIR", help="where to write them")
+    parser.add_argument("--op", choices=OPERATORS, metavar="NAME", action="append", help="only this operator")
+    options = parser.parse_args(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    record(parser.parse_args(arguments).record)
+    record(options.record, options.op or list(OPERATORS))
     return 0
 
 

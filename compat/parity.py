@@ -4,7 +4,7 @@ Compares every operator of compat.tensorflow with the installed TensorFlow, and 
     python -m torchsparse_rec.compat.parity [--json FILE] [--cases N] [--seed S] [--op NAME]
 
 Exit code 1 on any mismatch. Outputs, dtypes, order, gradients (dense and sparse) and which calls fail are compared;
-how is told in compat/_compare.py. What TensorFlow 2.21 has wrong is not compared: the dense gradient of empty indices
+how is told in compat/_parity. What TensorFlow 2.21 has wrong is not compared: the dense gradient of empty indices
 (uninitialised memory); and, by no case having them, subnormal numbers (taken for zero), -0.0 beside 0.0 in unique of
 half types (told apart), and a num_segments of 2^32 and more (cut to its low 32 bits).
 """
@@ -20,13 +20,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from ._cases import OPERATORS, Case
-from ._compare import compare
-from ._evaluate import run_ours, run_tensorflow, tensorflow_version
-from ._hand_picked import hand_picked
+from ._parity import OPERATORS, hand_picked, random_cases
+from ._parity.case import Case
+from ._parity.compare import compare
+from ._parity.evaluate import run_ours, run_tensorflow, tensorflow_version
 
 # Of the numbers in a random case, before its inner dimensions repeat them.
 _ELEMENTS = 400_000
@@ -50,13 +49,6 @@ class Row:
     mismatches: list[str] = field(default_factory=list)
 
 
-def random_cases(operator: str, count: int, seed: int, elements: int = _ELEMENTS) -> Iterator[Case]:
-    """``count`` random calls of an operator; a case depends only on the operator, the seed and its position."""
-    for position in range(count):
-        rng = np.random.default_rng([seed, list(OPERATORS).index(operator), position])
-        yield OPERATORS[operator](rng, operator, elements)
-
-
 def check(operator: str, cases: Iterable[Case]) -> Row:
     """Run the cases of one operator on both sides."""
     row = Row(operator)
@@ -77,10 +69,9 @@ def check(operator: str, cases: Iterable[Case]) -> Row:
 
 def run(cases: int, seed: int, operators: Sequence[str]) -> Iterator[Row]:
     """Hand-picked and random cases, ``cases`` of the latter in all, dealt out evenly."""
-    picked = hand_picked()
     for position, operator in enumerate(operators):
         share = cases // len(operators) + (position < cases % len(operators))
-        yield check(operator, [*(c for c in picked if c.operator == operator), *random_cases(operator, share, seed)])
+        yield check(operator, [*hand_picked(operator), *random_cases(operator, share, seed, _ELEMENTS)])
 
 
 def _shortened(dtypes: list[str]) -> str:

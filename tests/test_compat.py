@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 import torchsparse_rec.compat.tensorflow as tf
-from torchsparse_rec.compat import _compare, _evaluate, goldens
-from torchsparse_rec.compat._cases import FLOATS, HALVES, OPERATORS
+from torchsparse_rec.compat import goldens
+from torchsparse_rec.compat._parity import OPERATORS
+from torchsparse_rec.compat._parity.case import FLOATS, HALVES, Outcome
+from torchsparse_rec.compat._parity.compare import compare
+from torchsparse_rec.compat._parity.evaluate import run_ours
 from torchsparse_rec.compat.tensorflow._arguments import as_size, as_strings, as_tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,29 +34,30 @@ def test_answers_as_tensorflow(file, device):
     cases = goldens.load(file)
     assert len(cases) > 10
     for case, theirs in cases:
-        ours = _evaluate.run_ours(case, device)
-        assert _compare.compare(case, ours, theirs).mismatches == [], case.note
+        ours = run_ours(case, device)
+        assert compare(case, ours, theirs).mismatches == [], case.note
 
 
 def test_the_comparison_sees_a_wrong_bit_dtype_shape_order_and_error():
     case, theirs = goldens.load(ROOT / "tests/goldens/sparse_segment_sum.json.gz")[0]
-    good = _evaluate.run_ours(case)
-    assert _compare.compare(case, good, theirs).mismatches == []
+    good = run_ours(case)
+    assert compare(case, good, theirs).mismatches == []
     output = good.values["output"]
-    rows = good.values["gradient rows"]
+    slices = good.values["sparse gradient of data"]
     for name, wrong in [
         ("output", output * (1 + 2.0**-20)),
         ("output", output.double()),
         ("output", output[:1]),
         ("output", torch.full_like(output, float("nan"))),
-        ("gradient rows", rows.flip(0)),
-        ("gradient rows", rows.int()),
+        ("gradient of data", good.values["gradient of data"].flip(0)),
+        ("sparse gradient of data", replace(slices, indices=slices.indices.flip(0))),
+        ("sparse gradient of data", replace(slices, values=slices.values * (1 + 2.0**-20))),
     ]:
-        assert _compare.compare(case, _evaluate.Outcome({**good.values, name: wrong}), theirs).mismatches
-    missing = {name: value for name, value in good.values.items() if name != "gradient"}
-    assert _compare.compare(case, _evaluate.Outcome(missing), theirs).mismatches
-    assert _compare.compare(case, _evaluate.Outcome(error="ValueError: no"), theirs).mismatches
-    assert _compare.compare(case, good, _evaluate.Outcome(error="InvalidArgumentError")).mismatches
+        assert compare(case, Outcome({**good.values, name: wrong}), theirs).mismatches
+    missing = {name: value for name, value in good.values.items() if name != "gradient of data"}
+    assert compare(case, Outcome(missing), theirs).mismatches
+    assert compare(case, Outcome(error="ValueError: no"), theirs).mismatches
+    assert compare(case, good, Outcome(error="InvalidArgumentError")).mismatches
 
 
 def test_a_golden_file_can_be_read_back(tmp_path):
@@ -60,7 +65,7 @@ def test_a_golden_file_can_be_read_back(tmp_path):
     entry = goldens._encode_case(case, theirs)
     again, outcome = goldens._decode_case(case.operator, entry)
     assert goldens._encode_case(again, outcome) == entry
-    assert _compare.compare(again, outcome, theirs).mismatches == []
+    assert compare(again, outcome, theirs).mismatches == []
 
 
 # ---- What TensorFlow has wrong, or torch has not --------------------------------------------------------------------

@@ -100,5 +100,8 @@ def as_strings(argument: str, value: Any) -> np.ndarray | None:
                 f"{element!r}"
             )
     result = np.empty(len(elements), dtype=object)
-    result[:] = [element.encode() if isinstance(element, str) else element for element in elements]
+    try:
+        result[:] = [element.encode() if isinstance(element, str) else element for element in elements]
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{argument} holds a string that cannot be encoded as UTF-8: {error}") from error
     return result.reshape(array.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_strings
+from ._arguments import as_size, as_strings
 
 __all__ = ["to_hash_bucket_fast"]
 
@@ -30,8 +29,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
         int64, of the shape of ``input``, on its device.
 
     Raises:
-        ValueError: for what is neither strings nor integers, or ``num_buckets`` out of range.
-        TypeError: if ``num_buckets`` is not an integer.
+        ValueError: for what is neither strings nor integers, or ``num_buckets`` that is no integer or out of range.
 
     Source: ``tf.strings.to_hash_bucket_fast``.
 
@@ -40,7 +38,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
         tensor([[5, 2],
                 [5, 2]])
     """
-    num_buckets = operator.index(num_buckets)
+    num_buckets = as_size("num_buckets", num_buckets)
     if not 1 <= num_buckets < 2**63:
         raise ValueError(f"num_buckets must be in [1, 2 ** 63), got {num_buckets}")
     if isinstance(input, Tensor) or (isinstance(input, np.ndarray) and input.dtype.kind in "iu"):

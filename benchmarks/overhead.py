@@ -1,0 +1,86 @@
+"""Rows of the overhead of one small call: 8 ids in 3 bags of a table 1,000 x 64, each call 100 of them in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchsparse_rec import nn, ops
+
+from .rows import Call, Case, CudaTargets, Make, Options, Row
+
+REPEATS = 100
+ROWS_OF_TABLE, DIM, BAGS = 1000, 64, 3
+
+
+def _repeated(step: Callable[[], object], repeats: int) -> Call:
+    def call() -> None:
+        for _ in range(repeats):
+            step()
+
+    return call
+
+
+def row(name: str, what: str, backward: bool, sparse: bool, targets: dict[str, float]) -> Row:
+    """A row for the forward call alone, which records what a gradient needs, or for forward and backward."""
+
+    def build(options: Options) -> Case:
+        generator = torch.Generator().manual_seed(0)
+        table = torch.randn(ROWS_OF_TABLE, DIM, generator=generator).to(options.device)
+        ids = torch.randint(0, ROWS_OF_TABLE, (8,), generator=generator).to(options.device)
+        starts = torch.tensor([0, 3, 5], device=options.device)
+        offsets = torch.tensor([0, 3, 5, 8], device=options.device)
+        grad = torch.ones(BAGS, DIM, device=options.device)
+        repeats = options.size(REPEATS, 3)
+
+        def step(weight: Tensor, look_up: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            def forward_and_backward() -> Tensor:
+                result = look_up()
+                weight.grad = None
+                result.backward(grad)
+                return result
+
+            return forward_and_backward if backward else look_up
+
+        def module(kind: type[torch.nn.EmbeddingBag]) -> Make:
+            def make() -> Call:
+                bag = kind(ROWS_OF_TABLE, DIM, mode="mean", sparse=sparse, _weight=table.clone())
+                return _repeated(step(bag.weight, lambda: bag(ids, starts)), repeats)
+
+            return make
+
+        def operator() -> Call:
+            weight = table.clone().requires_grad_()
+            return _repeated(
+                step(weight, lambda: ops.embedding_bag(weight, ids, offsets, mode="mean", sparse=sparse)), repeats
+            )
+
+        def check() -> None:
+            ours = nn.EmbeddingBag(ROWS_OF_TABLE, DIM, mode="mean", sparse=sparse, _weight=table.clone())
+            torchs = torch.nn.EmbeddingBag(ROWS_OF_TABLE, DIM, mode="mean", sparse=sparse, _weight=table.clone())
+            for bag in (ours, torchs):
+                bag(ids, starts).backward(grad)
+            assert ours.weight.grad is not None and torchs.weight.grad is not None
+            torch.testing.assert_close(ours(ids, starts), torchs(ids, starts))
+            torch.testing.assert_close(ours.weight.grad.to_dense(), torchs.weight.grad.to_dense())
+
+        peers = {"torch.nn.EmbeddingBag": module(torch.nn.EmbeddingBag)}
+        ours = operator if name.endswith("operator") else module(nn.EmbeddingBag)
+        return Case(ours, peers, check, sizes=f"{repeats} calls of 8 ids, {DIM} columns")
+
+    # What launches cost on a GPU is the driver's matter.
+    return Row(f"overhead/{name}", what, build, targets, CudaTargets(fastest_peer=None))
+
+
+# At most 1.5 times the peer's time.
+_TARGET = {"torch.nn.EmbeddingBag": 1 / 1.5}
+ROWS = [
+    row("forward-operator", "a small embedding_bag that records its gradient", False, False, _TARGET),
+    row("forward-module", "a small nn.EmbeddingBag that records its gradient", False, False, _TARGET),
+    row("step-dense-operator", "a small embedding_bag and its dense gradient", True, False, _TARGET),
+    row("step-dense-module", "a small nn.EmbeddingBag and its dense gradient", True, False, _TARGET),
+    row("step-sparse-operator", "a small embedding_bag and its sparse gradient", True, True, _TARGET),
+    row("step-sparse-module", "a small nn.EmbeddingBag and its sparse gradient", True, True, _TARGET),
+]

@@ -1,0 +1,58 @@
+"""
+The parity check by parts: every family of operators has a module here, with the random and hand-picked calls of each
+operator and what their float results should be.
+
+The rest is common: case.py says what an operator of the check is made of, evaluate.py runs a case on both sides,
+compare.py compares the outcomes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from . import (
+    bucketize,
+    cross,
+    embedding,
+    hash,
+    indexed_slices,
+    keras,
+    row_update,
+    segment,
+    sparse_segment,
+    sparse_tensor,
+    unique,
+)
+from .case import Case, Operator
+
+_FAMILIES = (
+    sparse_segment,
+    segment,
+    unique,
+    hash,
+    cross,
+    keras,
+    sparse_tensor,
+    embedding,
+    indexed_slices,
+    row_update,
+    bucketize,
+)
+
+#: Every operator that is compared, in the order of the table.
+OPERATORS: dict[str, Operator] = {name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()}
+
+
+def hand_picked(operator: str) -> list[Case]:
+    """The hand-picked cases of an operator."""
+    return OPERATORS[operator].hand_picked(operator)
+
+
+def random_cases(operator: str, count: int, seed: int, elements: int) -> Iterator[Case]:
+    """``count`` random calls of an operator; a case depends only on the operator, the seed and its position."""
+    for position in range(count):
+        rng = np.random.default_rng([seed, zlib.crc32(operator.encode()), position])
+        yield OPERATORS[operator].random(rng, operator, elements)

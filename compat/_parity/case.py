@@ -1,0 +1,123 @@
+"""What the parity check is made of: a case, what it gave, what a float should be, and an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (*HALVES, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
+INTEGERS = (
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+)
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
+NAN, INF = float("nan"), float("inf")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, the same on both sides."""
+
+    #: A key of ``OPERATORS``: the dotted name in ``tf`` and in ``compat.tensorflow``, perhaps followed by words.
+    operator: str
+    #: Keyword arguments: torch tensors; SparseTensor, RaggedTensor and IndexedSlices of compat.tensorflow; numbers,
+    #: dtypes, None; strings in a list or numpy array; lists, tuples and dicts of all these.
+    arguments: dict[str, Any]
+    #: What is special about it.
+    note: str
+    #: The gradient of the result ``output``, or of several by name, where gradients are compared too. It is repeated or
+    #: cut to the result's shape.
+    upstream: Tensor | Mapping[str, Tensor] | None = None
+    #: The arguments whose gradients are compared, where there is an upstream; of a SparseTensor that of its values.
+    gradients: tuple[str, ...] = ()
+    #: What our error message must contain, where the call fails; None: the name of one of the arguments.
+    names: tuple[str, ...] | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that the table shows: of the first tensor; ``string`` where there is none."""
+        return next(_dtypes(list(self.arguments.values())), "string")
+
+    def upstream_of(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The gradient of the result ``name``, which has the given shape."""
+        given = self.upstream if isinstance(self.upstream, Tensor) else (self.upstream or {})[name]
+        if given.shape == torch.Size(shape):
+            return given
+        flat = given.reshape(-1)
+        positions = torch.arange(int(np.prod(shape))) % max(flat.shape[0], 1)
+        return flat[positions].reshape(shape)
+
+    @property
+    def upstream_names(self) -> list[str]:
+        """The results that have a gradient."""
+        return ["output"] if isinstance(self.upstream, Tensor) else list(self.upstream or {})
+
+
+def _dtypes(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        yield str(value.dtype).removeprefix("torch.")
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _dtypes(item)
+    elif hasattr(value, "values") and not isinstance(value, dict):
+        yield from _dtypes(value.values)
+
+
+@dataclass
+class Outcome:
+    """What a call gave."""
+
+    #: Tensors on the CPU, numbers, bytes or lists of bytes, by name; sparse gradients as IndexedSlices.
+    values: dict[str, Any] = field(default_factory=dict)
+    #: The error's class and text, or None.
+    error: str | None = None
+
+
+@dataclass
+class Reference:
+    """What a float result should be, and by how much a good one may miss it. Of a sparse gradient: of the dense one."""
+
+    value: np.ndarray
+    #: 0 for a value that must be met exactly.
+    tolerance: np.ndarray
+    #: The tolerance of TensorFlow's result where that is wider.
+    their_tolerance: np.ndarray | None = None
+    #: Where TensorFlow's result is not held to it: everywhere, or at some elements (broadcast).
+    ours_only: bool | np.ndarray = False
+
+
+def _no_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of the check. All but the cases has a default that serves most."""
+
+    #: A random call of up to so many numbers; ``(rng, operator, elements)``.
+    random: Callable[[np.random.Generator, str, int], Case]
+    #: The edges, one per sentence of the contract.
+    hand_picked: Callable[[str], list[Case]]
+    #: What float results should be, by name; results without a reference are compared bit by bit.
+    references: Callable[[Case, Outcome], dict[str, Reference]] = _no_references
+    #: The label of each way to take gradients, and the further arguments it takes.
+    gradient_calls: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"gradient": {}})
+    #: Changes TensorFlow's arguments before gradients are watched (into variables, say); ``(tf, arguments)``.
+    prepare_tensorflow: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
+    #: The call, where it is not simply the function of that name with the arguments; ``(tf, arguments)``.
+    run_tensorflow: Callable[[Any, dict[str, Any]], Any] | None = None
+    #: The same of ours; ``(compat.tensorflow, arguments)``.
+    run_ours: Callable[[Any, dict[str, Any]], Any] | None = None

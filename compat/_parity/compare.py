@@ -1,0 +1,141 @@
+"""
+Compares the outcomes of a case: integers, strings, shapes, dtypes and order exactly, floats by their distance from a
+reference in higher precision, where the operator has one, else bit by bit.
+
+How far floats may be off is told in references.py. Of two errors, ours must name what it is about.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..tensorflow import IndexedSlices
+from . import OPERATORS
+from .case import HALVES, Case, Outcome, Reference
+from .convert import dense
+from .references import wide
+
+
+@dataclass
+class Verdict:
+    """Whether the two sides agree."""
+
+    #: What differs, in words; empty if nothing does.
+    mismatches: list[str]
+    #: The largest error of our floats, as a fraction of what is allowed.
+    our_error: float = 0.0
+    #: The same of TensorFlow's.
+    their_error: float = 0.0
+
+
+def compare(case: Case, ours: Outcome, theirs: Outcome) -> Verdict:
+    """Compare names, dtypes, shapes and values; where both fail, whether our message says what was wrong."""
+    if ours.error is not None or theirs.error is not None:
+        return Verdict(_compare_errors(case, ours.error, theirs.error))
+    verdict = Verdict([])
+    if ours.values.keys() != theirs.values.keys():
+        verdict.mismatches.append(f"results {list(ours.values)}, TensorFlow's {list(theirs.values)}")
+        return verdict
+    references = OPERATORS[case.operator].references(case, theirs)
+    for name, expected in theirs.values.items():
+        _compare_values(verdict, name, ours.values[name], expected, references.get(name))
+    return verdict
+
+
+def _compare_errors(case: Case, ours: str | None, theirs: str | None) -> list[str]:
+    if ours is None or theirs is None:
+        return [f"ours: {ours or 'no error'}; TensorFlow: {theirs or 'no error'}"[:500]]
+    words = re.findall(r"\w+", ours)
+    if case.names is None:
+        named = any(name in words for name in case.arguments)
+        return [] if named else [f"the error names none of {list(case.arguments)}: {ours:.300}"]
+    return [f"the error does not say {text!r}: {ours:.300}" for text in case.names if text not in ours]
+
+
+def _compare_values(verdict: Verdict, name: str, mine: Any, expected: Any, reference: Reference | None) -> None:
+    if isinstance(mine, IndexedSlices) and isinstance(expected, IndexedSlices):
+        _compare_values(verdict, f"{name} (rows)", mine.indices, expected.indices, None)
+        if verdict.mismatches:
+            return
+        reference = None if reference is None else _rows(reference, expected.indices.numpy())
+        mine, expected = mine.values, expected.values
+    mine, expected = (dense(x) if isinstance(x, IndexedSlices) else x for x in (mine, expected))
+    if not isinstance(mine, Tensor) or not isinstance(expected, Tensor):
+        if mine != expected:
+            verdict.mismatches.append(f"{name}: {mine!r:.200}, TensorFlow's {expected!r:.200}")
+        return
+    if mine.dtype != expected.dtype or mine.shape != expected.shape:
+        verdict.mismatches.append(
+            f"{name}: {mine.dtype} {list(mine.shape)}, TensorFlow's {expected.dtype} {list(expected.shape)}"
+        )
+        return
+    if reference is None:
+        if not _same_bits(mine, expected):
+            verdict.mismatches.append(f"{name}: {mine!s:.200}, TensorFlow's {expected!s:.200}")
+        return
+    our_error = float(_errors(mine, reference.value, reference.tolerance).max(initial=0))
+    theirs = _errors(expected, reference.value, _either(reference.their_tolerance, reference.tolerance))
+    their_error = float(np.where(reference.ours_only, 0, theirs).max(initial=0))
+    verdict.our_error = max(verdict.our_error, our_error)
+    verdict.their_error = max(verdict.their_error, their_error)
+    if our_error > 1:
+        verdict.mismatches.append(f"{name}: error {our_error:.3g} times what is allowed")
+    if their_error > 1:
+        verdict.mismatches.append(f"{name}: TensorFlow's error is {their_error:.3g} times what is allowed")
+
+
+def _either(first: np.ndarray | None, second: np.ndarray) -> np.ndarray:
+    return second if first is None else first
+
+
+def _rows(reference: Reference, rows: np.ndarray) -> Reference:
+    """Those rows of the reference of a dense gradient."""
+    theirs, only = reference.their_tolerance, reference.ours_only
+    return Reference(
+        reference.value[rows],
+        reference.tolerance[rows],
+        None if theirs is None else theirs[rows],
+        only[rows] if isinstance(only, np.ndarray) else only,
+    )
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def _errors(result: Tensor, value: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Each |result - value| as a fraction of what is allowed; infinite where NaNs or infinities differ."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        rounded = _round(value, result.dtype)
+        if result.dtype in HALVES:
+            # The rounding of the ends of the interval in which a good float32 result lies.
+            low, high = _round(value - allowed, result.dtype), _round(value + allowed, result.dtype)
+            allowed = np.maximum(np.abs(high - value), np.abs(low - value))
+        got = wide(result)
+        exact = (got == rounded) | (np.isnan(got) & np.isnan(value))
+        distance = np.abs(got - value)
+        fraction = np.where(allowed > 0, distance / np.where(allowed > 0, allowed, 1), np.inf)
+        # The correctly rounded result is always good, also where it is infinite or far below the normal numbers.
+        fraction = np.where(exact, 0, fraction)
+    return np.nan_to_num(fraction, nan=np.inf)
+
+
+def _round(exact: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Rounded to ``dtype``, half types by way of float32."""
+    if dtype.is_complex:
+        return exact.astype(str(dtype).removeprefix("torch.")).astype(np.clongdouble)
+    if not dtype.is_floating_point:
+        return exact
+    narrow = torch.from_numpy(np.asarray(exact.astype(np.float64)))
+    if dtype in HALVES:
+        narrow = narrow.to(torch.float32)
+    return wide(narrow.to(dtype))
