@@ -93,11 +93,11 @@ MUTATIONS = [
     Mutation("sparse_tensor.cu", "step", "  write_offsets(row_ids, items, rows, offsets);\n", "", "row_ids_to_offsets"),
     Mutation("sparse_tensor_order.cu", "sign", " ^ kSign;", ";", "reorder"),
     Mutation("sparse_tensor_order.cu", "step", " std::swap(from, spare);", ";", "reorder"),
-    Mutation(
-        "sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "name_the_argument"
-    ),
+    Mutation("sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "name_the_argument"),
     Mutation("sparse_tensor_order.cu", "bound", "static_cast<P>(i + 1)", "static_cast<P>(i)", "sparse_to_dense"),
-    Mutation("sparse_tensor_rows.cu", "sign", "if (row < before) atomicMax", "if (row > before) atomicMax", "fill"),
+    Mutation(
+        "sparse_tensor_rows.cu", "bound", "if (row < before) atomicMax", "if (row < before - 1) atomicMax", "fill"
+    ),
     Mutation("sparse_tensor_rows.cu", "bound", "while (num_rows >> bits != 0)", "while (num_rows >> bits > 1)", "fill"),
     Mutation("sparse_tensor_rows.cu", "bound", "half = kThreads / 2", "half = kThreads / 4", "fill_empty_rows_grad"),
     Mutation(
