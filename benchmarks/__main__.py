@@ -24,6 +24,7 @@ ROWS: list[Row] = [
     *segment.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
+    *sparse_tensor.ROWS,
     *ncf.ROWS,
 ]
 

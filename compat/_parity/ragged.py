@@ -114,7 +114,7 @@ def _picked_factory(operator: str) -> list[Case]:
     partitions = {
         "row_splits": ([0, 2, 3], [0, 2], [1, 3], [0, 2, 1, 3], []),
         "row_lengths": ([2, 0, 1], [2, 0, 2], [4, -1], []),
-        "row_starts": ([0, 1, 1], [1, 1], []),
+        "row_starts": ([0, 1, 1], [1, 1]),
         "row_limits": ([1, 1, 3], [1, 1], []),
         "value_rowids": ([0, 0, 2], [0, 2, 0], [-1, 0, 0], [0, 0], []),
     }[name]

@@ -229,7 +229,10 @@ class _DenseOfRepeated(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, Tensor]:  # type: ignore[override]
         (indices,) = ctx.saved_tensors
         d_values = grad[tuple(indices.unbind(1))] if indices.shape[1] else grad.expand(indices.shape[0])
-        return None, None, d_values, grad.sum() - d_values.sum()
+        # Half types are rounded once, at the end.
+        wide = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+        d_default = grad.sum(dtype=wide) - d_values.sum(dtype=wide)
+        return None, None, d_values, d_default.to(grad.dtype)
 
 
 def from_dense(tensor: Any, name: str | None = None) -> SparseTensor:

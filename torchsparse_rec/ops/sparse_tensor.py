@@ -222,6 +222,17 @@ def ragged_fill_empty_rows(
     return RaggedFilledRows(filled.indices.squeeze(1), *filled[1:])
 
 
+# torch selects from the signed dtypes of those widths only.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _selected(values: Tensor, positions: Tensor) -> Tensor:
+    """``values[positions]`` for every dtype."""
+    if values.dtype in _SIGNED:
+        return values.view(_SIGNED[values.dtype]).index_select(0, positions).view(values.dtype)
+    return values.index_select(0, positions)
+
+
 # ---- Order ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +266,7 @@ def sparse_reorder(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             f"{list(values.shape)} and {list(indices.shape)}"
         )
     ordered, permutation = _ops.sparse_reorder.default(indices)
-    return ordered, values.index_select(0, permutation)
+    return ordered, _selected(values, permutation)
 
 
 def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,7 +299,7 @@ def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[T
             f"{list(to_retain.shape)} for indices {list(indices.shape)} and values {list(values.shape)}"
         )
     kept = to_retain.nonzero().squeeze(1)
-    return indices.index_select(0, kept), values.index_select(0, kept)
+    return indices.index_select(0, kept), _selected(values, kept)
 
 
 def sparse_to_dense(
