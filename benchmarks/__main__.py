@@ -18,6 +18,7 @@ from . import (
     row_update,
     segment,
     segment_rows,
+    sparse_tensor,
     table,
     unique,
 )
@@ -37,6 +38,7 @@ ROWS: list[Row] = [
     *unique.ROWS,
     *hash_rows.ROWS,
     *row_update.ROWS,
+    *sparse_tensor.ROWS,
     *ncf.ROWS,
 ]
 

@@ -371,6 +371,9 @@ def test_the_sum_of_a_gradient_does_not_depend_on_threads(restore_threads: None)
 def test_numbers_are_taken_for_defaults() -> None:
     assert ops.sparse_fill_empty_rows(ONE, VALUES[:1].half(), 2, 7).values.tolist() == [5, 7]
     assert ops.sparse_to_dense(ONE, [1, 3], torch.tensor([True])).tolist() == [[False, True, False]]
+    unsigned = torch.tensor([5, 6], dtype=torch.uint16)
+    assert ops.sparse_reorder(TWO.flip(0), unsigned)[1].tolist() == [6, 5]
+    assert ops.sparse_retain(TWO, unsigned, VALUES > 5)[1].tolist() == [6]
     assert ops.ragged_fill_empty_rows(torch.tensor([1, 0]), VALUES, 3, 0.5).values.tolist() == [6, 5, 0.5]
 
 

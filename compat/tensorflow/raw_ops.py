@@ -32,6 +32,13 @@ from ._raw_hash import SparseCrossV2 as SparseCrossV2
 from ._raw_hash import StringToHashBucket as StringToHashBucket
 from ._raw_hash import StringToHashBucketFast as StringToHashBucketFast
 from ._raw_hash import StringToHashBucketStrong as StringToHashBucketStrong
+from ._raw_sparse_tensor import RaggedFillEmptyRows as RaggedFillEmptyRows
+from ._raw_sparse_tensor import RaggedFillEmptyRowsGrad as RaggedFillEmptyRowsGrad
+from ._raw_sparse_tensor import SparseFillEmptyRows as SparseFillEmptyRows
+from ._raw_sparse_tensor import SparseFillEmptyRowsGrad as SparseFillEmptyRowsGrad
+from ._raw_sparse_tensor import SparseReorder as SparseReorder
+from ._raw_sparse_tensor import SparseReshape as SparseReshape
+from ._raw_sparse_tensor import SparseToDense as SparseToDense
 from ._segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts

@@ -1,4 +1,4 @@
-"""``tf.sparse``: the sparse segment reductions, and crosses."""
+"""``tf.sparse``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,28 @@ from torch import Tensor
 from ._cross import cross as cross
 from ._cross import cross_hashed as cross_hashed
 from ._segment import segment_reduce
+from ._sparse import fill_empty_rows as fill_empty_rows
+from ._sparse import from_dense as from_dense
+from ._sparse import reorder as reorder
+from ._sparse import reshape as reshape
+from ._sparse import retain as retain
+from ._sparse import to_dense as to_dense
+from ._sparse_tensor import SparseTensor as SparseTensor
 
-__all__ = ["cross", "cross_hashed", "segment_mean", "segment_sqrt_n", "segment_sum"]
+__all__ = [
+    "SparseTensor",
+    "cross",
+    "cross_hashed",
+    "fill_empty_rows",
+    "from_dense",
+    "reorder",
+    "reshape",
+    "retain",
+    "segment_mean",
+    "segment_sqrt_n",
+    "segment_sum",
+    "to_dense",
+]
 
 
 def segment_sum(

@@ -98,17 +98,17 @@ MUTATIONS = [
         "segment_ids.cuh", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"
     ),
     Mutation("segment.cu", "step", "n : sqrt(n)", "n : n", "reduce_grad"),
-    Mutation("sparse_tensor.cu", "bound", "id < 0 || id >= rows", "id < 0 || id > rows", "names_the_argument"),
+    Mutation("sparse_tensor.cu", "bound", "id < 0 || id >= rows", "id < 0 || id > rows", "name_the_argument"),
     Mutation("sparse_tensor.cu", "bound", "rows + 1, i + 1) - 1", "rows + 1, i) - 1", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "sign", "offset < offsets[r - 1]", "offset > offsets[r - 1]", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "step", "  write_offsets(row_ids, items, rows, offsets);\n", "", "row_ids_to_offsets"),
     Mutation("sparse_tensor_order.cu", "sign", " ^ kSign;", ";", "reorder"),
     Mutation("sparse_tensor_order.cu", "step", " std::swap(from, spare);", ";", "reorder"),
-    Mutation(
-        "sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "names_the_argument"
-    ),
+    Mutation("sparse_tensor_order.cu", "bound", "if (element > before)", "if (element >= before)", "name_the_argument"),
     Mutation("sparse_tensor_order.cu", "bound", "static_cast<P>(i + 1)", "static_cast<P>(i)", "sparse_to_dense"),
-    Mutation("sparse_tensor_rows.cu", "sign", "if (row < before) atomicMax", "if (row > before) atomicMax", "fill"),
+    Mutation(
+        "sparse_tensor_rows.cu", "bound", "if (row < before) atomicMax", "if (row < before - 1) atomicMax", "fill"
+    ),
     Mutation("sparse_tensor_rows.cu", "bound", "while (num_rows >> bits != 0)", "while (num_rows >> bits > 1)", "fill"),
     Mutation("sparse_tensor_rows.cu", "bound", "half = kThreads / 2", "half = kThreads / 4", "fill_empty_rows_grad"),
     Mutation(

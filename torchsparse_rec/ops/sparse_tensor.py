@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from ._autograd import differentiable
 
 _ops = torch.ops.torchsparse_rec
 
@@ -61,7 +61,7 @@ class RaggedFilledRows(NamedTuple):
 # ---- Shape ----------------------------------------------------------------------------------------------------------
 
 
-def _without_minus_one(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
+def resolved_shape(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
     """``new_shape`` with its one -1, if any, replaced by what the number of elements asks for."""
     places = [d for d, size in enumerate(new_shape) if size == -1]
     if not places:
@@ -112,7 +112,7 @@ def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[in
         tensor([[1, 0],
                 [1, 1]])
     """
-    return _ops.sparse_reshape.default(indices, list(shape), _without_minus_one(shape, new_shape))
+    return _ops.sparse_reshape.default(indices, list(shape), resolved_shape(shape, new_shape))
 
 
 # ---- Empty rows -----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, defau
         (tensor([ 8., -1.,  7.]), tensor([2, 0]))
     """
     default = _scalar_like(values, default_value)
-    filled, places, *rest = _ops.sparse_fill_empty_rows.default(indices, values, num_rows, default)
+    filled, places, *rest = _fill(indices, values, num_rows, default)
     return FilledRows(places, filled, *rest)
 
 
@@ -185,7 +185,7 @@ def sparse_fill_empty_rows_grad(reverse_index_map: Tensor, grad_values: Tensor) 
         >>> sparse_fill_empty_rows_grad(torch.tensor([2, 0]), torch.tensor([1.0, 2.0, 4.0]))
         (tensor([4., 1.]), tensor(2.))
     """
-    return _ops.sparse_fill_empty_rows_grad.default(reverse_index_map, grad_values)
+    return _fill_grad(reverse_index_map, grad_values)
 
 
 def ragged_fill_empty_rows(
@@ -222,6 +222,17 @@ def ragged_fill_empty_rows(
     return RaggedFilledRows(filled.indices.squeeze(1), *filled[1:])
 
 
+# torch selects from the signed dtypes of those widths only.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _selected(values: Tensor, positions: Tensor) -> Tensor:
+    """``values[positions]`` for every dtype."""
+    if values.dtype in _SIGNED:
+        return values.view(_SIGNED[values.dtype]).index_select(0, positions).view(values.dtype)
+    return values.index_select(0, positions)
+
+
 # ---- Order ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +266,7 @@ def sparse_reorder(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             f"{list(values.shape)} and {list(indices.shape)}"
         )
     ordered, permutation = _ops.sparse_reorder.default(indices)
-    return ordered, values.index_select(0, permutation)
+    return ordered, _selected(values, permutation)
 
 
 def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,7 +299,7 @@ def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[T
             f"{list(to_retain.shape)} for indices {list(indices.shape)} and values {list(values.shape)}"
         )
     kept = to_retain.nonzero().squeeze(1)
-    return indices.index_select(0, kept), values.index_select(0, kept)
+    return indices.index_select(0, kept), _selected(values, kept)
 
 
 def sparse_to_dense(
@@ -329,7 +340,7 @@ def sparse_to_dense(
                 [ 6., -1., -1.]])
     """
     default = _scalar_like(values, default_value)
-    return _ops.sparse_to_dense.default(indices, list(shape), values, default, validate)
+    return _to_dense(indices, list(shape), values, default, validate)
 
 
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------
@@ -378,10 +389,10 @@ def _fill_setup_context(ctx, inputs, output) -> None:
 def _fill_backward(ctx, grad, _indices, _is_empty, _map):
     (reverse_index_map,) = ctx.saved_tensors
     if grad.is_complex():
-        parts = [_ops.sparse_fill_empty_rows_grad.default(reverse_index_map, x) for x in (grad.real, grad.imag)]
+        parts = [_fill_grad(reverse_index_map, x) for x in (grad.real, grad.imag)]
         d_values, d_default = (torch.complex(*pair) for pair in zip(*parts, strict=True))
     else:
-        d_values, d_default = _ops.sparse_fill_empty_rows_grad.default(reverse_index_map, grad)
+        d_values, d_default = _fill_grad(reverse_index_map, grad)
     return None, d_values, None, d_default
 
 
@@ -430,13 +441,9 @@ def _dense_backward(ctx, grad):
     return None, None, d_values, torch.where(owners == 0, flat, 0).sum(), None
 
 
-torch.library.register_autograd(
-    "torchsparse_rec::sparse_fill_empty_rows", _fill_backward, setup_context=_fill_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::sparse_fill_empty_rows_grad", _fill_grad_backward, setup_context=_fill_grad_setup_context
-)
-torch.library.register_autograd("torchsparse_rec::sparse_to_dense", _dense_backward, setup_context=_dense_setup_context)
+_fill = differentiable("sparse_fill_empty_rows", _fill_backward, _fill_setup_context)
+_fill_grad = differentiable("sparse_fill_empty_rows_grad", _fill_grad_backward, _fill_grad_setup_context)
+_to_dense = differentiable("sparse_to_dense", _dense_backward, _dense_setup_context)
 
 # Functions of integers: calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")

@@ -1,0 +1,481 @@
+""":class:`RaggedTensor`: rows of different lengths, as a partition of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import ops
+from ._arguments import as_size, as_tensor
+from ._sparse_tensor import SparseTensor, as_int64, as_scalar_like, as_values, device_of, take
+
+
+@dataclass(frozen=True)
+class RaggedTensor:
+    """
+    ``tf.RaggedTensor``: row ``r`` is ``values[row_splits[r] : row_splits[r + 1]]``.
+
+    Made by the factories (``from_row_splits``, ...), not by the constructor, as in TensorFlow. ``values`` are a tensor
+    ``[N, ...]``, strings, or the RaggedTensor of the inner rows. Row partitions are int64 whatever they are made from.
+    """
+
+    values: Any
+    row_splits: Tensor
+
+    # ---- Factories ----
+
+    @classmethod
+    def from_row_splits(
+        cls, values: Any, row_splits: Any, name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """
+        From where each row begins, and where the last ends.
+
+        Args:
+            values: ``[N, ...]``, a tensor or strings, or the :class:`RaggedTensor` of the inner rows.
+            row_splits: ``[nrows + 1]``, from 0 to N, not decreasing.
+            name: ignored.
+            validate: ignored: row_splits are always checked.
+
+        Example:
+            >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).row_splits
+            tensor([0, 2, 2, 3])
+        """
+        values = _as_inner(values)
+        splits = as_int64("row_splits", row_splits, _device(values))
+        count = _count(values)
+        if splits.dim() != 1 or splits.shape[0] < 1:
+            raise ValueError(f"row_splits must be a vector of at least 1 element, got shape {list(splits.shape)}")
+        if int(splits[0]) != 0 or int(splits[-1]) != count or bool((splits.diff() < 0).any()):
+            raise ValueError(f"row_splits must go from 0 to {count}, the number of values, without decreasing")
+        return cls(values, splits)
+
+    @classmethod
+    def from_row_lengths(
+        cls, values: Any, row_lengths: Any, name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """
+        From the length of each row.
+
+        Example:
+            >>> RaggedTensor.from_row_lengths([3, 1, 4], [2, 0, 1]).to_list()
+            [[3, 1], [], [4]]
+        """
+        values = _as_inner(values)
+        lengths = as_int64("row_lengths", row_lengths, _device(values))
+        if lengths.dim() != 1 or bool((lengths < 0).any()):
+            raise ValueError(f"row_lengths must be a vector of numbers >= 0, got {lengths.tolist()}")
+        return cls.from_row_splits(values, ops.lengths_to_offsets(lengths))
+
+    @classmethod
+    def from_value_rowids(
+        cls, values: Any, value_rowids: Any, nrows: Any = None, name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """
+        From the row of each value, sorted.
+
+        Args:
+            values: ``[N, ...]``.
+            value_rowids: ``[N]``, sorted and not negative.
+            nrows: how many rows there are; default: the last row id + 1.
+            name: ignored.
+            validate: ignored.
+
+        Example:
+            >>> RaggedTensor.from_value_rowids([3, 1, 4], [0, 0, 2], 4).to_list()
+            [[3, 1], [], [4], []]
+        """
+        values = _as_inner(values)
+        ids = as_int64("value_rowids", value_rowids, _device(values))
+        if ids.dim() != 1 or ids.shape[0] != _count(values):
+            raise ValueError(
+                f"value_rowids must have one element for each of the {_count(values)} values, got shape "
+                f"{list(ids.shape)}"
+            )
+        least = int(ids[-1]) + 1 if ids.shape[0] else 0
+        rows = least if nrows is None else as_size("nrows", nrows)
+        if rows < max(least, 0):
+            raise ValueError(f"nrows must be at least {least}, the last of value_rowids + 1, got {rows}")
+        if bool((ids.diff() < 0).any()) or (ids.shape[0] and int(ids[0]) < 0):
+            raise ValueError(f"value_rowids must be sorted and not negative, got {ids.tolist()}")
+        return cls.from_row_splits(values, ops.row_ids_to_offsets(ids, rows))
+
+    @classmethod
+    def from_row_starts(
+        cls, values: Any, row_starts: Any, name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """From where each row begins; the first at 0."""
+        values = _as_inner(values)
+        starts = as_int64("row_starts", row_starts, _device(values))
+        return cls.from_row_splits(values, torch.cat([starts, starts.new_tensor([_count(values)])]))
+
+    @classmethod
+    def from_row_limits(
+        cls, values: Any, row_limits: Any, name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """From where each row ends; the last with the values."""
+        values = _as_inner(values)
+        limits = as_int64("row_limits", row_limits, _device(values))
+        return cls.from_row_splits(values, torch.cat([limits.new_zeros(1), limits]))
+
+    @classmethod
+    def from_uniform_row_length(
+        cls, values: Any, uniform_row_length: Any, nrows: Any = None, validate: bool = True, name: str | None = None
+    ) -> RaggedTensor:
+        """
+        From one length for all rows. ``nrows`` is needed where it is 0; else it follows from the number of values.
+
+        Example:
+            >>> RaggedTensor.from_uniform_row_length([3, 1, 4, 1], 2).to_list()
+            [[3, 1], [4, 1]]
+        """
+        values = _as_inner(values)
+        length, count = as_size("uniform_row_length", uniform_row_length), _count(values)
+        rows = as_size("nrows", nrows) if nrows is not None else count // length if length > 0 else 0
+        if length < 0 or rows < 0 or rows * length != count:
+            raise ValueError(
+                f"uniform_row_length times nrows must be {count}, the number of values, got {length} times {rows}"
+            )
+        return cls.from_row_splits(values, torch.arange(rows + 1) * length)
+
+    @classmethod
+    def from_nested_row_splits(
+        cls, flat_values: Any, nested_row_splits: Sequence[Any], name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """
+        From the row splits of every level, the outermost first.
+
+        Example:
+            >>> RaggedTensor.from_nested_row_splits([1, 2, 3, 4], [[0, 1, 2], [0, 3, 4]]).to_list()
+            [[[1, 2, 3]], [[4]]]
+        """
+        return _nest(flat_values, nested_row_splits, cls.from_row_splits)
+
+    @classmethod
+    def from_nested_row_lengths(
+        cls, flat_values: Any, nested_row_lengths: Sequence[Any], name: str | None = None, validate: bool = True
+    ) -> RaggedTensor:
+        """From the row lengths of every level, the outermost first."""
+        return _nest(flat_values, nested_row_lengths, cls.from_row_lengths)
+
+    @classmethod
+    def from_tensor(
+        cls,
+        tensor: Any,
+        lengths: Any = None,
+        padding: Any = None,
+        ragged_rank: int = 1,
+        name: str | None = None,
+        row_splits_dtype: torch.dtype = torch.int64,
+    ) -> RaggedTensor:
+        """
+        From a dense tensor, or strings, of rank >= 2.
+
+        Args:
+            tensor: ``[nrows, ncols, ...]``.
+            lengths: ``[nrows]``: how much of each row to keep; cut to ``[0, ncols]``. Only with ragged_rank 1.
+            padding: a value: what of a row's end is equal to it is dropped. Not with ``lengths``.
+            ragged_rank: how many dimensions after the first become ragged.
+            name: ignored.
+            row_splits_dtype: torch.int64; others are not supported.
+
+        Example:
+            >>> RaggedTensor.from_tensor([[3, 0, 1, 0], [0, 0, 0, 0]], padding=0).to_list()
+            [[3, 0, 1], []]
+        """
+        if row_splits_dtype != torch.int64:
+            raise ValueError(f"row_splits_dtype must be torch.int64, got {row_splits_dtype}")
+        if lengths is not None and padding is not None:
+            raise ValueError("at most one of lengths and padding may be given, got both")
+        dense = as_values("tensor", tensor)
+        if dense.ndim <= max(ragged_rank, 1) or ragged_rank < 1:
+            raise ValueError(
+                f"tensor must have a rank above ragged_rank, which must be >= 1, got {dense.ndim} and {ragged_rank}"
+            )
+        rows, columns = dense.shape[0], dense.shape[1]
+        if ragged_rank > 1:
+            if lengths is not None:
+                raise ValueError(f"lengths must be None for a ragged_rank above 1, got {lengths!r}")
+            inner = cls.from_tensor(dense.reshape(-1, *dense.shape[2:]), None, padding, ragged_rank - 1)
+            return cls(inner, torch.arange(rows + 1, device=device_of(dense)) * columns)
+        if lengths is not None:
+            kept = as_int64("lengths", lengths, device_of(dense)).clamp(0, columns)
+            if kept.shape != (rows,):
+                raise ValueError(f"lengths must have shape [{rows}], one for each row, got {list(kept.shape)}")
+        elif padding is not None:
+            kept = _lengths_without_padding(dense, padding)
+        else:
+            kept = torch.full((rows,), columns, device=device_of(dense))
+        exists = torch.arange(columns, device=kept.device) < kept.unsqueeze(1)
+        return cls(take(dense, exists), ops.lengths_to_offsets(kept))
+
+    @classmethod
+    def from_sparse(
+        cls, st_input: SparseTensor, name: str | None = None, row_splits_dtype: torch.dtype = torch.int64
+    ) -> RaggedTensor:
+        """
+        From a :class:`SparseTensor` of rank 2 whose rows begin at column 0 and have no holes.
+
+        As in TensorFlow, rows that are not sorted pass: the values stay in their order, the lengths are counted.
+
+        Raises:
+            TypeError: for what is no SparseTensor.
+            ValueError: for another rank, rows with holes, or a row outside the shape.
+
+        Example:
+            >>> RaggedTensor.from_sparse(SparseTensor([[0, 0], [0, 1], [2, 0]], [3, 1, 4], [4, 5])).to_list()
+            [[3, 1], [], [4], []]
+        """
+        if not isinstance(st_input, SparseTensor):
+            raise TypeError(f"st_input must be a SparseTensor, got {type(st_input).__name__}")
+        if row_splits_dtype != torch.int64:
+            raise ValueError(f"row_splits_dtype must be torch.int64, got {row_splits_dtype}")
+        if len(st_input.shape) != 2:
+            raise ValueError(f"st_input must have rank 2, got shape {list(st_input.shape)}")
+        rows, columns, nrows = st_input.indices[:, 0], st_input.indices[:, 1], st_input.shape[0]
+        wanted = torch.where(rows[1:] == rows[:-1], columns[:-1] + 1, 0)
+        if bool((columns[:1] != 0).any()) or bool((columns[1:] != wanted).any()):
+            raise ValueError("st_input must have rows that begin at column 0 and have no holes")
+        if bool(((rows < 0) | (rows >= nrows)).any()):
+            raise ValueError(f"st_input must have rows in [0, {nrows}), got {rows.tolist()}")
+        return cls(st_input.values, ops.lengths_to_offsets(torch.bincount(rows, minlength=nrows)))
+
+    # ---- Partitions ----
+
+    @property
+    def ragged_rank(self) -> int:
+        """How many levels of rows there are."""
+        return 1 + (self.values.ragged_rank if isinstance(self.values, RaggedTensor) else 0)
+
+    @property
+    def flat_values(self) -> Any:
+        """The values of the innermost rows."""
+        return self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
+
+    @property
+    def dtype(self) -> Any:
+        """Of the values; ``bytes`` for strings."""
+        return self.flat_values.dtype if isinstance(self.flat_values, Tensor) else bytes
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """With None for the ragged dimensions."""
+        inner = self.values.shape[1:]
+        return (self.row_splits.shape[0] - 1, None, *inner)
+
+    @property
+    def nested_row_splits(self) -> tuple[Tensor, ...]:
+        """The row splits of every level, the outermost first."""
+        inner = self.values.nested_row_splits if isinstance(self.values, RaggedTensor) else ()
+        return (self.row_splits, *inner)
+
+    def nested_row_lengths(self, name: str | None = None) -> tuple[Tensor, ...]:
+        """The row lengths of every level, the outermost first."""
+        return tuple(splits.diff() for splits in self.nested_row_splits)
+
+    def nested_value_rowids(self, name: str | None = None) -> tuple[Tensor, ...]:
+        """The row ids of every level, the outermost first."""
+        return tuple(ops.offsets_to_row_ids(splits) for splits in self.nested_row_splits)
+
+    def nrows(self, out_type: torch.dtype | None = None, name: str | None = None) -> Tensor:
+        """How many rows there are: a scalar, int64 or ``out_type``."""
+        return torch.tensor(self.row_splits.shape[0] - 1, dtype=out_type or torch.int64)
+
+    def row_starts(self, name: str | None = None) -> Tensor:
+        """Where each row begins."""
+        return self.row_splits[:-1]
+
+    def row_limits(self, name: str | None = None) -> Tensor:
+        """Where each row ends."""
+        return self.row_splits[1:]
+
+    def value_rowids(self, name: str | None = None) -> Tensor:
+        """The row of each value."""
+        return ops.offsets_to_row_ids(self.row_splits, _count(self.values))
+
+    def row_lengths(self, axis: int = 1, name: str | None = None) -> Any:
+        """
+        The lengths of rows along ``axis``: a vector for 1, a RaggedTensor beyond, the number of rows for 0.
+
+        Raises:
+            ValueError: for an axis that there is not.
+        """
+        rank = len(self.shape)
+        if not -rank <= axis < rank:
+            raise ValueError(f"axis must be in [{-rank}, {rank}), got {axis}")
+        axis %= rank
+        if axis == 0:
+            return self.nrows()
+        lengths = self.row_splits.diff()
+        if axis == 1:
+            return lengths
+        if isinstance(self.values, RaggedTensor):
+            return self.with_values(self.values.row_lengths(axis - 1))
+        return self.with_values(torch.full((_count(self.values),), self.values.shape[axis - 1]))
+
+    def bounding_shape(self, axis: Any = None, name: str | None = None, out_type: torch.dtype | None = None) -> Tensor:
+        """The shape of the smallest dense tensor that holds all rows, or its sizes along ``axis``."""
+        longest = int(self.row_splits.diff().max()) if self.row_splits.shape[0] > 1 else 0
+        inner = self.values.bounding_shape().tolist() if isinstance(self.values, RaggedTensor) else self.values.shape
+        shape = torch.tensor([self.row_splits.shape[0] - 1, longest, *inner[1:]], dtype=out_type or torch.int64)
+        return shape if axis is None else shape[axis]
+
+    # ---- Other forms ----
+
+    def with_values(self, new_values: Any) -> RaggedTensor:
+        """The same rows of other values, of which there must be as many."""
+        inner = _as_inner(new_values)
+        if _count(inner) != _count(self.values):
+            raise ValueError(f"new_values must have {_count(self.values)} rows, got {_count(inner)}")
+        return RaggedTensor(inner, self.row_splits)
+
+    def with_flat_values(self, new_values: Any) -> RaggedTensor:
+        """The same rows of other innermost values, of which there must be as many."""
+        if isinstance(self.values, RaggedTensor):
+            return self.with_values(self.values.with_flat_values(new_values))
+        return self.with_values(new_values)
+
+    def to_list(self) -> list:
+        """Nested lists."""
+        inner = self.values.to_list() if isinstance(self.values, RaggedTensor) else self.values.tolist()
+        bounds = self.row_splits.tolist()
+        return [inner[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def to_tensor(self, default_value: Any = None, name: str | None = None, shape: Any = None) -> Any:
+        """
+        A dense tensor (strings: a numpy array) with ``default_value`` where rows are shorter than the longest.
+
+        Args:
+            default_value: a scalar of the values' kind, or of the shape of one innermost value; default: 0, "" or
+                False.
+            name: ignored.
+            shape: sizes of the result, None for what the rows ask for; what does not fit is cut.
+
+        Example:
+            >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).to_tensor(-1)
+            tensor([[ 3,  1],
+                    [-1, -1],
+                    [ 4, -1]], dtype=torch.int32)
+        """
+        sizes = _wanted_sizes(shape, len(self.shape))
+        default = _default_like(self.flat_values, default_value)
+        return self._padded(sizes, default)
+
+    def _padded(self, sizes: list[int | None], default: Any) -> Any:
+        """Rows first, then the inner dimensions."""
+        inner = self.values
+        if isinstance(inner, RaggedTensor):
+            bounds = inner.bounding_shape().tolist()
+            inner = inner._padded(
+                [None, *(b if s is None else s for s, b in zip(sizes[2:], bounds[1:], strict=True))], default
+            )
+        elif any(size not in (None, have) for size, have in zip(sizes[2:], inner.shape[1:], strict=True)):
+            raise ValueError(f"shape must have the values' inner sizes {list(inner.shape[1:])}, got {sizes[2:]}")
+        splits = self.row_splits
+        rows = splits.shape[0] - 1 if sizes[0] is None else sizes[0]
+        columns = int(self.bounding_shape()[1]) if sizes[1] is None else sizes[1]
+        splits = torch.cat([splits[: rows + 1], splits[-1:].expand(max(rows + 1 - splits.shape[0], 0))])
+        places = splits[:-1].unsqueeze(1) + torch.arange(columns, device=splits.device)
+        places = torch.where(places < splits[1:].unsqueeze(1), places, inner.shape[0])
+        return take(_with_last(inner, default), places)
+
+    def to_sparse(self, name: str | None = None) -> SparseTensor:
+        """
+        A :class:`SparseTensor` with an entry for each value, in order; its shape is :meth:`bounding_shape`.
+
+        Example:
+            >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).to_sparse().indices
+            tensor([[0, 0],
+                    [0, 1],
+                    [2, 0]])
+        """
+        columns = [torch.arange(self.row_splits.shape[0] - 1, device=self.row_splits.device)]
+        for splits in self.nested_row_splits:
+            row = ops.offsets_to_row_ids(splits)
+            place = torch.arange(row.shape[0], device=row.device) - splits[row]
+            columns = [*(column[row] for column in columns), place]
+        flat = self.flat_values
+        for size in flat.shape[1:]:
+            place = torch.arange(size, device=columns[0].device).repeat(columns[0].shape[0])
+            columns = [*(column.repeat_interleave(size) for column in columns), place]
+        return SparseTensor(torch.stack(columns, 1), flat.reshape(-1), self.bounding_shape())
+
+
+def _as_inner(values: Any) -> Any:
+    if isinstance(values, RaggedTensor):
+        return values
+    inner = as_values("values", values)
+    if inner.ndim == 0:
+        raise ValueError("values must have rank >= 1, got a scalar")
+    return inner
+
+
+def _count(values: Any) -> int:
+    return values.row_splits.shape[0] - 1 if isinstance(values, RaggedTensor) else values.shape[0]
+
+
+def _device(values: Any) -> torch.device | None:
+    return values.row_splits.device if isinstance(values, RaggedTensor) else device_of(values)
+
+
+def _nest(flat_values: Any, partitions: Sequence[Any], make: Any) -> Any:
+    values = flat_values
+    for partition in reversed(list(partitions)):
+        values = make(values, partition)
+    return values
+
+
+def _lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
+    """The length of each row up to its last element that is not padding."""
+    if isinstance(dense, Tensor):
+        differs = dense != _default_like(dense.flatten(0, 1), padding)
+    else:
+        differs = torch.from_numpy((dense != as_scalar_like("padding", padding, dense)).astype(bool))
+    if differs.dim() > 2:
+        differs = differs.flatten(2).any(2)
+    places = torch.arange(1, differs.shape[1] + 1, device=differs.device)
+    if differs.shape[1] == 0:
+        return places.new_zeros(differs.shape[0])
+    return torch.where(differs, places, 0).amax(1)
+
+
+def _wanted_sizes(shape: Any, rank: int) -> list[int | None]:
+    given = [None] * rank if shape is None else list(shape)
+    sizes: list[int | None] = [None if size is None else int(size) for size in given]
+    if len(sizes) != rank or any(size is not None and size < 0 for size in sizes):
+        raise ValueError(f"shape must have {rank} sizes, each None or >= 0, got {shape}")
+    return sizes
+
+
+def _default_like(values: Any, default: Any) -> Any:
+    """What pads: a scalar, or of the shape of one of ``values``."""
+    if not isinstance(values, Tensor):
+        return b"" if default is None else as_scalar_like("default_value", default, values)
+    if default is None:
+        return values.new_zeros(())
+    if isinstance(default, (list, tuple)):
+        given = as_tensor("default_value", default, device=values.device).to(values.dtype)
+    elif isinstance(default, Tensor) and default.dim() > 0:
+        given = default
+    else:
+        return as_scalar_like("default_value", default, values)
+    if given.dtype != values.dtype or given.shape != values.shape[1:]:
+        raise ValueError(
+            f"default_value must be a scalar or have shape {list(values.shape[1:])}, and dtype {values.dtype}, got "
+            f"{given.dtype} of shape {list(given.shape)}"
+        )
+    return given
+
+
+def _with_last(values: Any, last: Any) -> Any:
+    """``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
+    if isinstance(values, Tensor):
+        return torch.cat([values, last.expand(1, *values.shape[1:])])
+    row = np.empty((1, *values.shape[1:]), dtype=object)
+    row[...] = last
+    return np.concatenate([values, row])
