@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, segment, table, unique
+from . import embedding, embedding_gradients, embedding_lookup, keras_report, ncf, segment, table, unique
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
@@ -20,6 +20,7 @@ ROWS: list[Row] = [
     *keras_report.ROWS,
     *embedding.ROWS,
     *embedding_gradients.ROWS,
+    *embedding_lookup.ROWS,
     *segment.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
