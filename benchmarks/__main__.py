@@ -12,6 +12,7 @@ import torch
 from . import (
     embedding,
     embedding_gradients,
+    embedding_lookup,
     keras_report,
     ncf,
     overhead,
@@ -32,6 +33,7 @@ ROWS: list[Row] = [
     *keras_report.ROWS,
     *embedding.ROWS,
     *embedding_gradients.ROWS,
+    *embedding_lookup.ROWS,
     *overhead.ROWS,
     *segment.ROWS,
     *segment_rows.ROWS,

@@ -54,6 +54,11 @@ def test_ids_of_any_shape_and_rows_of_any_shape() -> None:
     assert ops.embedding_lookup(numbers, torch.tensor(2)).shape == ()
     pooled = ops.embedding_lookup_sparse(table, IDS[:2] // 2, ROWS[:2], num_rows=2, combiner="sum")
     assert torch.equal(pooled, torch.stack([table[0] + table[2], torch.zeros(3, 2)]))
+    for rows in (table, numbers.requires_grad_()):
+        for max_norm in (None, 2.0):
+            out = [ops.embedding_lookup(rows, IDS[1:] - 1, max_norm=max_norm, sparse=kind) for kind in (False, True)]
+            dense, sparse = (torch.autograd.grad(each.square().sum(), rows)[0] for each in out)
+            assert sparse.is_sparse and torch.equal(sparse.to_dense(), dense)
     assert ops.embedding_lookup_sparse(numbers, IDS[:1], ROWS[:1], num_rows=3).tolist() == [0.0, 0.0, 0.0]
 
 
@@ -212,7 +217,6 @@ def test_bad_rows_are_named(position: int, dtype: torch.dtype) -> None:
         (lambda: ops.embedding_lookup([TABLE, TABLE], IDS, partition_strategy="rows"), "'mod' or 'div', got 'rows'"),
         (lambda: ops.embedding_lookup(TABLE, IDS, max_norm=torch.nan), "max_norm must be a number, got nan"),
         (lambda: ops.embedding_lookup([TABLE, TABLE], IDS.float()), "ids must be int32 or int64, got Float"),
-        (lambda: ops.embedding_lookup(TABLE[0], IDS, sparse=True), r"rank 2 for a sparse gradient, got shape \[2\]"),
         (lambda: ops.embedding_lookup_sparse(TABLE, IDS), "either offsets, or row_ids and num_rows"),
         (lambda: ops.embedding_lookup_sparse(TABLE, IDS, ROWS), "either offsets, or row_ids and num_rows"),
         (lambda: ops.embedding_lookup_sparse(TABLE, IDS, ROWS, offsets=ROWS), "must be None where offsets are given"),

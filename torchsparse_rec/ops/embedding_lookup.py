@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def embedding_lookup(
             for one shard.
         max_norm: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)`` as it is read, and the derivative
             goes through that. A negative one counts as 0, which gives zeros, and NaN for a row of zeros.
-        sparse: give each shard a sparse COO gradient, coalesced, instead of a dense one; rows must be vectors then.
+        sparse: give each shard a sparse COO gradient, coalesced, instead of a dense one.
 
     Returns:
         ``[*ids.shape, ...]``. Differentiable in ``params``.
@@ -65,15 +66,15 @@ def embedding_lookup(
         >>> embedding_lookup(shards, torch.tensor([3, 0]), max_norm=1.5).flatten()
         tensor([1.5000, 0.0000])
     """
-    shards = _shards(params, sparse)
-    flat = [_as_matrix(shard) for shard in shards]
+    shards = _shards(params)
+    flat = [_as_matrix(shard, sparse) for shard in shards]
     if len(flat) == 1 and max_norm is None:
         rows = embedding(flat[0], ids, sparse=sparse)
     else:
         places = _places(flat, ids, partition_strategy, keep_padding=False)
         arguments = (None, None, _reduction.SUM, _NO_PADDING, _clip(max_norm), sparse)
         rows = _ops.embedding_bag_shards.default(flat, places.reshape(-1), *arguments)
-    return rows.reshape(*ids.shape, *shards[0].shape[1:])
+    return rows.reshape((*ids.shape, *shards[0].shape[1:]))
 
 
 def embedding_lookup_sparse(
@@ -130,8 +131,8 @@ def embedding_lookup_sparse(
                 [1.0000, 1.5000]])
     """
     mode = _mode(combiner)
-    shards = _shards(params, sparse)
-    flat = [_as_matrix(shard) for shard in shards]
+    shards = _shards(params)
+    flat = [_as_matrix(shard, sparse) for shard in shards]
     if offsets is None:
         offsets = _ops.bag_offsets.default(*_rows_of(row_ids, num_rows))
     elif row_ids is not None or num_rows is not None:
@@ -193,8 +194,8 @@ def safe_embedding_lookup_sparse(
                 [1.0000, 1.5000]])
     """
     mode = _mode(combiner)
-    shards = _shards(params, sparse)
-    flat = [_as_matrix(shard) for shard in shards]
+    shards = _shards(params)
+    flat = [_as_matrix(shard, sparse) for shard in shards]
     if offsets is not None:
         if row_ids is not None or num_rows is not None:
             raise ValueError("row_ids and num_rows must be None where offsets are given")
@@ -219,7 +220,7 @@ def safe_embedding_lookup_sparse(
     return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
 
-def _shards(params: Tensor | Sequence[Tensor], sparse: bool) -> list[Tensor]:
+def _shards(params: Tensor | Sequence[Tensor]) -> list[Tensor]:
     shards = [params] if isinstance(params, Tensor) else list(params)
     if not shards:
         raise ValueError("params must hold at least one tensor, got none")
@@ -227,13 +228,27 @@ def _shards(params: Tensor | Sequence[Tensor], sparse: bool) -> list[Tensor]:
         if shard.dim() < 1 or shard.shape[1:] != shards[0].shape[1:]:
             shapes = [list(each.shape) for each in shards]
             raise ValueError(f"params must have rank >= 1 and rows of one shape, got shapes {shapes}")
-    if sparse and shards[0].dim() != 2:
-        raise ValueError(f"params must have rank 2 for a sparse gradient, got shape {list(shards[0].shape)}")
     return shards
 
 
-def _as_matrix(shard: Tensor) -> Tensor:
-    return shard if shard.dim() == 2 else shard.reshape(shard.shape[0], prod(shard.shape[1:]))
+class _FlatRows(torch.autograd.Function):
+    """A table of rank other than 2 as a matrix, for sparse gradients: torch cannot reshape those."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor) -> Tensor:
+        ctx.shape = table.shape
+        return table.reshape(table.shape[0], prod(table.shape[1:]))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        values = grad._values().reshape(-1, *ctx.shape[1:])
+        return torch.sparse_coo_tensor(grad._indices(), values, ctx.shape, is_coalesced=True, check_invariants=False)
+
+
+def _as_matrix(shard: Tensor, sparse: bool) -> Tensor:
+    if shard.dim() == 2:
+        return shard
+    return _FlatRows.apply(shard) if sparse else shard.reshape(shard.shape[0], prod(shard.shape[1:]))
 
 
 def _mode(combiner: str) -> int:

@@ -1,0 +1,168 @@
+"""
+Rows of TensorFlow's lookups: sparse ids combined in rows, the safe form, and a training step of it.
+
+TensorFlow's step is compiled by tf.function, its update a scatter of the IndexedSlices it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchsparse_rec import ops
+
+from .ids import SPREADS
+from .rows import Case, Make, Options, Row, tensorflow
+
+RATE = 0.01
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A table, and ids in the rows of a batch."""
+
+    table: Tensor  # [V, D]
+    ids: Tensor  # [N]
+    indices: Tensor  # [N, 2]: row and column of each id
+    offsets: Tensor  # [rows + 1]
+    grad: Tensor  # [rows, D]
+
+    @property
+    def rows(self) -> int:
+        """Of the batch."""
+        return len(self.offsets) - 1
+
+
+def problem(options: Options, spread: str) -> Problem:
+    """1M x 64, 1M ids in 100k rows."""
+    size, rows, dim = options.size(1_000_000, 4_000), options.size(100_000, 400), 64
+    device = options.device
+    row_ids = torch.randint(0, rows, (size,), device=device).sort().values
+    row_ids[-1] = rows - 1  # TensorFlow drops trailing rows
+    columns = torch.zeros_like(row_ids)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
+    return Problem(
+        torch.randn(size, dim, device=device),
+        SPREADS[spread](size, size, device),
+        torch.stack([row_ids, columns], 1),
+        torch.cat([zero, torch.bincount(row_ids, minlength=rows).cumsum(0)]),
+        torch.randn(rows, dim, device=device),
+    )
+
+
+def ours(p: Problem, safe: bool) -> Make:
+    """Our lookup."""
+    lookup = ops.safe_embedding_lookup_sparse if safe else ops.embedding_lookup_sparse
+    return lambda: lambda: lookup(p.table, p.ids, p.indices[:, 0], num_rows=p.rows)
+
+
+def torch_bag(p: Problem) -> Make:
+    """What torch has: offsets must be known."""
+    return lambda: lambda: functional.embedding_bag(p.ids, p.table, p.offsets, mode="mean", include_last_offset=True)
+
+
+def _tensorflow_ids(tf: Any, p: Problem) -> Any:
+    return tf.SparseTensor(p.indices.cpu().numpy(), p.ids.cpu().numpy(), [p.rows, 1])
+
+
+def tensorflow_lookup(p: Problem, options: Options, safe: bool) -> Make:
+    """TensorFlow's lookup in a variable."""
+
+    def make() -> Callable:
+        tf = tensorflow(options)
+        table, ids = tf.Variable(p.table.numpy()), _tensorflow_ids(tf, p)
+        lookup = tf.nn.safe_embedding_lookup_sparse if safe else tf.nn.embedding_lookup_sparse
+        return lambda: lookup(table, ids, None, combiner="mean")
+
+    return make
+
+
+def our_step(p: Problem) -> Make:
+    """Lookup, sparse gradient, and SGD on its rows."""
+
+    def make() -> Callable:
+        table = torch.nn.Parameter(p.table.clone())
+
+        def step() -> Tensor:
+            pooled = ops.embedding_lookup_sparse(table, p.ids, p.indices[:, 0], num_rows=p.rows, sparse=True)
+            (grad,) = torch.autograd.grad(pooled, table, p.grad)
+            with torch.no_grad():
+                table.index_add_(0, grad._indices()[0], grad._values(), alpha=-RATE)
+            return table.detach()
+
+        return step
+
+    return make
+
+
+def torch_step(p: Problem) -> Make:
+    """The same of torch."""
+
+    def make() -> Callable:
+        table = torch.nn.Parameter(p.table.clone())
+        optimizer = torch.optim.SGD([table], lr=RATE)
+
+        def step() -> Tensor:
+            pooled = functional.embedding_bag(
+                p.ids, table, p.offsets, mode="mean", include_last_offset=True, sparse=True
+            )
+            pooled.backward(p.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            return table.detach()
+
+        return step
+
+    return make
+
+
+def tensorflow_step(p: Problem, options: Options) -> Make:
+    """The same of TensorFlow."""
+
+    def make() -> Callable:
+        tf = tensorflow(options)
+        table, ids, upstream = tf.Variable(p.table.numpy()), _tensorflow_ids(tf, p), tf.constant(p.grad.numpy())
+
+        @tf.function
+        def step() -> Any:
+            with tf.GradientTape() as tape:
+                pooled = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="mean")
+            grad = tape.gradient(pooled, table, output_gradients=upstream)
+            return table.scatter_sub(tf.IndexedSlices(grad.values * RATE, grad.indices))
+
+        return step
+
+    return make
+
+
+def row(spread: str, kind: str) -> Row:
+    """``kind``: lookup, safe or step."""
+
+    def build(options: Options) -> Case:
+        p = problem(options, spread)
+        mine = our_step(p) if kind == "step" else ours(p, kind == "safe")
+        torchs = torch_step(p) if kind == "step" else torch_bag(p)
+        theirs = tensorflow_step(p, options) if kind == "step" else tensorflow_lookup(p, options, kind == "safe")
+
+        def check() -> None:
+            torch.testing.assert_close(mine()(), torchs()(), rtol=1e-5, atol=1e-6)
+
+        rows = p.table.shape[1] * p.table.element_size()
+        moved = (24 + rows) * len(p.ids) + rows * p.rows
+        return Case(mine, {"TensorFlow": theirs, "torch embedding_bag": torchs}, check, moved, ids=len(p.ids))
+
+    what = {
+        "lookup": "embedding_lookup_sparse, mean, 1M x 64, 1M ids in 100k rows",
+        "safe": "safe_embedding_lookup_sparse of the same",
+        "step": "the same with its gradient and SGD",
+    }
+    targets = {"TensorFlow": 8.0} | ({"torch embedding_bag": 1.0} if kind != "step" else {})
+    return Row(f"embedding_lookup/{kind}-{spread}", what[kind], build, targets=targets)
+
+
+ROWS = [row(spread, kind) for spread in ("uniform", "zipf") for kind in ("lookup", "safe", "step")]
