@@ -26,9 +26,8 @@ from samples_embedding_lookup import (
     shards_weights_backward_samples,
 )
 from samples_hash import cross_samples, integer_hash_samples, string_hash_samples
-from samples_integers import unique_samples
+from samples_integers import unique_rows_samples, unique_samples
 from samples_row_update import row_update_samples
-from samples_integers import integer_hash_samples, string_hash_samples, unique_rows_samples, unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
     gradient_segment_rows_samples,

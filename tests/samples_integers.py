@@ -48,8 +48,8 @@ def unique_rows_samples(operator: str) -> Iterator[Sample]:
     yield Sample(operator, "by_hand", (torch.tensor([[7, 1], [7, 2], [7, 1], [0, 0], [7, 2]]),), representative=True)
     for dtype in INTEGERS:
         word = str(dtype).removeprefix("torch.")
-        extremes = torch.tensor(extremes(dtype), dtype=torch.uint64 if dtype == torch.uint64 else torch.int64)
-        columns = [extremes.view(torch.int64).roll(step) for step in (0, 5, 0)]
+        numbers = torch.tensor(extremes(dtype), dtype=torch.uint64 if dtype == torch.uint64 else torch.int64)
+        columns = [numbers.view(torch.int64).roll(step) for step in (0, 5, 0)]
         bits = torch.stack(columns, 1).repeat(2, 1)
         yield Sample(operator, f"extremes_{word}", (bits.view(torch.uint64).to(dtype),))
     # Rows of 0 to 40 bytes, aligned or not.

@@ -5,13 +5,17 @@ TensorFlow's names, argument order, defaults, output dtypes and behaviour, on to
 symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow itself is not needed and not imported.
 """
 
-from . import linalg as linalg
 from . import compat as compat
-from . import nn as nn
+from . import linalg as linalg
 from . import math as math
+from . import nn as nn
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings
+from ._fingerprint import fingerprint as fingerprint
+from ._indexed_slices import clip_by_global_norm as clip_by_global_norm
+from ._indexed_slices import clip_by_norm as clip_by_norm
+from ._indexed_slices import convert_to_tensor as convert_to_tensor
 from ._row_update import sparse_apply_adadelta as sparse_apply_adadelta
 from ._row_update import sparse_apply_adagrad as sparse_apply_adagrad
 from ._row_update import sparse_apply_adagrad_da as sparse_apply_adagrad_da
@@ -24,10 +28,6 @@ from ._row_update import sparse_apply_momentum as sparse_apply_momentum
 from ._row_update import sparse_apply_proximal_adagrad as sparse_apply_proximal_adagrad
 from ._row_update import sparse_apply_proximal_gradient_descent as sparse_apply_proximal_gradient_descent
 from ._row_update import sparse_apply_rms_prop as sparse_apply_rms_prop
-from ._indexed_slices import clip_by_global_norm as clip_by_global_norm
-from ._indexed_slices import clip_by_norm as clip_by_norm
-from ._indexed_slices import convert_to_tensor as convert_to_tensor
-from ._fingerprint import fingerprint as fingerprint
 from ._tensors import IndexedSlices as IndexedSlices
 from ._tensors import RaggedTensor as RaggedTensor
 from ._tensors import SparseTensor as SparseTensor

@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import strings
 from ._raw_bucketize import Bucketize as Bucketize
-from ._raw_unique import UniqueV2 as UniqueV2
-from ._raw_unique import UniqueWithCountsV2 as UniqueWithCountsV2
+from ._raw_hash import AsString as AsString
+from ._raw_hash import Fingerprint as Fingerprint
+from ._raw_hash import SparseCross as SparseCross
+from ._raw_hash import SparseCrossHashed as SparseCrossHashed
+from ._raw_hash import SparseCrossV2 as SparseCrossV2
+from ._raw_hash import StringToHashBucket as StringToHashBucket
+from ._raw_hash import StringToHashBucketFast as StringToHashBucketFast
+from ._raw_hash import StringToHashBucketStrong as StringToHashBucketStrong
 from ._raw_segment_rows import SegmentMax as SegmentMax
 from ._raw_segment_rows import SegmentMean as SegmentMean
 from ._raw_segment_rows import SegmentMin as SegmentMin
@@ -24,14 +29,6 @@ from ._raw_segment_rows import UnsortedSegmentMax as UnsortedSegmentMax
 from ._raw_segment_rows import UnsortedSegmentMin as UnsortedSegmentMin
 from ._raw_segment_rows import UnsortedSegmentProd as UnsortedSegmentProd
 from ._raw_segment_rows import UnsortedSegmentSum as UnsortedSegmentSum
-from ._raw_hash import AsString as AsString
-from ._raw_hash import Fingerprint as Fingerprint
-from ._raw_hash import SparseCross as SparseCross
-from ._raw_hash import SparseCrossHashed as SparseCrossHashed
-from ._raw_hash import SparseCrossV2 as SparseCrossV2
-from ._raw_hash import StringToHashBucket as StringToHashBucket
-from ._raw_hash import StringToHashBucketFast as StringToHashBucketFast
-from ._raw_hash import StringToHashBucketStrong as StringToHashBucketStrong
 from ._raw_sparse_tensor import RaggedFillEmptyRows as RaggedFillEmptyRows
 from ._raw_sparse_tensor import RaggedFillEmptyRowsGrad as RaggedFillEmptyRowsGrad
 from ._raw_sparse_tensor import SparseFillEmptyRows as SparseFillEmptyRows
@@ -39,6 +36,8 @@ from ._raw_sparse_tensor import SparseFillEmptyRowsGrad as SparseFillEmptyRowsGr
 from ._raw_sparse_tensor import SparseReorder as SparseReorder
 from ._raw_sparse_tensor import SparseReshape as SparseReshape
 from ._raw_sparse_tensor import SparseToDense as SparseToDense
+from ._raw_unique import UniqueV2 as UniqueV2
+from ._raw_unique import UniqueWithCountsV2 as UniqueWithCountsV2
 from ._segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts

@@ -16,6 +16,9 @@ from .hash import string_to_hash_bucket_strong as string_to_hash_bucket_strong
 from .hash import to_hash_bucket as to_hash_bucket
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
 from .hash import to_hash_bucket_strong as to_hash_bucket_strong
+from .indexed_slices import deduplicate_rows as deduplicate_rows
+from .indexed_slices import indexed_slices_norm as indexed_slices_norm
+from .indexed_slices import indexed_slices_to_dense as indexed_slices_to_dense
 from .jagged import jagged_to_nested as jagged_to_nested
 from .jagged import jagged_to_padded as jagged_to_padded
 from .jagged import jagged_to_sparse as jagged_to_sparse
@@ -37,9 +40,6 @@ from .row_update import sparse_apply_momentum_ as sparse_apply_momentum_
 from .row_update import sparse_apply_proximal_adagrad_ as sparse_apply_proximal_adagrad_
 from .row_update import sparse_apply_proximal_gradient_descent_ as sparse_apply_proximal_gradient_descent_
 from .row_update import sparse_apply_rmsprop_ as sparse_apply_rmsprop_
-from .indexed_slices import deduplicate_rows as deduplicate_rows
-from .indexed_slices import indexed_slices_norm as indexed_slices_norm
-from .indexed_slices import indexed_slices_to_dense as indexed_slices_to_dense
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2
