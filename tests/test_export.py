@@ -11,7 +11,6 @@ from sample import Sample
 from test_operators import COMPILED, REPRESENTATIVE, assert_same_bits, call, operator, written
 from torch import Tensor
 
-
 # It resizes what it writes, to a size that depends on values: torch.export has no name for such a size.
 NOT_EXPORTED = {"sparse_segment_reduce_grad_v2_out"}
 EXPORTED = [sample for sample in REPRESENTATIVE if sample.operator not in NOT_EXPORTED]
