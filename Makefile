@@ -18,11 +18,12 @@ OUT ?= benchmarks/results/gpu
 
 # What `make sanitize` runs: the operators' tests, but for those that spend their time in torch (compilation, opcheck),
 # ask for gigabytes, of which the sanitizer would write an eighth, or take the kernels nowhere new: layouts that are
-# copied first, second derivatives, the widest of the long bags.
+# copied first, second derivatives, the widest of the long bags, processes of their own.
 OPERATOR_TESTS = $(wildcard $(patsubst %,tests/test_%*.py,operators pooling segment unsorted unique hash cross sparse \
   embedding row_update bucketize))
 NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow and not _every_second and \
-  not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132)
+  not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132) and \
+  not no_temporary and not instruction_sets
 
 .PHONY: help ncf test test-full sanitize mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import HARDWARE
 from sample import Sample
 from test_operators import COMPILED, REPRESENTATIVE, assert_same_bits, call, operator, written
 from torch import Tensor
@@ -51,6 +52,7 @@ def _export(module: torch.nn.Module, tensors: list[Tensor], dynamic: Any) -> Any
 
 
 @pytest.mark.parametrize("sample", EXPORTED, ids=str)
+@pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_exported_operator_gives_the_same_bits(sample: Sample, device: str) -> None:
     wanted = call(sample.to(device))
     program = _export(Call(sample), _tensors(sample.to(device).arguments), None)
@@ -73,6 +75,7 @@ class Function(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_one_exported_program_serves_all_sizes(name: str, device: str) -> None:
     """The first dimension of every tensor is dynamic."""
     function, arguments = COMPILED[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from devices import HARDWARE
 from sample import Sample
 from test_operators import REPRESENTATIVE, assert_same_bits, call, operator, written
 from torch import Tensor
@@ -57,6 +58,7 @@ def _cases() -> list:
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
 @pytest.mark.parametrize("sample, place", _cases())
+@pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_equals_a_loop(sample: Sample, place: int, device: str) -> None:
     """One argument batched along its last dimension, and with it what is written."""
     places = {place, *written(sample.operator)}
