@@ -29,7 +29,11 @@ class Call(torch.nn.Module):
         given = iter(tensors)
         arguments = [_filled(x, given) for x in self.sample.arguments]
         result = operator(self.sample.operator)(*arguments)
-        return tuple(arguments[i] for i in written(self.sample.operator)) if result is None else result
+        return (
+            tuple(arguments[i] for i in written(self.sample.operator) if arguments[i] is not None)
+            if result is None
+            else result
+        )
 
 
 def _filled(argument: Any, given: Any) -> Any:
@@ -62,6 +66,7 @@ def test_exported_operator_gives_the_same_bits(sample: Sample, device: str) -> N
         assert_same_bits(actual, same)
 
 
+# Without ``nested``, which torch.export cannot trace, and ``offsets_to_row_ids``, whose size must follow its offsets.
 class Function(torch.nn.Module):
     """A public function as a module."""
 
@@ -74,10 +79,10 @@ class Function(torch.nn.Module):
         return self.function(*tensors, *self.sizes)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", sorted(set(COMPILED) - {"nested", "offsets_to_row_ids"}))
 @pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_one_exported_program_serves_all_sizes(name: str, device: str) -> None:
-    """The first dimension of every tensor is dynamic."""
+    """Every dimension of every tensor is dynamic."""
     function, arguments = COMPILED[name]
 
     def at(size: int) -> tuple[list[Tensor], list]:
@@ -88,11 +93,10 @@ def test_one_exported_program_serves_all_sizes(name: str, device: str) -> None:
     # A size that is no tensor is fixed: large enough for all.
     tensors, fixed = at(4)
     module = Function(function, [10**4] * len(fixed))
-    dynamic = ({0: torch.export.Dim.AUTO},) * len(tensors)
+    dynamic = tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in tensors)
     program = _export(module, tensors, (dynamic,))
     for size in (4, 7, 13):
         given, _ = at(size)
-        given = [x[..., : tensors[0].shape[-1]] if x.dim() > 1 else x for x in given]
         results, wanted = program.module()(*given), module(*given)
         pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (results, wanted)), strict=True)
         for actual, same in pairs:
