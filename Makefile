@@ -16,15 +16,16 @@ FORMATTED_CPP = $(shell find csrc tests/emulation -name '*.cpp' -o -name '*.h' -
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
 
-# What `make test-sanitized` runs: the operators' tests on emulated CUDA kernels, but for those that spend their time in
-# torch (compilation, opcheck), ask for gigabytes, of which the sanitizer would write an eighth, or take the kernels
-# nowhere new: layouts that are copied first, second derivatives, the widest of the long bags.
-SANITIZED_TESTS = tests/test_emulat*.py tests/test_operators.py tests/test_pooling.py tests/test_segment.py \
-  tests/test_embedding_*.py tests/test_unique.py tests/test_hash.py \
-  -k "emulat and not compile and not opcheck and not 2_to_the and not tensorflow and not _every_second \
-      and not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132)"
+# What `make sanitize` runs: the operators' tests, but for those that spend their time in torch (compilation, opcheck),
+# ask for gigabytes, of which the sanitizer would write an eighth, or take the kernels nowhere new: layouts that are
+# copied first, second derivatives, the widest of the long bags, processes of their own.
+OPERATOR_TESTS = $(wildcard $(patsubst %,tests/test_%*.py,operators pooling segment unsorted unique hash cross sparse \
+  embedding row_update bucketize))
+NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow and not _every_second and \
+  not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132) and \
+  not no_temporary and not instruction_sets
 
-.PHONY: help ncf test test-full test-sanitized mutate lint format bench gpu requirements build clean FORCE
+.PHONY: help ncf test test-full sanitize mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -32,7 +33,7 @@ help:
 	@echo "make ncf        train NCF on MovieLens and print HR@10 and NDCG@10"
 	@echo "make test       run the tests"
 	@echo "make test-full  run them all, also those too long for every day"
-	@echo "make test-sanitized  run the emulated CUDA kernels under AddressSanitizer and UBSan"
+	@echo "make sanitize   run the CPU's and the emulated CUDA kernels under AddressSanitizer and UBSan"
 	@echo "make mutate     plant faults in the CUDA kernels: each must turn the emulated tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
 	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
@@ -50,14 +51,23 @@ test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(BIN)/pytest $(ARGS)
 
 # Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. What a sanitizer
-# writes before it ends the process must not be captured.
+# writes before it ends the process must not be captured. The sanitized libraries lie beside the ordinary ones: the
+# CPU's is tested with the loops of every instruction set that the machine has, then the emulated CUDA kernels.
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
-test-sanitized: export TORCHSPARSE_REC_EMULATED_SANITIZE := 1
-test-sanitized: $(BUILT) $(VENV)/.test
-	PYTHONPATH=tests $(BIN)/python -c 'from emulation.build import build; build()'
-	ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" \
-	  $(BIN)/python -m pytest --capture=sys $(SANITIZED_TESTS) $(ARGS)
+SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" \
+  $(BIN)/python -m pytest --capture=sys
+sanitize: $(BUILT) $(VENV)/.test
+	TORCHSPARSE_REC_SANITIZE=1 $(BIN)/python setup.py -q build_ext
+	for level in baseline avx2 avx512; do \
+	  echo "== CPU, $$level"; \
+	  TORCHSPARSE_REC_CPU=$$level TORCHSPARSE_REC_LIBRARY=$(CURDIR)/build/sanitized/torchsparse_rec/_C.so \
+	    $(SANITIZED) tests/test_sanitized.py $(OPERATOR_TESTS) -k "not emulat and $(NOT_SANITIZED)" $(ARGS) || exit 1; \
+	done
+	echo "== emulated CUDA"
+	PYTHONPATH=tests TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(BIN)/python -c 'from emulation.build import build; build()'
+	TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(SANITIZED) tests/test_emulat*.py $(OPERATOR_TESTS) \
+	  -k "emulat and $(NOT_SANITIZED)" $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/emulation/mutate.py

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +28,6 @@ from ._parity.case import Case
 from ._parity.compare import compare
 from ._parity.evaluate import run_ours, run_tensorflow, tensorflow_version
 
-# Of the numbers in a random case, before its inner dimensions repeat them.
-_ELEMENTS = 400_000
 _SHOWN = 5
 
 
@@ -71,7 +70,7 @@ def run(cases: int, seed: int, operators: Sequence[str]) -> Iterator[Row]:
     """Hand-picked and random cases, ``cases`` of the latter in all, dealt out evenly."""
     for position, operator in enumerate(operators):
         share = cases // len(operators) + (position < cases % len(operators))
-        yield check(operator, [*hand_picked(operator), *random_cases(operator, share, seed, _ELEMENTS)])
+        yield check(operator, [*hand_picked(operator), *random_cases(operator, share, seed)])
 
 
 def _shortened(dtypes: list[str]) -> str:
@@ -97,15 +96,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m torchsparse_rec.compat.parity", description=__doc__.split("\n")[1])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to a file as well")
     parser.add_argument("--cases", type=int, default=440, metavar="N", help="random cases in all (default 440)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the random cases (default 0)")
+    parser.add_argument("--seed", type=int, metavar="S", help="of the random cases (default: a new one, printed)")
     parser.add_argument("--op", choices=OPERATORS, metavar="NAME", help="only this operator: " + ", ".join(OPERATORS))
     options = parser.parse_args(arguments)
+    seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     started = time.perf_counter()
-    print(f"TensorFlow {tensorflow_version()}, torch {torch.__version__}, seed {options.seed}")
+    print(f"TensorFlow {tensorflow_version()}, torch {torch.__version__}, seed {seed}")
     print(f"{'operator':41}{'cases':>6}{'errors':>8}  {'largest error*':<15}      dtypes")
     rows = []
-    for row in run(options.cases, options.seed, [options.op] if options.op else list(OPERATORS)):
+    for row in run(options.cases, seed, [options.op] if options.op else list(OPERATORS)):
         rows.append(row)
         _print(row)
     failed = sum(bool(row.mismatches) for row in rows)
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{sum(row.cases for row in rows)} cases in {seconds:.0f} s, {failed} of {len(rows)} operators with mismatches"
     )
     if options.json:
-        report = {"tensorflow": tensorflow_version(), "torch": torch.__version__, "seed": options.seed}
+        report = {"tensorflow": tensorflow_version(), "torch": torch.__version__, "seed": seed}
         options.json.write_text(json.dumps({**report, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return 1 if failed else 0
 

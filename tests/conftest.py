@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -57,6 +58,21 @@ def tensorflow():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("tensorflow")
+
+
+# Of the random cases of tests/test_parity.py: others in every run.
+_PARITY_SEED = secrets.randbelow(2**31)
+
+
+@pytest.fixture(scope="session")
+def parity_seed() -> int:
+    """The seed of the parity check's random cases, which the report begins with."""
+    return _PARITY_SEED
+
+
+def pytest_report_header() -> str:
+    """What a failure needs to be repeated."""
+    return f"parity seed: {_PARITY_SEED}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

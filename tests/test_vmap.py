@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from devices import HARDWARE
 from sample import Sample
 from test_operators import REPRESENTATIVE, assert_same_bits, call, operator, written
 from torch import Tensor
@@ -38,9 +39,14 @@ def _batched(sample: Sample, places: set[int], index: int | None = None) -> Samp
     )
 
 
+def _present(sample: Sample) -> list[int]:
+    """Positions of what the operator writes, but for optional tensors that are not given."""
+    return [i for i in written(sample.operator) if sample.arguments[i] is not None]
+
+
 def _sized(sample: Sample) -> Sample:
     """With what is written in the shape that it gets: the batch's common memory cannot be resized."""
-    shapes = {i: x.shape for i, x in zip(written(sample.operator), call(sample.to("cpu")), strict=False)}
+    shapes = {i: x.shape for i, x in zip(_present(sample), call(sample.to("cpu")), strict=False)}
     given = enumerate(sample.arguments)
     arguments = tuple(x.new_zeros(shapes[i]) if i in shapes and x.shape != shapes[i] else x for i, x in given)
     return Sample(sample.operator, sample.name, arguments)
@@ -57,9 +63,10 @@ def _cases() -> list:
 
 @pytest.mark.filterwarnings("error:There is a performance drop")
 @pytest.mark.parametrize("sample, place", _cases())
+@pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_equals_a_loop(sample: Sample, place: int, device: str) -> None:
     """One argument batched along its last dimension, and with it what is written."""
-    places = {place, *written(sample.operator)}
+    places = {place, *_present(sample)}
     wanted = [call(_batched(sample, places, index)) for index in range(BATCH)]
     arguments = _batched(sample, places).arguments
     if written(sample.operator):  # the kernels write to contiguous memory alone

@@ -42,6 +42,10 @@ _FAMILIES = (
     bucketize,
 )
 
+#: The most numbers in a random case.
+ELEMENTS = 1_000_000
+_SMALL = 10_000
+
 #: Every operator that is compared, in the order of the table.
 OPERATORS: dict[str, Operator] = {name: operator for family in _FAMILIES for name, operator in family.OPERATORS.items()}
 
@@ -51,8 +55,15 @@ def hand_picked(operator: str) -> list[Case]:
     return OPERATORS[operator].hand_picked(operator)
 
 
-def random_cases(operator: str, count: int, seed: int, elements: int) -> Iterator[Case]:
-    """``count`` random calls of an operator; a case depends only on the operator, the seed and its position."""
+def random_cases(operator: str, count: int, seed: int, elements: int = ELEMENTS) -> Iterator[Case]:
+    """
+    ``count`` random calls of an operator; a case depends only on the operator, the seed, its position and ``elements``.
+
+    One in forty has up to ``elements`` numbers, the others up to ten thousand: what is wrong with an operator shows in
+    many small cases sooner than in few large ones.
+    """
     for position in range(count):
-        rng = np.random.default_rng([seed, zlib.crc32(operator.encode()), position])
-        yield OPERATORS[operator].random(rng, operator, elements)
+        place = [seed, zlib.crc32(operator.encode()), position]
+        is_large = np.random.default_rng([*place, 1]).random() < 1 / 40
+        most = elements if is_large else min(elements, _SMALL)
+        yield OPERATORS[operator].random(np.random.default_rng(place), operator, most)

@@ -16,7 +16,7 @@ void copy_rows(const char* table, int64_t table_rows, int64_t row_bytes, const I
   const int64_t grain = 4 * kWorkPerThread / std::max<int64_t>(row_bytes, 1) + 1;  // bytes of float32
   parallel_for(0, n, grain, [=, &first_bad](int64_t begin, int64_t end) {
     report_bad_ids(indices, begin, end, table_rows, first_bad);
-    if (first_bad.found()) return;
+    if (first_bad.found() || row_bytes == 0) return;  // without columns the table may be no memory at all
     const int64_t ahead = rows_ahead(row_bytes), fetched = std::min<int64_t>(row_bytes, 4096);
     for (int64_t i = begin; i < end; ++i) {
       if (i + ahead < end) {

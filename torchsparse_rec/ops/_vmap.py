@@ -82,7 +82,7 @@ def _one_by_one(
     """One call per element of the batch."""
     if info.batch_size == 0:
         raise ValueError(f"{name}: torch.vmap must have a batch of at least 1, got 0")
-    written = _written(name, in_dims)
+    written = _written(name, in_dims, arguments)
     calls = []
     for index in range(info.batch_size):
         mine = [_select(x, dim, index) for x, dim in zip(arguments, in_dims, strict=True)]
@@ -101,11 +101,12 @@ def _one_by_one(
     return tuple(_stacked(name, results) for results in zip(*calls, strict=True)), (0,) * len(calls[0])
 
 
-def _written(name: str, in_dims: Sequence[Any]) -> dict[int, str]:
+def _written(name: str, in_dims: Sequence[Any], arguments: Sequence[Any]) -> dict[int, str]:
     """The names of the tensors that the operator writes, by place; all must be batched."""
     result = {}
     for place, argument in enumerate(_operator(name)._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and arguments[place] is not None:
             if in_dims[place] is None:
                 raise ValueError(
                     f"{name}: {argument.name} is written to, so torch.vmap must batch it too (in_dims); got one tensor"
