@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat import tensorflow as tf
 
 _operator = torch.ops.torchsparse_rec.row_update.default
 each_rule = pytest.mark.parametrize("rule", NUMBERS)
@@ -308,3 +309,50 @@ def test_compiled_code_writes_its_inputs(kernels: str) -> None:
         _assert_all_same(tables, copies)
     graphs = [graph for graph in counter.graphs if any(node.op == "call_function" for node in graph.graph.nodes)]
     assert len(graphs) == 1
+
+
+# ---- TensorFlow's names: the parity check compares the results ------------------------------------------------------
+
+
+def test_compat_leaves_its_arguments_as_they_are() -> None:
+    var, accum, linear = torch.ones(3, 2, requires_grad=True), torch.ones(3, 2), torch.zeros(3, 2)
+    result = tf.sparse_apply_ftrl(var, accum, linear, torch.ones(1, 2), torch.tensor([1]), 0.5, 0.0, 0.0, -0.5)
+    assert result._fields == ("var", "accum", "linear") and not result.var.requires_grad
+    assert torch.equal(var, torch.ones(3, 2)) and torch.equal(accum, torch.ones(3, 2)) and not linear.any()
+    assert result.accum.tolist() == [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
+
+
+def test_compat_takes_any_layout() -> None:
+    wide = torch.arange(12.0).reshape(3, 4)
+    result = tf.sparse_apply_momentum(wide.t(), torch.zeros(4, 3), 1.0, torch.ones(1, 3), [3], 0.5)
+    assert torch.equal(result.var[:3], wide.t()[:3]) and torch.equal(result.var[3], wide[:, 3] - 1)
+
+
+def test_compat_rounds_hyperparameters_as_scalars_of_the_dtype() -> None:
+    """0.1 is 0.0999755859375 in float16, which 1024 shows."""
+    var = torch.zeros(1, dtype=torch.float16)
+    grad = torch.tensor([-1024.0], dtype=torch.float16)
+    assert tf.sparse_apply_proximal_gradient_descent(var, 0.1, 0.0, 0.0, grad, [0]).item() == 1024 * 0.0999755859375
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"accum": torch.ones(2, 2)}, r"accum must have the shape and dtype of var, \[3, 2\] and torch.float32, got"),
+        ({"accum": torch.ones(3, 2).double()}, "accum must have the shape and dtype of var"),
+        ({"grad": torch.ones(1, 2).double()}, "grad must have the dtype of weight, Float, got Double"),
+        ({"lr": torch.ones(1)}, r"lr must be a number or a scalar of the dtype of var, torch.float32, got .* \[1\]"),
+        ({"lr": torch.tensor(1.0).double()}, "lr must be a number or a scalar of the dtype of var"),
+        ({"lr": "0.1 or so"}, "lr must be a number, got '0.1 or so'"),
+    ],
+)
+def test_compat_errors(changed: dict[str, object], text: str) -> None:
+    arguments = {
+        "var": torch.ones(3, 2),
+        "accum": torch.ones(3, 2),
+        "lr": 0.1,
+        "grad": torch.ones(1, 2),
+        "indices": torch.tensor([1]),
+    }
+    with pytest.raises(ValueError, match=text):
+        tf.sparse_apply_adagrad(**(arguments | changed))
