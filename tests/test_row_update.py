@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from reference_row_update import row_update
-from samples_row_update import NUMBERS, RULES, row_update_sample
+from samples_row_update import NUMBERS, row_update_sample
 from test_operators import assert_same_bits
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -73,7 +70,7 @@ def test_a_gradient_without_sense_stays_in_its_elements(rule: str, bad: float, k
     assert not _call((*tables, grad, ids, number, hyperparameters))[0][2, 3].isfinite()
 
 
-# ---- Threads and instruction sets -----------------------------------------------------------------------------------
+# ---- Threads --------------------------------------------------------------------------------------------------------
 
 
 def _popular(rule: str, dtype: torch.dtype = torch.float32) -> tuple:
@@ -93,31 +90,6 @@ def test_threads_do_not_change_the_bits(rule: str, restore_threads: None) -> Non
         _assert_all_same(other, results[0])
     for actual, wanted in zip(results[0], row_update(*_popular(rule)), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
-
-
-_PRINT_BITS = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-import torchsparse_rec
-from samples_row_update import NUMBERS, row_update_sample
-for rule in NUMBERS:
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        arguments = row_update_sample("", rule, rows=9, items=30, shape=(77,), dtype=dtype).arguments
-        torch.ops.torchsparse_rec.row_update.default(*arguments)
-        for x in arguments[:4]:
-            if x is not None:
-                print(hashlib.sha256(x.view(torch.uint8).numpy().tobytes()).hexdigest())
-"""
-
-
-def test_instruction_sets_do_not_change_the_bits() -> None:
-    printed = set()
-    for level in ("baseline", "avx2", "avx512"):
-        arguments = [sys.executable, "-c", _PRINT_BITS, os.path.dirname(__file__)]
-        environment = {**os.environ, "TORCHSPARSE_REC_CPU": level}
-        printed.add(subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert len(printed) == 1 and len(printed.pop().split()) == 4 * sum(1 + states for _, states, _ in RULES)
 
 
 # ---- Layouts --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def sparse_apply_gradient_descent_(weight: Tensor, grad: Tensor, indices: Tensor
             float32 and rounded when stored. Its rows may be any distance apart, but each must be contiguous.
         grad: ``[N, ...]``, a row of ``weight`` for each index, with its dtype.
         indices: ``[N]``, int32 or int64: rows of ``weight``; they may repeat.
-        lr: the learning rate.
+        lr: the learning rate. (Under ``torch.compile`` each new value is compiled anew, as floats are.)
 
     Returns:
         ``weight``.
