@@ -100,8 +100,8 @@ def row(name: str, what: str, count: int, adagrad_rule: bool, targets: dict[str,
 
         def tensorflow_step() -> Call:
             tf = tensorflow(options)
-            variables = [tf.Variable(x.numpy()) for x in (table, sums)]
-            return in_tensorflow(tf, *variables, tf.constant(ids.numpy()), tf.constant(grad.numpy()))
+            given, slot = tf.Variable(table.numpy()), tf.Variable(sums.numpy())
+            return in_tensorflow(tf, given, slot, tf.constant(ids.numpy()), tf.constant(grad.numpy()))
 
         peers: dict[str, Make] = {
             "TensorFlow": tensorflow_step,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from reference_row_update import row_update
-from samples_row_update import NUMBERS, RULES, row_update_sample
+from samples_row_update import NUMBERS, row_update_sample
 from test_operators import assert_same_bits
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat import tensorflow as tf
 
 _operator = torch.ops.torchsparse_rec.row_update.default
 each_rule = pytest.mark.parametrize("rule", NUMBERS)
@@ -72,7 +70,7 @@ def test_a_gradient_without_sense_stays_in_its_elements(rule: str, bad: float, k
     assert not _call((*tables, grad, ids, number, hyperparameters))[0][2, 3].isfinite()
 
 
-# ---- Threads and instruction sets -----------------------------------------------------------------------------------
+# ---- Threads --------------------------------------------------------------------------------------------------------
 
 
 def _popular(rule: str, dtype: torch.dtype = torch.float32) -> tuple:
@@ -92,31 +90,6 @@ def test_threads_do_not_change_the_bits(rule: str, restore_threads: None) -> Non
         _assert_all_same(other, results[0])
     for actual, wanted in zip(results[0], row_update(*_popular(rule)), strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
-
-
-_PRINT_BITS = """
-import hashlib, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-import torchsparse_rec
-from samples_row_update import NUMBERS, row_update_sample
-for rule in NUMBERS:
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        arguments = row_update_sample("", rule, rows=9, items=30, shape=(77,), dtype=dtype).arguments
-        torch.ops.torchsparse_rec.row_update.default(*arguments)
-        for x in arguments[:4]:
-            if x is not None:
-                print(hashlib.sha256(x.view(torch.uint8).numpy().tobytes()).hexdigest())
-"""
-
-
-def test_instruction_sets_do_not_change_the_bits() -> None:
-    printed = set()
-    for level in ("baseline", "avx2", "avx512"):
-        arguments = [sys.executable, "-c", _PRINT_BITS, os.path.dirname(__file__)]
-        environment = {**os.environ, "TORCHSPARSE_REC_CPU": level}
-        printed.add(subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert len(printed) == 1 and len(printed.pop().split()) == 4 * sum(1 + states for _, states, _ in RULES)
 
 
 # ---- Layouts --------------------------------------------------------------------------------------------------------
@@ -308,3 +281,50 @@ def test_compiled_code_writes_its_inputs(kernels: str) -> None:
         _assert_all_same(tables, copies)
     graphs = [graph for graph in counter.graphs if any(node.op == "call_function" for node in graph.graph.nodes)]
     assert len(graphs) == 1
+
+
+# ---- TensorFlow's names: the parity check compares the results ------------------------------------------------------
+
+
+def test_compat_leaves_its_arguments_as_they_are() -> None:
+    var, accum, linear = torch.ones(3, 2, requires_grad=True), torch.ones(3, 2), torch.zeros(3, 2)
+    result = tf.sparse_apply_ftrl(var, accum, linear, torch.ones(1, 2), torch.tensor([1]), 0.5, 0.0, 0.0, -0.5)
+    assert result._fields == ("var", "accum", "linear") and not result.var.requires_grad
+    assert torch.equal(var, torch.ones(3, 2)) and torch.equal(accum, torch.ones(3, 2)) and not linear.any()
+    assert result.accum.tolist() == [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
+
+
+def test_compat_takes_any_layout() -> None:
+    wide = torch.arange(12.0).reshape(3, 4)
+    result = tf.sparse_apply_momentum(wide.t(), torch.zeros(4, 3), 1.0, torch.ones(1, 3), [3], 0.5)
+    assert torch.equal(result.var[:3], wide.t()[:3]) and torch.equal(result.var[3], wide[:, 3] - 1)
+
+
+def test_compat_rounds_hyperparameters_as_scalars_of_the_dtype() -> None:
+    """0.1 is 0.0999755859375 in float16, which 1024 shows."""
+    var = torch.zeros(1, dtype=torch.float16)
+    grad = torch.tensor([-1024.0], dtype=torch.float16)
+    assert tf.sparse_apply_proximal_gradient_descent(var, 0.1, 0.0, 0.0, grad, [0]).item() == 1024 * 0.0999755859375
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"accum": torch.ones(2, 2)}, r"accum must have the shape and dtype of var, \[3, 2\] and torch.float32, got"),
+        ({"accum": torch.ones(3, 2).double()}, "accum must have the shape and dtype of var"),
+        ({"grad": torch.ones(1, 2).double()}, "grad must have the dtype of weight, Float, got Double"),
+        ({"lr": torch.ones(1)}, r"lr must be a number or a scalar of the dtype of var, torch.float32, got .* \[1\]"),
+        ({"lr": torch.tensor(1.0).double()}, "lr must be a number or a scalar of the dtype of var"),
+        ({"lr": "0.1 or so"}, "lr must be a number, got '0.1 or so'"),
+    ],
+)
+def test_compat_errors(changed: dict[str, object], text: str) -> None:
+    arguments = {
+        "var": torch.ones(3, 2),
+        "accum": torch.ones(3, 2),
+        "lr": 0.1,
+        "grad": torch.ones(1, 2),
+        "indices": torch.tensor([1]),
+    }
+    with pytest.raises(ValueError, match=text):
+        tf.sparse_apply_adagrad(**(arguments | changed))

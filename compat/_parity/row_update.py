@@ -262,12 +262,19 @@ def _spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> str:
 def _picked(operator: str) -> list[Case]:
     rule = _rule(operator)
     rng = np.random.default_rng(0)
-    cases = []
+    cases: list[Case] = []
 
-    def add(note: str, indices: Tensor, *, inner: tuple[int, ...] = (3,), rows: int = 4, **changed: Any) -> None:
-        dtype = changed.pop("dtype", torch.float32)
+    def add(
+        note: str,
+        indices: Tensor,
+        changed: Mapping[str, Any] | None = None,
+        *,
+        inner: tuple[int, ...] = (3,),
+        rows: int = 4,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         arguments = _arguments(np.random.default_rng(len(cases)), operator, dtype, rows, inner, indices)
-        cases.append(Case(operator, arguments | changed, note))
+        cases.append(Case(operator, {**arguments, **(changed or {})}, note))
 
     grad = torch.from_numpy(rng.standard_normal((3, 3))).float()
     add("duplicates", ints(2, 0, 2, 2))
@@ -279,25 +286,25 @@ def _picked(operator: str) -> list[Case]:
     add("no rows", ints(), rows=0)
     for bad in (4, -1, 2**31 - 1):
         add(f"index {bad}", ints(0, bad, 1))
-    add("lengths differ", ints(0, 1, 2), grad=grad[:2])
-    add("another width", ints(0, 1, 2), grad=grad[:, :2])
-    add("indices of rank 2", ints(0, 1, 2).unsqueeze(0), grad=grad)
-    add("indices float", torch.zeros(3), grad=grad)
+    add("lengths differ", ints(0, 1, 2), {"grad": grad[:2]})
+    add("another width", ints(0, 1, 2), {"grad": grad[:, :2]})
+    add("indices of rank 2", ints(0, 1, 2).unsqueeze(0), {"grad": grad})
+    add("indices float", torch.zeros(3), {"grad": grad})
     for special in (NAN, INF, -INF):
-        add(f"a gradient of {special}", ints(1, 1, 2), grad=grad.clone().index_fill(1, torch.tensor([1]), special))
-    add("gradients of zero", ints(1, 1, 2), grad=grad * 0)
+        add(f"a gradient of {special}", ints(1, 1, 2), {"grad": grad.clone().index_fill(1, torch.tensor([1]), special)})
+    add("gradients of zero", ints(1, 1, 2), {"grad": grad * 0})
     for slot in rule.slots:
-        add(f"{slot} of another shape", ints(0), **{slot: torch.ones(3, 3)})
+        add(f"{slot} of another shape", ints(0), {slot: torch.ones(3, 3)})
     for name in rule.hyperparameters:
-        add(f"{name} 0", ints(2, 1, 2), **{name: torch.tensor(0.0)})
-        add(f"{name} negative", ints(2, 1, 2), **{name: torch.tensor(-0.25)})
-        add(f"{name} a vector", ints(2, 1, 2), **{name: torch.tensor([0.25])})
+        add(f"{name} 0", ints(2, 1, 2), {name: torch.tensor(0.0)})
+        add(f"{name} negative", ints(2, 1, 2), {name: torch.tensor(-0.25)})
+        add(f"{name} a vector", ints(2, 1, 2), {name: torch.tensor([0.25])})
     if "lr_power" in rule.hyperparameters:
-        add("lr_power positive", ints(2, 1, 2), lr_power=torch.tensor(0.25))
+        add("lr_power positive", ints(2, 1, 2), {"lr_power": torch.tensor(0.25)})
     if rule.flag is not None:
         for value in (False, True):
-            add(f"{rule.flag} {value}", ints(2, 1, 2), **{rule.flag: value})
-            add(f"{rule.flag} {value}, lr 0", ints(2, 1), **{rule.flag: value, "lr": torch.tensor(0.0)})
+            add(f"{rule.flag} {value}", ints(2, 1, 2), {rule.flag: value})
+            add(f"{rule.flag} {value}, lr 0", ints(2, 1), {rule.flag: value, "lr": torch.tensor(0.0)})
     for dtype in rule.dtypes:
         add("every dtype", ints(3, 0, 3, 3), dtype=dtype)
     return cases

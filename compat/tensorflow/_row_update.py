@@ -14,116 +14,14 @@ place: :mod:`torchsparse_rec.ops`. All share these rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-import numpy as np
-import torch
+import torch  # noqa: F401  (the examples use it)
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size, as_tensor
-
-Result = TypeVar("Result", bound=tuple)
-
-
-class WithAccumulator(NamedTuple):
-    """A variable and its slot, after the step."""
-
-    var: Tensor
-    accum: Tensor
-
-
-class WithAdagradDA(NamedTuple):
-    """A variable and its slots of Adagrad with dual averaging, after the step."""
-
-    var: Tensor
-    gradient_accumulator: Tensor
-    gradient_squared_accumulator: Tensor
-
-
-class WithAdadelta(NamedTuple):
-    """A variable and its slots of Adadelta, after the step."""
-
-    var: Tensor
-    accum: Tensor
-    accum_update: Tensor
-
-
-class WithFtrl(NamedTuple):
-    """A variable and its slots of FTRL, after the step."""
-
-    var: Tensor
-    accum: Tensor
-    linear: Tensor
-
-
-class WithRMSProp(NamedTuple):
-    """A variable and its slots of RMSProp, after the step."""
-
-    var: Tensor
-    ms: Tensor
-    mom: Tensor
-
-
-class WithCenteredRMSProp(NamedTuple):
-    """A variable and its slots of centered RMSProp, after the step."""
-
-    var: Tensor
-    mg: Tensor
-    ms: Tensor
-    mom: Tensor
-
-
-def _number(argument: str, value: Any, var: Tensor) -> float:
-    """A hyperparameter, rounded to the dtype of ``var`` as TensorFlow's scalars are."""
-    if isinstance(value, Tensor) and (value.dim() != 0 or value.dtype != var.dtype):
-        raise ValueError(
-            f"{argument} must be a number or a scalar of the dtype of var, {var.dtype}, got {value.dtype} of shape"
-            f" {list(value.shape)}"
-        )
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{argument} must be a number, got {value!r}") from error
-    half = var.dtype in (torch.float16, torch.bfloat16)
-    return torch.tensor(number, dtype=var.dtype).item() if half else number
-
-
-def _as_var(argument: str, value: Any, var: Tensor) -> Tensor:
-    """A tensor beside ``var``: what has no dtype of its own takes that of ``var``."""
-    tensor = as_tensor(argument, value, device=var.device).detach()
-    return tensor if isinstance(value, (Tensor, np.ndarray)) else tensor.to(var.dtype)
-
-
-def _slot(argument: str, value: Any, var: Tensor) -> Tensor:
-    """A copy of a slot of ``var``."""
-    slot = _as_var(argument, value, var)
-    if slot.shape != var.shape or slot.dtype != var.dtype:
-        raise ValueError(
-            f"{argument} must have the shape and dtype of var, {list(var.shape)} and {var.dtype}, got"
-            f" {list(slot.shape)} and {slot.dtype}"
-        )
-    return slot.clone(memory_format=torch.contiguous_format)
-
-
-def _step(
-    update: Callable[..., Tensor],
-    result: Callable[..., Result],
-    var: Any,
-    slots: dict[str, Any],
-    grad: Any,
-    indices: Any,
-    numbers: dict[str, tuple[str, Any]],
-    **choices: Any,
-) -> Result:
-    """``update`` on copies. ``numbers``: TensorFlow's name and value of each hyperparameter, by our name."""
-    table = as_tensor("var", var).detach().clone(memory_format=torch.contiguous_format)
-    states = [_slot(name, slot, table) for name, slot in slots.items()]
-    rows = as_tensor("indices", indices, empty=torch.int32, device=table.device)
-    hyperparameters = {ours: _number(name, value, table) for ours, (name, value) in numbers.items()}
-    update(table, *states, _as_var("grad", grad, table), rows, **hyperparameters, **choices)
-    return result(table, *states)
+from ._arguments import as_size
+from ._row_step import WithAccumulator, WithAdadelta, WithAdagradDA, WithCenteredRMSProp, WithFtrl, WithRMSProp, step
 
 
 def sparse_apply_adagrad(
@@ -146,7 +44,7 @@ def sparse_apply_adagrad(
         WithAccumulator(var=tensor([1.0000, 0.5000]), accum=tensor([0., 4.]))
     """
     numbers = {"lr": ("lr", lr)}
-    return _step(
+    return step(
         ops.sparse_apply_adagrad_,
         WithAccumulator,
         var,
@@ -179,7 +77,7 @@ def sparse_apply_adagrad_v2(
         WithAccumulator(var=tensor([1.0000, 0.7500]), accum=tensor([0., 4.]))
     """
     numbers = {"lr": ("lr", lr), "eps": ("epsilon", epsilon)}
-    return _step(
+    return step(
         ops.sparse_apply_adagrad_,
         WithAccumulator,
         var,
@@ -218,8 +116,8 @@ def sparse_apply_adagrad_da(
         "gradient_accumulator": gradient_accumulator,
         "gradient_squared_accumulator": gradient_squared_accumulator,
     }
-    step = as_size("global_step", global_step)
-    return _step(ops.sparse_apply_adagrad_da_, WithAdagradDA, var, slots, grad, indices, numbers, step=step)
+    number = as_size("global_step", global_step)
+    return step(ops.sparse_apply_adagrad_da_, WithAdagradDA, var, slots, grad, indices, numbers, step=number)
 
 
 def sparse_apply_adadelta(
@@ -244,7 +142,7 @@ def sparse_apply_adadelta(
         tensor([1., 1.])
     """
     numbers = {"lr": ("lr", lr), "rho": ("rho", rho), "eps": ("epsilon", epsilon)}
-    return _step(
+    return step(
         ops.sparse_apply_adadelta_,
         WithAdadelta,
         var,
@@ -315,7 +213,7 @@ def sparse_apply_ftrl_v2(
         "lr_power": ("lr_power", lr_power),
     }
     slots = {"accum": accum, "linear": linear}
-    return _step(
+    return step(
         ops.sparse_apply_ftrl_,
         WithFtrl,
         var,
@@ -348,7 +246,7 @@ def sparse_apply_proximal_adagrad(
         WithAccumulator(var=tensor([1.0000, 0.2500]), accum=tensor([0., 4.]))
     """
     numbers = {"lr": ("lr", lr), "l1": ("l1", l1), "l2": ("l2", l2)}
-    return _step(ops.sparse_apply_proximal_adagrad_, WithAccumulator, var, {"accum": accum}, grad, indices, numbers)
+    return step(ops.sparse_apply_proximal_adagrad_, WithAccumulator, var, {"accum": accum}, grad, indices, numbers)
 
 
 def sparse_apply_proximal_gradient_descent(
@@ -365,7 +263,7 @@ def sparse_apply_proximal_gradient_descent(
     """
     numbers = {"lr": ("alpha", alpha), "l1": ("l1", l1), "l2": ("l2", l2)}
     update = ops.sparse_apply_proximal_gradient_descent_
-    (result,) = _step(update, lambda *tables: tables, var, {}, grad, indices, numbers)
+    (result,) = step(update, lambda *tables: tables, var, {}, grad, indices, numbers)
     return result
 
 
@@ -392,7 +290,7 @@ def sparse_apply_rms_prop(
         tensor([1.0000, 0.5000])
     """
     numbers = {"lr": ("lr", lr), "rho": ("rho", rho), "momentum": ("momentum", momentum), "eps": ("epsilon", epsilon)}
-    return _step(ops.sparse_apply_rmsprop_, WithRMSProp, var, {"ms": ms, "mom": mom}, grad, indices, numbers)
+    return step(ops.sparse_apply_rmsprop_, WithRMSProp, var, {"ms": ms, "mom": mom}, grad, indices, numbers)
 
 
 def sparse_apply_centered_rms_prop(
@@ -420,7 +318,7 @@ def sparse_apply_centered_rms_prop(
         tensor([1.0000, 0.5000])
     """
     numbers = {"lr": ("lr", lr), "rho": ("rho", rho), "momentum": ("momentum", momentum), "eps": ("epsilon", epsilon)}
-    return _step(
+    return step(
         ops.sparse_apply_centered_rmsprop_,
         WithCenteredRMSProp,
         var,
@@ -452,7 +350,7 @@ def sparse_apply_momentum(
         WithAccumulator(var=tensor([1.0000, 0.8750]), accum=tensor([0., 1.]))
     """
     numbers = {"lr": ("lr", lr), "momentum": ("momentum", momentum)}
-    return _step(
+    return step(
         ops.sparse_apply_momentum_,
         WithAccumulator,
         var,
@@ -485,7 +383,7 @@ def sparse_apply_keras_momentum(
         WithAccumulator(var=tensor([1.0000, 0.8750]), accum=tensor([ 0.0000, -0.1250]))
     """
     numbers = {"lr": ("lr", lr), "momentum": ("momentum", momentum)}
-    return _step(
+    return step(
         ops.sparse_apply_keras_momentum_,
         WithAccumulator,
         var,

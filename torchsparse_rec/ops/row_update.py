@@ -38,7 +38,7 @@ def sparse_apply_gradient_descent_(weight: Tensor, grad: Tensor, indices: Tensor
             float32 and rounded when stored. Its rows may be any distance apart, but each must be contiguous.
         grad: ``[N, ...]``, a row of ``weight`` for each index, with its dtype.
         indices: ``[N]``, int32 or int64: rows of ``weight``; they may repeat.
-        lr: the learning rate.
+        lr: the learning rate. (Under ``torch.compile`` each new value is compiled anew, as floats are.)
 
     Returns:
         ``weight``.
@@ -197,8 +197,7 @@ def sparse_apply_adagrad_da_(
         grad_sum: shape and dtype of ``weight``, written in place: ``s``.
         square_sum: shape and dtype of ``weight``, written in place: ``q``.
         step: the number of the training step, from 1.
-        l1: strength of the l1 penalty.
-        l2: strength of the l2 penalty.
+        l1: strength of the l1 penalty; ``l2`` of the l2 penalty.
 
     Returns:
         ``weight``. On CUDA nothing waits for the device. Errors as there.
@@ -237,8 +236,7 @@ def sparse_apply_adadelta_(
         weight, grad, indices, lr: as for :func:`sparse_apply_gradient_descent_`.
         square_avg: shape and dtype of ``weight``, written in place: ``v``.
         acc_delta: shape and dtype of ``weight``, written in place: ``u``.
-        rho: the share of the averages that stays.
-        eps: keeps the roots apart from zero.
+        rho: the share of the averages that stays. ``eps`` keeps their roots apart from zero.
 
     Returns:
         ``weight``. On CUDA nothing waits for the device. Errors as there.
@@ -352,8 +350,7 @@ def sparse_apply_proximal_gradient_descent_(
 
     Args:
         weight, grad, indices, lr: as for :func:`sparse_apply_gradient_descent_`.
-        l1: strength of the l1 penalty.
-        l2: strength of the l2 penalty.
+        l1: strength of the l1 penalty; ``l2`` of the l2 penalty.
 
     Returns:
         ``weight``. On CUDA nothing waits for the device. Errors as there.
