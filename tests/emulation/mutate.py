@@ -20,7 +20,9 @@ sys.path.insert(0, str(_ROOT / "tests"))
 
 from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
-_TESTS = tuple(f"tests/test_{name}.py" for name in ("emulated", "emulated_unique", "operators", "pooling", "segment_rows"))
+_TESTS = tuple(
+    f"tests/test_{name}.py" for name in ("emulated", "emulated_unique", "operators", "pooling", "segment_rows")
+)
 _SECONDS = 300  # a loop that no longer ends is a fault noticed
 
 
