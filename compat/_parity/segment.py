@@ -36,6 +36,12 @@ def _dtypes(operator: str) -> tuple[torch.dtype, ...]:
     return FLOATS + INTEGERS + (COMPLEX if is_complex else ())
 
 
+def _refused(operator: str) -> list[torch.dtype]:
+    """Dtypes that both sides refuse."""
+    others = () if _reduction(operator) == "prod" else COMPLEX
+    return [dtype for dtype in (torch.bool, *others) if dtype not in _dtypes(operator)]
+
+
 # ---- Hand-picked ----------------------------------------------------------------------------------------------------
 
 
@@ -69,9 +75,8 @@ def _picked_sorted(operator: str) -> list[Case]:
         top = torch.iinfo(dtype).max
         numbers = torch.tensor([top, 1, top - 1, 3, torch.iinfo(dtype).min], dtype=dtype)
         add("integers wrap", numbers, ints(0, 0, 2, 2, 2))
-    for dtype in {torch.bool, *COMPLEX} - set(_dtypes(operator)):
-        if _reduction(operator) != "prod" or dtype == torch.bool:
-            add(f"data {dtype}", torch.ones(2, dtype=dtype), ints(0, 0))
+    for dtype in _refused(operator):
+        add(f"data {dtype}", torch.ones(2, dtype=dtype), ints(0, 0))
     return cases
 
 
@@ -110,9 +115,8 @@ def _picked_unsorted(operator: str) -> list[Case]:
         top = torch.iinfo(dtype).max
         numbers = torch.tensor([top, 1, top - 1, 3, torch.iinfo(dtype).min], dtype=dtype)
         add("integers wrap", numbers, ints(2, 0, 0, 2, 2), 4)
-    for dtype in {torch.bool, *COMPLEX} - set(_dtypes(operator)):
-        if _reduction(operator) != "prod" or dtype == torch.bool:
-            add(f"data {dtype}", torch.ones(2, dtype=dtype), ints(0, 0), 1)
+    for dtype in _refused(operator):
+        add(f"data {dtype}", torch.ones(2, dtype=dtype), ints(0, 0), 1)
     return cases
 
 
