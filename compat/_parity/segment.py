@@ -219,7 +219,8 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         upstream = wide(case.upstream_of("output", (segments, *inner)))
         gradient = _gradient(case, terms, ids, upstream)
         result["gradient of data"] = Reference(
-            *(x.reshape(numbers.shape) for x in (gradient.value, gradient.tolerance)),
+            gradient.value.reshape(numbers.shape),
+            gradient.tolerance.reshape(numbers.shape),
             ours_only=np.broadcast_to(gradient.ours_only, terms.shape).reshape(numbers.shape),
         )
     if numbers.dtype in HALVES:  # TensorFlow computes in the half type itself
