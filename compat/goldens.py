@@ -84,7 +84,8 @@ def _decode_case(operator: str, entry: dict[str, Any]) -> tuple[Case, Outcome]:
 def _encode(value: Any) -> Any:
     """As JSON: a tensor by its bytes; bytes in Latin-1; other objects as a dict of one kind."""
     if isinstance(value, Tensor):
-        raw = value.contiguous().view(_BITS[value.element_size()]).numpy().tobytes()
+        real = torch.view_as_real(value) if value.is_complex() else value
+        raw = real.contiguous().view(_BITS[real.element_size()]).numpy().tobytes()
         dtype = str(value.dtype).removeprefix("torch.")
         return {"tensor": dtype, "shape": list(value.shape), "raw": base64.b64encode(raw).decode()}
     if isinstance(value, torch.dtype):

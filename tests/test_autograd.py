@@ -18,6 +18,8 @@ SEGMENT_IDS = torch.tensor([0, 0, 2, 2, 2])
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "embedding": lambda weight: ops.embedding(weight, IDS),
     "embedding_bag": lambda weight: ops.embedding_bag(weight, IDS, OFFSETS, mode="mean"),
+    "segment_reduce": lambda weight: ops.segment_prod(weight, SEGMENT_IDS[1:]),
+    "unsorted_segment_reduce": lambda weight: ops.unsorted_segment_max(weight, IDS[:4], 4),
     "sparse_segment_reduce": lambda weight: ops.sparse_segment_mean(weight, IDS, SEGMENT_IDS, 3),
 }
 

@@ -51,7 +51,12 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
         return torch.view_as_complex(parts)
     if reduction == "mean" and not data.is_floating_point() and data.dtype != torch.bool and not data.is_complex():
         return _mean_of_integers(data, segment_ids, num_segments)
-    return _UNSORTED[reduction](data, segment_ids, num_segments)
+    result = _UNSORTED[reduction](data, segment_ids, num_segments)
+    if reduction in ("max", "min") and result.is_floating_point():
+        # TensorFlow starts from the number that never wins: an infinity beyond it does not win either.
+        limit = torch.finfo(result.dtype)
+        return result.clamp_min(limit.min) if reduction == "max" else result.clamp_max(limit.max)
+    return result
 
 
 def _mean_of_integers(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:

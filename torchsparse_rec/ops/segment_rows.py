@@ -309,11 +309,8 @@ def unsorted_segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int) 
 def _(
     data: Tensor, segment_ids: Tensor | None, offsets: Tensor | None, num_segments: int | None, reduction: int
 ) -> Tensor:
-    if offsets is not None:
-        rows = offsets.shape[0] - 1
-    else:
-        rows = torch.library.get_ctx().new_dynamic_size() if num_segments is None else num_segments
-    return data.new_empty(rows, *data.shape[1:])
+    size = num_segments if offsets is None else offsets.shape[0] - 1
+    return data.new_empty(torch.library.get_ctx().new_dynamic_size() if size is None else size, *data.shape[1:])
 
 
 @torch.library.register_fake("torchsparse_rec::segment_reduce_backward")
