@@ -28,6 +28,8 @@ class _Encoder(torch.nn.Module):
         self, num_bins: int, output_mode: str, sparse: bool, name: str | None, dtype: Any, modes: tuple[str, ...]
     ) -> None:
         super().__init__()
+        if not isinstance(num_bins, int) or num_bins < 0:
+            raise ValueError(f"num_bins must be an integer that is not negative, got {num_bins!r}")
         if output_mode not in modes:
             raise ValueError(f"output_mode must be one of {modes}, got {output_mode!r}")
         self.num_bins = num_bins

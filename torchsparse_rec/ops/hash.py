@@ -86,6 +86,13 @@ def string_fingerprint64(bytes: Tensor, offsets: Tensor) -> Tensor:
 
     Source:
         ``tf.fingerprint``.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
+        >>> ops.string_fingerprint64(text, torch.tensor([0, 5, 8]))
+        tensor([7697512358431268704,  991092756973969910])
     """
     return _ops.string_fingerprint64.default(bytes, offsets)
 
@@ -215,6 +222,13 @@ def string_to_hash_bucket_strong(bytes: Tensor, offsets: Tensor, num_buckets: in
 
     Source:
         ``tf.strings.to_hash_bucket_strong``.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
+        >>> ops.string_to_hash_bucket_strong(text, torch.tensor([0, 5, 8]), 1000, key=[1, 2])
+        tensor([373, 593])
     """
     name = "string_to_hash_bucket_strong"
     _check_num_buckets(name, num_buckets)
@@ -270,6 +284,13 @@ def string_to_hash_bucket(bytes: Tensor, offsets: Tensor, num_buckets: int) -> T
 
     Source:
         ``tf.strings.to_hash_bucket``.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
+        >>> ops.string_to_hash_bucket(text, torch.tensor([0, 5, 8]), 1000)
+        tensor([572, 563])
     """
     _check_num_buckets("string_to_hash_bucket", num_buckets)
     return _ops.string_to_hash_bucket.default(bytes, offsets, num_buckets)
