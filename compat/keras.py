@@ -238,7 +238,11 @@ def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
     fits = boolean if values.dtype == torch.bool else floating if values.is_floating_point() else number
     if not fits:
         raise TypeError(f"mask_value must be of the dtype of the inputs, {values.dtype}, got {mask_value!r}")
-    return values == torch.tensor(mask_value, device=values.device).to(values.dtype)
+    try:
+        wanted = torch.tensor(mask_value, dtype=values.dtype, device=values.device)
+    except (RuntimeError, OverflowError) as error:
+        raise TypeError(f"mask_value must fit the dtype of the inputs, {values.dtype}, got {mask_value!r}") from error
+    return values == wanted
 
 
 class HashedCrossing(_Encoder):
