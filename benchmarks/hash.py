@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +30,9 @@ RECORDED = {
     b"user_1": 787228,
     b"user_4611686018427387904": 123210,
 }
+
+# tf.sparse.cross_hashed([[[3]], [[4, 5]]], BUCKETS), of int64 tensors, likewise.
+RECORDED_CROSSES = [33143, 196914]
 
 
 def full_range(n: int) -> Tensor:
@@ -119,28 +124,71 @@ def integer_row(
     return Row(f"hash/{name}", f"to_hash_bucket_fast, int64, {what}", build, targets, cuda)
 
 
-def build_strings(options: Options) -> Case:
+KEY = [5, -7]
+
+
+def build_strings(strong: bool, options: Options) -> Case:
     """Byte strings as one buffer and offsets; TensorFlow's are its own string tensor."""
     words = [b"user_%d" % value for value in mixed_lengths(options.size(2_000_000, 20_000)).abs().tolist()]
     offsets = torch.from_numpy(np.cumsum([0, *(len(word) for word in words)], dtype=np.int64)).to(options.device)
     joined = torch.from_numpy(np.frombuffer(bytearray(b"".join(words)), dtype=np.uint8)).to(options.device)
 
     def ours() -> Call:
+        if strong:
+            return lambda: ops.string_to_hash_bucket_strong(joined, offsets, BUCKETS, KEY)
         return lambda: ops.string_to_hash_bucket_fast(joined, offsets, BUCKETS)
 
     def tf_strings() -> Call:
         tf = tensorflow(options)
         values = tf.constant(words)
+        if strong:
+            return lambda: tf.strings.to_hash_bucket_strong(values, BUCKETS, KEY)
         return lambda: tf.strings.to_hash_bucket_fast(values, BUCKETS)
 
     def check() -> None:
         check_recorded(options.device)
         every = max(1, len(words) // 20_000)
-        assert torch.equal(ours()()[::every].cpu(), ops.to_hash_bucket_fast(words[::every], BUCKETS))
+        some = words[::every]
+        alone = ops.to_hash_bucket_strong(some, BUCKETS, KEY) if strong else ops.to_hash_bucket_fast(some, BUCKETS)
+        assert torch.equal(ours()()[::every].cpu(), alone)
 
     moved = len(joined) + 16 * len(words)
     sizes = f"{len(words):,} byte strings of 6 to 24 bytes"
     return Case(ours, {"TensorFlow eager": tf_strings}, check, moved, ids=len(words), sizes=sizes)
+
+
+def build_cross(jagged: bool, options: Options) -> Case:
+    """Three columns, of one value in every row or of one to three."""
+    rows = options.size(1_000_000, 10_000)
+    generator = np.random.default_rng(0)
+    lengths = [generator.integers(1, 4, rows) if jagged else np.ones(rows, np.int64) for _ in range(3)]
+    bounds = [np.concatenate([[0], np.cumsum(n)]) for n in lengths]
+    values = [generator.integers(0, 2**40, at[-1]) for at in bounds]
+    columns: list[Any] = [torch.from_numpy(x).to(options.device) for x in values]
+    if jagged:
+        columns = [(x, torch.from_numpy(at).to(options.device)) for x, at in zip(columns, bounds, strict=True)]
+    count = int(np.prod(lengths, axis=0).sum())
+
+    def ours() -> Call:
+        return lambda: ops.cross_hashed(columns, BUCKETS)
+
+    def tf_cross() -> Call:
+        tf = tensorflow(options)
+        if jagged:
+            pairs = zip(values, bounds, strict=True)
+            theirs = [tf.RaggedTensor.from_row_splits(x, at).to_sparse() for x, at in pairs]
+        else:
+            theirs = [tf.constant(x.reshape(-1, 1)) for x in values]
+        return lambda: tf.sparse.cross_hashed(theirs, BUCKETS)
+
+    def check() -> None:
+        known = [x.to(options.device) for x in (torch.tensor([3]), torch.tensor([[4, 5]]))]
+        assert ops.cross_hashed(known, BUCKETS)[0].tolist() == RECORDED_CROSSES
+        assert len(ours()()[0]) == count
+
+    moved = 8 * (sum(len(x) for x in values) + count + rows)
+    sizes = f"{rows:,} rows of 3 columns, {count:,} crosses"
+    return Case(ours, {"TensorFlow eager": tf_cross}, check, moved, ids=count, sizes=sizes)
 
 
 _FULL_RANGE = {"TensorFlow eager": 10.0, "TensorFlow tf.function": 7.0}
@@ -149,5 +197,32 @@ ROWS = [
     integer_row("full-range", "full range", full_range, _FULL_RANGE, 30e9),
     integer_row("below-2^31", "below 2^31", below_2_31, _BELOW_2_31, 50e9),
     integer_row("mixed", "mixed lengths", mixed_lengths, {"TensorFlow eager": 5.0}),
-    Row("hash/strings", "string_to_hash_bucket_fast, byte strings", build_strings, cuda=CudaTargets(fastest_peer=None)),
+    Row(
+        "hash/strings",
+        "string_to_hash_bucket_fast, byte strings",
+        partial(build_strings, False),
+        {"TensorFlow eager": 2.0},
+        cuda=CudaTargets(fastest_peer=None),
+    ),
+    Row(
+        "hash/strings-strong",
+        "string_to_hash_bucket_strong, byte strings",
+        partial(build_strings, True),
+        {"TensorFlow eager": 6.0},
+        cuda=CudaTargets(fastest_peer=None),
+    ),
+    Row(
+        "hash/cross",
+        "cross_hashed, one value in each column",
+        partial(build_cross, False),
+        {"TensorFlow eager": 4.0},
+        cuda=CudaTargets(fastest_peer=None),
+    ),
+    Row(
+        "hash/cross-jagged",
+        "cross_hashed, one to three values",
+        partial(build_cross, True),
+        {"TensorFlow eager": 4.0},
+        cuda=CudaTargets(fastest_peer=None),
+    ),
 ]

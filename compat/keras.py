@@ -28,6 +28,8 @@ class _Encoder(torch.nn.Module):
         self, num_bins: int, output_mode: str, sparse: bool, name: str | None, dtype: Any, modes: tuple[str, ...]
     ) -> None:
         super().__init__()
+        if not isinstance(num_bins, int) or num_bins < 0:
+            raise ValueError(f"num_bins must be an integer that is not negative, got {num_bins!r}")
         if output_mode not in modes:
             raise ValueError(f"output_mode must be one of {modes}, got {output_mode!r}")
         self.num_bins = num_bins
@@ -236,7 +238,11 @@ def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
     fits = boolean if values.dtype == torch.bool else floating if values.is_floating_point() else number
     if not fits:
         raise TypeError(f"mask_value must be of the dtype of the inputs, {values.dtype}, got {mask_value!r}")
-    return values == torch.tensor(mask_value, device=values.device).to(values.dtype)
+    try:
+        wanted = torch.tensor(mask_value, dtype=values.dtype, device=values.device)
+    except (RuntimeError, OverflowError) as error:
+        raise TypeError(f"mask_value must fit the dtype of the inputs, {values.dtype}, got {mask_value!r}") from error
+    return values == wanted
 
 
 class HashedCrossing(_Encoder):

@@ -155,15 +155,34 @@ def _row_update(size: Size, rule: int, hyperparameters: list[float]) -> Sample:
 
 def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype) -> Sample:
     x = torch.randint(low, high, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
-    return Sample(operator, "", (x, 999_983) if operator == "to_hash_bucket_fast" else (x,))
+    return Sample(operator, "", (x, *HASH_ARGUMENTS.get(operator, ())))
 
 
-def _strings(count: int, longest: int) -> Sample:
+# What the hashes take beside their integers or strings.
+HASH_ARGUMENTS = {
+    "to_hash_bucket_fast": (999_983,),
+    "to_hash_bucket_strong": (2**40, 5, -7),
+    "to_hash_bucket": (2**50,),
+}
+
+
+def _strings(operator: str, count: int, longest: int) -> Sample:
     generator = torch.Generator().manual_seed(count)
     lengths = torch.randint(0, longest, (count,), generator=generator)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     text = torch.randint(0, 256, (int(offsets[-1]),), generator=generator).to(torch.uint8)
-    return Sample("string_to_hash_bucket_fast", "", (text, offsets, 2**61 - 1))
+    return Sample(operator, "", (text, offsets, *HASH_ARGUMENTS.get(operator.removeprefix("string_"), ())))
+
+
+def _crosses(rows: int, longest: int) -> Sample:
+    """A jagged column of up to so many values, a matrix, and a column of one value."""
+    generator = torch.Generator().manual_seed(rows)
+    lengths = torch.randint(0, longest + 1, (rows,), generator=generator)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    sizes = ((int(offsets[-1]),), (rows, 2), (rows,))
+    values = [torch.randint(-(2**62), 2**62, size, generator=generator) for size in sizes]
+    bounds = [offsets, torch.empty(0, dtype=torch.int64), torch.arange(rows + 1)]
+    return Sample("cross_hashed", "", (values, bounds, 999_983, 3))
 
 
 def _large_samples() -> list[Build]:
@@ -183,15 +202,19 @@ def _large_samples() -> list[Build]:
         mode = (SQRTN, SUM, MEAN)[n % 3]
         name = "embedding_weights_backward"
         builds.append(Build(f"{name}-{size}-{mode}", partial(_bag, name, size, mode, True)))
+    hashes = ("fingerprint64", *HASH_ARGUMENTS)
     ranges = ((0, 1), (0, 1_000), (-(2**62), 2**62), (10**15, 10**15 + 400_000), (0, 2**31))
     for count in (0, 1, 1_000, 200_000):
         for low, high in ranges:
-            for name in ("unique", "unique_with_counts", "to_hash_bucket_fast"):
+            for name in ("unique", "unique_with_counts", *hashes):
                 for dtype in (torch.int64, torch.int32) if -(2**31) <= low and high <= 2**31 else (torch.int64,):
                     build = partial(_integers, name, count, low, high, dtype)
                     builds.append(Build(f"{name}-{count}_from_{low}_to_{high}_{dtype}".replace("torch.", ""), build))
     strings = [(0, 1), (300_000, 20), (20_000, 300)]
-    builds += [Build(f"string_to_hash_bucket_fast-{n}_to_{size}", partial(_strings, n, size)) for n, size in strings]
+    for name in (f"string_{name}" for name in hashes):
+        builds += [Build(f"{name}-{n}_to_{size}", partial(_strings, name, n, size)) for n, size in strings]
+    for rows, longest in ((0, 3), (200_000, 3), (5_000, 40)):
+        builds.append(Build(f"cross_hashed-{rows}_of_{longest}", partial(_crosses, rows, longest)))
     return builds
 
 

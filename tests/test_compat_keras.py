@@ -117,6 +117,9 @@ def test_hashing(check: Callable[..., None], name: str, mode: str, sparse: bool)
         (1, [True, False]),
         (5.5, [5, 6]),
         (True, [1, 2]),
+        (2**64 - 1, np.array([2**64 - 1, 5], np.uint64)),
+        (300, np.array([44, 5], np.uint8)),
+        (-1, np.array([255, 5], np.uint8)),
     ],
 )
 def test_masks(check: Callable[..., None], mask: Any, inputs: Any, bins: int) -> None:

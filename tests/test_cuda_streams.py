@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cuda_cases import CASES, DEVICE, WIDE, WIDE_CASES, blank, inputs, overwrite
+from cuda_cases import CASES, DEVICE, WIDE, WIDE_CASES, blank, input_tensors, overwrite
 from large_samples import Build
 from sample import Sample
 from test_operators import assert_same_bits, call
@@ -74,7 +74,7 @@ def scratch_limit(sample: Sample) -> int:
     """Sorted pairs, hash tables and offsets, and at most a copy of the inputs."""
     schema = getattr(torch.ops.torchsparse_rec, sample.operator).default._schema
     by_name = {argument.name: x for argument, x in zip(schema.arguments, sample.arguments, strict=True)}
-    given = [sample.arguments[i] for i in inputs(sample)]
+    given = input_tensors(sample)
     ids = max(x.numel() for x in given if not x.is_floating_point())
     sizes = ("num_segments", "output_dim0", "dense_output_dim0", "num_embeddings")
     rows = sum(x.shape[0] for x in given) + sum(by_name.get(name) or 0 for name in sizes)

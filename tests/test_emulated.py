@@ -186,6 +186,7 @@ def _raises_now(kind: type[Exception], text: str) -> None:
 
 
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
+NONE = torch.empty(0, dtype=torch.int64)
 BAGS = torch.tensor([0, 2, 5])
 FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
     "embedding_index": (
@@ -295,6 +296,26 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
         ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([5]), 10),
         ValueError,
         "string_to_hash_bucket_fast: offsets must be in [0, 4], the number of bytes, got 5 at position 0",
+    ),
+    "column_offsets_decrease": (
+        ("cross_hashed", [torch.arange(5), torch.arange(4).reshape(4, 1)], [torch.tensor([0, 2, 1, 5, 5]), NONE], 9, 0),
+        ValueError,
+        "cross_hashed: offsets[0] must not decrease or leave [0, the number of values], got 1 at position 2",
+    ),
+    "column_offsets_before": (
+        ("cross_hashed", [torch.arange(2), torch.arange(5)], [torch.tensor([0, 1, 2]), torch.tensor([-1, 0, 2])], 9, 0),
+        ValueError,
+        "cross_hashed: offsets[1] must not decrease or leave [0, the number of values], got -1 at position 0",
+    ),
+    "column_offsets_beyond": (
+        ("cross_hashed", [torch.arange(2)], [torch.tensor([0, 1, 3])], 9, 0),
+        ValueError,
+        "cross_hashed: offsets[0] must not decrease or leave [0, the number of values], got 3 at position 2",
+    ),
+    "too_many_crosses": (
+        ("cross_hashed", [torch.arange(1000)] * 7, [torch.tensor([0, 0, 1000])] * 7, 9, 0),
+        ValueError,
+        "cross_hashed: values must have at most 2305843009213693952 crosses in a row, got more in row 1",
     ),
     "string_offsets_too_large": (
         ("string_to_hash_bucket_fast", torch.zeros(4, dtype=torch.uint8), torch.tensor([0, 3, 5]), 10),

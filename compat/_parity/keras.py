@@ -16,6 +16,10 @@ from .case import INTEGERS, Case, Operator
 _MODES = ("int", "one_hot", "multi_hot", "count")
 
 
+def _sparse(indices: list[list[int]], values: Any, shape: list[int]) -> SparseTensor:
+    return SparseTensor(torch.tensor(indices), values, torch.tensor(shape))
+
+
 def _case(layer: str, inputs: Any, note: str, **arguments: Any) -> Case:
     """What is said of the layer, with the rest of Keras's defaults, and its inputs."""
     return Case(layer, {"num_bins": 5} | arguments | {"inputs": inputs}, note)
@@ -32,7 +36,7 @@ def _hashing(layer: str) -> list[Case]:
         "rank 3": torch.arange(12).reshape(2, 3, 2),
         "floats": torch.tensor([[1.9, -2.7]]),
         "booleans": torch.tensor([[True, False]]),
-        "sparse": SparseTensor([[0, 0], [0, 1], [2, 0]], torch.tensor([5, 6, 5]), [3, 4]),
+        "sparse": _sparse([[0, 0], [0, 1], [2, 0]], torch.tensor([5, 6, 5]), [3, 4]),
         "ragged": RaggedTensor.from_row_splits(torch.tensor([1, 2, 3, 1]), [0, 2, 2, 4]),
     }
     for note, value in inputs.items():

@@ -147,12 +147,14 @@ def crossed_strings(columns: Sequence[Column], separator: Any, *, raw: bool = Fa
     parsed, rows = jagged(columns, raw)
     texts = [_texts(column.values) for column in parsed]
     bounds = [column.offsets.tolist() for column in parsed]
-    join, result, counts = joint.item().join, [], [0] * (rows + 1)
+    join = joint.item().join
+    result: list[bytes] = []
+    counts = [0] * (rows + 1)
     for row in range(rows if columns else 0):
         parts = [text[at[row] : at[row + 1]] for text, at in zip(texts, bounds, strict=True)]
         result += map(join, itertools.product(*parts))
         counts[row + 1] = len(result)
-    values = np.empty(len(result), dtype=object)
+    values: Any = np.empty(len(result), dtype=object)
     values[:] = result
     return _sparse_result(values, torch.tensor(counts))
 

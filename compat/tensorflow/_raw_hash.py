@@ -45,7 +45,7 @@ def StringToHashBucketStrong(*, input: Any, num_buckets: int, key: Any, name: st
 
 def StringToHashBucket(*, string_tensor: Any, num_buckets: int, name: str | None = None) -> Tensor:
     """:func:`.strings.to_hash_bucket`."""
-    return strings.to_hash_bucket(string_tensor, num_buckets)
+    return strings.hash_buckets(ops.to_hash_bucket, string_tensor, num_buckets, "string_tensor")
 
 
 def AsString(

@@ -40,7 +40,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
         tensor([[5, 2],
                 [5, 2]])
     """
-    return _buckets(ops.to_hash_bucket_fast, input, num_buckets)
+    return hash_buckets(ops.to_hash_bucket_fast, input, num_buckets)
 
 
 def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | None = None) -> Tensor:
@@ -68,7 +68,7 @@ def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | No
     if not isinstance(key, (list, tuple)) or len(key) != 2:
         raise ValueError(f"key must be a list of 2 integers, got {key!r}")
     words = [as_size("key", word) for word in key]
-    return _buckets(lambda x, buckets: ops.to_hash_bucket_strong(x, buckets, words), input, num_buckets)
+    return hash_buckets(lambda x, buckets: ops.to_hash_bucket_strong(x, buckets, words), input, num_buckets)
 
 
 def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Tensor:
@@ -92,18 +92,18 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
         >>> to_hash_bucket(["Hello", "TensorFlow", "2.x"], 3)
         tensor([2, 0, 1])
     """
-    return _buckets(ops.to_hash_bucket, input, num_buckets)
+    return hash_buckets(ops.to_hash_bucket, input, num_buckets)
 
 
-def _buckets(hashed: Callable[[Any, int], Tensor], input: Any, num_buckets: Any) -> Tensor:
-    """The input, brought to a form that the operators take, through one of them."""
+def hash_buckets(hashed: Callable[[Any, int], Tensor], input: Any, num_buckets: Any, argument: str = "input") -> Tensor:
+    """The input, brought to a form that the operators take, through one of them; errors call it ``argument``."""
     num_buckets = as_size("num_buckets", num_buckets)
     if not 1 <= num_buckets < 2**63:
         raise ValueError(f"num_buckets must be in [1, 2 ** 63), got {num_buckets}")
-    return hashed(as_hashable("input", input), num_buckets)
+    return hashed(_as_hashable(argument, input), num_buckets)
 
 
-def as_hashable(argument: str, value: Any) -> Any:
+def _as_hashable(argument: str, value: Any) -> Any:
     """An integer tensor or array, or strings, in a form that the operators of ``ops`` take."""
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iu"):
         return value

@@ -87,6 +87,13 @@ def string_fingerprint64(bytes: Tensor, offsets: Tensor) -> Tensor:
 
     Source:
         ``tf.fingerprint``.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
+        >>> ops.string_fingerprint64(text, torch.tensor([0, 5, 8]))
+        tensor([7697512358431268704,  991092756973969910])
     """
     return _ops.string_fingerprint64.default(bytes, offsets)
 
@@ -216,6 +223,13 @@ def string_to_hash_bucket_strong(bytes: Tensor, offsets: Tensor, num_buckets: in
 
     Source:
         ``tf.strings.to_hash_bucket_strong``.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
+        >>> ops.string_to_hash_bucket_strong(text, torch.tensor([0, 5, 8]), 1000, key=[1, 2])
+        tensor([373, 593])
     """
     name = "string_to_hash_bucket_strong"
     _check_num_buckets(name, num_buckets)
@@ -271,6 +285,13 @@ def string_to_hash_bucket(bytes: Tensor, offsets: Tensor, num_buckets: int) -> T
 
     Source:
         ``tf.strings.to_hash_bucket``.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> text = torch.tensor(list(b"greenred"), dtype=torch.uint8)
+        >>> ops.string_to_hash_bucket(text, torch.tensor([0, 5, 8]), 1000)
+        tensor([572, 563])
     """
     _check_num_buckets("string_to_hash_bucket", num_buckets)
     return _ops.string_to_hash_bucket.default(bytes, offsets, num_buckets)
@@ -320,6 +341,8 @@ def cross_hashed(
     if hash_key is not None and not -(2**63) <= hash_key < 2**64:
         raise ValueError(f"cross_hashed: hash_key must be an integer of 64 bits, got {hash_key}")
     _check_num_buckets("cross_hashed", num_buckets)
+    if not len(columns):
+        raise ValueError("cross_hashed: columns must hold at least one column")
     parsed = [_column(position, column) for position, column in enumerate(columns)]
     values, offsets = [value for value, _ in parsed], [bounds for _, bounds in parsed]
     return _ops.cross_hashed.default(values, offsets, num_buckets, None if hash_key is None else _as_int64(hash_key))
@@ -327,18 +350,19 @@ def cross_hashed(
 
 def _column(position: int, column: Column) -> tuple[Tensor, Tensor]:
     """One column in the form of the operator's schema."""
-    offsets = None
+    given: Any = column
+    offsets: Tensor | None = None
     if isinstance(column, tuple) and len(column) == 2 and isinstance(column[1], Tensor):
-        column, offsets = column
+        given, offsets = column[0], column[1]
     try:
-        values = hash_any(column, Hashes("cross_hashed", _as_integers, string_fingerprint64))
+        values = hash_any(given, Hashes("cross_hashed", _as_integers, string_fingerprint64))
     except ValueError as error:
-        raise ValueError(str(error).replace("x", f"columns[{position}]", 1)) from error
+        raise ValueError(str(error).replace(": x", f": columns[{position}]", 1)) from error
     if offsets is not None:
         return values, offsets
     if values.dim() not in (1, 2):
         raise ValueError(f"cross_hashed: columns[{position}] must have 1 or 2 dimensions, got {values.dim()}")
-    return values.reshape(values.shape[0], -1) if values.dim() == 1 else values, values.new_empty(0)
+    return values.unsqueeze(1) if values.dim() == 1 else values, values.new_empty(0)
 
 
 def _as_integers(x: Tensor) -> Tensor:
