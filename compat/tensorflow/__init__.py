@@ -5,8 +5,8 @@ TensorFlow's names, argument order, defaults, output dtypes and behaviour, on to
 symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow itself is not needed and not imported.
 """
 
-from . import linalg as linalg
 from . import compat as compat
+from . import linalg as linalg
 from . import nn as nn
 from . import raw_ops as raw_ops
 from . import sparse as sparse

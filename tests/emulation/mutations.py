@@ -85,7 +85,9 @@ MUTATIONS = [
     Mutation("segment_ids.cuh", "bound", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
     Mutation("segment.cu", "sign", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
     Mutation("segment_ids.cuh", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
-    Mutation("segment_ids.cuh", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"),
+    Mutation(
+        "segment_ids.cuh", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"
+    ),
     Mutation("segment.cu", "step", "n : sqrt(n)", "n : n", "reduce_grad"),
     Mutation(
         "unique.cu", "sign", "if (found > entry) found = atomicMin", "if (found < entry) found = atomicMin", "unique"
