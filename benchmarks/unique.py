@@ -77,6 +77,41 @@ def row(name: str, what: str, draw: Callable[[Options], Tensor], counts: bool, t
     return Row(f"unique/{name}", what, build, targets, cuda)
 
 
+def check_rows(x: Tensor) -> None:
+    """The rows restore x, in order of first appearance."""
+    values, inverse, counts = ops.unique_with_counts(x, dim=0)
+    assert torch.equal(values[inverse], x) and len(values) == len(torch.unique(x, dim=0))
+    assert torch.equal(counts, torch.bincount(inverse)) and bool((inverse.cummax(0).values.diff() <= 1).all())
+
+
+def pairs_row() -> Row:
+    """Rows of a matrix: user and item, say, and what else a key is made of."""
+
+    def build(options: Options) -> Case:
+        n = count(options) // 5
+        generator = torch.Generator().manual_seed(0)
+        pool = torch.randint(0, 2**40, (n // 2, 4), generator=generator)
+        x = pool[torch.randint(0, n // 2, (n,), generator=generator)].to(options.device)
+
+        def ours() -> Call:
+            return lambda: ops.unique(x, dim=0)
+
+        def torch_unique() -> Call:
+            return lambda: torch.unique(x, dim=0, return_inverse=True)
+
+        def tf_unique() -> Call:
+            tf = tensorflow(options)
+            given, axis = tf.constant(x.numpy()), tf.constant([0])
+            return lambda: tf.raw_ops.UniqueV2(x=given, axis=axis, out_idx=tf.int64)
+
+        peers: dict[str, Make] = {"TensorFlow": tf_unique, "torch (sorted)": torch_unique}
+        distinct_rows = len(ops.unique(x, dim=0).values)
+        sizes = f"{n:,} rows of 4 int64, {distinct_rows:,} different"
+        return Case(ours, peers, lambda: check_rows(x), 8 * (5 * n + 4 * distinct_rows), ids=n, sizes=sizes)
+
+    return Row("unique/rows", "unique with inverse of rows", build, {}, CudaTargets(fastest_peer=1.0))
+
+
 _BOUNDED = {"TensorFlow": 6.0, "torch (sorted)": 4.0}
 _DISTINCT = {"TensorFlow": 3.5, "torch (sorted)": 2.2}
 ROWS = [
@@ -85,4 +120,5 @@ ROWS = [
     row("zipf", "unique with inverse, popular ids scattered", popular, False, {}),
     row("bounded-counts", "the same as unique/bounded, with counts", bounded, True, {}),
     row("distinct-counts", "the same as unique/distinct, with counts", distinct, True, {}),
+    pairs_row(),
 ]

@@ -20,7 +20,17 @@ sys.path.insert(0, str(_ROOT / "tests"))
 
 from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
-_FILES = ("emulated", "emulated_unique", "operators", "pooling", "row_update", "segment_rows", "sparse_tensor")
+_FILES = (
+    "emulated",
+    "emulated_shards",
+    "emulated_unique",
+    "operators",
+    "pooling",
+    "row_update",
+    "segment_rows",
+    "sparse_tensor",
+    "unique_rows",
+)
 _TESTS = tuple(f"tests/test_{name}.py" for name in _FILES)
 _SECONDS = 300  # a loop that no longer ends is a fault noticed
 

@@ -39,21 +39,26 @@ def bucketize(x: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
             numbers = [float(boundary) for boundary in boundaries]
         except TypeError as error:
             raise ValueError(f"bucketize: boundaries must be a tensor or numbers, got {boundaries!r}") from error
+        _check_number(numbers[:1])
         for position in range(1, len(numbers)):
             _check_ascending(position, numbers[position - 1], numbers[position])
-        if numbers and numbers[0] != numbers[0]:
-            raise ValueError("bucketize: boundaries[0] must be a number, got nan")
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         boundaries = torch.tensor(numbers, dtype=dtype, device=x.device)
     elif boundaries.dim() != 1:
         raise ValueError(f"bucketize: boundaries must have rank 1, got shape {list(boundaries.shape)}")
     elif boundaries.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_number(boundaries[:1].tolist())
         wrong = (~(boundaries[:-1] <= boundaries[1:])).nonzero()
         if wrong.numel() > 0:
             position = int(wrong[0]) + 1
             _check_ascending(position, boundaries[position - 1].item(), boundaries[position].item())
     common = torch.promote_types(x.dtype, boundaries.dtype)
     return torch.bucketize(x.detach().to(common), boundaries.detach().to(common), right=True)
+
+
+def _check_number(first: list[float]) -> None:
+    if any(number != number for number in first):
+        raise ValueError("bucketize: boundaries[0] must be a number, got nan")
 
 
 def _check_ascending(position: int, before: float, boundary: float) -> None:
