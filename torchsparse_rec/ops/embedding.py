@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from . import _reduction
+from ._eager import short_way
 
 __all__ = ["embedding", "embedding_bag"]
 
@@ -63,7 +64,7 @@ def embedding(
         tensor([[2.0000, 2.5000],
                 [0.0000, 0.5000]])
     """
-    return _ops.embedding.default(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
+    return look_up(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
 
 
 def embedding_bag(
@@ -115,7 +116,7 @@ def embedding_bag(
     """
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-    output, _ = _ops.embedding_bag.default(
+    output, _ = pool(
         weight,
         indices,
         offsets,
@@ -458,3 +459,7 @@ torch.library.register_autograd(
     _weights_backward_backward,
     setup_context=_weights_backward_setup_context,
 )
+
+# The operators as the public functions call them.
+look_up = short_way(_ops.embedding.default, _embedding_setup_context, _embedding_backward)
+pool = short_way(_ops.embedding_bag.default, _embedding_bag_setup_context, _embedding_bag_backward)
