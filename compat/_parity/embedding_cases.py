@@ -116,9 +116,9 @@ def _spoiled(rng: np.random.Generator, operator: str, arguments: dict[str, Any],
         return Case(operator, {**arguments, "combiner": "max"}, way, names=("combiner", "max"))
     if way == "weights' length":
         values = torch.ones(len(ids.values) + 1, dtype=arguments[f"{prefix}_weights"].values.dtype)
-        spoiled = SparseTensor(torch.zeros(len(values), 2, dtype=torch.int64), values, torch.tensor([1, 1]))
-        if isinstance(ids, RaggedTensor):
-            spoiled = RaggedTensor.from_row_splits(values, torch.tensor([0, len(values)]))
+        spoiled: SparseTensor | RaggedTensor = RaggedTensor.from_row_splits(values, torch.tensor([0, len(values)]))
+        if isinstance(ids, SparseTensor):
+            spoiled = SparseTensor(torch.zeros(len(values), 2, dtype=torch.int64), values, torch.tensor([1, 1]))
         return Case(operator, {**arguments, f"{prefix}_weights": spoiled}, way, names=(f"{prefix}_weights",))
     bad = -1 if way == "negative id" else 2 * total + 9
     ids.values[int(rng.integers(len(ids.values)))] = bad
@@ -210,7 +210,7 @@ def picked_sparse(operator: str) -> list[Case]:
 
     def add(note: str, params: Any, sparse: Any, given: Any = None, upstream: bool = True, **options: Any) -> None:
         arguments = {argument: params, f"{prefix}_ids": sparse, f"{prefix}_weights": given, **options}
-        gradients = (argument, f"{prefix}_weights") if given is not None else (argument,)
+        gradients: tuple[str, ...] = (argument, f"{prefix}_weights") if given is not None else (argument,)
         gradients = gradients if upstream else ()
         cases.append(Case(operator, arguments, note, data(8) if upstream else None, gradients, _ERRORS.get(note)))
 
