@@ -68,7 +68,8 @@ def _random_ids(
 ) -> tuple[SparseTensor | RaggedTensor, tuple[int, ...] | None]:
     low = 3 if safe else 0
     ids = torch.from_numpy(draw.ids(rng, count, total + low) - low).to(draw.index_dtype(rng))
-    if rng.random() < 0.3:
+    # TensorFlow's safe lookup of ragged ids needs memory for ids x rows.
+    if rng.random() < 0.3 and not (safe and count > 1_000):
         rows = 1 + draw.size(rng, 2 * count + 1)
         splits = np.concatenate([[0], np.bincount(draw.ids(rng, count, rows), minlength=rows).cumsum()])
         return RaggedTensor.from_row_splits(ids, torch.from_numpy(splits)), None
