@@ -54,6 +54,7 @@ def test_no_graph_without_need() -> None:
         assert bag(x, weights()).is_inference()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside torch's forward mode
 def test_transforms_and_tracing_see_the_operators() -> None:
     x, w = table(), weights().detach()
     with pytest.raises(RuntimeError, match="functorch"):  # torch's registrations do not know transforms
