@@ -6,7 +6,6 @@ import pytest
 import torch
 from test_operators import assert_same_bits
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchsparse_rec import ops
@@ -54,15 +53,13 @@ def test_no_graph_without_need() -> None:
         assert bag(x, weights()).is_inference()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside torch's forward mode
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside torch.func
 def test_transforms_and_tracing_see_the_operators() -> None:
     x, w = table(), weights().detach()
     with pytest.raises(RuntimeError, match="functorch"):  # torch's registrations do not know transforms
         torch.func.grad(lambda y: bag(y, w).sum())(x.detach())
     targets = {node.target for node in make_fx(bag)(x.detach(), w).graph.nodes}
     assert _ops.embedding_bag.default in targets
-    with forward_ad.dual_level(), pytest.raises((RuntimeError, NotImplementedError)):
-        bag(forward_ad.make_dual(x.detach(), torch.ones_like(x)), w)
 
 
 def test_export_sees_the_operators() -> None:
