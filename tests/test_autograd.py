@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchsparse_rec import ops
@@ -40,6 +41,43 @@ def test_without_a_gradient_nothing_is_recorded(call: Callable[[Tensor], Tensor]
     assert call(_weight().detach()).grad_fn is None
     with torch.no_grad():
         assert call(_weight()).grad_fn is None
+
+
+@each_call
+def test_inference_mode_is_kept(call: Callable[[Tensor], Tensor]) -> None:
+    with torch.inference_mode():
+        assert call(_weight()).is_inference()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_same_bits_as_the_registered_way(sparse: bool, device: str) -> None:
+    weight = _weight()
+    weights = torch.tensor([0.5, 2.0, 1.0, -1.5, 1.0], dtype=torch.float64, requires_grad=True)
+    short = ops.embedding_bag(weight, IDS, OFFSETS, per_sample_weights=weights, mode="mean", sparse=sparse)
+    operator = torch.ops.torchsparse_rec.embedding_bag.default
+    long, _ = operator(weight, IDS, OFFSETS, weights, 1, -1, False, sparse)
+    assert type(short.grad_fn) is not type(long.grad_fn)
+    for actual, wanted in zip(
+        torch.autograd.grad(short.square().sum(), [weight, weights]),
+        torch.autograd.grad(long.square().sum(), [weight, weights]),
+        strict=True,
+    ):
+        assert actual.layout == wanted.layout
+        assert torch.equal(actual.to_dense(), wanted.to_dense())
+
+
+@each_call
+def test_tracing_and_export_see_the_operator(call: Callable[[Tensor], Tensor]) -> None:
+    name = next(name for name, one in CALLS.items() if one is call)
+    operator = getattr(torch.ops.torchsparse_rec, name).default
+
+    class Model(torch.nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return call(weight)
+
+    weight = _weight().detach()
+    assert operator in {node.target for node in make_fx(call)(weight).graph.nodes}
+    assert operator in {node.target for node in torch.export.export(Model(), (weight,)).graph.nodes}
 
 
 @each_call

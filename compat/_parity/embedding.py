@@ -271,7 +271,10 @@ def _operator(name: str) -> Operator:
         random_lookup if plain else random_sparse,
         picked_lookup if plain else picked_sparse,
         _references,
-        gradient_calls={"gradient": {}, "sparse gradient": {"sparse_gradient": True}},
+        # TensorFlow's sparse gradient of a safe lookup has a row 0 of zeros that ours has not: only compared dense.
+        gradient_calls={"gradient": {}}
+        if "safe" in name
+        else {"gradient": {}, "sparse gradient": {"sparse_gradient": True}},
         run_tensorflow=run_tensorflow,
     )
 

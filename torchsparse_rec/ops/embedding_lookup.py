@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _embedding_shards as _embedding_shards  # registers what this module calls
-from . import _reduction
-from .embedding import embedding
+from . import _embedding_shards, _reduction
+from .embedding import embedding, pool
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 
@@ -204,7 +203,7 @@ def safe_embedding_lookup_sparse(
         row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
     row_ids, num_rows = _rows_of(row_ids, num_rows)
     total = sum(shard.shape[0] for shard in flat)
-    kept_weights, indices, offsets, _ = _ops.pruned_bags.default(
+    kept_weights, indices, offsets, _ = _embedding_shards.pruned_bags(
         ids,
         row_ids,
         weights,
@@ -289,5 +288,5 @@ def _pool(
 ) -> Tensor:
     if len(shards) == 1 and max_norm is None:
         bags = (indices, offsets, weights, mode, padding)
-        return _ops.embedding_bag.default(shards[0], *bags, False, sparse)[0]
+        return pool(shards[0], *bags, False, sparse)[0]
     return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
