@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from . import embedding, embedding_gradients, keras_report, ncf, overhead, segment, table, unique
+from . import embedding, embedding_gradients, keras_report, ncf, overhead, segment, sparse_tensor, table, unique
 from . import hash as hash_rows
 from .machine import machine
 from .report import Result, as_json, run
