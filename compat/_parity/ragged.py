@@ -34,6 +34,10 @@ def _rows(values: Any, row_splits: Tensor) -> RaggedTensor:
     return RaggedTensor(values, row_splits)
 
 
+# What the methods refuse; those that are not here, an argument that they do not have.
+_WRONG: dict[str, dict[str, Any]] = {"row_lengths": {"axis": 2}, "to_tensor": {"shape": [2]}}
+
+
 def _lengths(rng: np.random.Generator, elements: int) -> np.ndarray:
     """Rows of random lengths, half of them empty in one case of two."""
     rows = draw.size(rng, min(elements, _LIMIT) // 8)
@@ -92,6 +96,7 @@ def _picked_method(operator: str) -> list[Case]:
         _method_case(operator, flat.with_values(["a", "b", "", "c"]), "strings"),
         _method_case(operator, _rows(torch.empty(0), torch.tensor([0])), "nothing"),
         _method_case(operator, _rows(torch.empty(0), torch.tensor([0, 0, 0])), "empty rows"),
+        Case(operator, {"self": flat, **_WRONG.get(operator.split(".")[1], {"anything": 1})}, "a wrong argument"),
     ]
 
 

@@ -53,10 +53,14 @@ def picked_reorder(operator: str) -> list[Case]:
     extremes = [[1, 2], [0, -5], [INT64_MAX, 0], [0, 1], [-INT64_MAX - 1, 3], [0, -5]]
     values = torch.arange(6.0)
     empty = sparse_of(torch.empty(0, 2).long(), values[:0], [2, 3])
+    wrong = {"sp_input": values}
+    if operator.startswith("raw"):
+        wrong = {"input_indices": torch.ones(3, 2).long(), "input_values": values, "input_shape": torch.tensor([2, 3])}
     return [
         _reorder_case(operator, sparse_of(extremes, values, [2, 3]), "extremes, repeated", values + 1),
         _reorder_case(operator, empty, "empty"),
         _reorder_case(operator, sparse_of([[5], [3]], ["a", "b"], [2]), "strings"),
+        Case(operator, wrong, "parts that do not fit"),
     ]
 
 
