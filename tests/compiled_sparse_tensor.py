@@ -71,7 +71,10 @@ COMPILED_SPARSE_TENSORS: dict[str, _Compiled] = {
         _sparse,
     ),
     "sparse_reorder": (lambda indices, values, rows, _: ops.sparse_reorder(indices.flip(0), values), _sparse),
-    "sparse_retain": (lambda indices, values, rows, _: ops.sparse_retain(indices, values, values > 0.5), _sparse),
+    "sparse_retain": (
+        lambda indices, values, rows, _: ops.sparse_retain(*ops.sparse_reorder(indices, values), values > 0.5),
+        _sparse,
+    ),
     "sparse_to_dense": (
         lambda indices, values, rows, columns: ops.sparse_to_dense(indices, [rows, columns], values, -1.0),
         _sparse,

@@ -26,6 +26,18 @@ _METHODS = (
 )
 
 
+def _sparse(indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
+    return SparseTensor(indices, values, dense_shape)
+
+
+def _rows(values: Any, row_splits: Tensor) -> RaggedTensor:
+    return RaggedTensor(values, row_splits)
+
+
+# What the methods refuse; those that are not here, an argument that they do not have.
+_WRONG: dict[str, dict[str, Any]] = {"row_lengths": {"axis": 2}, "to_tensor": {"shape": [2]}}
+
+
 def _lengths(rng: np.random.Generator, elements: int) -> np.ndarray:
     """Rows of random lengths, half of them empty in one case of two."""
     rows = draw.size(rng, min(elements, _LIMIT) // 8)
@@ -44,13 +56,13 @@ def _ragged(rng: np.random.Generator, elements: int) -> RaggedTensor:
     inner: Any
     if rng.random() < 0.3:
         deep = rng.integers(0, 4, count)
-        inner = RaggedTensor(draw.values(rng, (int(deep.sum()),), torch.float32), _splits(deep))
+        inner = _rows(draw.values(rng, (int(deep.sum()),), torch.float32), _splits(deep))
     elif rng.random() < 0.15:
         inner = draw.strings(rng, count, 8)
     else:
         shape = (count,) if rng.random() < 0.7 else (count, int(rng.integers(1, 4)))
         inner = draw.values(rng, shape, draw.one_of(rng, (*FLOATS, *INTEGERS)))
-    return RaggedTensor(inner, _splits(lengths))
+    return _rows(inner, _splits(lengths))
 
 
 def _method_case(operator: str, ragged: RaggedTensor, note: str, further: dict[str, Any] | None = None) -> Case:
@@ -75,15 +87,16 @@ def random_method(rng: np.random.Generator, operator: str, elements: int) -> Cas
 
 
 def _picked_method(operator: str) -> list[Case]:
-    flat = RaggedTensor(torch.arange(4.0), torch.tensor([0, 3, 3, 4]))
-    deep = RaggedTensor(RaggedTensor(torch.arange(5), torch.tensor([0, 3, 4, 5])), torch.tensor([0, 2, 2, 3]))
+    flat = _rows(torch.arange(4.0), torch.tensor([0, 3, 3, 4]))
+    deep = _rows(_rows(torch.arange(5), torch.tensor([0, 3, 4, 5])), torch.tensor([0, 2, 2, 3]))
     return [
         _method_case(operator, flat, "one level"),
         _method_case(operator, deep, "two levels"),
         _method_case(operator, flat.with_values(torch.arange(8.0).reshape(4, 2)), "vectors"),
         _method_case(operator, flat.with_values(["a", "b", "", "c"]), "strings"),
-        _method_case(operator, RaggedTensor(torch.empty(0), torch.tensor([0])), "nothing"),
-        _method_case(operator, RaggedTensor(torch.empty(0), torch.tensor([0, 0, 0])), "empty rows"),
+        _method_case(operator, _rows(torch.empty(0), torch.tensor([0])), "nothing"),
+        _method_case(operator, _rows(torch.empty(0), torch.tensor([0, 0, 0])), "empty rows"),
+        Case(operator, {"self": flat, **_WRONG.get(operator.split(".")[1], {"anything": 1})}, "a wrong argument"),
     ]
 
 
@@ -135,14 +148,14 @@ def random_from_sparse(rng: np.random.Generator, operator: str, elements: int) -
         note = "a hole"
     values = draw.values(rng, (len(rows),), draw.one_of(rng, (*FLOATS, *INTEGERS)))
     indices = torch.from_numpy(np.stack([rows, columns], 1).astype(np.int64))
-    sp = SparseTensor(indices, values, torch.tensor([len(lengths), 9]))
+    sp = _sparse(indices, values, torch.tensor([len(lengths), 9]))
     return Case(operator, {"st_input": sp}, note)
 
 
 def _picked_from_sparse(operator: str) -> list[Case]:
     def case(note: str, indices: list, shape: list[int]) -> Case:
         places = torch.tensor(indices).long().reshape(len(indices), len(shape))
-        return Case(operator, {"st_input": SparseTensor(places, torch.arange(len(indices)), shape)}, note)
+        return Case(operator, {"st_input": _sparse(places, torch.arange(len(indices)), shape)}, note)
 
     return [
         case("trailing empty rows", [[0, 0], [0, 1], [2, 0]], [4, 5]),

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ... import ops
-from ._arguments import as_size, as_tensor
-from ._sparse_tensor import SparseTensor, as_int64, as_scalar_like, as_values, device_of, take
+from ._arguments import as_size
+from ._padding import default_like, lengths_without_padding, wanted_sizes, with_last
+from ._sparse_tensor import SparseTensor, as_int64, as_values, device_of, take
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class RaggedTensor:
             if kept.shape != (rows,):
                 raise ValueError(f"lengths must have shape [{rows}], one for each row, got {list(kept.shape)}")
         elif padding is not None:
-            kept = _lengths_without_padding(dense, padding)
+            kept = lengths_without_padding(dense, padding)
         else:
             kept = torch.full((rows,), columns, device=device_of(dense))
         exists = torch.arange(columns, device=kept.device) < kept.unsqueeze(1)
@@ -362,8 +362,8 @@ class RaggedTensor:
                     [-1, -1],
                     [ 4, -1]], dtype=torch.int32)
         """
-        sizes = _wanted_sizes(shape, len(self.shape))
-        default = _default_like(self.flat_values, default_value)
+        sizes = wanted_sizes(shape, len(self.shape))
+        default = default_like(self.flat_values, default_value)
         return self._padded(sizes, default)
 
     def _padded(self, sizes: list[int | None], default: Any) -> Any:
@@ -382,7 +382,7 @@ class RaggedTensor:
         splits = torch.cat([splits[: rows + 1], splits[-1:].expand(max(rows + 1 - splits.shape[0], 0))])
         places = splits[:-1].unsqueeze(1) + torch.arange(columns, device=splits.device)
         places = torch.where(places < splits[1:].unsqueeze(1), places, inner.shape[0])
-        return take(_with_last(inner, default), places)
+        return take(with_last(inner, default), places)
 
     def to_sparse(self, name: str | None = None) -> SparseTensor:
         """
@@ -428,54 +428,3 @@ def _nest(flat_values: Any, partitions: Sequence[Any], make: Any) -> Any:
     for partition in reversed(list(partitions)):
         values = make(values, partition)
     return values
-
-
-def _lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
-    """The length of each row up to its last element that is not padding."""
-    if isinstance(dense, Tensor):
-        differs = dense != _default_like(dense.flatten(0, 1), padding)
-    else:
-        differs = torch.from_numpy((dense != as_scalar_like("padding", padding, dense)).astype(bool))
-    if differs.dim() > 2:
-        differs = differs.flatten(2).any(2)
-    places = torch.arange(1, differs.shape[1] + 1, device=differs.device)
-    if differs.shape[1] == 0:
-        return places.new_zeros(differs.shape[0])
-    return torch.where(differs, places, 0).amax(1)
-
-
-def _wanted_sizes(shape: Any, rank: int) -> list[int | None]:
-    given = [None] * rank if shape is None else list(shape)
-    sizes: list[int | None] = [None if size is None else int(size) for size in given]
-    if len(sizes) != rank or any(size is not None and size < 0 for size in sizes):
-        raise ValueError(f"shape must have {rank} sizes, each None or >= 0, got {shape}")
-    return sizes
-
-
-def _default_like(values: Any, default: Any) -> Any:
-    """What pads: a scalar, or of the shape of one of ``values``."""
-    if not isinstance(values, Tensor):
-        return b"" if default is None else as_scalar_like("default_value", default, values)
-    if default is None:
-        return values.new_zeros(())
-    if isinstance(default, (list, tuple)):
-        given = as_tensor("default_value", default, device=values.device).to(values.dtype)
-    elif isinstance(default, Tensor) and default.dim() > 0:
-        given = default
-    else:
-        return as_scalar_like("default_value", default, values)
-    if given.dtype != values.dtype or given.shape != values.shape[1:]:
-        raise ValueError(
-            f"default_value must be a scalar or have shape {list(values.shape[1:])}, and dtype {values.dtype}, got "
-            f"{given.dtype} of shape {list(given.shape)}"
-        )
-    return given
-
-
-def _with_last(values: Any, last: Any) -> Any:
-    """``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
-    if isinstance(values, Tensor):
-        return torch.cat([values, last.expand(1, *values.shape[1:])])
-    row = np.empty((1, *values.shape[1:]), dtype=object)
-    row[...] = last
-    return np.concatenate([values, row])

@@ -2,7 +2,9 @@
 //
 // Where the rows are sorted, one pass over them checks them and counts how many there are, and one pass writes
 // everything: an entry goes behind all before it and behind one more for each empty row before its own. Other entries
-// are grouped by row first, then written in the same way.
+// are counted by row, and then each goes to the next place of its row.
+#include <utility>
+
 #include "../sparse_tensor.h"
 #include "row_groups.h"
 #if defined(__SSE2__)
@@ -23,6 +25,11 @@ struct SortedRows {
   std::vector<Slice> slices;  // where sorted: consecutive parts of the entries, with the rows that end in them
 };
 
+// Where a part of the entries begins.
+int64_t part_begin(int64_t entries, int64_t parts, int64_t part) {
+  return part == parts ? entries : entries / parts * part;
+}
+
 // Throws IndexError for the first row outside [0, num_rows).
 SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   const int64_t parts = workers_for(2 * entries);
@@ -30,7 +37,7 @@ SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   std::atomic<bool> sorted{true};
   FirstPosition first_bad;
   parallel_tasks(parts, [&, rows, entries, parts](int64_t part) {
-    const int64_t begin = entries / parts * part, end = part == parts - 1 ? entries : entries / parts * (part + 1);
+    const int64_t begin = part_begin(entries, parts, part), end = part_begin(entries, parts, part + 1);
     const uint64_t last = static_cast<uint64_t>(num_rows) - 1;
     uint64_t outside = 0, decreasing = 0;  // signs add up without branches
     int64_t before = begin == 0 ? -1 : rows[begin - 1], distinct = 0;
@@ -61,41 +68,31 @@ SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   return {sorted, distinct, std::move(slices)};
 }
 
-// The i-th entry in the order of rows: of entries that are sorted as they are, and of grouped ones.
-struct InPlace {
-  int64_t operator()(int64_t i) const { return i; }
-};
-template <class U>
-struct Grouped {
-  const Item<U>* items;
-  int64_t operator()(int64_t i) const { return static_cast<int64_t>(items[i].payload); }
+// Entries in any order: how many each row has in each of some consecutive parts of the entries.
+struct RowCounts {
+  int64_t parts;
+  int64_t distinct;
+  Buffer<int64_t> counts;  // [parts, num_rows]
 };
 
-template <class U, class F>
-void with_grouped_rows(const Tensor& rows, int64_t num_rows, const F& f) {
-  const RowGroups<U> groups(kFillOp, rows, nullptr, num_rows, /*padding=*/-1, /*row_elements=*/1, GradientRows::kAll);
-  std::vector<Slice> slices = groups.slices();
-  int64_t done = 0;  // a slice without items does not say how many come before it
-  for (Slice& slice : slices) {
-    if (slice.begin == slice.end) slice.begin = slice.end = done;
-    done = slice.end;
+RowCounts count_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
+  // No more counters than a few per entry, but for those of one part.
+  const int64_t most = std::max<int64_t>(1, 4 * entries / std::max<int64_t>(num_rows, 1));
+  const int64_t parts = std::min(workers_for(8 * entries), most);
+  RowCounts result{parts, 0, Buffer<int64_t>(parts * num_rows)};
+  int64_t* counts = result.counts.data();
+  parallel_tasks(parts, [=](int64_t part) {
+    int64_t* mine = counts + part * num_rows;
+    std::fill(mine, mine + num_rows, 0);
+    const int64_t end = part_begin(entries, parts, part + 1);
+    for (int64_t i = part_begin(entries, parts, part); i < end; ++i) ++mine[rows[i]];
+  });
+  for (int64_t row = 0; row < num_rows; ++row) {
+    bool present = false;
+    for (int64_t part = 0; part < parts; ++part) present |= counts[part * num_rows + row] != 0;
+    result.distinct += present;
   }
-  f(groups.groups(), slices, Grouped<U>{groups.items()});
-}
-
-// Calls f(number of rows that have entries, slices, source) with the entries in the order of their rows.
-template <class F>
-void with_row_order(const Tensor& indices, int64_t num_rows, const F& f) {
-  const int64_t entries = indices.size(0);
-  const SortedRows scanned = scan_rows({indices.const_data_ptr<int64_t>(), indices.size(1)}, entries, num_rows);
-  if (scanned.sorted) return f(scanned.distinct, scanned.slices, InPlace{});
-  const Tensor rows = as_contiguous(torch::stable::select(indices, 1, 0));
-  // Rows are compared with `padding`, -1: all ones where they are unsigned.
-  if (std::max(num_rows, entries) < INT32_MAX) {
-    with_grouped_rows<uint32_t>(rows, num_rows, f);
-  } else {
-    with_grouped_rows<int64_t>(rows, num_rows, f);
-  }
+  return result;
 }
 
 // ---- Filling --------------------------------------------------------------------------------------------------------
@@ -139,42 +136,73 @@ struct Entries {
   int64_t* reverse_map;  // by entry
 };
 
-// Writes the rows of a slice: the i-th entry in the order of rows is source(i). A row's entries may begin in the slice
-// before, which then has said already that it is not empty.
-template <int kRank, class T, class Source, class Store>
-void fill_slice(const Entries<T>& e, const Slice& slice, Source source, Store store) {
+template <class T, class Store>
+void write_entry(const Entries<T>& e, int64_t rank, int64_t from, int64_t out, Store store) {
+  for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, e.indices[from * rank + d]);
+  store(e.out_values + out, e.values[from]);
+  store(e.reverse_map + from, out);
+}
+
+template <class T, class Store>
+void write_default(const Entries<T>& e, int64_t rank, int64_t row, int64_t out, Store store) {
+  for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, d == 0 ? row : int64_t{0});
+  store(e.out_values + out, e.default_value);
+  e.is_empty[row] = true;
+}
+
+// Writes the rows of a slice of sorted entries. A row's entries may begin in the slice before, which then has said
+// already that it is not empty.
+template <int kRank, class T, class Store>
+void fill_slice(const Entries<T>& e, const Slice& slice, Store store) {
   const int64_t rank = kRank ? kRank : e.rank;
   int64_t row = slice.first_row;  // rows below it are done
   int64_t out = slice.begin + slice.first_row - slice.first_group;
   const auto fill_to = [&](int64_t end_row) {
-    for (; row < end_row; ++row, ++out) {
-      for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, d == 0 ? row : int64_t{0});
-      store(e.out_values + out, e.default_value);
-      e.is_empty[row] = true;
-    }
+    for (; row < end_row; ++row, ++out) write_default(e, rank, row, out, store);
   };
   for (int64_t i = slice.begin; i < slice.end; ++i, ++out) {
-    const int64_t from = source(i), entry_row = e.indices[from * rank];
+    const int64_t entry_row = e.indices[i * rank];
     if (entry_row > row) fill_to(entry_row);
     if (entry_row >= slice.first_row) e.is_empty[entry_row] = false;
     row = entry_row + 1;
-    for (int64_t d = 0; d < rank; ++d) store(e.out_indices + out * rank + d, e.indices[from * rank + d]);
-    store(e.out_values + out, e.values[from]);
-    store(e.reverse_map + from, out);
+    write_entry(e, rank, i, out, store);
   }
   fill_to(slice.end_row);
   store.finish();
 }
 
-template <class T, class Source, class Store>
-void fill_slices(const Entries<T>& entries, const std::vector<Slice>& slices, Source source, Store store) {
-  parallel_for(0, static_cast<int64_t>(slices.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      const Slice& slice = slices[static_cast<size_t>(s)];
-      const Entries<T> local = entries;
-      entries.rank == 1   ? fill_slice<1>(local, slice, source, store)
-      : entries.rank == 2 ? fill_slice<2>(local, slice, source, store)
-                          : fill_slice<0>(local, slice, source, store);
+template <class T, class Store>
+void fill_sorted(const Entries<T>& entries, const std::vector<Slice>& slices, Store store) {
+  parallel_tasks(static_cast<int64_t>(slices.size()), [&](int64_t s) {
+    const Slice& slice = slices[static_cast<size_t>(s)];
+    const Entries<T> local = entries;
+    local.rank == 1   ? fill_slice<1>(local, slice, store)
+    : local.rank == 2 ? fill_slice<2>(local, slice, store)
+                      : fill_slice<0>(local, slice, store);
+  });
+}
+
+// Rows get their places in order, the parts' entries of a row behind one another; then each part writes its entries.
+template <class T>
+void fill_unsorted(const Entries<T>& entries, RowCounts& counted, int64_t count, int64_t num_rows) {
+  const int64_t parts = counted.parts;
+  int64_t* cursors = counted.counts.data();
+  int64_t out = 0;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t first = out;
+    for (int64_t part = 0; part < parts; ++part) {
+      int64_t& cursor = cursors[part * num_rows + row];
+      out += std::exchange(cursor, out);
+    }
+    entries.is_empty[row] = false;
+    if (out == first) write_default(entries, entries.rank, row, out++, Plain{});
+  }
+  parallel_tasks(parts, [&entries, cursors, count, num_rows, parts](int64_t part) {
+    const Entries<T> local = entries;
+    int64_t* mine = cursors + part * num_rows;
+    const int64_t end = part_begin(count, parts, part + 1);
+    for (int64_t i = part_begin(count, parts, part); i < end; ++i) {
+      write_entry(local, local.rank, i, mine[local.indices[i * local.rank]]++, Plain{});
     }
   });
 }
@@ -210,30 +238,32 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tens
   check_sparse_fill_empty_rows(indices_, values_, num_rows, default_value);
   const Tensor indices = as_contiguous(indices_), values = as_contiguous(values_);
   const int64_t entries = indices.size(0), rank = indices.size(1);
-  Tensor out_indices, out_values, is_empty, reverse_map;
-  with_row_order(indices, num_rows, [&](int64_t present, const std::vector<Slice>& slices, auto source) {
-    is_empty = new_empty(indices, {num_rows}, ScalarType::Bool);
-    const int64_t filled = entries + num_rows - present;
-    out_indices = new_empty(indices, {filled, rank}, ScalarType::Long);
-    out_values = new_empty(indices, {filled}, values.scalar_type());
-    reverse_map = new_empty(indices, {entries}, ScalarType::Long);
-    dispatch_element(kFillOp, values, [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      const Entries<T> all{rank,
-                           indices.const_data_ptr<int64_t>(),
-                           static_cast<const T*>(values.const_data_ptr()),
-                           *static_cast<const T*>(default_value.const_data_ptr()),
-                           out_indices.mutable_data_ptr<int64_t>(),
-                           static_cast<T*>(out_values.mutable_data_ptr()),
-                           is_empty.mutable_data_ptr<bool>(),
-                           reverse_map.mutable_data_ptr<int64_t>()};
-      const bool stream = filled * rank * static_cast<int64_t>(sizeof(int64_t)) >= kLargeBytes;
-      if (std::is_same_v<decltype(source), InPlace> && stream) {
-        fill_slices(all, slices, source, Streaming{});
-      } else {
-        fill_slices(all, slices, source, Plain{});
-      }
-    });
+  const Column<int64_t> column{indices.const_data_ptr<int64_t>(), rank};
+  const SortedRows scanned = scan_rows(column, entries, num_rows);
+  const Tensor is_empty = new_empty(indices, {num_rows}, ScalarType::Bool);
+  RowCounts counted{0, scanned.distinct, {}};
+  if (!scanned.sorted) counted = count_rows(column, entries, num_rows);
+  const int64_t filled = entries + num_rows - counted.distinct;
+  const Tensor out_indices = new_empty(indices, {filled, rank}, ScalarType::Long);
+  const Tensor out_values = new_empty(indices, {filled}, values.scalar_type());
+  const Tensor reverse_map = new_empty(indices, {entries}, ScalarType::Long);
+  dispatch_element(kFillOp, values, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const Entries<T> all{rank,
+                         indices.const_data_ptr<int64_t>(),
+                         static_cast<const T*>(values.const_data_ptr()),
+                         *static_cast<const T*>(default_value.const_data_ptr()),
+                         out_indices.mutable_data_ptr<int64_t>(),
+                         static_cast<T*>(out_values.mutable_data_ptr()),
+                         is_empty.mutable_data_ptr<bool>(),
+                         reverse_map.mutable_data_ptr<int64_t>()};
+    if (!scanned.sorted) {
+      fill_unsorted(all, counted, entries, num_rows);
+    } else if (filled * rank * static_cast<int64_t>(sizeof(int64_t)) >= kLargeBytes) {
+      fill_sorted(all, scanned.slices, Streaming{});
+    } else {
+      fill_sorted(all, scanned.slices, Plain{});
+    }
   });
   return {out_values, out_indices, is_empty, reverse_map};
 }

@@ -218,16 +218,15 @@ def ragged_fill_empty_rows(
     """
     if value_rowids.dim() != 1:
         raise ValueError(f"ragged_fill_empty_rows: value_rowids must have rank 1, got shape {list(value_rowids.shape)}")
-    filled = sparse_fill_empty_rows(value_rowids.unsqueeze(1), values, nrows, default_value)
-    return RaggedFilledRows(filled.indices.squeeze(1), *filled[1:])
+    places, *rest = sparse_fill_empty_rows(value_rowids.unsqueeze(1), values, nrows, default_value)
+    return RaggedFilledRows(places.squeeze(1), *rest)
 
 
-# torch selects from the signed dtypes of those widths only.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def _selected(values: Tensor, positions: Tensor) -> Tensor:
-    """``values[positions]`` for every dtype."""
+    """``values[positions]``; torch itself selects from the signed dtypes of these widths only."""
     if values.dtype in _SIGNED:
         return values.view(_SIGNED[values.dtype]).index_select(0, positions).view(values.dtype)
     return values.index_select(0, positions)
@@ -339,8 +338,7 @@ def sparse_to_dense(
         tensor([[-1., -1.,  5.],
                 [ 6., -1., -1.]])
     """
-    default = _scalar_like(values, default_value)
-    return _to_dense(indices, list(shape), values, default, validate)
+    return _to_dense(indices, list(shape), values, _scalar_like(values, default_value), validate)
 
 
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""What the cases of sparse tensors share: random ones, and how both forms of an operator take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..tensorflow import SparseTensor
+from . import draw
+from .case import COMPLEX, FLOATS, HALVES, INTEGERS, Case, Reference
+from .references import sums
+
+DTYPES = (*FLOATS, *FLOATS, *INTEGERS, torch.bool, *COMPLEX)
+# Our messages name what is wrong inside a SparseTensor, which is no argument of its own.
+INDICES, SHAPE, DEFAULT = ("indices",), ("shape",), ("default_value",)
+
+
+def sparse_of(indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
+    """The parts may be anything that SparseTensor takes."""
+    return SparseTensor(indices, values, dense_shape)
+
+
+def any_values(rng: np.random.Generator, count: int) -> Any:
+    """Numbers of any dtype, or strings."""
+    if rng.random() < 0.12:
+        return draw.strings(rng, count, 12)
+    return draw.with_specials(rng, draw.values(rng, (count,), draw.one_of(rng, DTYPES)))
+
+
+def shape_of(rng: np.random.Generator, rows: int) -> tuple[int, ...]:
+    """Rank 1 to 4, with so many rows."""
+    return (rows, *(int(rng.integers(1, 40)) for _ in range(int(rng.integers(0, 4)))))
+
+
+def drawn(rng: np.random.Generator, elements: int, *, ordered: bool) -> SparseTensor:
+    rows = max(draw.size(rng, elements // 4), 1)
+    return draw.sparse(rng, shape_of(rng, rows), any_values(rng, draw.size(rng, elements // 4)), ordered=ordered)
+
+
+def default_for(rng: np.random.Generator, values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+        return rng.bytes(3)
+    return draw.values(rng, (), values.dtype)
+
+
+def has_gradient(values: Any) -> bool:
+    return isinstance(values, Tensor) and (values.is_floating_point() or values.is_complex())
+
+
+def upstream_for(rng: np.random.Generator, values: Any, size: int) -> Tensor | None:
+    return draw.values(rng, (max(size, 1),), values.dtype) if has_gradient(values) else None
+
+
+def case_of(
+    operator: str,
+    arguments: dict[str, Any],
+    note: str,
+    upstream: Tensor | None = None,
+    output: str = "",
+    gradients: tuple[str, ...] = (),
+    names: tuple[str, ...] | None = None,
+) -> Case:
+    """With gradients where there is an upstream."""
+    if upstream is None:
+        return Case(operator, arguments, note, names=names)
+    return Case(operator, arguments, note, {output: upstream}, gradients, names)
+
+
+def as_arguments(operator: str, sp: SparseTensor, words: tuple[str, str, str]) -> dict[str, Any]:
+    """A SparseTensor as tf.sparse takes it, or its parts by the raw operator's names."""
+    if operator.startswith("sparse."):
+        return {"sp_input": sp}
+    return dict(zip(words, (sp.indices, sp.values, sp.dense_shape), strict=True))
+
+
+def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
+    """Other sizes of the same product."""
+    factors = []
+    for size in shape:
+        for prime in (2, 3, 5, 7):
+            while size % prime == 0 and size > 1:
+                factors.append(prime)
+                size //= prime
+        factors.append(size)
+    sizes = [1] * int(rng.integers(1, 6))
+    for factor in factors:
+        sizes[int(rng.integers(len(sizes)))] *= factor
+    return sizes
+
+
+def total(terms: np.ndarray, dtype: torch.dtype) -> Reference:
+    """Of one sum. TensorFlow adds half types up in half precision."""
+    total = sums(terms, np.zeros(len(terms), np.int64), 1, dtype)
+    return Reference(total.value[0], total.tolerance[0], ours_only=dtype in HALVES)
