@@ -20,10 +20,19 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "sparse_segment_reduce_grad_v2_out(Tensor grad, Tensor indices, Tensor segment_ids, SymInt dense_output_dim0,"
       " int reduction, Tensor(a!) values, Tensor(b!) rows) -> ()");
+  m.def(
+      "segment_reduce(Tensor data, Tensor? segment_ids, Tensor? offsets, SymInt? num_segments, int reduction)"
+      " -> Tensor");
+  m.def(
+      "segment_reduce_backward(Tensor grad, Tensor? data, Tensor? segment_ids, Tensor? offsets, SymInt rows,"
+      " int reduction) -> Tensor");
+  m.def("unsorted_segment_reduce(Tensor data, Tensor segment_ids, SymInt num_segments, int reduction) -> Tensor");
+  m.def("unsorted_segment_reduce_backward(Tensor grad, Tensor? data, Tensor segment_ids, int reduction) -> Tensor");
 
   // unique
   m.def("unique(Tensor x) -> (Tensor values, Tensor inverse)");
   m.def("unique_with_counts(Tensor x) -> (Tensor values, Tensor inverse, Tensor counts)");
+  m.def("unique_rows(Tensor x) -> (Tensor firsts, Tensor inverse, Tensor counts)");
 
   // hash
   m.def("to_hash_bucket_fast(Tensor x, int num_buckets) -> Tensor");

@@ -34,7 +34,7 @@ namespace tsr {
 
 // The values of `reduction` (segment) and `mode` (embedding) in the schemas; torchsparse_rec/ops/_reduction.py mirrors
 // them.
-enum class Reduction : int64_t { kSum = 0, kMean = 1, kSqrtN = 2, kMax = 3 };
+enum class Reduction : int64_t { kSum = 0, kMean = 1, kSqrtN = 2, kMax = 3, kMin = 4, kProd = 5 };
 
 inline Reduction check_reduction(const char* op, int64_t reduction, bool allow_max) {
   const int64_t last = static_cast<int64_t>(allow_max ? Reduction::kMax : Reduction::kSqrtN);

@@ -33,6 +33,7 @@ READ_BACKS = {
     "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
     "unique": _DISTINCT,
     "unique_with_counts": _DISTINCT,
+    "unique_rows": _DISTINCT,
     "embedding_sparse_backward": _PRESENT_ROWS,
 }
 

@@ -12,6 +12,12 @@ from collections.abc import Callable, Iterator
 
 import reference_embedding_lookup
 import torch
+from reference_segment_rows import (
+    segment_reduce,
+    segment_reduce_backward,
+    unsorted_segment_reduce,
+    unsorted_segment_reduce_backward,
+)
 from torch import Tensor
 
 SUM, MEAN, SQRTN, MAX = range(4)
@@ -96,6 +102,18 @@ def unique_with_counts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         torch.tensor(list(positions), dtype=x.dtype, device=x.device),
         torch.tensor(inverse, dtype=torch.int64, device=x.device),
         torch.tensor(counts, dtype=torch.int64, device=x.device),
+    )
+
+
+def unique_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = [tuple(row.reshape(-1).tolist()) for row in x]
+    first: dict[tuple, int] = {}
+    for position, row in enumerate(rows):
+        first.setdefault(row, position)
+    inverse = [list(first).index(row) for row in rows]
+    counts = [inverse.count(u) for u in range(len(first))]
+    return tuple(
+        torch.tensor(part, dtype=torch.int64, device=x.device) for part in (list(first.values()), inverse, counts)
     )
 
 
@@ -350,8 +368,13 @@ REFERENCES: dict[str, Callable] = {
         sparse_segment_reduce_grad_out,
         sparse_segment_reduce_grad_v2,
         sparse_segment_reduce_grad_v2_out,
+        segment_reduce,
+        segment_reduce_backward,
+        unsorted_segment_reduce,
+        unsorted_segment_reduce_backward,
         unique,
         unique_with_counts,
+        unique_rows,
         to_hash_bucket_fast,
         string_to_hash_bucket_fast,
         embedding,

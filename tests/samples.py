@@ -25,8 +25,15 @@ from samples_embedding_lookup import (
     shards_samples,
     shards_weights_backward_samples,
 )
-from samples_integers import integer_hash_samples, string_hash_samples, unique_samples
+from samples_integers import integer_hash_samples, string_hash_samples, unique_rows_samples, unique_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
+from samples_segment_rows import (
+    gradient_segment_rows_samples,
+    segment_reduce_backward_samples,
+    segment_reduce_samples,
+    unsorted_segment_reduce_backward_samples,
+    unsorted_segment_reduce_samples,
+)
 
 SAMPLES: dict[str, list[Sample]] = {
     "sparse_segment_reduce": list(segment_samples("sparse_segment_reduce", nothing)),
@@ -34,8 +41,15 @@ SAMPLES: dict[str, list[Sample]] = {
     "sparse_segment_reduce_grad_out": list(segment_samples("sparse_segment_reduce_grad_out", dense_out)),
     "sparse_segment_reduce_grad_v2": list(segment_samples("sparse_segment_reduce_grad_v2", nothing)),
     "sparse_segment_reduce_grad_v2_out": list(segment_samples("sparse_segment_reduce_grad_v2_out", sparse_out)),
+    "segment_reduce": list(segment_reduce_samples("segment_reduce")),
+    "segment_reduce_backward": list(segment_reduce_backward_samples("segment_reduce_backward")),
+    "unsorted_segment_reduce": list(unsorted_segment_reduce_samples("unsorted_segment_reduce")),
+    "unsorted_segment_reduce_backward": list(
+        unsorted_segment_reduce_backward_samples("unsorted_segment_reduce_backward")
+    ),
     "unique": list(unique_samples("unique")),
     "unique_with_counts": list(unique_samples("unique_with_counts")),
+    "unique_rows": list(unique_rows_samples("unique_rows")),
     "to_hash_bucket_fast": list(integer_hash_samples("to_hash_bucket_fast")),
     "string_to_hash_bucket_fast": list(string_hash_samples("string_to_hash_bucket_fast")),
     "embedding": list(embedding_samples("embedding")),
@@ -57,6 +71,15 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
     "sparse_segment_reduce": list(gradient_segment_samples("sparse_segment_reduce")),
     "sparse_segment_reduce_grad": list(gradient_segment_samples("sparse_segment_reduce_grad")),
     "sparse_segment_reduce_grad_v2": list(gradient_segment_samples("sparse_segment_reduce_grad_v2")),
+    **{
+        operator: list(gradient_segment_rows_samples(operator))
+        for operator in (
+            "segment_reduce",
+            "segment_reduce_backward",
+            "unsorted_segment_reduce",
+            "unsorted_segment_reduce_backward",
+        )
+    },
     "embedding": list(gradient_embedding_samples("embedding")),
     "embedding_bag": list(gradient_bag_samples("embedding_bag")),
     "embedding_dense_backward": list(gradient_bag_samples("embedding_dense_backward")),

@@ -45,6 +45,36 @@ def unique_samples(operator: str) -> Iterator[Sample]:
         yield Sample(operator, name, (x,))
 
 
+def unique_rows_samples(operator: str) -> Iterator[Sample]:
+    yield Sample(operator, "by_hand", (torch.tensor([[7, 1], [7, 2], [7, 1], [0, 0], [7, 2]]),), representative=True)
+    for dtype in INTEGERS:
+        word = str(dtype).removeprefix("torch.")
+        extremes = torch.tensor(_extremes(dtype), dtype=torch.uint64 if dtype == torch.uint64 else torch.int64)
+        columns = [extremes.view(torch.int64).roll(step) for step in (0, 5, 0)]
+        bits = torch.stack(columns, 1).repeat(2, 1)
+        yield Sample(operator, f"extremes_{word}", (bits.view(torch.uint64).to(dtype),))
+    # Rows of 0 to 40 bytes, aligned or not.
+    for columns in (0, 1, 2, 3, 4, 7, 8, 9, 16, 40):
+        for dtype in (torch.uint8, torch.int32, torch.int64):
+            x = Random(columns).integers(0, 2, 300 * columns, dtype=dtype).view(300, columns)
+            yield Sample(operator, f"rows_of_{columns}_{str(dtype).removeprefix('torch.')}", (x,))
+    wide = Random(5).integers(-(2**62), 2**62, 20 * 90, dtype=torch.int64).view(20, 90)
+    last = wide.clone()
+    last[:, -1] += 1
+    for name, x in {
+        "empty": torch.empty(0, 3, dtype=torch.int64),
+        "empty_without_columns": torch.empty(0, 0, dtype=torch.int32),
+        "vector": torch.tensor([5, 6, 5], dtype=torch.int16),
+        "one": torch.tensor([[-5, 3, 2]], dtype=torch.int32),
+        "rank_3": Random(6).integers(0, 2, 200 * 4, dtype=torch.int16).view(200, 2, 2),
+        "all_the_same": torch.full((1000, 3), -(2**62)),
+        "all_distinct": torch.arange(6000).view(2000, 3),
+        "differ_in_the_last_element": torch.cat([wide, last, wide.flip(0)]),
+        "permuted_elements": torch.tensor([[1, 2, 3], [3, 2, 1], [2, 1, 3], [1, 2, 3]]),
+    }.items():
+        yield Sample(operator, name, (x,))
+
+
 def _numbers_of_every_length() -> Tensor:
     """Decimal texts of 1 to 19 digits, at both ends of each length, with both signs, and the extremes."""
     positive = [n for digits in range(19) for n in (10**digits, 2 * 10**digits + 7, 10 ** (digits + 1) - 1)]

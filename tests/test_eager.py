@@ -31,7 +31,7 @@ def test_same_bits_as_the_operators(sparse: bool) -> None:
     x, w = table(), weights()
     mine = ops.embedding_bag(x, IDS, OFFSETS, per_sample_weights=w, mode="mean", sparse=sparse)
     wanted, _ = _ops.embedding_bag.default(x, IDS, OFFSETS, w, 1, -1, False, sparse)
-    assert type(mine.grad_fn).__name__ == "EagerBackward" != type(wanted.grad_fn).__name__
+    assert "eager" in type(mine.grad_fn).__name__ and "eager" not in type(wanted.grad_fn).__name__
     assert_same_bits(mine, wanted)
     grads = [torch.autograd.grad(out.square().sum(), [x, w]) for out in (mine, wanted)]
     for own, right in zip(*grads, strict=True):
@@ -56,8 +56,8 @@ def test_no_graph_without_need() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside torch.func
 def test_transforms_and_tracing_see_the_operators() -> None:
     x, w = table(), weights().detach()
-    with pytest.raises(RuntimeError, match="functorch"):  # torch's registrations do not know transforms
-        torch.func.grad(lambda y: bag(y, w).sum())(x.detach())
+    wanted = torch.autograd.grad(bag(x, w).sum(), x)[0]
+    assert_same_bits(torch.func.grad(lambda y: bag(y, w).sum())(x.detach()), wanted)
     targets = {node.target for node in make_fx(bag)(x.detach(), w).graph.nodes}
     assert _ops.embedding_bag.default in targets
 

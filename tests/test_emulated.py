@@ -187,7 +187,33 @@ def _raises_now(kind: type[Exception], text: str) -> None:
 
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
 BAGS = torch.tensor([0, 2, 5])
+IDS, ROWS = torch.tensor([1, -1, 4, 0]), torch.tensor([0, 0, 1, 2])
 FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
+    "shards_index": (
+        ("embedding_bag_shards", [TABLE, TABLE], torch.tensor([7, 8, -1]), None, None, SUM, -1, 1.0, False),
+        IndexError,
+        "embedding_bag_shards: indices[1] must be in [0, 8), got 8",
+    ),
+    "shard_rows_id_too_large": (
+        ("shard_rows", torch.tensor([0, 6, 7, -1]), [3, 3], 0, True),
+        IndexError,
+        "shard_rows: ids[2] must name a row that its shard has, got 7",
+    ),
+    "pruned_id_too_large": (
+        ("pruned_bags", IDS, ROWS, None, 3, 4, False, None, True),
+        IndexError,
+        "pruned_bags: ids[2] must be in [0, 4), got 4",
+    ),
+    "pruned_row": (
+        ("pruned_bags", IDS, ROWS, None, 2, 5, False, 0, True),
+        IndexError,
+        "pruned_bags: row_ids[3] must be in [0, 2), got 2",
+    ),
+    "clip_row": (
+        ("clip_rows_backward", TABLE[:2], [TABLE[:1], TABLE[1:]], torch.tensor([3, 4]), 1.0),
+        IndexError,
+        "clip_rows_backward: rows[1] must be in [0, 4), got 4",
+    ),
     "embedding_index": (
         ("embedding", TABLE, torch.tensor([0, 4, -1]), -1, False, False),
         IndexError,

@@ -175,6 +175,10 @@ DIFFERENTIABLE = {
     "sparse_segment_reduce": (0,),
     "sparse_segment_reduce_grad": (0,),
     "sparse_segment_reduce_grad_v2": (0,),
+    "segment_reduce": (0,),
+    "segment_reduce_backward": (0, 1),
+    "unsorted_segment_reduce": (0,),
+    "unsorted_segment_reduce_backward": (0, 1),
     "embedding": (0,),
     "embedding_bag": (0, 3),
     "embedding_dense_backward": (0, 3),
@@ -247,6 +251,13 @@ def _bags(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return data, indices, offsets, torch.rand(indices.shape, generator=torch.Generator().manual_seed(1)) + 0.5
 
 
+def _rows(size: int, *segments: int) -> tuple:
+    """Rows and their sorted segment ids, and the number of segments where one is given."""
+    ids = _segments(size)[2]
+    data = torch.randn(ids.shape[0], 2 * size + 1, generator=torch.Generator().manual_seed(size))
+    return data, ids, *(3 * size + x for x in segments)
+
+
 def _forward(size: int) -> tuple[Tensor, Tensor, Tensor, int]:
     return *_segments(size), 3 * size + 4
 
@@ -269,8 +280,19 @@ COMPILED: dict[str, tuple[Callable, Callable[[int], tuple]]] = {
         ops.sparse_segment_sum_grad_v2,
         _backward,
     ),
+    "segment_prod": (ops.segment_prod, lambda size: _rows(size, 7)),
+    "segment_max_offsets": (
+        lambda data, offsets: ops.segment_max(data, offsets=offsets),
+        lambda size: (_rows(size)[0], _bags(size)[2]),
+    ),
+    "segment_mean": (ops.segment_mean, _rows),
+    "unsorted_segment_min": (
+        lambda data, ids: ops.unsorted_segment_min(data, ids, 2 * data.shape[1]),
+        lambda size: (_rows(size)[0], _segments(size)[1] - 2 * size - 4),
+    ),
     "unique": (ops.unique, lambda size: (_segments(size)[1],)),
     "unique_with_counts": (ops.unique_with_counts, lambda size: (_segments(size)[1],)),
+    "unique_rows": (lambda x: ops.unique_with_counts(x, dim=1), lambda size: ((_segments(size)[0] > 1).long(),)),
     "to_hash_bucket_fast": (lambda x: ops.to_hash_bucket_fast(x, 1000), lambda size: (_segments(size)[1],)),
     "string_to_hash_bucket_fast": (
         lambda text, offsets: torch.ops.torchsparse_rec.string_to_hash_bucket_fast.default(text, offsets, 1000),

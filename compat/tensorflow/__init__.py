@@ -6,10 +6,14 @@ symbol has a row in compat/PARITY.md, which says where it differs. TensorFlow it
 """
 
 from . import compat as compat
+from . import linalg as linalg
 from . import nn as nn
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings
+from ._indexed_slices import clip_by_global_norm as clip_by_global_norm
+from ._indexed_slices import clip_by_norm as clip_by_norm
+from ._indexed_slices import convert_to_tensor as convert_to_tensor
 from ._tensors import IndexedSlices as IndexedSlices
 from ._tensors import RaggedTensor as RaggedTensor
 from ._tensors import SparseTensor as SparseTensor

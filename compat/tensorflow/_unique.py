@@ -1,7 +1,8 @@
-"""``tf.unique`` and ``tf.unique_with_counts``."""
+"""``tf.unique`` and ``tf.unique_with_counts``, and along an axis their raw operators of version 2."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...ops.unique import take_slices
 from ._arguments import as_strings, as_tensor
 
 _BITS = {
@@ -82,9 +84,8 @@ def unique_with_counts(x: Any, out_idx: torch.dtype = torch.int32, name: str | N
 
 
 def _unique(x: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
-    if out_idx not in (torch.int32, torch.int64):
-        raise ValueError(f"out_idx must be torch.int32 or torch.int64, got {out_idx}")
-    strings = as_strings("x", x)
+    _check_out_idx(out_idx)
+    strings = _strings(x)
     y: Any
     if strings is not None:
         y, idx, count = _unique_strings(strings)
@@ -100,6 +101,69 @@ def _unique(x: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
         else:
             y, idx, count = ops.unique_with_counts(tensor)
     return y, idx.to(out_idx), count.to(out_idx)
+
+
+def unique_along(x: Any, axis: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
+    """
+    The distinct slices of ``x`` along ``axis``, in order of first appearance: ``(y, idx, count)``.
+
+    ``axis`` is a vector: ``[]`` for none, which takes ``x`` of rank 1, or ``[axis]``.
+    """
+    _check_out_idx(out_idx)
+    axes = as_tensor("axis", axis, empty=torch.int32)
+    if axes.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"axis must be int32 or int64, got {axes.dtype}")
+    if axes.dim() != 1 or axes.shape[0] > 1:
+        raise ValueError(f"axis must be a vector of 0 or 1 elements, got shape {list(axes.shape)}")
+    if axes.shape[0] == 0:
+        return _unique(x, out_idx)
+    dim = int(axes[0])
+    strings = _strings(x)
+    given = as_tensor("x", x).detach() if strings is None else strings
+    if not -given.ndim <= dim < given.ndim:
+        raise ValueError(f"axis must be in [{-given.ndim}, {given.ndim}) for x of shape {list(given.shape)}, got {dim}")
+    y: Any
+    if strings is not None:
+        ids = _unique_strings(strings.reshape(-1))[1].reshape(strings.shape)
+        _, idx, count = ops.unique_with_counts(ids, dim)
+        y = np.take(strings, _firsts(idx, count.shape[0]).numpy(), axis=dim)
+    else:
+        _, idx, count = ops.unique_with_counts(_comparable_slices(given, dim), 0)
+        y = take_slices(given, dim, _firsts(idx, count.shape[0]))
+    return y, idx.to(out_idx), count.to(out_idx)
+
+
+def _strings(x: Any) -> np.ndarray | None:
+    """``x`` as strings if it is; an array without elements says so by its dtype."""
+    if isinstance(x, np.ndarray) and x.dtype.kind in "OSU" and x.size == 0:
+        return x.astype(object)
+    return as_strings("x", x)
+
+
+def _check_out_idx(out_idx: torch.dtype) -> None:
+    if out_idx not in (torch.int32, torch.int64):
+        raise ValueError(f"out_idx must be torch.int32 or torch.int64, got {out_idx}")
+
+
+def _firsts(inverse: Tensor, distinct: int) -> Tensor:
+    """Where each number of ``inverse`` appears first."""
+    size = inverse.shape[0]
+    positions = torch.arange(size, device=inverse.device)
+    return torch.full((distinct,), size, device=inverse.device).scatter_reduce_(0, inverse, positions, "amin")
+
+
+def _comparable_slices(x: Tensor, dim: int) -> Tensor:
+    """Rows of integers, one per slice, that are equal exactly where the slices are."""
+    slices = x.movedim(dim, 0)
+    slices = slices.reshape(x.shape[dim], math.prod(slices.shape[1:]))
+    if x.dtype == torch.bool:
+        return slices.view(torch.uint8)
+    if x.dtype not in _BITS:
+        return slices
+    bits = slices.contiguous().view(_BITS[x.dtype]).masked_fill(slices == 0, 0)
+    # Further columns tell slices with a NaN apart from all others, and are 0 in the rest.
+    numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).masked_fill(~slices.isnan().any(1), 0)
+    return torch.cat([bits, numbers.view(bits.dtype).reshape(x.shape[dim], 8 // bits.element_size())], 1)
 
 
 def _unique_strings(x: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
@@ -122,5 +186,4 @@ def _unique_floats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     first_nan = 0x7FF0000000000001 if x.dtype == torch.float64 else 1 << 40
     keys = bits.masked_fill(x == 0, 0).where(~x.isnan(), positions + first_nan)
     values, inverse, counts = ops.unique_with_counts(keys)
-    first = torch.full_like(values, size).scatter_reduce_(0, inverse, positions, "amin")
-    return x[first], inverse, counts
+    return x[_firsts(inverse, values.shape[0])], inverse, counts

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from . import strings
+from ._raw_bucketize import Bucketize as Bucketize
+from ._raw_unique import UniqueV2 as UniqueV2
+from ._raw_unique import UniqueWithCountsV2 as UniqueWithCountsV2
 from ._segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts

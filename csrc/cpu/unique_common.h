@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <tuple>
 
 #include "../abi.h"
 
@@ -15,6 +16,9 @@ namespace tsr {
 constexpr int64_t kMaxShort = int64_t{1} << 30;
 // Elements of a simple loop that are worth a thread.
 constexpr int64_t kUniqueGrain = 32768;
+
+// The operator (unique.cpp): unique of rows is that of their hashes.
+std::tuple<Tensor, Tensor, Tensor> unique_with_counts_cpu(const Tensor& x);
 
 struct UniqueResult {
   Tensor values;

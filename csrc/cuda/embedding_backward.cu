@@ -2,13 +2,29 @@
 #include "../embedding.h"
 #include "bags.cuh"
 #include "device.cuh"
+#include "embedding_bags.cuh"
 #include "pool.cuh"
 #include "row_groups.cuh"
 
 namespace tsr {
-namespace {
 
-// ---- Gradient with respect to weight --------------------------------------------------------------------------------
+const void* bag_divisors(DeviceCall& call, ScalarType dtype, const Indices& indices, const BagOf& bags,
+                         const std::optional<Tensor>& per_sample_weights, Reduction reduction) {
+  Pooling pooling;
+  pooling.dtype = dtype;
+  pooling.rows = indices.rows;
+  pooling.index_dtype = indices.dtype;
+  pooling.indices = indices.data;
+  pooling.entries = indices.entries;
+  pooling.offsets = bags.offsets;
+  pooling.bags = bags.bags;
+  if (per_sample_weights) pooling.weights = call.data(*per_sample_weights);
+  pooling.padding_idx = indices.padding_idx;
+  pooling.divisor = divisor_of(reduction);
+  return pool_divisors(call, pooling);
+}
+
+namespace {
 
 // The gradient's entries grouped by row, ready to be added up over any set of rows.
 struct WeightGradient {
@@ -29,23 +45,6 @@ struct BackwardInputs {
   Reduction reduction;
   int64_t padding_idx;
 };
-
-// The divisor of each bag in mode mean or sqrtn: [bags].
-const void* bag_divisors(DeviceCall& call, ScalarType dtype, const Indices& indices, const BagOf& bags,
-                         const std::optional<Tensor>& per_sample_weights, Reduction reduction) {
-  Pooling pooling;
-  pooling.dtype = dtype;
-  pooling.rows = indices.rows;
-  pooling.index_dtype = indices.dtype;
-  pooling.indices = indices.data;
-  pooling.entries = indices.entries;
-  pooling.offsets = bags.offsets;
-  pooling.bags = bags.bags;
-  if (per_sample_weights) pooling.weights = call.data(*per_sample_weights);
-  pooling.padding_idx = indices.padding_idx;
-  pooling.divisor = divisor_of(reduction);
-  return pool_divisors(call, pooling);
-}
 
 // One thread per bag.
 template <class A>
@@ -189,147 +188,10 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cuda(const Tensor& grad, co
   return {values, rows};
 }
 
-// ---- Gradient with respect to per_sample_weights --------------------------------------------------------------------
-
-template <class T>
-struct WeightsBackward {
-  const T* grad;    // [B, D]
-  const T* weight;  // [V, D]
-  const T* output;  // [B, D]
-  int64_t rows;     // V
-  int64_t columns;  // D
-  int64_t padding_idx;
-  const int64_t* bags;       // [N]: the bag of each entry
-  const T* weights;          // [N]
-  const acc_t<T>* divisors;  // [B]; null for sum
-  Reduction reduction;
-  bool aligned;  // whether rows can be read 16 bytes at once
-};
-
-// `width` neighbouring columns. Which of them a lane adds up must not depend on the address: the same bits everywhere.
-template <class T, int width>
-__device__ Vector<T, width> load_columns(const T* from, bool aligned) {
-  if (aligned) return load_vector<T, width>(from);
-  Vector<T, width> columns;
-#pragma unroll
-  for (int c = 0; c < width; ++c) columns.at[c] = from[c];
-  return columns;
-}
-
-// <grad[b], x> and, where there are divisors, <grad[b], output[b]>.
-template <class A>
-struct Products {
-  A with_row = 0;
-  A with_output = 0;
-};
-
-// What the lane's own columns add to the products.
-template <class T, int width>
-__device__ Products<acc_t<T>> lane_products(const WeightsBackward<T>& w, int64_t bag, int64_t index, int lane,
-                                            int lanes) {
-  using A = acc_t<T>;
-  Products<A> products;
-  for (int64_t c = int64_t{lane} * width; c < w.columns; c += int64_t{lanes} * width) {
-    const Vector<T, width> grad = load_columns<T, width>(w.grad + bag * w.columns + c, w.aligned);
-    const Vector<T, width> row = load_columns<T, width>(w.weight + index * w.columns + c, w.aligned);
-    Vector<T, width> output{};
-    if (w.divisors != nullptr) output = load_columns<T, width>(w.output + bag * w.columns + c, w.aligned);
-#pragma unroll
-    for (int k = 0; k < width; ++k) {
-      products.with_row += static_cast<A>(grad.at[k]) * static_cast<A>(row.at[k]);
-      products.with_output += static_cast<A>(grad.at[k]) * static_cast<A>(output.at[k]);
-    }
-  }
-  return products;
-}
-
-// A team owns out[i]: its lanes share the columns, and add up in a fixed tree.
-template <class T, class I, int width>
-__global__ void weights_backward_kernel(WeightsBackward<T> w, const I* indices, int64_t entries, ErrorSink errors,
-                                        RowTiling tiling, T* out) {
-  using A = acc_t<T>;
-  const int lanes = 1 << tiling.lanes_log2, lane = static_cast<int>(threadIdx.x) % lanes;
-  for (int64_t i = tiling.first(); i < entries; i += tiling.stride()) {
-    const int64_t index = indices[i], bag = w.bags[i];
-    const A weight = static_cast<A>(w.weights[i]);
-    const bool in_range = index >= 0 && index < w.rows;
-    const bool used = in_range && index != w.padding_idx && bag >= 0;
-    Products<A> products;
-    if (used) products = lane_products<T, width>(w, bag, index, lane, lanes);
-    for (int step = lanes / 2; step > 0; step /= 2) {
-      products.with_row += __shfl_xor_sync(tiling.team_mask(), products.with_row, step);
-      products.with_output += __shfl_xor_sync(tiling.team_mask(), products.with_output, step);
-    }
-    if (lane != 0) continue;
-    if (!in_range) errors.report(Argument::kIndices, Fault::kOutOfRange, i, index, w.rows);
-    if (weight != weight) errors.report(Argument::kWeights, Fault::kNotANumber, i, 0, 0);
-    A result = products.with_row;
-    if (used && w.divisors != nullptr) {
-      const A divisor = w.divisors[bag];
-      const A share = w.reduction == Reduction::kMean ? A(1) : weight / divisor;
-      result = divisor == A(0) ? A(0) : (products.with_row - products.with_output * share) / divisor;
-    }
-    out[i] = static_cast<T>(result);
-  }
-}
-
-template <class T, class I, int width>
-void launch_weights_backward(DeviceCall& call, const WeightsBackward<T>& w, const I* indices, const Tensor& out) {
-  const int64_t entries = out.size(0);
-  // One tile per entry: a team's lanes take every column.
-  const RowTiling tiling(entries, std::min<int64_t>(w.columns, kWarp * width), width);
-  launch(call, tiling.shape(), weights_backward_kernel<T, I, width>, w, indices, entries, call.errors(), tiling,
-         static_cast<T*>(out.data_ptr()));
-}
-
-Tensor embedding_weights_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& indices,
-                                       const Tensor& offsets, const Tensor& per_sample_weights, const Tensor& output,
-                                       int64_t mode, int64_t padding_idx) {
-  DeviceCall call("embedding_weights_backward", weight);
-  const Reduction reduction =
-      check_embedding_weights_backward(grad, weight, indices, offsets, per_sample_weights, output, mode, padding_idx);
-  const Indices ids{indices.scalar_type(), call.data(indices), indices.size(0), weight.size(0), padding_idx};
-  const BagOf bag_of{bag_offsets(call, offsets, ids.entries), offsets.size(0) - 1};
-  const int64_t* const bags = entry_bags(call, bag_of, ids.entries);
-  const void* divisors = nullptr;
-  if (reduction != Reduction::kSum) {
-    divisors = bag_divisors(call, weight.scalar_type(), ids, bag_of, per_sample_weights, reduction);
-  }
-  const Tensor out = call.empty({ids.entries}, grad.scalar_type());
-  dispatch_float(weight.scalar_type(), call.op(), "weight", [&](auto value_tag) {
-    using T = typename decltype(value_tag)::type;
-    constexpr int wide = 16 / sizeof(T);
-    const T *const grads = call.data<T>(grad), *const rows = call.data<T>(weight),
-                   *const outputs = call.data<T>(output);
-    const WeightsBackward<T> w{grads,
-                               rows,
-                               outputs,
-                               ids.rows,
-                               weight.size(1),
-                               padding_idx,
-                               bags,
-                               call.data<T>(per_sample_weights),
-                               static_cast<const acc_t<T>*>(divisors),
-                               reduction,
-                               vector_width<T>(weight.size(1), {grads, rows, outputs}) == wide};
-    dispatch_index(ids.dtype, call.op(), "indices", [&](auto index_tag) {
-      using I = typename decltype(index_tag)::type;
-      const I* const data = static_cast<const I*>(ids.data);
-      if (w.columns % wide == 0) {
-        launch_weights_backward<T, I, wide>(call, w, data, out);
-      } else {
-        launch_weights_backward<T, I, 1>(call, w, data, out);
-      }
-    });
-  });
-  return out;
-}
-
 }  // namespace
 }  // namespace tsr
 
 TSR_CUDA_KERNELS(m) {
   TSR_IMPL(m, "embedding_dense_backward", &tsr::embedding_dense_backward_cuda);
   TSR_IMPL(m, "embedding_sparse_backward", &tsr::embedding_sparse_backward_cuda);
-  TSR_IMPL(m, "embedding_weights_backward", &tsr::embedding_weights_backward_cuda);
 }

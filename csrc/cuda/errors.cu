@@ -67,6 +67,12 @@ const char* argument_name(Argument argument) {
       return "segment_ids";
     case Argument::kOffsets:
       return "offsets";
+    case Argument::kRowIds:
+      return "row_ids";
+    case Argument::kIds:
+      return "ids";
+    case Argument::kRows:
+      return "rows";
     default:
       return "per_sample_weights";
   }
@@ -104,6 +110,8 @@ const char* argument_name(Argument argument) {
       throw std::invalid_argument(message(argument, " must be at most ", e.bound, ", the number of bytes", got));
     case Fault::kOutsideBytes:
       throw std::invalid_argument(message(argument, " must be in [0, ", e.bound, "], the number of bytes", got));
+    case Fault::kNoRow:
+      throw std::out_of_range(message(element, " must name a row that its shard has, got ", e.value));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

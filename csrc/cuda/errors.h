@@ -16,7 +16,7 @@
 namespace tsr {
 
 // In the order in which the CPU checks them.
-enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights };
+enum class Argument : int32_t { kOffsets, kSegmentIds, kIndices, kWeights, kRowIds, kIds, kRows };
 
 // What is wrong with a value; the numbers that go with it are in brackets.
 enum class Fault : int32_t {
@@ -32,6 +32,7 @@ enum class Fault : int32_t {
   kUnsortedBytes,  // an offset of strings below its predecessor, bound
   kBeyondBytes,    // an offset of strings above the number of bytes, bound
   kOutsideBytes,   // the only offset, of no strings, outside [0, bound]
+  kNoRow,          // an id whose row its shard does not have
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};

@@ -43,6 +43,11 @@ void pool_rows(DeviceCall& call, const Pooling& pooling);
 void pool_weighted_rows(DeviceCall& call, const Pooling& pooling);
 void pool_scaled_rows(DeviceCall& call, const Pooling& pooling);
 
+// The same in a table that is split: out = sum of weights[j] * coefficients[j] * row indices[j] of the shards. Both may
+// be null, and coefficients do not count for the divisor; there are no scales. pooling.table is not read.
+struct ShardedTable;
+void pool_sharded_rows(DeviceCall& call, const Pooling& pooling, const ShardedTable& shards);
+
 // The divisor of each bag in the accumulator's type: [bags]. Reads no table.
 const void* pool_divisors(DeviceCall& call, const Pooling& pooling);
 

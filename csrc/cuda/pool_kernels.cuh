@@ -10,6 +10,7 @@
 #include "device.cuh"
 #include "pool.cuh"
 #include "pool_plan.cuh"
+#include "table_shards.cuh"
 
 namespace tsr {
 
@@ -37,8 +38,19 @@ struct PoolView {
   int64_t* argmax;           // [bags, columns], written
   const int64_t* winners;    // [rows, columns]
   const int64_t* positions;  // [entries]
+  Reduction reduction{};
+  acc_t<T> direction{};        // order_of the reduction (segment_rows.h)
+  bool is_signed = false;      // what the integers are that T stands for
+  T empty{};                   // the result of a bag without entries
+  acc_t<T>* values = nullptr;  // [bags, columns], written
+  int64_t* counts = nullptr;   // [bags, columns], written
+  ShardedTable shards{};       // in place of the table
 
   __device__ bool in_range(int64_t index) const { return static_cast<uint64_t>(index) < static_cast<uint64_t>(rows); }
+  // Also what marks entries to leave out, where that is no row.
+  __device__ bool is_allowed(int64_t index) const {
+    return static_cast<uint64_t>(index) < static_cast<uint64_t>(rows + (padding_idx == rows));
+  }
 };
 
 template <class T, class I>
@@ -88,7 +100,7 @@ template <class T, class I>
 __device__ void report_entries(const PoolView<T, I>& p, int64_t begin, int n) {
   for (int64_t j = begin; j < begin + n; ++j) {
     const int64_t index = p.indices[j];
-    if (!p.in_range(index)) p.errors.report(Argument::kIndices, Fault::kOutOfRange, j, index, p.rows);
+    if (!p.is_allowed(index)) p.errors.report(Argument::kIndices, Fault::kOutOfRange, j, index, p.rows);
     if (p.weights == nullptr) continue;
     const acc_t<T> weight = static_cast<acc_t<T>>(p.weights[j]);
     if (weight != weight) p.errors.report(Argument::kWeights, Fault::kNotANumber, j, 0, 0);
@@ -124,7 +136,7 @@ __device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t index = ahead[k];
       used[k] = j + k < n && p.in_range(index) && index != p.padding_idx;
-      any_bad = any_bad || !p.in_range(index);
+      any_bad = any_bad || !p.is_allowed(index);
       if (j + k < n) entry[k].prepare(p, begin + j + k);
       if (used[k]) entry[k].load(p, tile, has_columns, index, begin + j + k);
     }

@@ -34,12 +34,13 @@ void with_pairs(const RowGroups& groups, const F& f) {
 
 // One thread per entry.
 template <class I, class K, class Source>
-__global__ void pairs_kernel(const I* indices, int64_t entries, int64_t rows, int64_t padding_idx, ErrorSink errors,
-                             Source source_of, Pairs<K> pairs) {
+__global__ void pairs_kernel(const I* indices, int64_t entries, int64_t rows, int64_t padding_idx, bool report,
+                             Argument argument, ErrorSink errors, Source source_of, Pairs<K> pairs) {
   for (int64_t i = thread_index(); i < entries; i += thread_count()) {
     const int64_t index = indices[i];
     const bool in_range = index >= 0 && index < rows;
-    if (!in_range) errors.report(Argument::kIndices, Fault::kOutOfRange, i, index, rows);
+    const bool is_left_out = index == rows && padding_idx == rows;
+    if (!in_range && !is_left_out && report) errors.report(argument, Fault::kOutOfRange, i, index, rows);
     pairs.keys[i] = static_cast<K>(in_range && index != padding_idx ? index : rows);
     pairs.values[i] = static_cast<K>(source_of(i));
   }
@@ -49,8 +50,10 @@ struct Indices {
   ScalarType dtype;
   const void* data;  // [entries]
   int64_t entries;
-  int64_t rows;  // what they must be below
-  int64_t padding_idx = -1;
+  int64_t rows;              // what they must be below
+  int64_t padding_idx = -1;  // may be `rows`: then that is allowed, and no row
+  bool report = true;        // whether others outside [0, rows) are reported
+  Argument argument = Argument::kIndices;
 };
 
 template <class K, class Source>
@@ -60,7 +63,8 @@ Pairs<K> sorted_pairs(DeviceCall& call, const Indices& indices, const Source& so
   dispatch_index(indices.dtype, call.op(), "indices", [&](auto tag) {
     using I = typename decltype(tag)::type;
     launch(call, one_thread_each(indices.entries), pairs_kernel<I, K, Source>, static_cast<const I*>(indices.data),
-           indices.entries, indices.rows, indices.padding_idx, call.errors(), source_of, pairs);
+           indices.entries, indices.rows, indices.padding_idx, indices.report, indices.argument, call.errors(),
+           source_of, pairs);
   });
   int bits = 1;
   while (bits < 64 && (indices.rows >> bits) != 0) ++bits;

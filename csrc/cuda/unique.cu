@@ -5,17 +5,20 @@
 // that one's parent. Which parents there are depends on the order of the threads, but a parent is always an earlier
 // position of the same value, and the one position without a parent is the value's first. So firsts are flagged and
 // numbered in the order of x without another look at the table.
+//
+// What a value is, the table's Keys say: an element of a vector, or a row of a matrix.
 #include "../cuda.h"
 #include "../unique.h"
+#include "device.cuh"
 #include "primitives.cuh"
 
 namespace tsr {
 namespace {
 
-// Values are compared by their bits, in the unsigned type of their width.
+// f receives the unsigned type of `bytes` bytes: values are compared by their bits.
 template <class F>
-void dispatch_width(const Tensor& x, const F& f) {
-  switch (x.element_size()) {
+void dispatch_width(uint64_t bytes, const F& f) {
+  switch (bytes) {
     case 1:
       return f(type_tag<uint8_t>{});
     case 2:
@@ -52,9 +55,87 @@ __device__ inline uint64_t scattered(uint64_t value) {
   return hash ^ hash >> 32;
 }
 
-// Values of up to 16 bits have a slot each.
+// Keys have
+//   Value                    what is held of a value while it is entered
+//   Result                   what is written of each distinct value
+//   capacity(n)              the slots of a table for n values
+//   load(i), result(i)       the value at position i, and its result
+//   hash_of(value)           whose upper bits choose the slot
+//   equals(position, value)  whether x holds the value there
+
+// Elements of a vector, compared by their bits.
 template <class T>
-constexpr bool is_direct = sizeof(T) <= 2;
+struct ElementKeys {
+  using Value = T;
+  using Result = T;
+  // Values of up to 16 bits have a slot each.
+  static constexpr bool kDirect = sizeof(T) <= 2;
+
+  const T* x;
+
+  static uint64_t capacity(int64_t n) {
+    return kDirect ? uint64_t{1} << (kDirect ? 8 * sizeof(T) : 0) : 2 * static_cast<uint64_t>(n);
+  }
+  __device__ T load(int64_t i) const { return x[i]; }
+  __device__ T result(int64_t i) const { return x[i]; }
+  __device__ uint64_t hash_of(T value) const {
+    if constexpr (kDirect) {
+      return static_cast<uint64_t>(value) << (64 - 8 * sizeof(T));
+    } else {
+      return scattered(value);
+    }
+  }
+  __device__ bool equals(int64_t position, T value) const { return x[position] == value; }
+};
+
+// Rows of a matrix, compared unit by unit where their hashes agree.
+template <class Unit>
+struct RowKeys {
+  struct Value {
+    uint64_t hash;
+    int64_t row;
+  };
+  using Result = int64_t;
+
+  const Unit* x;
+  int64_t units;           // of a row
+  const uint64_t* hashes;  // [n]
+
+  static uint64_t capacity(int64_t n) { return 2 * static_cast<uint64_t>(n); }
+  __device__ Value load(int64_t i) const { return {hashes[i], i}; }
+  __device__ int64_t result(int64_t i) const { return i; }
+  __device__ uint64_t hash_of(const Value& value) const { return value.hash; }
+  __device__ bool equals(int64_t position, const Value& value) const {
+    if (hashes[position] != value.hash) return false;
+    const Unit *mine = x + value.row * units, *other = x + position * units;
+    int64_t u = 0;
+    while (u < units && mine[u] == other[u]) ++u;
+    return u == units;
+  }
+};
+
+// hashes[i] = the sum of what each unit of row i scatters to at its place. A team takes a row, and adds in a tree.
+template <class Unit>
+__global__ void row_hashes_kernel(const Unit* x, int64_t rows, int64_t units, RowTiling tiling, uint64_t* hashes) {
+  const int lanes = 1 << tiling.lanes_log2, lane = static_cast<int>(threadIdx.x) % lanes;
+  for (int64_t i = tiling.first(); i < rows; i += tiling.stride()) {
+    unsigned long long hash = 0;
+    for (int64_t u = lane; u < units; u += lanes) {
+      hash += scattered(x[i * units + u] ^ scattered(static_cast<uint64_t>(u) + 1));
+    }
+    for (int step = lanes / 2; step > 0; step /= 2) hash += __shfl_xor_sync(tiling.team_mask(), hash, step);
+    if (lane == 0) hashes[i] = hash;
+  }
+}
+
+template <class Unit>
+RowKeys<Unit> row_keys(DeviceCall& call, const void* x, int64_t rows, int64_t row_bytes) {
+  const int64_t units = row_bytes / static_cast<int64_t>(sizeof(Unit));
+  uint64_t* const hashes = call.workspace<uint64_t>(rows);
+  const RowTiling tiling(rows, std::min<int64_t>(units, kWarp), 1);
+  launch(call, tiling.shape(), row_hashes_kernel<Unit>, static_cast<const Unit*>(x), rows, units, tiling, hashes);
+  return {static_cast<const Unit*>(x), units, hashes};
+}
 
 // In an empty slot and as the parent of firsts. No entry is all ones: a position leaves one of its bits 0.
 template <class P>
@@ -62,9 +143,11 @@ constexpr P kNone = static_cast<P>(~P{0});
 
 // Open addressing. The low bits of a slot are a position; above them there is room for up to 8 bits of the value's
 // hash, by which different values are told apart without a look at x.
-template <class T, class P>
+template <class Keys, class P>
 struct Positions {
-  const T* x;
+  using Value = typename Keys::Value;
+
+  Keys keys;
   P* slots;    // [capacity]
   P* parents;  // [n]
   uint64_t capacity;
@@ -73,29 +156,18 @@ struct Positions {
   // Slots in a row that are tried before the hash is scattered anew: values made to collide part there.
   static constexpr int kRow = 32;
 
-  Positions(const T* values, int64_t n) : x(values), slots(nullptr), parents(nullptr), position_bits(1) {
-    if constexpr (is_direct<T>) {
-      capacity = uint64_t{1} << 8 * sizeof(T);
-    } else {
-      capacity = 2 * static_cast<uint64_t>(n);
-    }
+  Positions(const Keys& keys_, int64_t n)
+      : keys(keys_), slots(nullptr), parents(nullptr), capacity(Keys::capacity(n)), position_bits(1) {
     while (n >> position_bits != 0) ++position_bits;
   }
 
-  __device__ uint64_t hash_of(T value) const {
-    if constexpr (is_direct<T>) {
-      return static_cast<uint64_t>(value) << (64 - 8 * sizeof(T));
-    } else {
-      return scattered(value);
-    }
-  }
   __device__ uint64_t slot_of(uint64_t hash) const { return __umul64hi(hash, capacity); }
   __device__ P entry_of(uint64_t hash, int64_t position) const {
     return static_cast<P>(hash & 0xff) << position_bits | static_cast<P>(position);
   }
   __device__ P position_of(P entry) const { return entry & ((P{1} << position_bits) - 1); }
-  __device__ bool same_value(P entry, P mine, T value) const {
-    return (entry ^ mine) >> position_bits == 0 && x[position_of(entry)] == value;
+  __device__ bool same_value(P entry, P mine, const Value& value) const {
+    return (entry ^ mine) >> position_bits == 0 && keys.equals(static_cast<int64_t>(position_of(entry)), value);
   }
 
   // What the slot holds, which may be out of date: a later position of the same value. An empty slot takes the entry.
@@ -105,7 +177,7 @@ struct Positions {
   }
 
   // Goes on where the hash's own slot is not empty but holds `found`.
-  __device__ void settle(T value, uint64_t hash, int64_t position, P found) const {
+  __device__ void settle(const Value& value, uint64_t hash, int64_t position, P found) const {
     const P entry = entry_of(hash, position);
     uint64_t slot = slot_of(hash);
     for (int step = 1; !same_value(found, entry, value); ++step) {
@@ -138,25 +210,25 @@ __device__ inline int64_t tile_index() { return static_cast<int64_t>(blockIdx.x)
 __device__ inline int64_t tile_stride() { return static_cast<int64_t>(gridDim.x) * kTile; }
 
 // Enters x[begin : n]. One thread enters kInFlight elements of a tile.
-template <class T, class P>
-__global__ void enter_kernel(Positions<T, P> table, int64_t begin, int64_t n) {
+template <class Keys, class P>
+__global__ void enter_kernel(Positions<Keys, P> table, int64_t begin, int64_t n) {
   for (int64_t start = begin + tile_index(); start < n; start += tile_stride()) {
-    T values[kInFlight];
+    typename Keys::Value values[kInFlight];
     P found[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      if (i < n) values[k] = table.x[i];
+      if (i < n) values[k] = table.keys.load(i);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      if (i < n) found[k] = table.slots[table.slot_of(table.hash_of(values[k]))];
+      if (i < n) found[k] = table.slots[table.slot_of(table.keys.hash_of(values[k]))];
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      const uint64_t hash = table.hash_of(values[k]);
+      const uint64_t hash = table.keys.hash_of(values[k]);
       if (i < n && found[k] == kNone<P>) {
         found[k] = atomicCAS(&table.slots[table.slot_of(hash)], kNone<P>, table.entry_of(hash, i));
       }
@@ -164,18 +236,18 @@ __global__ void enter_kernel(Positions<T, P> table, int64_t begin, int64_t n) {
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      if (i < n && found[k] != kNone<P>) table.settle(values[k], table.hash_of(values[k]), i, found[k]);
+      if (i < n && found[k] != kNone<P>) table.settle(values[k], table.keys.hash_of(values[k]), i, found[k]);
     }
   }
 }
 
 // The first tile goes ahead: it puts popular values in the table, so that the many threads that start together next
 // find them by a load and do not all fight for one empty slot.
-template <class T, class P>
-void enter(DeviceCall& call, const Positions<T, P>& table, int64_t n) {
+template <class Keys, class P>
+void enter(DeviceCall& call, const Positions<Keys, P>& table, int64_t n) {
   const int64_t ahead = std::min(n, kTile);
-  launch(call, one_block_each_tile(ahead), enter_kernel<T, P>, table, int64_t{0}, ahead);
-  launch(call, one_block_each_tile(n - ahead), enter_kernel<T, P>, table, ahead, n);
+  launch(call, one_block_each_tile(ahead), enter_kernel<Keys, P>, table, int64_t{0}, ahead);
+  launch(call, one_block_each_tile(n - ahead), enter_kernel<Keys, P>, table, ahead, n);
 }
 
 // ---- Numbers --------------------------------------------------------------------------------------------------------
@@ -210,9 +282,9 @@ struct Numbers {
 };
 
 // One thread follows kInFlight elements' parents to the first of each one's value.
-template <class T, class P>
-__global__ void write_unique_kernel(const T* x, const P* parents, int64_t n, Numbers numbers, T* values,
-                                    int64_t* inverse) {
+template <class Keys, class P>
+__global__ void write_unique_kernel(Keys keys, const P* parents, int64_t n, Numbers numbers,
+                                    typename Keys::Result* results, int64_t* inverse) {
   for (int64_t start = tile_index(); start < n; start += tile_stride()) {
     P first[kInFlight], parent[kInFlight];
 #pragma unroll
@@ -232,18 +304,18 @@ __global__ void write_unique_kernel(const T* x, const P* parents, int64_t n, Num
       }
     }
     int64_t number[kInFlight];
-    T value[kInFlight];
+    typename Keys::Result result[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
       number[k] = numbers.of_first(static_cast<int64_t>(first[k]));
-      if (first[k] == static_cast<P>(i)) value[k] = x[i];
+      if (first[k] == static_cast<P>(i)) result[k] = keys.result(i);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
       if (i < n) inverse[i] = number[k];
-      if (first[k] == static_cast<P>(i)) values[number[k]] = value[k];
+      if (first[k] == static_cast<P>(i)) results[number[k]] = result[k];
     }
   }
 }
@@ -284,13 +356,13 @@ __global__ void count_kernel(const int64_t* inverse, int64_t n, unsigned long lo
 // ---- Operators ------------------------------------------------------------------------------------------------------
 
 struct Unique {
-  Tensor values, inverse, counts;
+  Tensor results, inverse, counts;
 };
 
-template <class T, class P>
-Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
-  const int64_t n = x.size(0), words = (n + kWarp - 1) / kWarp;
-  Positions<T, P> table(call.data<T>(x), n);
+template <class P, class Keys>
+Unique unique_of(DeviceCall& call, const Keys& keys, int64_t n, ScalarType result_dtype, bool with_counts) {
+  const int64_t words = (n + kWarp - 1) / kWarp;
+  Positions<Keys, P> table(keys, n);
   const int64_t capacity = static_cast<int64_t>(table.capacity);
   table.slots = call.workspace<P>(capacity + n);
   table.parents = table.slots + capacity;
@@ -303,42 +375,65 @@ Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
   count_bits_before(call, firsts, words, before);
   const int64_t distinct = call.read_back(before + words, "the number of distinct values");
 
-  Unique result{call.empty({distinct}, x.scalar_type()), call.empty({n}, ScalarType::Long), x};
-  int64_t* const inverse = static_cast<int64_t*>(result.inverse.data_ptr());
-  launch(call, one_block_each_tile(n), write_unique_kernel<T, P>, table.x, table.parents, n, Numbers{firsts, before},
-         static_cast<T*>(result.values.data_ptr()), inverse);
+  const Tensor inverse = call.empty({n}, ScalarType::Long);
+  Unique result{call.empty({distinct}, result_dtype), inverse, inverse};
+  int64_t* const numbers = static_cast<int64_t*>(inverse.data_ptr());
+  launch(call, one_block_each_tile(n), write_unique_kernel<Keys, P>, keys, table.parents, n, Numbers{firsts, before},
+         static_cast<typename Keys::Result*>(result.results.data_ptr()), numbers);
   if (with_counts) {
     result.counts = call.empty({distinct}, ScalarType::Long);
     unsigned long long* const counts = static_cast<unsigned long long*>(result.counts.data_ptr());
     fill_bytes(call.stream(), counts, 0, static_cast<size_t>(distinct) * sizeof(*counts));
-    launch(call, {std::min(one_block_each_tile(n).blocks, kCountingBlocks)}, count_kernel, inverse, n, counts);
+    launch(call, {std::min(one_block_each_tile(n).blocks, kCountingBlocks)}, count_kernel, numbers, n, counts);
   }
   return result;
 }
 
-Unique unique_of(DeviceCall& call, const Tensor& x, bool with_counts) {
-  Unique result{x, x, x};
-  dispatch_width(x, [&](auto value_tag) {
-    dispatch_position(x.size(0), [&](auto position_tag) {
-      result =
-          unique_of<typename decltype(value_tag)::type, typename decltype(position_tag)::type>(call, x, with_counts);
-    });
+template <class Keys>
+Unique unique_of(DeviceCall& call, const Keys& keys, int64_t n, ScalarType result_dtype, bool with_counts) {
+  std::optional<Unique> result;
+  dispatch_position(
+      n, [&](auto tag) { result = unique_of<typename decltype(tag)::type>(call, keys, n, result_dtype, with_counts); });
+  return *result;
+}
+
+Unique unique_elements(DeviceCall& call, const Tensor& x, bool with_counts) {
+  std::optional<Unique> result;
+  dispatch_width(x.element_size(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    result = unique_of(call, ElementKeys<T>{call.data<T>(x)}, x.size(0), x.scalar_type(), with_counts);
   });
-  return result;
+  return *result;
 }
 
 std::tuple<Tensor, Tensor> unique_cuda(const Tensor& x) {
   DeviceCall call("unique", x);
   check_unique(call.op(), x);
-  const Unique result = unique_of(call, x, /*with_counts=*/false);
-  return {result.values, result.inverse};
+  const Unique result = unique_elements(call, x, /*with_counts=*/false);
+  return {result.results, result.inverse};
 }
 
 std::tuple<Tensor, Tensor, Tensor> unique_with_counts_cuda(const Tensor& x) {
   DeviceCall call("unique_with_counts", x);
   check_unique(call.op(), x);
-  const Unique result = unique_of(call, x, /*with_counts=*/true);
-  return {result.values, result.inverse, result.counts};
+  const Unique result = unique_elements(call, x, /*with_counts=*/true);
+  return {result.results, result.inverse, result.counts};
+}
+
+std::tuple<Tensor, Tensor, Tensor> unique_rows_cuda(const Tensor& x) {
+  DeviceCall call("unique_rows", x);
+  check_unique_rows(x);
+  const void* const data = call.data(x);
+  const int64_t n = x.size(0), row_bytes = row_elements(x) * static_cast<int64_t>(x.element_size());
+  // The largest unit that divides a row and the address.
+  uint64_t unit = 8;
+  while ((static_cast<uint64_t>(row_bytes) | reinterpret_cast<uintptr_t>(data)) % unit != 0) unit /= 2;
+  std::optional<Unique> result;
+  dispatch_width(unit, [&](auto tag) {
+    const auto keys = row_keys<typename decltype(tag)::type>(call, data, n, row_bytes);
+    result = unique_of(call, keys, n, ScalarType::Long, /*with_counts=*/true);
+  });
+  return {result->results, result->inverse, result->counts};
 }
 
 }  // namespace
@@ -347,4 +442,5 @@ std::tuple<Tensor, Tensor, Tensor> unique_with_counts_cuda(const Tensor& x) {
 TSR_CUDA_KERNELS(m) {
   TSR_IMPL(m, "unique", &tsr::unique_cuda);
   TSR_IMPL(m, "unique_with_counts", &tsr::unique_with_counts_cuda);
+  TSR_IMPL(m, "unique_rows", &tsr::unique_rows_cuda);
 }

@@ -20,7 +20,10 @@ sys.path.insert(0, str(_ROOT / "tests"))
 
 from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
-_TESTS = tuple(f"tests/test_{name}.py" for name in ("emulated", "emulated_unique", "operators", "pooling"))
+_TESTS = tuple(
+    f"tests/test_{name}.py"
+    for name in ("emulated", "emulated_shards", "emulated_unique", "operators", "pooling", "unique_rows")
+)
 _SECONDS = 300  # a loop that no longer ends is a fault noticed
 
 

@@ -33,10 +33,17 @@ MUTATIONS = [
     Mutation("embedding.cu", "step", "      any_bad = any_bad || !in_range;\n", "", "recorded"),
     Mutation("embedding.cu", "bound", "tile.column < units)", "tile.column <= units)", "embedding and not bag"),
     Mutation("embedding.cu", "step", "+ kRowsInFlight - 1) / kRows", ") / kRows", "lookups"),
-    Mutation("embedding_backward.cu", "sign", "with_row - prod", "with_row + prod", "weights_backward"),
-    Mutation("embedding_backward.cu", "bound", "int step = lanes / 2;", "int step = lanes / 4;", "weights_backward"),
+    Mutation("table_shards.cuh", "bound", "lanes_log2) / 2; step", "lanes_log2) / 4; step", "weights_backward"),
     Mutation("embedding_backward.cu", "step", "A(0) : weight / divisor", "A(0) : weight", "gradients_of_bags"),
     Mutation("embedding_backward.cu", "sign", "Divisor::kCount : ", "Divisor::kOne : ", "dense_backward"),
+    Mutation("embedding_ids.cu", "sign", "> acc_t<W>(0))) return", "< acc_t<W>(0))) return", "pruned"),
+    Mutation("embedding_ids.cu", "bound", "while (to < end &&", "while (to + 1 < end &&", "pruned"),
+    Mutation("embedding_ids.cu", "bound", "row < sizes[shard]", "row <= sizes[shard]", "shard"),
+    Mutation("embedding_ids.cu", "step", "      kept = false;\n", "", "too_large"),
+    Mutation("embedding_shards.cu", "sign", "norm < max_norm ? g[c]", "norm > max_norm ? g[c]", "clip_rows"),
+    Mutation("embedding_shards.cu", "bound", "b <= entries; b", "b < entries; b", "shards"),
+    Mutation("embedding_weights_backward.cu", "sign", "(result - prod", "(result + prod", "weights_backward"),
+    Mutation("embedding_weights_backward.cu", "bound", "index != w.padding_idx && bag", "bag", "weights_backward"),
     Mutation("errors.cu", "step", "    r->first = kNoError;\n", "", "recorded"),
     Mutation("errors.cu", "bound", "(uint64_t{1} << kPositionBits) - 1", "(uint64_t{1} << 2) - 1", "recorded"),
     Mutation("errors.cu", "sign", 'must not decrease, got ", e.bound', 'must not decrease, got ", e.value', "recorded"),
@@ -82,10 +89,12 @@ MUTATIONS = [
     ),
     Mutation("row_groups.cu", "step", 'have entries") - 1', 'have entries")', "grad_v2"),
     Mutation("row_groups.cu", "sign", "keys[present.offsets[r]]", "keys[present.offsets[0]]", "grad_v2"),
-    Mutation("segment.cu", "bound", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
+    Mutation("segment_ids.cuh", "bound", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
     Mutation("segment.cu", "sign", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
-    Mutation("segment.cu", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
-    Mutation("segment.cu", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"),
+    Mutation("segment_ids.cuh", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
+    Mutation(
+        "segment_ids.cuh", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"
+    ),
     Mutation("segment.cu", "step", "n : sqrt(n)", "n : n", "reduce_grad"),
     Mutation(
         "unique.cu", "sign", "if (found > entry) found = atomicMin", "if (found < entry) found = atomicMin", "unique"
@@ -99,6 +108,12 @@ MUTATIONS = [
         "with_counts",
     ),
     Mutation("unique.cu", "step", "counters[c] = 0;\n  __syncthreads();", "counters[c] = 0;", "with_counts"),
+    Mutation("table_shards.cu", "step", "uploaded + begin);", "uploaded);", "many_shards"),
+    Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
+    Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
+    Mutation("unique.cu", "bound", "return u == units;", "return u + 1 >= units;", "unique_rows"),
+    Mutation("unique.cu", "step", "u < units; u += lanes)", "u < units; u += 2 * lanes)", "rows_made_to_collide"),
+    Mutation("unique.cu", "sign", "hashes[position] != value.hash", "hashes[position] == value.hash", "unique_rows"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Operators on tensors: one module per family."""
 
+from .bucketize import bucketize as bucketize
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
 from .embedding_lookup import embedding_lookup as embedding_lookup
@@ -7,6 +8,9 @@ from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
 from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
+from .indexed_slices import deduplicate_rows as deduplicate_rows
+from .indexed_slices import indexed_slices_norm as indexed_slices_norm
+from .indexed_slices import indexed_slices_to_dense as indexed_slices_to_dense
 from .segment import sparse_segment_mean as sparse_segment_mean
 from .segment import sparse_segment_mean_grad as sparse_segment_mean_grad
 from .segment import sparse_segment_mean_grad_v2 as sparse_segment_mean_grad_v2
@@ -16,5 +20,17 @@ from .segment import sparse_segment_sqrt_n_grad_v2 as sparse_segment_sqrt_n_grad
 from .segment import sparse_segment_sum as sparse_segment_sum
 from .segment import sparse_segment_sum_grad as sparse_segment_sum_grad
 from .segment import sparse_segment_sum_grad_v2 as sparse_segment_sum_grad_v2
+from .segment_rows import segment_max as segment_max
+from .segment_rows import segment_mean as segment_mean
+from .segment_rows import segment_min as segment_min
+from .segment_rows import segment_prod as segment_prod
+from .segment_rows import segment_sqrt_n as segment_sqrt_n
+from .segment_rows import segment_sum as segment_sum
+from .segment_rows import unsorted_segment_max as unsorted_segment_max
+from .segment_rows import unsorted_segment_mean as unsorted_segment_mean
+from .segment_rows import unsorted_segment_min as unsorted_segment_min
+from .segment_rows import unsorted_segment_prod as unsorted_segment_prod
+from .segment_rows import unsorted_segment_sqrt_n as unsorted_segment_sqrt_n
+from .segment_rows import unsorted_segment_sum as unsorted_segment_sum
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts

@@ -4,3 +4,5 @@ SUM = 0
 MEAN = 1
 SQRTN = 2
 MAX = 3
+MIN = 4
+PROD = 5

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from . import _reduction
-from ._eager import short_way
+from ._autograd import differentiable
 
 __all__ = ["embedding", "embedding_bag"]
 
-_ops = torch.ops.torchsparse_rec
 _MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN, "max": _reduction.MAX}
 _NO_PADDING = -1
 
@@ -64,7 +63,7 @@ def embedding(
         tensor([[2.0000, 2.5000],
                 [0.0000, 0.5000]])
     """
-    return look_up(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
+    return _embedding(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
 
 
 def embedding_bag(
@@ -116,7 +115,7 @@ def embedding_bag(
     """
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-    output, _ = pool(
+    output, _ = _embedding_bag(
         weight,
         indices,
         offsets,
@@ -205,8 +204,8 @@ def _weight_grad(sparse: bool, grad: Tensor, *arguments) -> Tensor:
     """The gradient of a table, in the layout asked for; ``arguments`` are those of the backward operators."""
     num_embeddings = arguments[4]
     if not sparse:
-        return _ops.embedding_dense_backward.default(grad, *arguments)
-    values, rows = _ops.embedding_sparse_backward.default(grad, *arguments)
+        return _dense_backward(grad, *arguments)
+    values, rows = _sparse_backward(grad, *arguments)
     return torch.sparse_coo_tensor(
         rows.unsqueeze(0), values, (num_embeddings, grad.shape[1]), is_coalesced=True, check_invariants=False
     )
@@ -269,7 +268,7 @@ def _embedding_bag_backward(ctx, grad, _grad_argmax):
             ctx.scale_grad_by_freq,
         )
     if grad is not None and ctx.needs_input_grad[3]:
-        weights_grad = _ops.embedding_weights_backward.default(
+        weights_grad = _weights_backward(
             grad, weight, indices, offsets, per_sample_weights, pooled, ctx.mode, ctx.padding_idx
         )
     return weight_grad, None, None, weights_grad, None, None, None, None
@@ -295,7 +294,7 @@ def _transposed(
     The backward of a pooled lookup is linear in ``grad``, and its transpose is the lookup itself, in ``table``.
     """
     if offsets is None:
-        picked = _ops.embedding.default(table, indices, padding_idx, False, False)
+        picked = _embedding(table, indices, padding_idx, False, False)
         return picked.masked_fill((indices == padding_idx).unsqueeze(1), 0.0), None
     if argmax is not None:
         if indices.numel() == 0 or table.shape[0] == 0:
@@ -303,12 +302,10 @@ def _transposed(
         winners = indices[argmax.clamp_min(0)].long().masked_fill(argmax < 0, 0)
         picked = table.gather(0, winners)
         return picked.masked_fill(argmax < 0, 0.0), None
-    pooled, _ = _ops.embedding_bag.default(table, indices, offsets, per_sample_weights, mode, padding_idx, False, False)
+    pooled, _ = _embedding_bag(table, indices, offsets, per_sample_weights, mode, padding_idx, False, False)
     if not weights_need_grad:
         return pooled, None
-    weights_grad = _ops.embedding_weights_backward.default(
-        grad, table, indices, offsets, per_sample_weights, pooled, mode, padding_idx
-    )
+    weights_grad = _weights_backward(grad, table, indices, offsets, per_sample_weights, pooled, mode, padding_idx)
     return pooled, weights_grad
 
 
@@ -442,24 +439,10 @@ def _weights_backward_backward(ctx, grad_result):
     return grads[0], grads[1], None, None, grads[2], grads[3], None, None
 
 
-torch.library.register_autograd(
-    "torchsparse_rec::embedding", _embedding_backward, setup_context=_embedding_setup_context
+_embedding = differentiable("embedding", _embedding_backward, _embedding_setup_context)
+_embedding_bag = differentiable("embedding_bag", _embedding_bag_backward, _embedding_bag_setup_context)
+_dense_backward = differentiable("embedding_dense_backward", _dense_backward_backward, _backward_setup_context)
+_sparse_backward = differentiable("embedding_sparse_backward", _sparse_backward_backward, _backward_setup_context)
+_weights_backward = differentiable(
+    "embedding_weights_backward", _weights_backward_backward, _weights_backward_setup_context
 )
-torch.library.register_autograd(
-    "torchsparse_rec::embedding_bag", _embedding_bag_backward, setup_context=_embedding_bag_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::embedding_dense_backward", _dense_backward_backward, setup_context=_backward_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::embedding_sparse_backward", _sparse_backward_backward, setup_context=_backward_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::embedding_weights_backward",
-    _weights_backward_backward,
-    setup_context=_weights_backward_setup_context,
-)
-
-# The operators as the public functions call them.
-look_up = short_way(_ops.embedding.default, _embedding_setup_context, _embedding_backward)
-pool = short_way(_ops.embedding_bag.default, _embedding_bag_setup_context, _embedding_bag_backward)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import _embedding_shards as _embedding_shards  # registers what this module calls
 from . import _reduction
-from .embedding import embedding, pool
+from .embedding import _embedding_bag, embedding
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 
@@ -289,5 +289,5 @@ def _pool(
 ) -> Tensor:
     if len(shards) == 1 and max_norm is None:
         bags = (indices, offsets, weights, mode, padding)
-        return pool(shards[0], *bags, False, sparse)[0]
+        return _embedding_bag(shards[0], *bags, False, sparse)[0]
     return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)

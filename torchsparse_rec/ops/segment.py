@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from . import _reduction
+from ._autograd import differentiable
 from .embedding import embedding_bag
 
 __all__ = [
@@ -44,7 +45,7 @@ def _segment_reduce(
     if segment_ids is not None and offsets is not None:
         raise ValueError("exactly one of segment_ids and offsets must be given, got both")
     if segment_ids is not None:
-        return _ops.sparse_segment_reduce.default(data, indices, segment_ids, num_segments, reduction)
+        return _sparse_segment_reduce(data, indices, segment_ids, num_segments, reduction)
     if offsets is None:
         raise ValueError("exactly one of segment_ids and offsets must be given, got neither")
     if num_segments is not None:
@@ -159,7 +160,7 @@ def _grad(
     grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int, out: Tensor | None
 ) -> Tensor:
     if out is None:
-        return _ops.sparse_segment_reduce_grad.default(grad, indices, segment_ids, output_dim0, reduction)
+        return _sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction)
     _refuse_gradient("sparse_segment_reduce_grad", grad, out)
     _ops.sparse_segment_reduce_grad_out.default(grad, indices, segment_ids, output_dim0, reduction, out)
     return out
@@ -174,7 +175,7 @@ def _grad_v2(
     out: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     if out is None:
-        return _ops.sparse_segment_reduce_grad_v2.default(grad, indices, segment_ids, dense_output_dim0, reduction)
+        return _sparse_segment_reduce_grad_v2(grad, indices, segment_ids, dense_output_dim0, reduction)
     _refuse_gradient("sparse_segment_reduce_grad_v2", grad, *out)
     _ops.sparse_segment_reduce_grad_v2_out.default(grad, indices, segment_ids, dense_output_dim0, reduction, *out)
     return out
@@ -392,14 +393,14 @@ def _reduce_setup_context(ctx, inputs, output) -> None:
 
 def _reduce_backward(ctx, grad):
     indices, segment_ids = ctx.saved_tensors
-    result = _ops.sparse_segment_reduce_grad.default(grad, indices, segment_ids, ctx.output_dim0, ctx.reduction)
+    result = _sparse_segment_reduce_grad(grad, indices, segment_ids, ctx.output_dim0, ctx.reduction)
     return result, None, None, None, None
 
 
 def _transposed(values: Tensor, positions: Tensor, segment_ids: Tensor, num_segments: int, reduction: int) -> Tensor:
     """The gradient of a gradient operator: the forward reduction, with its entries put in the order of segments."""
     order = torch.argsort(segment_ids, stable=True)
-    return _ops.sparse_segment_reduce.default(values, positions[order], segment_ids[order], num_segments, reduction)
+    return _sparse_segment_reduce(values, positions[order], segment_ids[order], num_segments, reduction)
 
 
 def _grad_setup_context(ctx, inputs, output) -> None:
@@ -430,12 +431,8 @@ def _grad_v2_backward(ctx, grad_values, _grad_rows):
     return result, None, None, None, None
 
 
-torch.library.register_autograd(
-    "torchsparse_rec::sparse_segment_reduce", _reduce_backward, setup_context=_reduce_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::sparse_segment_reduce_grad", _grad_backward, setup_context=_grad_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::sparse_segment_reduce_grad_v2", _grad_v2_backward, setup_context=_grad_v2_setup_context
+_sparse_segment_reduce = differentiable("sparse_segment_reduce", _reduce_backward, _reduce_setup_context)
+_sparse_segment_reduce_grad = differentiable("sparse_segment_reduce_grad", _grad_backward, _grad_setup_context)
+_sparse_segment_reduce_grad_v2 = differentiable(
+    "sparse_segment_reduce_grad_v2", _grad_v2_backward, _grad_v2_setup_context
 )

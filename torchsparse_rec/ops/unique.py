@@ -1,7 +1,7 @@
 """
 Family ``unique``: distinct values in the order of their first appearance.
 
-Contract: csrc/unique.h. Kernels: csrc/cpu/unique.cpp, csrc/cuda/unique.cu.
+Contract: csrc/unique.h. Kernels: csrc/cpu/unique.cpp, csrc/cpu/unique_rows.cpp, csrc/cuda/unique.cu.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .. import _library as _library  # loads the schemas
 class Unique(NamedTuple):
     """What :func:`unique` returns."""
 
-    #: Distinct values in order of first appearance, ``[U]``, dtype of the input.
+    #: Distinct values, or slices, in order of first appearance, ``[U]``, dtype of the input.
     values: Tensor
     #: For each input its position in ``values``, ``[N]``, int64.
     inverse: Tensor
@@ -26,7 +26,7 @@ class Unique(NamedTuple):
 class UniqueWithCounts(NamedTuple):
     """What :func:`unique_with_counts` returns."""
 
-    #: Distinct values in order of first appearance, ``[U]``, dtype of the input.
+    #: Distinct values, or slices, in order of first appearance, ``[U]``, dtype of the input.
     values: Tensor
     #: For each input its position in ``values``, ``[N]``, int64.
     inverse: Tensor
@@ -34,57 +34,86 @@ class UniqueWithCounts(NamedTuple):
     counts: Tensor
 
 
-def unique(x: Tensor) -> Unique:
+def unique(x: Tensor, dim: int | None = None) -> Unique:
     """
-    Find the distinct values of a vector, in the order of their first appearance.
+    Find the distinct values of a vector, in the order of their first appearance; or with ``dim`` the distinct slices.
 
     Unlike :func:`torch.unique` nothing is sorted, so ``values[inverse]`` is ``x`` and the first value is ``x[0]``.
     The result is a function of ``x`` alone: it does not depend on the number of threads. Not differentiable.
 
     Args:
-        x: ids, ``[N]``, any integer dtype, signed or unsigned.
+        x: ids, ``[N]``, any integer dtype, signed or unsigned; with ``dim`` any rank but 0.
+        dim: compare the slices of ``x`` along this dimension: equal slices are equal in every element.
 
     Returns:
         A tuple ``(values, inverse)``: the distinct values ``[U]`` with the dtype of ``x``, and for each ``i`` the
         position of ``x[i]`` among them, ``[N]`` int64. ``U`` depends on the data: on CUDA reading it waits for the
-        device once.
+        device once. With ``dim``, ``values`` has the shape of ``x`` but ``U`` at ``dim``, and ``inverse`` holds the
+        place of each slice.
 
     Raises:
-        ValueError: if ``x`` does not have rank 1 or an integer dtype.
+        ValueError: if ``x`` does not have rank 1 (with ``dim``: is a scalar) or an integer dtype.
+        IndexError: if ``x`` has no dimension ``dim``.
 
     On CUDA it waits for the device, so CUDA graphs cannot capture it.
 
-    Source: ``tf.unique``.
+    Source: ``tf.unique``, ``tf.raw_ops.UniqueV2``.
 
     Example:
         >>> values, inverse = unique(torch.tensor([7, 3, 7, 7, 9, 3]))
         >>> values, inverse
         (tensor([7, 3, 9]), tensor([0, 1, 0, 0, 2, 1]))
+        >>> unique(torch.tensor([[1, 2], [3, 4], [1, 2]]), dim=0).values
+        tensor([[1, 2],
+                [3, 4]])
     """
+    if dim is not None:
+        return Unique(*_unique_slices(x, dim)[:2])
     return Unique(*torch.ops.torchsparse_rec.unique.default(x))
 
 
-def unique_with_counts(x: Tensor) -> UniqueWithCounts:
+def unique_with_counts(x: Tensor, dim: int | None = None) -> UniqueWithCounts:
     """
-    Find the distinct values of a vector, in the order of their first appearance, and count each.
+    Find the distinct values of a vector, or slices, in the order of their first appearance, and count each.
 
     Args:
-        x: ids, ``[N]``, any integer dtype, signed or unsigned.
+        x: ids, ``[N]``, any integer dtype, signed or unsigned; with ``dim`` any rank but 0.
+        dim: as of :func:`unique`.
 
     Returns:
         A tuple ``(values, inverse, counts)``: ``values`` ``[U]`` and ``inverse`` ``[N]`` as of :func:`unique`, and how
         often each value occurs, ``[U]`` int64.
 
     Raises:
-        ValueError: if ``x`` does not have rank 1 or an integer dtype.
+        ValueError: if ``x`` does not have rank 1 (with ``dim``: is a scalar) or an integer dtype.
+        IndexError: if ``x`` has no dimension ``dim``.
 
-    Source: ``tf.unique_with_counts``.
+    On CUDA it waits for the device, so CUDA graphs cannot capture it.
+
+    Source: ``tf.unique_with_counts``, ``tf.raw_ops.UniqueWithCountsV2``.
 
     Example:
         >>> unique_with_counts(torch.tensor([7, 3, 7, 7, 9, 3])).counts
         tensor([3, 2, 1])
     """
+    if dim is not None:
+        return UniqueWithCounts(*_unique_slices(x, dim))
     return UniqueWithCounts(*torch.ops.torchsparse_rec.unique_with_counts.default(x))
+
+
+def _unique_slices(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(f"unique: dim must be in [{-x.dim()}, {x.dim()}), got {dim}")
+    firsts, inverse, counts = torch.ops.torchsparse_rec.unique_rows.default(x.movedim(dim, 0))
+    return take_slices(x, dim, firsts), inverse, counts
+
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def take_slices(x: Tensor, dim: int, positions: Tensor) -> Tensor:
+    """``x.index_select(dim, positions)``, which does not take every unsigned dtype: their bits go the same way."""
+    return x.view(_SIGNED.get(x.dtype, x.dtype)).index_select(dim, positions).view(x.dtype)
 
 
 @torch.library.register_fake("torchsparse_rec::unique")
@@ -99,7 +128,15 @@ def _unique_with_counts_fake(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return values, inverse, values.new_empty(values.shape, dtype=torch.int64)
 
 
+@torch.library.register_fake("torchsparse_rec::unique_rows")
+def _unique_rows_fake(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    distinct = torch.library.get_ctx().new_dynamic_size()
+    firsts = x.new_empty(distinct, dtype=torch.int64)
+    return firsts, x.new_empty(x.shape[0], dtype=torch.int64), torch.empty_like(firsts)
+
+
 # Not differentiable, and said so: integers have no gradient, so calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _AUTOGRAD.impl("unique", torch.library.fallthrough_kernel)
 _AUTOGRAD.impl("unique_with_counts", torch.library.fallthrough_kernel)
+_AUTOGRAD.impl("unique_rows", torch.library.fallthrough_kernel)

@@ -1,0 +1,3 @@
+"""``tf.linalg``: the norm of gradients."""
+
+from ._indexed_slices import global_norm as global_norm

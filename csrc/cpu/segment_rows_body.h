@@ -1,0 +1,236 @@
+// Body of segment_rows_loops.cpp for one instruction set: see isa_foreach.h. No include guard.
+
+#include "row_vectors_body.h"
+
+// ---- Columns --------------------------------------------------------------------------------------------------------
+
+// Some columns of a row: kCount whole vectors, or the last few in one vector whose other lanes are zero.
+template <class T, int kBytes_, int kCount_>
+struct WholeColumns {
+  static constexpr int kBytes = kBytes_, kCount = kCount_;
+  using V = Vector<acc_t<T>, kBytes>;
+  static constexpr int kLanes = VectorOf<acc_t<T>, kBytes>::kLanes;
+  int64_t first;
+
+  void get(const T* row, V (&x)[kCount]) const {
+    for (int k = 0; k < kCount; ++k) load<kBytes>(row + first + k * kLanes, x[k]);
+  }
+  void put(T* row, const V (&x)[kCount]) const {
+    for (int k = 0; k < kCount; ++k) store<false, kBytes>(row + first + k * kLanes, x[k]);
+  }
+};
+
+template <class T>
+struct LastColumns {
+  static constexpr int kBytes = 16, kCount = 1;
+  using V = Vector<acc_t<T>, kBytes>;
+  int64_t first, count;
+
+  void get(const T* row, V (&x)[1]) const {
+    x[0] = V{};
+    if (count == 1) {
+      x[0][0] = static_cast<acc_t<T>>(row[first]);
+      return;
+    }
+    for (int64_t k = 0; k < count; ++k) x[0][k] = static_cast<acc_t<T>>(row[first + k]);
+  }
+  void put(T* row, const V (&x)[1]) const {
+    for (int64_t k = 0; k < count; ++k) row[first + k] = static_cast<T>(static_cast<acc_t<T>>(x[0][k]));
+  }
+};
+
+// Calls f with the columns [first, last), the widest pieces first.
+template <class T, int kMost, class F>
+static inline __attribute__((always_inline)) void for_columns(int64_t first, int64_t last, const F& f) {
+  constexpr int kLanes = VectorOf<acc_t<T>, kVectorBytes>::kLanes, kFewLanes = VectorOf<acc_t<T>, 16>::kLanes;
+  int64_t d = first;
+  for (; d + kMost * kLanes <= last; d += kMost * kLanes) f(WholeColumns<T, kVectorBytes, kMost>{d});
+  for (; d + kLanes <= last; d += kLanes) f(WholeColumns<T, kVectorBytes, 1>{d});
+  if constexpr (kVectorBytes > 16) {
+    for (; d + kFewLanes <= last; d += kFewLanes) f(WholeColumns<T, 16, 1>{d});
+  }
+  if (d < last) f(LastColumns<T>{d, last - d});
+}
+
+// The row of entry e; the row that comes `ahead` entries later is fetched, if the processor cannot foresee which it is.
+template <class Columns, class Arguments>
+static inline __attribute__((always_inline)) int64_t row_of(const Arguments& a, int64_t e, int64_t last, int64_t ahead,
+                                                            const Columns& columns) {
+  if (a.order == nullptr) return e;
+  const int64_t later = e + ahead < last ? e + ahead : e;
+  const char* row = reinterpret_cast<const char*>(a.data + a.order[later] * a.dim + columns.first);
+  for (int b = 0; b < Columns::kCount * Columns::kBytes; b += 64) __builtin_prefetch(row + b);
+  return a.order[e];
+}
+
+// ---- Reductions -----------------------------------------------------------------------------------------------------
+
+// What a bag comes to: begin(first row), add(later row), end().
+struct Sum {
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void begin(V&, A) {}
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void add(V& total, const V& x, A) {
+    total += x;
+  }
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void end(V&, A) {}
+};
+
+struct Product : Sum {
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void add(V& total, const V& x, A) {
+    total *= x;
+  }
+};
+
+template <class V, class A>
+static inline __attribute__((always_inline)) void turn(V& x, A direction) {
+  if constexpr (is_integer_v<A>) {
+    x ^= direction;
+  } else {
+    x *= direction;
+  }
+}
+
+struct Extreme {
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void begin(V& x, A direction) {
+    turn(x, direction);
+  }
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void add(V& total, V x, A direction) {
+    turn(x, direction);
+    // x != x: x is NaN.
+    total = ((x > total) | (x != x)) ? x : total;
+  }
+  template <class V, class A>
+  static inline __attribute__((always_inline)) void end(V& total, A direction) {
+    turn(total, direction);
+  }
+};
+
+template <class Reducer, class T>
+static void reduce(const ReduceArguments<T>& arguments) {
+  const ReduceArguments<T> a = arguments;  // a copy, so that the stores cannot alias it
+  constexpr int kMost = TSR_ISA_LEVEL == 2 ? 4 : 8;
+  const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
+  for (int64_t b = 0; b < a.bags; ++b) {
+    const int64_t begin = a.starts[b], end = a.starts[b + 1];
+    T* out = a.out + b * a.dim;
+    if (begin == end) {
+      for (int64_t d = a.first_column; d < a.last_column; ++d) out[d] = a.empty;
+      continue;
+    }
+    for_columns<T, kMost>(a.first_column, a.last_column, [&](const auto& columns) __attribute__((always_inline)) {
+      using Columns = std::decay_t<decltype(columns)>;
+      constexpr int kCount = Columns::kCount;
+      typename Columns::V total[kCount], x[kCount];
+      columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim, total);
+      for (int k = 0; k < kCount; ++k) Reducer::begin(total[k], a.direction);
+      for (int64_t e = begin + 1; e < end; ++e) {
+        columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim, x);
+        for (int k = 0; k < kCount; ++k) Reducer::add(total[k], x[k], a.direction);
+      }
+      for (int k = 0; k < kCount; ++k) {
+        Reducer::end(total[k], a.direction);
+        if constexpr (!is_integer_v<T>) {
+          if (a.divisors != nullptr) total[k] /= a.divisors[b];
+        }
+      }
+      columns.put(out, total);
+    });
+  }
+}
+
+// ---- Gradients ------------------------------------------------------------------------------------------------------
+
+// What a bag's rows share: begin(first row), add(later row), share(the bag's gradient); of(row) is the row's part.
+template <class V, class A>
+struct ExtremeShares {
+  using Mask = decltype(V{} == V{});
+  A direction;
+  V best;
+  Mask ties;
+
+  void begin(V x) {
+    turn(x, direction);
+    best = x;
+    ties = Mask{} + 1;
+  }
+  void add(V x) {
+    turn(x, direction);
+    const Mask better = (x > best) | (x != x);
+    ties = better ? Mask{} + 1 : ties - (x == best);  // true is -1
+    best = better ? x : best;
+  }
+  V share(const V& grad) const { return grad / __builtin_convertvector(ties, V); }
+  V of(V x, const V& share) const {
+    turn(x, direction);
+    return x == best ? share : V{};
+  }
+};
+
+template <class V, class A>
+struct ProductShares {
+  using Mask = decltype(V{} == V{});
+  A direction;
+  V product;  // of all but zeros
+  Mask zeros;
+
+  void begin(const V& x) {
+    zeros = Mask{};
+    product = V{} + A(1);
+    add(x);
+  }
+  void add(const V& x) {
+    const Mask is_zero = x == V{};
+    zeros -= is_zero;
+    product *= is_zero ? V{} + A(1) : x;
+  }
+  V share(const V& grad) const { return grad * product; }
+  V of(const V& x, const V& share) const {
+    return x == V{} ? (zeros == 1 ? share : V{}) : (zeros == 0 ? share / x : V{});
+  }
+};
+
+template <template <class, class> class Shares, class T>
+static void reduce_backward(const ReduceBackwardArguments<T>& arguments) {
+  using A = acc_t<T>;
+  const ReduceBackwardArguments<T> a = arguments;
+  const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
+  for (int64_t b = 0; b < a.bags; ++b) {
+    const int64_t begin = a.starts[b], end = a.starts[b + 1];
+    if (begin == end) continue;
+    for_columns<T, 4>(a.first_column, a.last_column, [&](const auto& columns) __attribute__((always_inline)) {
+      using Columns = std::decay_t<decltype(columns)>;
+      using V = typename Columns::V;
+      constexpr int kCount = Columns::kCount;
+      Shares<V, A> shares[kCount];
+      V x[kCount], share[kCount];
+      columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim, x);
+      for (int k = 0; k < kCount; ++k) {
+        shares[k].direction = a.direction;
+        shares[k].begin(x[k]);
+      }
+      for (int64_t e = begin + 1; e < end; ++e) {
+        columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim, x);
+        for (int k = 0; k < kCount; ++k) shares[k].add(x[k]);
+      }
+      columns.get(a.grad + b * a.dim, share);
+      for (int k = 0; k < kCount; ++k) share[k] = shares[k].share(share[k]);
+      for (int64_t e = begin; e < end; ++e) {
+        const int64_t at = (a.order == nullptr ? e : a.order[e]) * a.dim;
+        columns.get(a.data + at, x);
+        for (int k = 0; k < kCount; ++k) x[k] = shares[k].of(x[k], share[k]);
+        columns.put(a.out + at, x);
+      }
+    });
+  }
+}
+
+template <class T>
+static const ReduceLoops<T> kReduceLoops = {reduce<Sum, T>, reduce<Extreme, T>, reduce<Product, T>};
+template <class T>
+static const ReduceBackwardLoops<T> kReduceBackwardLoops = {reduce_backward<ExtremeShares, T>,
+                                                            reduce_backward<ProductShares, T>};

@@ -1,0 +1,69 @@
+"""The short way into differentiable operators takes the derivative that is registered, wherever it may not go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchsparse_rec import ops
+
+IDS = torch.tensor([2, 0, 2, 3, 1])
+OFFSETS = torch.tensor([0, 2, 2, 5])
+SEGMENT_IDS = torch.tensor([0, 0, 2, 2, 2])
+
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "embedding": lambda weight: ops.embedding(weight, IDS),
+    "embedding_bag": lambda weight: ops.embedding_bag(weight, IDS, OFFSETS, mode="mean"),
+    "sparse_segment_reduce": lambda weight: ops.sparse_segment_mean(weight, IDS, SEGMENT_IDS, 3),
+}
+
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+def _weight() -> Tensor:
+    return torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+@each_call
+def test_eager_calls_take_the_short_way(call: Callable[[Tensor], Tensor], device: str) -> None:
+    assert "_eager" in type(call(_weight()).grad_fn).__name__
+
+
+@each_call
+def test_without_a_gradient_nothing_is_recorded(call: Callable[[Tensor], Tensor]) -> None:
+    assert call(_weight().detach()).grad_fn is None
+    with torch.no_grad():
+        assert call(_weight()).grad_fn is None
+
+
+@each_call
+def test_first_and_second_derivatives(call: Callable[[Tensor], Tensor], device: str) -> None:
+    assert torch.autograd.gradcheck(call, _weight())
+    assert torch.autograd.gradgradcheck(call, _weight())
+
+
+@each_call
+def test_functional_transforms_take_the_registered_derivative(call: Callable[[Tensor], Tensor]) -> None:
+    weight = _weight()
+    (wanted,) = torch.autograd.grad(call(weight).square().sum(), weight)
+    actual = torch.func.grad(lambda w: call(w).square().sum())(weight.detach())
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=0)
+
+
+@each_call
+def test_dispatch_modes_see_the_operator(call: Callable[[Tensor], Tensor], request: pytest.FixtureRequest) -> None:
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        call(_weight()).sum().backward()
+    name = next(name for name, one in CALLS.items() if one is call)
+    assert f"torchsparse_rec.{name}.default" in seen

@@ -1,0 +1,115 @@
+"""unique along a dimension: rows whose hashes collide, every dimension, and what is refused."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchsparse_rec.ops import unique, unique_with_counts
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+WORD = 2**64
+FIRST, SECOND = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
+
+
+def check(x: Tensor, dim: int) -> None:
+    """Against the slices as Python tuples."""
+    rows = [tuple(row.reshape(-1).tolist()) for row in x.movedim(dim, 0)]
+    first: dict[tuple, int] = {}
+    inverse = [first.setdefault(row, len(first)) for row in rows]
+    got = unique_with_counts(x, dim)
+    assert got.inverse.tolist() == inverse
+    assert got.counts.tolist() == [inverse.count(u) for u in range(len(first))]
+    kept = [tuple(row.reshape(-1).tolist()) for row in got.values.movedim(dim, 0)]
+    assert kept == list(first) and got.values.dtype == x.dtype
+    values, plain = unique(x, dim)
+    assert torch.equal(values, got.values) and torch.equal(plain, got.inverse)
+
+
+def mixed(x: int) -> int:
+    """Of csrc/cpu/unique_rows.cpp."""
+    x = x * FIRST % WORD
+    return x ^ x >> 32
+
+
+def scattered(x: int) -> int:
+    """Of csrc/cuda/unique.cu."""
+    h = x * FIRST % WORD
+    h = (h ^ h >> 32) * SECOND % WORD
+    return h ^ h >> 32
+
+
+def unscattered(h: int) -> int:
+    """The inverse of scattered()."""
+    h = (h ^ h >> 32) * pow(SECOND, -1, WORD) % WORD
+    return (h ^ h >> 32) * pow(FIRST, -1, WORD) % WORD
+
+
+def as_rows(rows: list[list[int]]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.uint64).view(torch.int64)
+
+
+@pytest.mark.parametrize("n", [2, 100, 1500])
+def test_rows_made_to_collide_on_the_cpu(n: int) -> None:
+    rows = as_rows([[a, mixed(a) ^ 12345] for a in range(n)])
+    check(torch.cat([rows, rows.flip(0), rows[: n // 2]]), 0)
+
+
+@pytest.mark.parametrize("n", [2, 100, 700])
+def test_rows_made_to_collide_on_cuda(n: int) -> None:
+    places = [scattered(1), scattered(2)]
+    rows = []
+    for a in range(n):
+        rest = (777 - scattered(a ^ places[0])) % WORD
+        rows.append([a, unscattered(rest) ^ places[1]])
+        assert sum(scattered(unit ^ place) for unit, place in zip(rows[-1], places, strict=True)) % WORD == 777
+    x = as_rows(rows)
+    check(torch.cat([x, x.flip(0), x[: n // 2]]), 0)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.int64, torch.uint64], ids=str)
+def test_every_dimension(dim: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    x = torch.randint(0, 2, (6, 5, 4), generator=generator).to(dtype)
+    check(torch.cat([x, x], dim), dim)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (0, 0), (2, 0, 3), (0,)])
+def test_slices_without_elements_are_equal(shape: tuple[int, ...]) -> None:
+    for dim in range(len(shape)):
+        check(torch.empty(shape, dtype=torch.int32), dim)
+
+
+def test_last_elements_and_unaligned_rows_count() -> None:
+    x = torch.randint(0, 100, (40 * 11 + 1,), dtype=torch.uint8)[1:].view(40, 11)
+    other = x.clone()
+    other[:, -1] += 1
+    check(torch.cat([x, other, x]), 0)
+    check(x, 0)
+
+
+def test_the_same_for_every_number_of_threads() -> None:
+    x = torch.randint(0, 4, (60_000, 5), generator=torch.Generator().manual_seed(1))
+    given, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(unique_with_counts(x, 0))
+    finally:
+        torch.set_num_threads(given)
+    for result in results:
+        assert all(torch.equal(part, first) for part, first in zip(result, results[0], strict=True))
+    assert torch.equal(results[0].values[results[0].inverse], x) and int(results[0].counts.sum()) == len(x)
+
+
+def test_errors_name_the_argument_and_the_value() -> None:
+    for dim in (2, -3):
+        with pytest.raises(IndexError, match=rf"^unique: dim must be in \[-2, 2\), got {dim}$"):
+            unique(torch.zeros(2, 3, dtype=torch.int64), dim)
+    with pytest.raises(IndexError, match=r"dim must be in \[0, 0\), got 0"):
+        unique_with_counts(torch.tensor(3), 0)
+    with pytest.raises(ValueError, match=r"^unique_rows: x must have an integer dtype, got Float"):
+        unique(torch.zeros(2, 3), 0)
+    with pytest.raises(ValueError, match=r"^unique_rows: x must have rank 1 or more, got a scalar"):
+        torch.ops.torchsparse_rec.unique_rows.default(torch.tensor(3))
