@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
-from ._autograd import differentiable
 from .embedding import partial_derivatives, picked_rows, weights_backward_composite
 
 _ops = torch.ops.torchsparse_rec
@@ -239,8 +238,9 @@ def _shards_weights_backward(ctx, result_grad):
     return grads[0], grads[3:], None, None, grads[1], grads[2], None, None, None
 
 
-# Where the tables come in a list, a Function would not see them: they take the registered way.
-pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
+torch.library.register_autograd(
+    "torchsparse_rec::pruned_bags", _pruned_bags_backward, setup_context=_pruned_bags_setup_context
+)
 torch.library.register_autograd(
     "torchsparse_rec::embedding_bag_shards", _shards_backward, setup_context=_shards_setup_context
 )

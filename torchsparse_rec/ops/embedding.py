@@ -63,7 +63,7 @@ def embedding(
         tensor([[2.0000, 2.5000],
                 [0.0000, 0.5000]])
     """
-    return look_up(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
+    return _embedding(weight, indices, _padding(padding_idx), scale_grad_by_freq, sparse)
 
 
 def embedding_bag(
@@ -115,7 +115,7 @@ def embedding_bag(
     """
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-    output, _ = pool(
+    output, _ = _embedding_bag(
         weight,
         indices,
         offsets,
@@ -294,7 +294,7 @@ def _transposed(
     The backward of a pooled lookup is linear in ``grad``, and its transpose is the lookup itself, in ``table``.
     """
     if offsets is None:
-        picked = look_up(table, indices, padding_idx, False, False)
+        picked = _embedding(table, indices, padding_idx, False, False)
         return picked.masked_fill((indices == padding_idx).unsqueeze(1), 0.0), None
     if argmax is not None:
         if indices.numel() == 0 or table.shape[0] == 0:
@@ -302,7 +302,7 @@ def _transposed(
         winners = indices[argmax.clamp_min(0)].long().masked_fill(argmax < 0, 0)
         picked = table.gather(0, winners)
         return picked.masked_fill(argmax < 0, 0.0), None
-    pooled, _ = pool(table, indices, offsets, per_sample_weights, mode, padding_idx, False, False)
+    pooled, _ = _embedding_bag(table, indices, offsets, per_sample_weights, mode, padding_idx, False, False)
     if not weights_need_grad:
         return pooled, None
     weights_grad = _weights_backward(grad, table, indices, offsets, per_sample_weights, pooled, mode, padding_idx)
@@ -439,9 +439,8 @@ def _weights_backward_backward(ctx, grad_result):
     return grads[0], grads[1], None, None, grads[2], grads[3], None, None
 
 
-# The operators as public functions call them.
-look_up = differentiable("embedding", _embedding_backward, _embedding_setup_context)
-pool = differentiable("embedding_bag", _embedding_bag_backward, _embedding_bag_setup_context)
+_embedding = differentiable("embedding", _embedding_backward, _embedding_setup_context)
+_embedding_bag = differentiable("embedding_bag", _embedding_bag_backward, _embedding_bag_setup_context)
 _dense_backward = differentiable("embedding_dense_backward", _dense_backward_backward, _backward_setup_context)
 _sparse_backward = differentiable("embedding_sparse_backward", _sparse_backward_backward, _backward_setup_context)
 _weights_backward = differentiable(

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _embedding_shards, _reduction
-from .embedding import embedding, pool
+from . import _embedding_shards as _embedding_shards  # registers what this module calls
+from . import _reduction
+from .embedding import _embedding_bag, embedding
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 
@@ -203,7 +204,7 @@ def safe_embedding_lookup_sparse(
         row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
     row_ids, num_rows = _rows_of(row_ids, num_rows)
     total = sum(shard.shape[0] for shard in flat)
-    kept_weights, indices, offsets, _ = _embedding_shards.pruned_bags(
+    kept_weights, indices, offsets, _ = _ops.pruned_bags.default(
         ids,
         row_ids,
         weights,
@@ -288,5 +289,5 @@ def _pool(
 ) -> Tensor:
     if len(shards) == 1 and max_norm is None:
         bags = (indices, offsets, weights, mode, padding)
-        return pool(shards[0], *bags, False, sparse)[0]
+        return _embedding_bag(shards[0], *bags, False, sparse)[0]
     return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
