@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation("embedding_ids.cu", "sign", "> acc_t<W>(0))) return", "< acc_t<W>(0))) return", "pruned"),
     Mutation("embedding_ids.cu", "bound", "while (to < end &&", "while (to + 1 < end &&", "pruned"),
     Mutation("embedding_ids.cu", "bound", "row < sizes[shard]", "row <= sizes[shard]", "shard"),
-    Mutation("embedding_ids.cu", "step", "      kept = false;\n", "", "too_large"),
+    Mutation("embedding_ids.cu", "step", "      kept = false;\n", "", "bad_entries"),
     Mutation("embedding_shards.cu", "sign", "norm < max_norm ? g[c]", "norm > max_norm ? g[c]", "clip_rows"),
     Mutation("embedding_shards.cu", "bound", "b <= entries; b", "b < entries; b", "shards"),
     Mutation("embedding_weights_backward.cu", "sign", "(result - prod", "(result + prod", "weights_backward"),
