@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation("embedding_ids.cu", "sign", "> acc_t<W>(0))) return", "< acc_t<W>(0))) return", "pruned"),
     Mutation("embedding_ids.cu", "bound", "while (to < end &&", "while (to + 1 < end &&", "pruned"),
     Mutation("embedding_ids.cu", "bound", "row < sizes[shard]", "row <= sizes[shard]", "shard"),
-    Mutation("embedding_ids.cu", "step", "      kept = false;\n", "", "too_large"),
+    Mutation("embedding_ids.cu", "step", "      kept = false;\n", "", "bad_entries"),
     Mutation("embedding_shards.cu", "sign", "norm < max_norm ? g[c]", "norm > max_norm ? g[c]", "clip_rows"),
     Mutation("embedding_shards.cu", "bound", "b <= entries; b", "b < entries; b", "shards"),
     Mutation("embedding_weights_backward.cu", "sign", "(result - prod", "(result + prod", "weights_backward"),
@@ -155,8 +155,7 @@ MUTATIONS = [
     Mutation("table_shards.cu", "step", "uploaded + begin);", "uploaded);", "many_shards"),
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
-    Mutation("unique.cu", "bound", "return u == units;", "return u + 1 >= units;", "unique_rows"),
-    Mutation("unique.cu", "step", "u < units; u += lanes)", "u < units; u += 2 * lanes)", "rows_made_to_collide"),
+    Mutation("unique.cu", "step", "return u == units;", "return true;", "rows_made_to_collide"),
     Mutation("unique.cu", "sign", "hashes[position] != value.hash", "hashes[position] == value.hash", "unique_rows"),
 ]
 
