@@ -2,9 +2,6 @@
 //
 // No size depends on values: nothing is read back on CUDA.
 //
-// bag_offsets(row_ids [N], num_bags) -> offsets [num_bags + 1] int64: entry i is in bag row_ids[i].
-// * row_ids int32 or int64, any stride, not decreasing, in [0, num_bags): else ValueError.
-//
 // shard_rows(ids [...], shard_sizes, strategy, keep_padding) -> [...], dtype of ids: where a table that is split over
 // shards of shard_sizes[s] rows holds row `id`, as a row of the shards laid end to end (the shards' rows before it,
 // plus its row within its shard).
@@ -72,13 +69,6 @@ inline ShardMap shard_map(const std::vector<int64_t>& sizes) {
 inline void check_rows_fit(const char* op, const char* what, int64_t rows, const Tensor& ids) {
   TSR_CHECK_VALUE(ids.scalar_type() == ScalarType::Long || rows <= INT32_MAX, op, ": ids must be int64 for ", what,
                   " = ", rows, ", got ", dtype_name(ids.scalar_type()));
-}
-
-inline void check_bag_offsets(const Tensor& row_ids, int64_t num_bags) {
-  const char* op = "bag_offsets";
-  check_vector(op, "row_ids", row_ids);
-  check_index_dtype(op, "row_ids", row_ids);
-  TSR_CHECK_VALUE(num_bags >= 0, op, ": num_bags must be >= 0, got ", num_bags);
 }
 
 inline Partition check_shard_rows(const Tensor& ids, const std::vector<int64_t>& shard_sizes, int64_t strategy) {

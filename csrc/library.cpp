@@ -77,7 +77,6 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "embedding_weights_backward(Tensor grad, Tensor weight, Tensor indices, Tensor offsets,"
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx) -> Tensor");
-  m.def("bag_offsets(Tensor row_ids, SymInt num_bags) -> Tensor");
   m.def("shard_rows(Tensor ids, SymInt[] shard_sizes, int strategy, bool keep_padding) -> Tensor");
   m.def(
       "pruned_bags(Tensor ids, Tensor row_ids, Tensor? weights, SymInt num_bags, SymInt num_embeddings,"

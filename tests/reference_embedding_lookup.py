@@ -7,11 +7,6 @@ import torch
 from torch import Tensor
 
 
-def bag_offsets(row_ids: Tensor, num_bags: int) -> Tensor:
-    rows = row_ids.tolist()
-    return torch.tensor([sum(row < bag for row in rows) for bag in range(num_bags + 1)], device=row_ids.device)
-
-
 def shard_rows(ids: Tensor, shard_sizes: list[int], strategy: int, keep_padding: bool) -> Tensor:
     n, total = len(shard_sizes), sum(shard_sizes)
     # Deal the ids out; what is beyond the table has no shard.
@@ -125,7 +120,6 @@ def clip_rows_backward(grad: Tensor, params: list[Tensor], rows: Tensor | None, 
 
 
 FUNCTIONS = (
-    bag_offsets,
     shard_rows,
     pruned_bags,
     embedding_bag_shards,

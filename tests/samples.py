@@ -15,7 +15,6 @@ from samples_embedding import (
     weights_backward_samples,
 )
 from samples_embedding_lookup import (
-    bag_offsets_samples,
     clip_backward_samples,
     gradient_clip_samples,
     gradient_pruned_bags_samples,
@@ -86,7 +85,6 @@ SAMPLES: dict[str, list[Sample]] = {
     "embedding_sparse_backward": list(backward_samples("embedding_sparse_backward")),
     "embedding_weights_backward": list(weights_backward_samples("embedding_weights_backward")),
     "row_update": list(row_update_samples()),
-    "bag_offsets": list(bag_offsets_samples("bag_offsets")),
     "shard_rows": list(shard_rows_samples("shard_rows")),
     "pruned_bags": list(pruned_bags_samples("pruned_bags")),
     "embedding_bag_shards": list(shards_samples("embedding_bag_shards")),

@@ -15,14 +15,6 @@ from torch import Tensor
 # ---- Ids ------------------------------------------------------------------------------------------------------------
 
 
-def bag_offsets_samples(operator: str) -> Iterator[Sample]:
-    yield Sample(operator, "by_hand", (torch.tensor([0, 0, 2, 2, 3]), 5), representative=True)
-    for seed, (index, n, bags) in enumerate(itertools.product(INDICES, (0, 1, 60), (1, 7, 200))):
-        rows = Random(seed).integers(0, bags, n, dtype=index).sort().values
-        yield Sample(operator, f"{index}_{n}_in_{bags}".replace("torch.", ""), (rows, bags))
-    yield Sample(operator, "no_bags", (torch.empty(0, dtype=torch.int64), 0))
-
-
 def shard_rows_samples(operator: str) -> Iterator[Sample]:
     yield Sample(operator, "by_hand", (torch.tensor([[0, 1], [4, 3]]), [3, 2], 0, False), representative=True)
     yield Sample(operator, "by_hand_div", (torch.tensor([0, 4, 2, 3]), [3, 2], 1, False), representative=True)

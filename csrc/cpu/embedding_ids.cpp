@@ -3,18 +3,10 @@
 
 #include <numeric>
 
-#include "bags.h"
+#include "row_starts.h"
 
 namespace tsr {
 namespace {
-
-// Row numbers wherever they lie, for instance in a column of a matrix.
-template <class I>
-struct Column {
-  const I* data;
-  int64_t stride;
-  int64_t operator[](int64_t i) const { return static_cast<int64_t>(data[i * stride]); }
-};
 
 template <class F>
 decltype(auto) with_column(const Tensor& ids, const char* op, const char* argument, const F& f) {
@@ -24,26 +16,7 @@ decltype(auto) with_column(const Tensor& ids, const char* op, const char* argume
   });
 }
 
-// The starts [num_bags + 1] of the bags of sorted rows [0, n); reports the first row that is outside [0, num_bags) or
-// smaller than the one before it. Every start is written by the item at which the row changes.
-template <class I>
-void start_bags(Column<I> rows, int64_t n, int64_t num_bags, int64_t* starts, FirstPosition& first_bad) {
-  if (n == 0) return std::fill_n(starts, num_bags + 1, 0), void();
-  parallel_for(0, n, kItemGrain, [=, &first_bad](int64_t begin, int64_t end) {
-    int64_t previous = begin > 0 ? rows[begin - 1] : -1;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = rows[i];
-      if (row == previous && i > 0) continue;
-      if (row < 0 || row >= num_bags || row < previous) return first_bad.report(i);
-      std::fill(starts + std::max<int64_t>(previous, -1) + 1, starts + row + 1, i);
-      previous = row;
-    }
-    // Another part has reported a last row that is no bag.
-    if (end == n && previous >= 0 && previous < num_bags) std::fill(starts + previous + 1, starts + num_bags + 1, n);
-  });
-}
-
-// The same for rows in any order, and the stable order of the items: order[k] is the item at place k.
+// As start_rows for rows in any order, and the stable order of the items: order[k] is the item at place k.
 template <class I>
 void group_by_bag(Column<I> rows, int64_t n, int64_t num_bags, int64_t* starts, int64_t* order,
                   FirstPosition& first_bad) {
@@ -135,23 +108,6 @@ void dispatch_weights(const char* op, const std::optional<Tensor>& weights, cons
 
 }  // namespace
 
-Tensor bag_offsets_cpu(const Tensor& row_ids, int64_t num_bags) {
-  const char* op = "bag_offsets";
-  check_bag_offsets(row_ids, num_bags);
-  const Tensor out = new_empty(row_ids, {num_bags + 1}, ScalarType::Long);
-  FirstPosition first_bad;
-  with_column(row_ids, op, "row_ids", [&](auto rows) {
-    start_bags(rows, row_ids.size(0), num_bags, out.mutable_data_ptr<int64_t>(), first_bad);
-  });
-  if (first_bad.found()) {
-    const int64_t i = first_bad.position(), row = element(row_ids, i);
-    TSR_CHECK_VALUE(row >= 0 && row < num_bags, op, ": row_ids[", i, "] must be in [0, ", num_bags, "), got ", row);
-    TSR_CHECK_VALUE(false, op, ": row_ids must not decrease, got ", element(row_ids, i - 1), " followed by ", row,
-                    " at position ", i);
-  }
-  return out;
-}
-
 Tensor shard_rows_cpu(const Tensor& ids_, const std::vector<int64_t>& shard_sizes, int64_t strategy,
                       bool keep_padding) {
   const char* op = "shard_rows";
@@ -193,7 +149,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cpu(const Tensor& ids_, c
   FirstPosition first_bad;
   with_column(row_ids, op, "row_ids", [&](auto rows) {
     FirstPosition unsorted;
-    start_bags(rows, n, num_bags, starts, unsorted);
+    start_rows(rows, n, num_bags, starts, unsorted);
     if (!unsorted.found()) return;
     order = Buffer<int64_t>(n);
     group_by_bag(rows, n, num_bags, starts, order.data(), first_bad);
@@ -237,7 +193,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cpu(const Tensor& ids_, c
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
-  TSR_IMPL(m, "bag_offsets", &tsr::bag_offsets_cpu);
   TSR_IMPL(m, "shard_rows", &tsr::shard_rows_cpu);
   TSR_IMPL(m, "pruned_bags", &tsr::pruned_bags_cpu);
 }

@@ -1,6 +1,6 @@
 #include "../sparse_tensor.h"
 
-#include "bags.h"
+#include "row_starts.h"
 
 namespace tsr {
 namespace {
@@ -68,22 +68,12 @@ Tensor row_ids_to_offsets_cpu(const Tensor& row_ids, int64_t num_rows) {
     using I = typename decltype(tag)::type;
     const Column<I> ids{row_ids.const_data_ptr<I>(), row_ids.stride(0)};
     FirstPosition first_bad;
-    // Each item writes the offsets of the rows above its predecessor's, up to its own.
-    parallel_for(0, items, kItemGrain, [&, ids, num_rows, offsets](int64_t begin, int64_t end) {
-      int64_t before = begin == 0 ? -1 : static_cast<int64_t>(ids[begin - 1]);
-      if (before < -1 || before >= num_rows) return;  // reported with its own part
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t id = ids[i];
-        if (id < before || id < 0 || id >= num_rows) return first_bad.report(i);
-        while (before < id) offsets[++before] = i;
-      }
-    });
+    start_rows(ids, items, num_rows, offsets, first_bad);
     if (first_bad.found()) {
       const int64_t i = first_bad.position(), id = ids[i];
       TSR_CHECK_INDEX(id >= 0 && id < num_rows, op, ": row_ids[", i, "] must be in [0, ", num_rows, "), got ", id);
       TSR_CHECK_VALUE(false, op, ": row_ids must be sorted, got ", ids[i - 1], " followed by ", id, " at position ", i);
     }
-    std::fill(offsets + (items == 0 ? 0 : static_cast<int64_t>(ids[items - 1]) + 1), offsets + num_rows + 1, items);
   });
   return out;
 }

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
+from ._autograd import differentiable
 from .embedding import partial_derivatives, picked_rows, weights_backward_composite
 
 _ops = torch.ops.torchsparse_rec
@@ -13,11 +14,6 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------
-
-
-@torch.library.register_fake("torchsparse_rec::bag_offsets")
-def _(row_ids: Tensor, num_bags: int) -> Tensor:
-    return row_ids.new_empty(num_bags + 1, dtype=torch.int64)
 
 
 @torch.library.register_fake("torchsparse_rec::shard_rows")
@@ -85,7 +81,6 @@ def _(grad: Tensor, params: list[Tensor], rows: Tensor | None, max_norm: float) 
 
 # Integers in, integers out: calls pass the autograd keys by.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("bag_offsets", torch.library.fallthrough_kernel)
 _AUTOGRAD.impl("shard_rows", torch.library.fallthrough_kernel)
 
 
@@ -238,9 +233,8 @@ def _shards_weights_backward(ctx, result_grad):
     return grads[0], grads[3:], None, None, grads[1], grads[2], None, None, None
 
 
-torch.library.register_autograd(
-    "torchsparse_rec::pruned_bags", _pruned_bags_backward, setup_context=_pruned_bags_setup_context
-)
+pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
+# Tables that come in a list would not be seen by a Function: these take the registered way alone.
 torch.library.register_autograd(
     "torchsparse_rec::embedding_bag_shards", _shards_backward, setup_context=_shards_setup_context
 )

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _embedding_shards as _embedding_shards  # registers what this module calls
-from . import _reduction
+from . import _embedding_shards, _reduction
 from .embedding import _embedding_bag, embedding
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
@@ -134,7 +133,7 @@ def embedding_lookup_sparse(
     shards = _shards(params)
     flat = [_as_matrix(shard, sparse) for shard in shards]
     if offsets is None:
-        offsets = _ops.bag_offsets.default(*_rows_of(row_ids, num_rows))
+        offsets = _ops.row_ids_to_offsets.default(*_rows_of(row_ids, num_rows))
     elif row_ids is not None or num_rows is not None:
         raise ValueError("row_ids and num_rows must be None where offsets are given")
     places = _places(flat, ids, partition_strategy, keep_padding=False)
@@ -204,7 +203,7 @@ def safe_embedding_lookup_sparse(
         row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
     row_ids, num_rows = _rows_of(row_ids, num_rows)
     total = sum(shard.shape[0] for shard in flat)
-    kept_weights, indices, offsets, _ = _ops.pruned_bags.default(
+    kept_weights, indices, offsets, _ = _embedding_shards.pruned_bags(
         ids,
         row_ids,
         weights,
