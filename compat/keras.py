@@ -238,11 +238,16 @@ def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
     fits = boolean if values.dtype == torch.bool else floating if values.is_floating_point() else number
     if not fits:
         raise TypeError(f"mask_value must be of the dtype of the inputs, {values.dtype}, got {mask_value!r}")
-    try:
-        wanted = torch.tensor(mask_value, dtype=values.dtype, device=values.device)
-    except (RuntimeError, OverflowError) as error:
-        raise TypeError(f"mask_value must fit the dtype of the inputs, {values.dtype}, got {mask_value!r}") from error
-    return values == wanted
+    if values.dtype != torch.bool and not values.is_floating_point():
+        mask_value = _wrapped(int(mask_value), torch.iinfo(values.dtype))
+    return values == torch.tensor(mask_value, dtype=values.dtype, device=values.device)
+
+
+def _wrapped(number: int, limits: torch.iinfo) -> int:
+    """Numbers that a narrow dtype cannot hold lose their upper bits in TensorFlow."""
+    if not -(2**63) <= number <= max(limits.max, 2**63 - 1):
+        raise ValueError(f"mask_value must be an integer of 64 bits, got {number}")
+    return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 class HashedCrossing(_Encoder):

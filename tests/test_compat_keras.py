@@ -108,6 +108,8 @@ def test_hashing(check: Callable[..., None], name: str, mode: str, sparse: bool)
         (5.5, [5.5, 5.0]),
         (5, [5.0, 5.5]),
         (0.1, np.array([0.1, 0.2], np.float32)),
+        (0.1, np.array([0.1, 0.2], np.float64)),
+        (2**63, np.array([1], np.int64)),
         ("a", WORDS),
         (b"a", ["a", "b"]),
         (True, [True, False]),

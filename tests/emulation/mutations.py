@@ -55,7 +55,7 @@ MUTATIONS = [
     Mutation("hash_cross.cu", "sign", "number -= place * inner", "number += place * inner", "cross_hashed"),
     Mutation("hash_cross.cu", "step", "counts[row] = valid ? count : 0", "counts[row] = count", "column_offsets"),
     Mutation("hash_strings.cu", "bound", "end <= size;", "end < size;", "string_to_hash"),
-    Mutation("hash_strings.cu", "sign", "begin >= 4 &&", "begin < 4 &&", "hash_of_every_length"),
+    Mutation("hash_strings.cu", "step", "(offset_ + n) % 4}; }", "offset_}; }", "string_to_hash"),
     Mutation("pool_max.cu", "sign", "offered > value[c]", "offered < value[c]", "pooled_bags and max"),
     Mutation("pool_max.cu", "sign", "winners[c] != p", "winners[c] == p", "gradients_of_bags and max"),
     Mutation("pool_max.cu", "bound", "later.winner[c] >= 0", "later.winner[c] > 0", "pooled_bags and max"),
