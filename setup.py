@@ -3,7 +3,7 @@ Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found,
 
 TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library (auto, the default: if nvcc is found; 1: fail if not)
 TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default "8.0;9.0+PTX")
-TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, as build/sanitized/torchsparse_rec/_C.so
+TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
 CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 

@@ -32,7 +32,7 @@ void group_by_bag(Column<I> rows, int64_t n, int64_t num_bags, int64_t* starts, 
 }
 
 int64_t element(const Tensor& ids, int64_t position) {
-  return with_column(ids, "", "", [&](auto column) { return column[position]; });
+  return with_column(ids, "", "", [&](auto column) { return static_cast<int64_t>(column[position]); });
 }
 
 template <class I, Partition kStrategy>
