@@ -119,7 +119,7 @@ def unique_along(x: Any, axis: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, 
         return _unique(x, out_idx)
     dim = int(axes[0])
     strings = _strings(x)
-    given = as_tensor("x", x).detach() if strings is None else strings
+    given: Any = as_tensor("x", x).detach() if strings is None else strings
     if not -given.ndim <= dim < given.ndim:
         raise ValueError(f"axis must be in [{-given.ndim}, {given.ndim}) for x of shape {list(given.shape)}, got {dim}")
     y: Any
