@@ -92,7 +92,7 @@ def our_step(p: Problem) -> Make:
             pooled = ops.embedding_lookup_sparse(table, p.ids, p.indices[:, 0], num_rows=p.rows, sparse=True)
             (grad,) = torch.autograd.grad(pooled, table, p.grad)
             with torch.no_grad():
-                table.index_add_(0, grad._indices()[0], grad._values(), alpha=-RATE)
+                ops.sparse_apply_gradient_descent_(table, grad._values(), grad._indices()[0], lr=RATE)
             return table.detach()
 
         return step

@@ -37,7 +37,8 @@ class Rounded:
 
     def _result(self, value: np.ndarray, error: np.ndarray, roundings: int = 1) -> Rounded:
         rounding = roundings * (self.precision.unit * np.abs(value) + self.precision.smallest)
-        return Rounded(value, error + rounding, self.precision)
+        # An infinite bound times zero is no number.
+        return Rounded(value, np.where(np.isnan(error), np.inf, error + rounding), self.precision)
 
     def _operand(self, other: Operand) -> Rounded:
         if isinstance(other, Rounded):
