@@ -9,107 +9,20 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
+from large_samples_sparse import builds_of_sparse
+from large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of, whole_of
 from reference import MAX, MEAN, SQRTN, SUM
 from sample import Sample
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Build:
-    """A named way to make a sample."""
-
-    name: str
-    function: Callable
-
-    def __call__(self):
-        return self.function()
-
-
-@dataclass(frozen=True)
-class Size:
-    """Rows of the table, ids, segments (or bags), and numbers per row; how the ids are spread."""
-
-    rows: int
-    items: int
-    segments: int
-    dim: int
-    spread: str = "uniform"
-    dtype: torch.dtype = torch.float32
-    index: torch.dtype = torch.int64
-
-    def __str__(self) -> str:
-        kind = f"{self.dtype}_{self.index}".replace("torch.", "")
-        return f"{self.rows}x{self.dim}_{self.items}_ids_{self.segments}_segments_{self.spread}_{kind}"
-
-
-SIZES = (
-    Size(1, 0, 1, 3),
-    Size(1, 1, 1, 1),
-    Size(1, 300_000, 1, 1),
-    Size(1, 50_000, 7, 17, index=torch.int32),
-    Size(2_000_000, 300_000, 300_000, 1, spread="zipf", index=torch.int32),
-    Size(2_000_000, 1_000, 100, 3, spread="ends"),
-    Size(100_000, 300_000, 30_000, 8, spread="zipf"),
-    Size(100_000, 65_537, 5_000, 9, spread="zipf", dtype=torch.bfloat16),
-    Size(50_000, 100_000, 3, 8, index=torch.int32),
-    Size(5_000, 20_000, 20_000, 17, dtype=torch.float16),
-    Size(5_000, 30_000, 6_000, 64, spread="one"),
-    Size(1_000, 5_000, 1_000, 512, spread="zipf"),
-    Size(1_000, 5_000, 10, 130, dtype=torch.float64),
-    Size(1_025, 4_097, 4_097, 65, index=torch.int32),
-)
-
-
-def _generator(size: Size) -> torch.Generator:
-    return torch.Generator().manual_seed(size.rows * 7 + size.items + size.dim)
-
-
-def _indices(size: Size) -> Tensor:
-    """Uniform, Zipf (a few rows take most ids), all one row, or only the first and the last row."""
-    generator = _generator(size)
-    uniform = torch.rand(size.items, generator=generator, dtype=torch.float64)
-    if size.spread == "zipf":
-        # The density of 1 / rank over [1, rows + 1), spread over the table by a multiplication.
-        ranks = ((size.rows + 1.0) ** uniform).long() - 1
-        picked = ranks * 7919 % size.rows
-    elif size.spread == "one":
-        picked = torch.full((size.items,), size.rows // 2)
-    elif size.spread == "ends":
-        picked = (uniform < 0.5).long() * (size.rows - 1)
-    else:
-        picked = (uniform * size.rows).long()
-    return picked.clamp_max(size.rows - 1).to(size.index)
-
-
-def _segment_ids(size: Size) -> Tensor:
-    """Sorted, uneven: a third of the entries fall in the first segments."""
-    uniform = torch.rand(size.items, generator=_generator(size), dtype=torch.float64)
-    return ((uniform**1.5) * size.segments).long().sort().values.to(size.index)
-
-
-def _offsets(size: Size) -> Tensor:
-    counts = torch.bincount(_segment_ids(size).long(), minlength=size.segments)
-    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-
-
-def _floats(size: Size, rows: int) -> Tensor:
-    return torch.randn(rows, size.dim, generator=_generator(size)).to(size.dtype)
-
-
-def _whole(size: Size, rows: int) -> Tensor:
-    """-1, 0 and 1: sums of up to 2^24 of them are exact in float32."""
-    return torch.randint(-1, 2, (rows, size.dim), generator=_generator(size)).to(size.dtype)
-
-
 # ---- Samples --------------------------------------------------------------------------------------------------------
 
 
-def _segment(operator: str, size: Size, reduction: int, numbers: Callable = _floats) -> Sample:
-    indices, ids = _indices(size), _segment_ids(size)
+def _segment(operator: str, size: Size, reduction: int, numbers: Callable = floats_of) -> Sample:
+    indices, ids = ids_of(size), segment_ids_of(size)
     if operator == "sparse_segment_reduce":
         return Sample(operator, str(size), (numbers(size, size.rows), indices, ids, size.segments, reduction))
     grad = numbers(size, size.segments)
@@ -119,10 +32,10 @@ def _segment(operator: str, size: Size, reduction: int, numbers: Callable = _flo
     return Sample(operator, str(size), (grad, indices, ids, size.rows, reduction, *out))
 
 
-def _bag(operator: str, size: Size, mode: int, weighted: bool, numbers: Callable = _floats) -> Sample:
-    indices, offsets = _indices(size), _offsets(size)
+def _bag(operator: str, size: Size, mode: int, weighted: bool, numbers: Callable = floats_of) -> Sample:
+    indices, offsets = ids_of(size), offsets_of(size)
     padding = int(indices[0]) if size.items > 1 and size.rows > 1 else -1
-    weights = torch.rand(size.items, generator=_generator(size)).to(size.dtype) + 0.5 if weighted else None
+    weights = torch.rand(size.items, generator=generator_of(size)).to(size.dtype) + 0.5 if weighted else None
     table, grad = numbers(size, size.rows), numbers(size, size.segments)
     forward = (table, indices, offsets, weights, mode, padding, False, False)
     if operator == "embedding_bag":
@@ -138,17 +51,17 @@ def _bag(operator: str, size: Size, mode: int, weighted: bool, numbers: Callable
 
 
 def _per_id(operator: str, size: Size) -> Sample:
-    indices = _indices(size)
+    indices = ids_of(size)
     if operator == "embedding":
-        return Sample(operator, str(size), (_floats(size, size.rows), indices, -1, False, False))
-    grad = _floats(size, size.items)
+        return Sample(operator, str(size), (floats_of(size, size.rows), indices, -1, False, False))
+    grad = floats_of(size, size.items)
     return Sample(operator, str(size), (grad, indices, None, None, None, size.rows, SUM, -1, True))
 
 
 def _row_update(size: Size, rule: int, hyperparameters: list[float]) -> Sample:
     """One state, positive."""
-    weight, indices = _floats(size, size.rows), _indices(size)
-    grad = _floats(size, size.items)
+    weight, indices = floats_of(size, size.rows), ids_of(size)
+    grad = floats_of(size, size.items)
     state = weight.abs() + 0.5
     return Sample("row_update", str(size), (weight, state, None, None, grad, indices, rule, hyperparameters))
 
@@ -215,7 +128,7 @@ def _large_samples() -> list[Build]:
         builds += [Build(f"{name}-{n}_to_{size}", partial(_strings, name, n, size)) for n, size in strings]
     for rows, longest in ((0, 3), (200_000, 3), (5_000, 40)):
         builds.append(Build(f"cross_hashed-{rows}_of_{longest}", partial(_crosses, rows, longest)))
-    return builds
+    return builds + builds_of_sparse()
 
 
 # ---- Samples whose results are known --------------------------------------------------------------------------------
@@ -226,13 +139,13 @@ def _exact(size: Size) -> bool:
 
 
 def _exact_reduce(size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
-    sample = _segment("sparse_segment_reduce", size, SUM, _whole)
+    sample = _segment("sparse_segment_reduce", size, SUM, whole_of)
     data, indices, ids, segments, _ = sample.arguments
     return sample, (data.new_zeros(segments, size.dim).index_add_(0, ids.long(), data[indices.long()]),)
 
 
 def _exact_grad(operator: str, size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
-    sample = _segment(operator, size, SUM, _whole)
+    sample = _segment(operator, size, SUM, whole_of)
     grad, indices, ids = sample.arguments[:3]
     dense = grad.new_zeros(size.rows, size.dim).index_add_(0, indices.long(), grad[ids.long()])
     rows = indices.unique()
@@ -240,7 +153,7 @@ def _exact_grad(operator: str, size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
 
 
 def _exact_bag(size: Size) -> tuple[Sample, tuple[Tensor, ...]]:
-    sample = _bag("embedding_bag", size, SUM, False, _whole)
+    sample = _bag("embedding_bag", size, SUM, False, whole_of)
     table, indices, offsets, _, _, padding, _, _ = sample.arguments
     kept = (indices != padding).unsqueeze(1)
     bags = torch.repeat_interleave(offsets.diff())

@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from cuda_cases import read_back
 from emulation import fixture
 from sample import Sample
 from samples import SAMPLES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/cuda.md"
 REPRESENTATIVE = [sample for samples in SAMPLES.values() for sample in samples if sample.representative]
-# Where the operator's name alone does not say.
-WITHOUT_NUM_SEGMENTS = "without `num_segments`"
 
 
 def _read_backs() -> dict[str, str]:
-    """For each operator of the page's table, what is read back; for sparse_segment_reduce, without num_segments."""
+    """For each operator of the page's table, what is read back by those of its calls that read back anything."""
     rows = re.findall(r"^\| `(\w+)`(.*?) \| (.*?) \| (yes|no) \|$", PAGE.read_text(), flags=re.MULTILINE)
     for name, _, what, captured in rows:
         assert (what == "nothing") == (captured == "yes"), name
-    return {name: what for name, which, what, _ in rows if what != "nothing" or not which}
+    found = {name: what for name, _, what, _ in rows}
+    return found | {name: what for name, _, what, _ in rows if what != "nothing"}
 
 
 def _reads_back(sample: Sample) -> str | None:
     """What the page says that this call reads back."""
-    if sample.operator == "sparse_segment_reduce" and sample.arguments[3] is not None:
+    if read_back(sample) is None:
         return None
     what = _read_backs()[sample.operator]
     return None if what == "nothing" else what
@@ -54,7 +54,7 @@ def test_only_what_reads_back_refuses_to_be_captured(sample: Sample, capturing: 
     arguments = sample.to("cpu").arguments
     what = _reads_back(sample)
     empty = all(x.numel() == 0 for x in arguments if isinstance(x, torch.Tensor))
-    if what is None or (empty and sample.operator == "sparse_segment_reduce"):
+    if what is None or (empty and sample.operator in ("segment_reduce", "sparse_segment_reduce")):
         call(*arguments)
     else:
         with pytest.raises(ValueError, match=f": {what}.*must not happen while a CUDA graph is captured"):

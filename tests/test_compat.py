@@ -26,13 +26,13 @@ GOLDENS = sorted((ROOT / "tests/goldens").glob("*.json.gz"))
 
 def test_there_is_a_golden_file_for_every_operator_and_they_are_small():
     assert len(GOLDENS) == len(OPERATORS)
-    assert sum(file.stat().st_size for file in GOLDENS) < 300_000
+    assert sum(file.stat().st_size for file in GOLDENS) < 700_000
 
 
 @pytest.mark.parametrize("file", GOLDENS, ids=lambda file: file.name.removesuffix(".json.gz"))
 def test_answers_as_tensorflow(file, device):
     cases = goldens.load(file)
-    assert len(cases) > 10
+    assert len(cases) >= 10
     for case, theirs in cases:
         ours = run_ours(case, device)
         assert compare(case, ours, theirs).mismatches == [], case.note
@@ -225,4 +225,5 @@ def test_a_missing_tensorflow_is_named(monkeypatch):
 def test_every_public_name_has_a_row_in_the_table_of_parity():
     text = (ROOT / "compat/PARITY.md").read_text()
     names = [operator.split(" ")[0] for operator in OPERATORS]
-    assert [name for name in names if f"`tf.{name}`" not in text] == []
+    names = [name if name.startswith("keras.") else f"tf.{name}" for name in names]
+    assert [name for name in names if f"`{name}`" not in text] == []

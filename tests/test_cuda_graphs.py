@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 from cuda_cases import DEVICE, READ_BACK_CASES, STATIC_CASES, mirrored, overwrite, read_back
-from large_samples import Build
+from large_sizes import Build
 from sample import Sample
 from samples import SAMPLES
 from test_operators import assert_same_bits, call

