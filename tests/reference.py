@@ -120,116 +120,6 @@ def unique_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-# ---- hash -----------------------------------------------------------------------------------------------------------
-
-_K0, _K1, _K2 = 0xC3A5C85C97CB3127, 0xB492B66FBE98F273, 0x9AE16A3B2F90404F
-_WORD = 2**64 - 1
-
-
-def _rotate(x: int, bits: int) -> int:
-    x &= _WORD
-    return ((x >> bits) | (x << (64 - bits))) & _WORD
-
-
-def _shift_mix(x: int) -> int:
-    x &= _WORD
-    return x ^ (x >> 47)
-
-
-def _mix(u: int, v: int, factor: int) -> int:
-    a = _shift_mix((u ^ v) * factor)
-    return _shift_mix((v ^ a) * factor) * factor & _WORD
-
-
-def _word(text: bytes, at: int, size: int = 8) -> int:
-    return int.from_bytes(text[at : at + size], "little")
-
-
-def _short_hash(text: bytes) -> int:
-    """Texts of 0 to 16 bytes."""
-    n = len(text)
-    factor = _K2 + 2 * n
-    if n >= 8:
-        a, b = _word(text, 0) + _K2, _word(text, n - 8)
-        return _mix((_rotate(b, 37) * factor + a) & _WORD, (_rotate(a, 25) + b) * factor & _WORD, factor)
-    if n >= 4:
-        return _mix(n + (_word(text, 0, 4) << 3), _word(text, n - 4, 4), factor)
-    if n > 0:
-        y, z = text[0] + (text[n // 2] << 8), n + (text[-1] << 2)
-        return _shift_mix((y * _K2 ^ z * _K0) & _WORD) * _K2 & _WORD
-    return _K2
-
-
-def _middle_hash(text: bytes) -> int:
-    """Texts of 17 to 64 bytes."""
-    n = len(text)
-    factor = _K2 + 2 * n
-    a = _word(text, 0) * (_K1 if n <= 32 else _K2)
-    b, c, d = _word(text, 8), _word(text, n - 8) * factor, _word(text, n - 16) * _K2
-    y = (_rotate(a + b, 43) + _rotate(c, 30) + d) & _WORD
-    z = _mix(y, (a + _rotate(b + _K2, 18) + c) & _WORD, factor)
-    if n <= 32:
-        return z
-    e, f = _word(text, 16) * factor, _word(text, 24)
-    g, h = (y + _word(text, n - 32)) * factor, (z + _word(text, n - 24)) * factor
-    return _mix((_rotate(e + f, 43) + _rotate(g, 30) + h) & _WORD, (e + _rotate(f + a, 18) + g) & _WORD, factor & _WORD)
-
-
-def _weak(text: bytes, at: int, a: int, b: int) -> tuple[int, int]:
-    w, x, y, z = (_word(text, at + 8 * k) for k in range(4))
-    a += w
-    b = _rotate(b + a + z, 21)
-    c = a
-    a += x + y
-    b += _rotate(a, 44)
-    return (a + z) & _WORD, (b + c) & _WORD
-
-
-def fingerprint64(text: bytes) -> int:
-    """FarmHash Fingerprint64, as an unsigned number."""
-    n = len(text)
-    if n <= 16:
-        return _short_hash(text)
-    if n <= 64:
-        return _middle_hash(text)
-    x, y = 81, (81 * _K1 + 113) & _WORD
-    z = _shift_mix(y * _K2 + 113) * _K2 & _WORD
-    v, w = (0, 0), (0, 0)
-    x = (x * _K2 + _word(text, 0)) & _WORD
-
-    def rounds(at: int, factor: int, nine: int) -> None:
-        nonlocal x, y, z, v, w
-        x = _rotate(x + y + v[0] + _word(text, at + 8), 37) * factor & _WORD
-        y = _rotate(y + v[1] + _word(text, at + 48), 42) * factor & _WORD
-        x ^= w[1] * nine & _WORD
-        y = (y + v[0] * nine + _word(text, at + 40)) & _WORD
-        z = _rotate(z + w[0], 33) * factor & _WORD
-        v = _weak(text, at, v[1] * factor, x + w[0])
-        w = _weak(text, at + 32, z + w[1], y + _word(text, at + 16))
-        x, z = z, x
-
-    for block in range((n - 1) // 64):
-        rounds(64 * block, _K1, 1)
-    factor = _K1 + ((z & 0xFF) << 1)
-    w = (w[0] + ((n - 1) & 63), w[1])
-    v = (v[0] + w[0], v[1])
-    w = (w[0] + v[0], w[1])
-    rounds(n - 64, factor, 9)
-    first = _mix(v[0], w[0], factor) + _shift_mix(y) * _K0 + z
-    return _mix(first & _WORD, (_mix(v[1], w[1], factor) + x) & _WORD, factor)
-
-
-def to_hash_bucket_fast(x: Tensor, num_buckets: int) -> Tensor:
-    buckets = [fingerprint64(str(value).encode()) % num_buckets for value in x.flatten().tolist()]
-    return torch.tensor(buckets, dtype=torch.int64, device=x.device).reshape(x.shape)
-
-
-def string_to_hash_bucket_fast(bytes_: Tensor, offsets: Tensor, num_buckets: int) -> Tensor:
-    text, bounds = bytes(bytes_.tolist()), offsets.tolist()
-    buckets = [fingerprint64(text[a:b]) % num_buckets for a, b in zip(bounds, bounds[1:], strict=False)]
-    return torch.tensor(buckets, dtype=torch.int64, device=bytes_.device)
-
-
 # ---- embedding ------------------------------------------------------------------------------------------------------
 
 
@@ -379,8 +269,6 @@ REFERENCES: dict[str, Callable] = {
         unique_with_counts,
         *reference_hash.OPERATORS,
         unique_rows,
-        to_hash_bucket_fast,
-        string_to_hash_bucket_fast,
         embedding,
         embedding_bag,
         embedding_dense_backward,
