@@ -138,6 +138,15 @@ def gradient(function: Callable[..., Tensor], numbers: list[float], ids: Tensor,
     return data.grad.tolist()
 
 
+@each_reduction
+@pytest.mark.parametrize("function", [sorted_one, unsorted_one])
+def test_rows_without_columns_have_gradients_without_columns(function: Callable, reduction: str) -> None:
+    data = torch.empty(3, 0, requires_grad=True)  # no memory at all: `make sanitize` sees what touches it
+    size = (2,) if function is unsorted_one else ()
+    function(reduction)(data, torch.tensor([0, 0, 1]), *size).sum().backward()
+    assert data.grad.shape == (3, 0)
+
+
 def test_ties_share_the_gradient() -> None:
     numbers = [4.0, 4.0, 1.0, 1.0, 3.0]
     assert gradient(ops.segment_max, numbers, IDS) == [0.5, 0.5, 0, 0, 1]

@@ -176,6 +176,7 @@ Tensor segment_reduce_backward_cpu(const Tensor& grad_, const std::optional<Tens
   const std::optional<int64_t> segments = segment_ids ? std::optional<int64_t>(grad.size(0)) : std::nullopt;
   const SegmentRows rows = sorted_segment_rows(kSortedBackward, segment_ids, offsets, segments, row_count);
   const Tensor out = new_empty(grad, shape_with_rows(grad, row_count), grad.scalar_type());
+  if (out.numel() == 0) return out;
   const int64_t dim = row_elements(grad);
   dispatch_float(grad.scalar_type(), kSortedBackward, "grad", [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -211,6 +212,7 @@ Tensor unsorted_segment_reduce_backward_cpu(const Tensor& grad_, const std::opti
   const int64_t segments = grad.size(0), dim = row_elements(grad), n = segment_ids.numel();
   const Tensor kept = kept_segment_ids(kUnsortedBackward, segment_ids, segments);
   const Tensor out = new_empty(grad, shape_of_rows(segment_ids, grad), grad.scalar_type());
+  if (out.numel() == 0) return out;
   dispatch_float(grad.scalar_type(), kUnsortedBackward, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
     const T* const from = grad.const_data_ptr<T>();

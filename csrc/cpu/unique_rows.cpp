@@ -33,7 +33,8 @@ struct Rows {
  private:
   static uint64_t word(const unsigned char* from, int64_t bytes) {
     uint64_t value = 0;
-    std::memcpy(&value, from, static_cast<size_t>(bytes));
+    // Rows without elements may have no address, which memcpy refuses.
+    if (bytes > 0) std::memcpy(&value, from, static_cast<size_t>(bytes));
     return value;
   }
   // A bijection.
