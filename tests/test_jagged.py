@@ -94,6 +94,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "sparse_values": (lambda: ops.jagged_to_sparse(VALUES.reshape(5, 1), OFFSETS), r"values must have rank 1"),
     "sparse_offsets": (lambda: ops.jagged_to_sparse(VALUES, OFFSETS[:3]), r"the number of items, 5, got 2"),
     "nested_kind": (lambda: ops.nested_to_jagged(VALUES), r"nested must be a nested tensor with the layout"),
+    "nested_transposed": (
+        lambda: ops.nested_to_jagged(ops.jagged_to_nested(torch.ones(5, 3), OFFSETS).transpose(1, 2)),
+        r"nested must be ragged in dimension 1, got one ragged in dimension 2$",
+    ),
     "nested_offsets": (lambda: ops.jagged_to_nested(VALUES, VALUES.float()), r"offsets must be a vector of integers"),
 }
 

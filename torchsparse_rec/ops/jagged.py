@@ -294,7 +294,7 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
         ``nested``.
 
     Raises:
-        ValueError: another kind of tensor.
+        ValueError: another kind of tensor, or one ragged in another dimension.
 
     On CUDA nothing waits for the device, but for a nested tensor with holes, which is packed first.
 
@@ -307,6 +307,9 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"nested_to_jagged: nested must be a nested tensor with the layout torch.jagged, got {nested.layout}"
         )
+    ragged = nested._ragged_idx  # type: ignore[attr-defined]
+    if ragged != 1:
+        raise ValueError(f"nested_to_jagged: nested must be ragged in dimension 1, got one ragged in dimension {ragged}")
     if nested.lengths() is not None:  # type: ignore[attr-defined]
         nested = nested.contiguous()
     return nested.values(), nested.offsets()  # type: ignore[attr-defined]
