@@ -71,9 +71,9 @@ def embedding_lookup_sparse(
         ``[last row with ids + 1, ...]`` with the dtype of ``params``.
 
     Raises:
-        IndexError: an id that no shard holds; a negative row, or one beyond the last id's, as unsorted rows have.
+        IndexError: an id that no shard holds.
         TypeError: ``sp_ids`` or ``sp_weights`` of another kind.
-        ValueError: other unsorted rows, an unknown combiner, as many weights as there are not ids.
+        ValueError: unsorted or negative rows, an unknown combiner, as many weights as there are not ids.
 
     On CUDA it waits for the device: the number of rows is read back.
 
