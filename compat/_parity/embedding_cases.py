@@ -137,7 +137,7 @@ _ERRORS = {
     "negative id": ("indices[1]", "-1"),
     "unsorted": ("sp_ids", "1", "0"),
     "no table": ("default_id", "None"),
-    "negative row": ("sp_ids", "-1"),
+    "negative row": ("row_ids[0]", "-1"),
 }
 
 
