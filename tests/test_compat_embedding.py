@@ -239,7 +239,7 @@ def test_odd_ones(tensorflow: Any, name: str) -> None:
         ([1, 0], "sp_ids must have sorted rows, got 1 followed by 0 at position 1"),
         ([0, 1, 1, 7, 2, 2], "sp_ids must have sorted rows, got 7 followed by 2 at position 4"),
         ([0, -2], "sp_ids must have sorted rows, got 0 followed by -2 at position 1"),
-        ([-2, -1], "sp_ids must have rows >= 0, got -2 at position 0"),
+        ([-2, -1], r"sp_ids must have rows >= 0, got row_ids\[0\] = -2"),
     ],
 )
 def test_unsorted_rows_are_named(rows: list[int], text: str) -> None:

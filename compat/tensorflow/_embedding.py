@@ -77,7 +77,7 @@ def _check_rows(argument: str, row_ids: Tensor | None) -> None:
     if row_ids is None or len(row_ids) == 0:
         return
     if row_ids[0] < 0:
-        raise ValueError(f"{argument} must have rows >= 0, got {int(row_ids[0])} at position 0")
+        raise ValueError(f"{argument} must have rows >= 0, got row_ids[0] = {int(row_ids[0])}")
     falls = (row_ids[1:] < row_ids[:-1]).nonzero()
     if len(falls) > 0:
         i = int(falls[0]) + 1
