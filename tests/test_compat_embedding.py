@@ -233,6 +233,21 @@ def test_odd_ones(tensorflow: Any, name: str) -> None:
     np.testing.assert_allclose(actual.numpy(), wanted.numpy(), rtol=1e-3 if wanted.dtype.size == 2 else 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([1, 0], "sp_ids must have sorted rows, got 1 followed by 0 at position 1"),
+        ([0, 1, 1, 7, 2, 2], "sp_ids must have sorted rows, got 7 followed by 2 at position 4"),
+        ([0, -2], "sp_ids must have sorted rows, got 0 followed by -2 at position 1"),
+        ([-2, -1], r"sp_ids must have rows >= 0, got row_ids\[0\] = -2"),
+    ],
+)
+def test_unsorted_rows_are_named(rows: list[int], text: str) -> None:
+    ids = _sparse(ours, rows, [0] * len(rows), [9, 1])
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        ours.nn.embedding_lookup_sparse(TABLE, ids, None)
+
+
 def test_ragged_ids(tensorflow: Any) -> None:
     def looked_up(tf: Any) -> Any:
         return tf.nn.embedding_lookup([TABLE, TABLE], tf.RaggedTensor.from_row_splits([0, 5, 3], [0, 2, 2, 3]), 2.0)

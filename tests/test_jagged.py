@@ -86,6 +86,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "offsets_empty": (lambda: ops.offsets_to_lengths(OFFSETS[:0]), r"offsets must have at least one element"),
     "padded_rank": (lambda: ops.padded_to_jagged(VALUES), r"padded must have rank 2, got shape \[5\]"),
     "padded_length": (lambda: ops.jagged_to_padded(VALUES, OFFSETS, -1), r"length must be >= 0, got -1"),
+    "padded_fraction": (
+        lambda: ops.jagged_to_padded(VALUES.long(), OFFSETS, padding_value=0.5),
+        r"padding_value must be an integer as values are, torch.int64, got 0.5$",
+    ),
     "padded_scalar": (lambda: ops.jagged_to_padded(VALUES[0], OFFSETS), r"values must have rank >= 1, got a scalar"),
     "sparse_rows": (
         lambda: ops.sparse_to_jagged(torch.zeros(2, 2).long(), VALUES, 3),
@@ -94,6 +98,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "sparse_values": (lambda: ops.jagged_to_sparse(VALUES.reshape(5, 1), OFFSETS), r"values must have rank 1"),
     "sparse_offsets": (lambda: ops.jagged_to_sparse(VALUES, OFFSETS[:3]), r"the number of items, 5, got 2"),
     "nested_kind": (lambda: ops.nested_to_jagged(VALUES), r"nested must be a nested tensor with the layout"),
+    "nested_transposed": (
+        lambda: ops.nested_to_jagged(ops.jagged_to_nested(torch.ones(5, 3), OFFSETS).transpose(1, 2)),
+        r"nested must be ragged in dimension 1, got a tensor ragged in 2$",
+    ),
     "nested_offsets": (lambda: ops.jagged_to_nested(VALUES, VALUES.float()), r"offsets must be a vector of integers"),
 }
 

@@ -95,6 +95,16 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"default_value must have the dtype of values, Float, got Long",
     ),
+    "fill_default_fraction": (
+        lambda: ops.sparse_fill_empty_rows(TWO, VALUES.long(), 3, 0.5),
+        ValueError,
+        r"default_value must be an integer as values are, torch.int64, got 0.5$",
+    ),
+    "dense_default_nan": (
+        lambda: ops.sparse_to_dense(TWO, [2, 2], VALUES.int(), float("nan")),
+        ValueError,
+        r"default_value must be an integer as values are, torch.int32, got nan$",
+    ),
     "fill_rows": (
         lambda: ops.sparse_fill_empty_rows(TWO, VALUES, -1, 0),
         ValueError,

@@ -135,7 +135,7 @@ _ERRORS = {
     "index negative": ("indices[0]", "-1"),
     "too large id": ("[1]", "6"),
     "negative id": ("indices[1]", "-1"),
-    "unsorted": ("row_ids", "1", "0"),
+    "unsorted": ("sp_ids", "1", "0"),
     "no table": ("default_id", "None"),
     "negative row": ("row_ids[0]", "-1"),
 }

@@ -65,6 +65,37 @@ def lookup_sparse(
     else:
         row_ids = sp_ids.indices[:, 0]
         rows = {"row_ids": row_ids, "num_rows": int(row_ids[-1]) + 1 if len(row_ids) else 0}
+    try:
+        return _combined(shards, ids, weights, rows, partition_strategy, combiner, max_norm, sparse_gradient)
+    except (IndexError, ValueError):
+        # Where rows are not sorted the last one is not the highest, and the operator blames another argument.
+        _check_rows("sp_ids", rows.get("row_ids"))
+        raise
+
+
+def _check_rows(argument: str, row_ids: Tensor | None) -> None:
+    if row_ids is None or len(row_ids) == 0:
+        return
+    if row_ids[0] < 0:
+        raise ValueError(f"{argument} must have rows >= 0, got row_ids[0] = {int(row_ids[0])}")
+    falls = (row_ids[1:] < row_ids[:-1]).nonzero()
+    if len(falls) > 0:
+        i = int(falls[0]) + 1
+        before, after = row_ids[i - 1 : i + 1].tolist()
+        raise ValueError(f"{argument} must have sorted rows, got {before} followed by {after} at position {i}")
+
+
+def _combined(
+    shards: list[Tensor],
+    ids: Tensor,
+    weights: Tensor | None,
+    rows: dict[str, Any],
+    partition_strategy: str,
+    combiner: str,
+    max_norm: Any,
+    sparse_gradient: bool,
+) -> Tensor:
+    """The lookup, by how it is computed."""
     if shards[0].dtype not in _FLOATS:
         return _integer_lookup(shards, ids, weights, rows, partition_strategy, combiner, max_norm)
     _prepare_sparse_gradients(shards, sparse_gradient)

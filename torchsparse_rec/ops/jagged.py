@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
+from ._scalars import scalar_like
 
 _ops = torch.ops.torchsparse_rec
 
@@ -204,7 +205,8 @@ def jagged_to_padded(values: Tensor, offsets: Tensor, length: int | None = None,
     places = offsets[:-1].long().unsqueeze(1) + torch.arange(length, device=values.device)
     exists = (places < offsets[1:].unsqueeze(1)) & (places >= 0) & (places < size)
     # The last row is the padding.
-    rows = torch.cat([values, values.new_full((1, *values.shape[1:]), padding_value)])
+    padding = scalar_like("padding_value", padding_value, values).expand(1, *values.shape[1:])
+    rows = torch.cat([values, padding])
     return rows[torch.where(exists, places, size)]
 
 
@@ -294,7 +296,7 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
         ``nested``.
 
     Raises:
-        ValueError: another kind of tensor.
+        ValueError: another kind of tensor, or one ragged in another dimension.
 
     On CUDA nothing waits for the device, but for a nested tensor with holes, which is packed first.
 
@@ -307,6 +309,9 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"nested_to_jagged: nested must be a nested tensor with the layout torch.jagged, got {nested.layout}"
         )
+    ragged = nested._ragged_idx  # type: ignore[attr-defined]
+    if ragged != 1:
+        raise ValueError(f"nested_to_jagged: nested must be ragged in dimension 1, got a tensor ragged in {ragged}")
     if nested.lengths() is not None:  # type: ignore[attr-defined]
         nested = nested.contiguous()
     return nested.values(), nested.offsets()  # type: ignore[attr-defined]

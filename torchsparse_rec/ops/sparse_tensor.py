@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ._autograd import differentiable
+from ._scalars import scalar_like
 
 _ops = torch.ops.torchsparse_rec
 
@@ -118,11 +119,6 @@ def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[in
 # ---- Empty rows -----------------------------------------------------------------------------------------------------
 
 
-def _scalar_like(values: Tensor, default_value: Tensor | float) -> Tensor:
-    """``default_value`` as a scalar tensor beside ``values``."""
-    return default_value if isinstance(default_value, Tensor) else values.new_full((), default_value)
-
-
 def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor | float) -> FilledRows:
     """
     Give every row without entries one: ``default_value`` at ``[row, 0, ...]``.
@@ -156,7 +152,7 @@ def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, defau
         >>> filled.values, filled.reverse_index_map
         (tensor([ 8., -1.,  7.]), tensor([2, 0]))
     """
-    default = _scalar_like(values, default_value)
+    default = scalar_like("default_value", default_value, values)
     filled, places, *rest = _fill(indices, values, num_rows, default)
     return FilledRows(places, filled, *rest)
 
@@ -338,7 +334,7 @@ def sparse_to_dense(
         tensor([[-1., -1.,  5.],
                 [ 6., -1., -1.]])
     """
-    return _to_dense(indices, list(shape), values, _scalar_like(values, default_value), validate)
+    return _to_dense(indices, list(shape), values, scalar_like("default_value", default_value, values), validate)
 
 
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------
