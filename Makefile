@@ -25,7 +25,7 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
   not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132) and \
   not no_temporary and not instruction_sets
 
-.PHONY: help ncf test test-full sanitize mutate lint format bench gpu requirements build clean FORCE
+.PHONY: help ncf test test-full sanitize sanitize-cpu sanitize-emulated mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -57,14 +57,20 @@ SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0 LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" \
   $(BIN)/python -m pytest --capture=sys
-sanitize: $(BUILT) $(VENV)/.test
+sanitize: sanitize-cpu sanitize-emulated
+
+# All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.
+sanitize-cpu: $(BUILT) $(VENV)/.test
 	TORCHSPARSE_REC_SANITIZE=1 $(BIN)/python setup.py -q build_ext
 	for level in baseline avx2 avx512; do \
 	  echo "== CPU, $$level"; \
+	  if [ $$level = avx512 ]; then tests="tests/test_sanitized.py $(OPERATOR_TESTS)" only="$(NOT_SANITIZED)"; \
+	  else tests="tests/test_operators.py" only="(equals_reference or _shifted)"; fi; \
 	  TORCHSPARSE_REC_CPU=$$level TORCHSPARSE_REC_LIBRARY=$(CURDIR)/build/sanitized/torchsparse_rec/_C.so \
-	    $(SANITIZED) tests/test_sanitized.py $(OPERATOR_TESTS) -k "not emulat and $(NOT_SANITIZED)" $(ARGS) || exit 1; \
+	    $(SANITIZED) $$tests -k "not emulat and $$only" $(ARGS) || exit 1; \
 	done
-	echo "== emulated CUDA"
+
+sanitize-emulated: $(BUILT) $(VENV)/.test
 	PYTHONPATH=tests TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(BIN)/python -c 'from emulation.build import build; build()'
 	TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(SANITIZED) tests/test_emulat*.py $(OPERATOR_TESTS) \
 	  -k "emulat and $(NOT_SANITIZED)" $(ARGS)
