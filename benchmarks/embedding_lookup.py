@@ -150,7 +150,8 @@ def row(spread: str, kind: str) -> Row:
         theirs = tensorflow_step(p, options) if kind == "step" else tensorflow_lookup(p, options, kind == "safe")
 
         def check() -> None:
-            torch.testing.assert_close(mine()(), torchs()(), rtol=1e-5, atol=1e-6)
+            # A popular row's gradient has tens of thousands of terms.
+            torch.testing.assert_close(mine()(), torchs()(), rtol=1e-5, atol=1e-5)
 
         rows = p.table.shape[1] * p.table.element_size()
         moved = (24 + rows) * len(p.ids) + rows * p.rows
