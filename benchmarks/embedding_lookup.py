@@ -151,7 +151,7 @@ def row(spread: str, kind: str) -> Row:
 
         def check() -> None:
             # A popular row's gradient has tens of thousands of terms.
-            torch.testing.assert_close(mine()(), torchs()(), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(mine()(), torchs()(), rtol=1e-5, atol=1e-4)
 
         rows = p.table.shape[1] * p.table.element_size()
         moved = (24 + rows) * len(p.ids) + rows * p.rows

@@ -46,7 +46,9 @@ def problem(options: Options, unsorted: bool) -> Problem:
 def torch_scatter(p: Problem, reduction: str) -> Tensor:
     """By scatter_reduce_, which takes an id for every element."""
     ids = p.segment_ids[:, None].expand_as(p.data)
-    out = p.data.new_zeros(p.num_segments, p.data.shape[1])
+    # Its derivative counts a start that equals the maximum as one more tie.
+    start = {"max": -torch.inf, "min": torch.inf}.get(reduction, 0.0)
+    out = p.data.new_full((p.num_segments, p.data.shape[1]), start)
     return out.scatter_reduce_(0, ids, p.data, _TORCH_NAMES[reduction], include_self=False)
 
 
