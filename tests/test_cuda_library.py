@@ -24,7 +24,7 @@ HOST_ONLY = {"cpu_level"}
 # No tensor comes out of them.
 WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
 # They write into their arguments, which torch.library gives no derivative.
-WITHOUT_AUTOGRAD = {"sparse_segment_reduce_grad_out", "sparse_segment_reduce_grad_v2_out"} | WITHOUT_FAKE
+WITHOUT_AUTOGRAD = {"sparse_segment_reduce_grad_out", "sparse_segment_reduce_grad_v2_out", "row_update"} | WITHOUT_FAKE
 PROGRAM = f"""
 import ctypes, json, os
 import torch, torchsparse_rec

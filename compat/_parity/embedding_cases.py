@@ -37,7 +37,7 @@ def _random_params(rng: np.random.Generator, operator: str, elements: int) -> tu
     shards = [draw.values(rng, (size, *inner), dtype) for size in sizes]
     del strategy
     if rng.random() < 0.4:
-        norm = float(np.sqrt((shards[0].double().reshape(sizes[0], -1) ** 2).sum(1).mean()))
+        norm = float((shards[0].double().reshape(sizes[0], -1) ** 2).sum(1).mean().sqrt())
         options["max_norm"] = float(np.float32(norm * rng.uniform(0.3, 1.7)))
     alone = n == 1 and rng.random() < 0.7
     return shards[0] if alone else shards, options, total
