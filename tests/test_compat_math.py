@@ -42,8 +42,6 @@ def assert_same(tensorflow, name: str, *arguments: Any) -> None:
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, "complex64", "complex128", "bool"])
 @pytest.mark.parametrize("reduction", SORTED)
 def test_sorted_dtypes(reduction: str, dtype: str, tensorflow) -> None:
-    if reduction == "prod" and dtype.startswith("complex"):
-        pytest.skip("not supported")
     numbers = np.array([[1, 2], [3, 4], [7, 0], [100, 2]]).astype(dtype)
     for index in ("int8", "int16", "int32", "int64", "uint32", "float32"):
         assert_same(tensorflow, f"segment_{reduction}", numbers, np.array([0, 0, 2, 4], index))
@@ -52,8 +50,6 @@ def test_sorted_dtypes(reduction: str, dtype: str, tensorflow) -> None:
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, "complex64", "bool"])
 @pytest.mark.parametrize("reduction", UNSORTED)
 def test_unsorted_dtypes(reduction: str, dtype: str, tensorflow) -> None:
-    if reduction == "prod" and dtype.startswith("complex"):
-        pytest.skip("not supported")
     numbers = np.array([[1, 2], [3, 4], [7, 0], [100, 2]]).astype(dtype)
     for index in ("int8", "int16", "int32", "int64", "uint32"):
         assert_same(tensorflow, f"unsorted_segment_{reduction}", numbers, np.array([3, 0, 3, 1]).astype(index), 5)
@@ -139,3 +135,30 @@ def test_gradients_of_complex_numbers(reduction: str, tensorflow) -> None:
         tape.watch(theirs)
         total = tensorflow.reduce_sum(tensorflow.abs(getattr(tensorflow.math, f"segment_{reduction}")(theirs, ids)))
     np.testing.assert_allclose(data.grad.resolve_conj().numpy(), tape.gradient(total, theirs).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("name", ["segment_prod", "unsorted_segment_prod"])
+def test_complex_products_and_their_gradients(name: str, dtype: str, tensorflow) -> None:
+    """Segments of 0 to 9 rows, one with a zero."""
+    generator = np.random.default_rng(0)
+    ids = np.repeat(np.arange(10), np.arange(10)).astype(np.int32)
+    numbers = (generator.normal(size=(ids.size, 2)) + 1j * generator.normal(size=(ids.size, 2))).astype(dtype)
+    numbers[4] = 0
+    rows: tuple[int, ...] = ()
+    if name.startswith("unsorted"):
+        order = generator.permutation(ids.size)
+        ids, numbers, rows = ids[order], numbers[order], (12,)
+        ids[3] = -1
+    values = tensorflow.constant(numbers)
+    with tensorflow.GradientTape() as tape:
+        tape.watch(values)
+        theirs = getattr(tensorflow.math, name)(values, ids, *rows)
+    wanted = tape.gradient(theirs, values, output_gradients=tensorflow.ones_like(theirs)).numpy()
+    mine = torch.from_numpy(numbers).requires_grad_()
+    result = getattr(ours.math, name)(mine, torch.from_numpy(ids), *rows)
+    result.backward(torch.ones_like(result))
+    tolerance = 1e-5 if dtype == "complex64" else 1e-13
+    np.testing.assert_allclose(result.detach().numpy(), theirs.numpy(), rtol=tolerance, atol=tolerance)
+    assert mine.grad is not None
+    np.testing.assert_allclose(mine.grad.resolve_conj().numpy(), wanted, rtol=tolerance, atol=tolerance)

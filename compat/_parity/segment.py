@@ -28,7 +28,7 @@ def _is_unsorted(operator: str) -> bool:
 
 
 def _dtypes(operator: str) -> tuple[torch.dtype, ...]:
-    """What TensorFlow takes; but for products of complex numbers, which we do not."""
+    """What TensorFlow takes; but for products of complex numbers: tests/test_compat_math.py has those."""
     reduction = _reduction(operator)
     if reduction == "sqrt_n":
         return FLOATS

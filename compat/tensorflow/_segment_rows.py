@@ -34,6 +34,9 @@ def segment_reduce(reduction: str, data: Any, segment_ids: Any) -> Tensor:
     segment_ids = as_tensor("segment_ids", segment_ids, device=data.device)
     if data.is_complex() and reduction in ("sum", "mean"):
         return torch.view_as_complex(_SORTED[reduction](torch.view_as_real(data), segment_ids))
+    if data.is_complex() and reduction == "prod":
+        ones = ops.segment_prod(torch.ones_like(data.real), segment_ids)
+        return _complex_products(data, segment_ids, ones)
     return _SORTED[reduction](data, segment_ids)
 
 
@@ -49,6 +52,10 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
     if data.is_complex() and reduction == "sum":
         parts = ops.unsorted_segment_sum(torch.view_as_real(data), segment_ids, num_segments)
         return torch.view_as_complex(parts)
+    if data.is_complex() and reduction == "prod":
+        ones = ops.unsorted_segment_prod(torch.ones_like(data.real), segment_ids, num_segments)
+        rows = data.reshape(segment_ids.numel(), *data.shape[segment_ids.dim() :])
+        return _complex_products(rows, segment_ids.reshape(-1), ones)
     if reduction == "mean" and not data.is_floating_point() and data.dtype != torch.bool and not data.is_complex():
         return _mean_of_integers(data, segment_ids, num_segments)
     result = _UNSORTED[reduction](data, segment_ids, num_segments)
@@ -57,6 +64,28 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
         limit = torch.finfo(result.dtype)
         return result.clamp_min(limit.min) if reduction == "max" else result.clamp_max(limit.max)
     return result
+
+
+def _complex_products(data: Tensor, segment_ids: Tensor, ones: Tensor) -> Tensor:
+    """
+    Products of complex rows, in torch's own operations: neighbours in a segment are multiplied, until each has one.
+
+    ``ones`` is what the reduction gives for ones: it has the shape of the result, and the ids have been checked for it.
+    """
+    kept = (segment_ids >= 0) & (segment_ids < ones.shape[0])  # on CUDA bad ids are recorded, not refused
+    ids, order = segment_ids[kept].long().sort(stable=True)
+    rows = data[kept][order]
+    while True:
+        numbers = torch.arange(ids.shape[0], device=ids.device)
+        begins = torch.ones_like(ids, dtype=torch.bool)
+        begins[1:] = ids[1:] != ids[:-1]
+        if bool(begins.all()):
+            return ones.to(data.dtype).index_copy(0, ids, rows)
+        second = (numbers - torch.where(begins, numbers, 0).cummax(0).values) % 2 == 1
+        pairs = second.nonzero().squeeze(1)
+        first = (~second).cumsum(0)[pairs] - 1
+        ids, merged = ids[~second], rows[~second]
+        rows = merged.index_copy(0, first, merged[first] * rows[pairs])
 
 
 def _mean_of_integers(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:

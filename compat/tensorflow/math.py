@@ -99,7 +99,8 @@ def segment_prod(data: Any, segment_ids: Any, name: str | None = None) -> Tensor
     """
     Multiply the rows of each segment; a segment without rows is 1.
 
-    Arguments, result and errors as :func:`segment_sum`, but ``data`` is not complex.
+    Arguments, result and errors as :func:`segment_sum`. Complex numbers are multiplied pair by pair, in torch's
+    operations; on CUDA that waits for the device.
 
     Source: ``tf.math.segment_prod``.
 
@@ -204,8 +205,8 @@ def unsorted_segment_prod(data: Any, segment_ids: Any, num_segments: Any, name: 
     """
     Multiply the rows of each segment; a segment without rows is 1.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``data`` is not complex and ``segment_ids`` are
-    not int16.
+    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``segment_ids`` are not int16. Complex numbers as
+    in :func:`segment_prod`.
 
     Source: ``tf.math.unsorted_segment_prod``.
 
