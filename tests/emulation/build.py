@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -85,6 +86,12 @@ def build() -> Path:
     key = hashlib.sha256(f"{torch.__version__} {sanitized()}".encode()).hexdigest()[:8]
     folder = _ROOT / ".cache/emulated" / key
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:  # the tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_in(folder, ninja)
+
+
+def _build_in(folder: Path, ninja: str) -> Path:
     text = _ninja_file()
     if not (folder / "build.ninja").exists() or (folder / "build.ninja").read_text() != text:
         (folder / "build.ninja").write_text(text)
