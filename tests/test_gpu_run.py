@@ -146,7 +146,16 @@ def test_more_arguments_are_pytests(benchmarks, tmp_path):  # noqa: F811
 
 
 def test_make_hands_its_variables_on(tmp_path):
-    command = ["make", "-n", "gpu", f"OUT={tmp_path}", "PREBUILT=some/folder", "MINUTES=20", "ARGS=-k unique"]
+    command = [
+        "make",
+        "-n",
+        "--no-print-directory",
+        "gpu",
+        f"OUT={tmp_path}",
+        "PREBUILT=some/folder",
+        "MINUTES=20",
+        "ARGS=-k unique",
+    ]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     words = " ".join(printed.replace("\\\n", " ").split())
     wanted = f'-m benchmarks.gpu --out "{tmp_path}" --prebuilt "some/folder" --minutes 20 -- -k unique'
