@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         part = slice(first, first + len(shard))
         first = part.stop
         name = argument if not isinstance(params, list) else f"{argument}[{position}]"
-        own = _with_tolerances(replace(gradient, value=gradient.value[part]), lambda allowed: allowed[part])
+        own = _with_tolerances(replace(gradient, value=gradient.value[part]), itemgetter(part))
         for label in ("gradient", "sparse gradient"):
             result[f"{label} of {name}"] = _reshaped(own, (len(shard), *inner))
     if entries.weights is not None:

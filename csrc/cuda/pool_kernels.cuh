@@ -97,7 +97,8 @@ struct Sums {
     }
   }
   __device__ A value(int c) const { return blocks[c] + block[c]; }
-  // Pieces, which may be many, are added up in float64: blocks becomes that sum rounded, block what the rounding left.
+  // Pieces, which may be many, are added up in float64: blocks becomes that sum rounded, block what the rounding left,
+  // but for an infinity, which leaves nothing.
   __device__ void merge(const Sums& later) {
 #pragma unroll
     for (int c = 0; c < width; ++c) {
