@@ -28,7 +28,7 @@
 //   sum: <grad[b], x_i>;  mean: <grad[b], x_i - output[b]> / sum w;  sqrtn: (<grad[b], x_i> - <grad[b], output[b]> w_i
 //   / q) / q with q = sqrt(sum w^2); zero where the denominator is zero and for padding.
 //
-// Determinism: as in segment.h.
+// Determinism and precision of sums: as in segment.h.
 // Source: torch.nn.functional.embedding and embedding_bag; tf.nn.embedding_lookup_sparse for the weighted modes.
 #pragma once
 #include "abi.h"

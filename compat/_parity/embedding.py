@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -144,8 +146,7 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     if "ids" in case.arguments and max_norm is None:
         output = replace(output, tolerance=np.zeros_like(output.value), their_tolerance=None)
     else:
-        allowed = output.tolerance if output.their_tolerance is None else output.their_tolerance
-        output = replace(output, tolerance=allowed + (eps + clip_error) * magnitude, their_tolerance=None)
+        output = _with_tolerances(output, lambda allowed: allowed + (eps + clip_error) * magnitude)
     # TensorFlow clips halves in halves.
     output.ours_only = dtype in HALVES and max_norm is not None
     shape = tuple(theirs.values[_output_name(case)].shape)
@@ -161,7 +162,7 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         part = slice(first, first + len(shard))
         first = part.stop
         name = argument if not isinstance(params, list) else f"{argument}[{position}]"
-        own = replace(gradient, value=gradient.value[part], tolerance=gradient.tolerance[part])
+        own = _with_tolerances(replace(gradient, value=gradient.value[part]), itemgetter(part))
         for label in ("gradient", "sparse gradient"):
             result[f"{label} of {name}"] = _reshaped(own, (len(shard), *inner))
     if entries.weights is not None:
@@ -180,11 +181,18 @@ def _output_name(case: Case) -> str:
 
 
 def _reshaped(reference: Reference, shape: tuple[int, ...]) -> Reference:
+    return _with_tolerances(
+        replace(reference, value=reference.value.reshape(shape)), lambda allowed: allowed.reshape(shape)
+    )
+
+
+def _with_tolerances(reference: Reference, change: Callable[[np.ndarray], np.ndarray]) -> Reference:
+    """The same with both sides' tolerances changed."""
+    theirs = reference.their_tolerance
     return replace(
         reference,
-        value=reference.value.reshape(shape),
-        tolerance=reference.tolerance.reshape(shape),
-        their_tolerance=None,
+        tolerance=change(reference.tolerance),
+        their_tolerance=None if theirs is None else change(theirs),
     )
 
 
@@ -201,9 +209,9 @@ def _gradient_of_table(
     total = sums(terms, entries.places, len(table), dtype, sources=entries.bags, scaled=True)
     eps = epsilon(dtype)
     magnitude = _magnitudes(terms, entries.places, len(table))
-    allowed = (total.tolerance if total.their_tolerance is None else total.their_tolerance) + eps * magnitude
+    total = _with_tolerances(total, lambda allowed: allowed + eps * magnitude)
     if max_norm is None:
-        return Reference(total.value, allowed)
+        return total
     with np.errstate(all="ignore"):
         squares = (table * table).sum(1, keepdims=True)
         along = (table * total.value).sum(1, keepdims=True) / squares
@@ -216,9 +224,11 @@ def _gradient_of_table(
         def spread(x: np.ndarray) -> np.ndarray:
             return factor * (x + np.abs(table) * ((np.abs(table) * x).sum(1, keepdims=True) / squares))
 
-        error = np.where(clipped, spread(allowed) + 2 * clip_error * spread(magnitude), allowed)
-        error = np.where(untouched, 0, error)
-    return Reference(value, error)
+        def clip(allowed: np.ndarray) -> np.ndarray:
+            error = np.where(clipped, spread(allowed) + 2 * clip_error * spread(magnitude), allowed)
+            return np.where(untouched, 0, error)
+
+        return _with_tolerances(replace(total, value=value), clip)
 
 
 def _gradient_of_weights(
@@ -242,18 +252,24 @@ def _gradient_of_weights(
     g, x, out = upstream[bags], rows[entries.places], output.value[bags] * own[:, None]
     dots = (g * (x - out)).sum(1) * scale
     parts = (np.abs(g) * (np.abs(x) + np.abs(out))).sum(1)
-    errors = (np.abs(g) * output.tolerance[bags]).sum(1) * np.abs(own)
-    # Our gradient begins with the output as it is, rounded to a half where tables are halves.
-    rounding = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, 0.0)
-    errors = errors + rounding * (np.abs(g) * np.abs(out)).sum(1)
-    if dtype == torch.float16:
-        errors = errors + 2.0**-25 * (np.abs(g).sum(1)) * np.abs(own)  # subnormal outputs
-    tolerance = (errors + (epsilon(dtype) * (6 + np.sqrt(rows.shape[1])) + clip_error) * parts) * np.abs(scale)
-    value, allowed = np.zeros(count, np.longdouble), np.zeros(count, np.longdouble)
     kept = entries.given >= 0
-    value[entries.given[kept]] = dots[kept]
-    allowed[entries.given[kept]] = tolerance[kept]
-    return Reference(value, allowed, ours_only=dtype in HALVES)
+
+    def of_given(x: np.ndarray) -> np.ndarray:
+        result = np.zeros(count, np.longdouble)
+        result[entries.given[kept]] = x[kept]
+        return result
+
+    def errors(of_output: np.ndarray) -> np.ndarray:
+        errors = (np.abs(g) * of_output[bags]).sum(1) * np.abs(own)
+        # Our gradient begins with the output as it is, rounded to a half where tables are halves.
+        rounding = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, 0.0)
+        errors = errors + rounding * (np.abs(g) * np.abs(out)).sum(1)
+        if dtype == torch.float16:
+            errors = errors + 2.0**-25 * (np.abs(g).sum(1)) * np.abs(own)  # subnormal outputs
+        parts_error = (epsilon(dtype) * (6 + np.sqrt(rows.shape[1])) + clip_error) * parts
+        return of_given((errors + parts_error) * np.abs(scale))
+
+    return _with_tolerances(replace(output, value=of_given(dots), ours_only=dtype in HALVES), errors)
 
 
 # ---- Operators -------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ What float results should be, in higher precision, and how far a good one may be
 A sum of n terms may be off by eps * sqrt(n) * sum|terms|, eps = 2^-23 (2^-52 for float64); a product by n * eps of
 itself; a maximum not at all. A float16 or bfloat16 result is held to what a float32 result may be, rounded once.
 
-TensorFlow exceeds that bound of sums in two ways. Where the same row is added m times its errors are alike, not
-independent: the root is that of n * m, for both sides. And the factor of a mean is rounded too, alike for all terms:
-eps / 2 * sum|terms| more, for TensorFlow.
+Two things make that bound of sums wider. The factor of a mean is rounded too, alike for all terms: eps / 2 *
+sum|terms| more. And where the same row is added m times its errors are alike, not independent: the root is that of
+n * m, for TensorFlow, and for our sums of float64, which are not added in blocks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def sums(
         np.zeros((size, *terms.shape[1:]), terms.dtype),
         np.zeros((size, *terms.shape[1:]), np.longdouble),
     )
-    number = np.zeros((size, *[1] * (terms.ndim - 1)), np.longdouble)
+    number, repeats = np.zeros((2, size, *[1] * (terms.ndim - 1)), np.longdouble)
     if len(ids):
         order = np.lexsort((sources, ids)) if sources is not None else np.argsort(ids, kind="stable")
         present, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
@@ -64,11 +64,15 @@ def sums(
             magnitude[present] = np.add.reduceat(np.abs(terms[order]), starts, axis=0)
         number[present] = counts.reshape(-1, *[1] * (terms.ndim - 1))
         if sources is not None:
-            number[present] *= _repeats(ids[order], sources[order], starts).reshape(-1, *[1] * (terms.ndim - 1))
+            repeats[present] = _repeats(ids[order], sources[order], starts).reshape(number[present].shape)
     eps = epsilon(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        allowed = eps * np.sqrt(number) * magnitude
-        return Reference(value, allowed, allowed + eps / 2 * magnitude if scaled else None)
+        factor = eps / 2 * magnitude if scaled else 0
+        allowed = eps * np.sqrt(number) * magnitude + factor
+        if sources is None:
+            return Reference(value, allowed)
+        wider = eps * np.sqrt(number * repeats) * magnitude + factor
+        return Reference(value, wider if dtype == torch.float64 else allowed, wider)
 
 
 def _kept(

@@ -251,10 +251,7 @@ def _output(case: Case, terms: np.ndarray, ids: np.ndarray, segments: int) -> Re
         return replace(reference, value=limit(reference.value, info.max if smallest else info.min))
     with np.errstate(invalid="ignore"):
         terms = terms / _column(_divisors(case, ids, segments)[np.maximum(ids, 0)], terms) if segments else terms
-    reference = sums(terms, ids, segments, dtype, scaled=reduction != "sum")
-    # Our quotient is rounded like TensorFlow's.
-    allowed = reference.their_tolerance
-    return reference if allowed is None else replace(reference, tolerance=allowed)
+    return sums(terms, ids, segments, dtype, scaled=reduction != "sum")
 
 
 def _gradient(case: Case, terms: np.ndarray, ids: np.ndarray, upstream: np.ndarray) -> Reference:

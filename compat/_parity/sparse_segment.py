@@ -268,10 +268,7 @@ def _scaled(
         scale = 1 / counts if mean else 1 / np.sqrt(counts)
         terms = terms * scale[segment_ids].reshape(-1, *[1] * (terms.ndim - 1))
     size = segments if size is None else size
-    reference = sums(terms, ids, size, dtype, sources=sources, scaled=mean or sqrt_n)
-    # Our factor is rounded like TensorFlow's.
-    allowed = reference.their_tolerance
-    return reference if allowed is None else replace(reference, tolerance=allowed)
+    return sums(terms, ids, size, dtype, sources=sources, scaled=mean or sqrt_n)
 
 
 def _unless_empty(reference: Reference, indices: np.ndarray) -> Reference:

@@ -75,14 +75,20 @@ typename Bags<T, I>::A Bags<T, I>::divisor(int64_t b, Reduction reduction) const
     const A n = static_cast<A>(offsets_[b + 1] - offsets_[b]);
     return denominator(reduction, n, n);
   }
-  A sum = 0, squares = 0;
-  for (int64_t i = offsets_[b]; i < offsets_[b + 1]; ++i) {
-    if (is_padding(i)) continue;
-    const A w = weight(i);
-    sum += w;
-    squares += w * w;
+  double total = 0, total_squares = 0;
+  for (int64_t begin = offsets_[b], end; begin < offsets_[b + 1]; begin = end) {
+    end = sum_block_end<A>(begin, offsets_[b + 1]);
+    A sum = 0, squares = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      if (is_padding(i)) continue;
+      const A w = weight(i);
+      sum += w;
+      squares += w * w;
+    }
+    total += static_cast<double>(sum);
+    total_squares += static_cast<double>(squares);
   }
-  return denominator(reduction, sum, squares);
+  return denominator(reduction, static_cast<A>(total), static_cast<A>(total_squares));
 }
 
 template <class T, class I>

@@ -5,13 +5,29 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "../dispatch.h"
 
 namespace tsr {
 
+// How float32 sums of rows are taken, here and wherever a sum may have many terms: equal terms err alike, so that one
+// long sum's error would grow with their number. Blocks of kSumBlock terms are added one by one, the blocks of a part
+// of kSumPart terms likewise, and the parts in float64, where an infinity stays one (in a compensated sum it would
+// not). So a sum of n terms is within 2^-23 * sqrt(n) * sum|terms| of the exact one. Sums of float64 are one block.
+constexpr int64_t kSumBlock = 16;
+constexpr int64_t kSumPart = 256;
+template <class A>
+constexpr bool kSumsInBlocks = std::is_same_v<A, float>;
+
+// Where the block that begins at `begin` ends, for sums that are rare enough to take every block in float64.
+template <class A>
+int64_t sum_block_end(int64_t begin, int64_t end) {
+  return kSumsInBlocks<A> && end - begin > kSumBlock ? begin + kSumBlock : end;
+}
+
 // Bag b holds the entries [starts[b], starts[b + 1]); entry e is row rows[e] of table, times weights[e].
-//   out[b, :] = sum of weights[e] * table[rows[e], :], in the order of e, divided by divisors[b]
+//   out[b, :] = sum of weights[e] * table[rows[e], :], in blocks and in the order of e, divided by divisors[b]
 // R is uint32_t or int64_t: the width in which the caller happens to have the rows.
 template <class T, class R>
 struct PoolArguments {

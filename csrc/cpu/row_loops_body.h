@@ -20,22 +20,60 @@ struct BagEntries {
   int64_t ahead;
 };
 
-// Columns [d, d + kCount vectors) of one bag, held in registers over all its entries.
-template <int kBytes, int kCount, bool kWeighted, bool kStream, class T, class R>
+// Adds columns [d, d + kCount vectors) of the entry to the sum.
+template <int kBytes, int kCount, bool kWeighted, class T, class R>
+static inline __attribute__((always_inline)) void add_columns(const PoolArguments<T, R>& a, const BagEntries& bag,
+                                                              int64_t e, int64_t d,
+                                                              Vector<acc_t<T>, kBytes> (&sum)[kCount]) {
+  constexpr int kLanes = VectorOf<acc_t<T>, kBytes>::kLanes;
+  fetch_ahead<kLanes * kCount>(a, e, bag.last, bag.ahead, d);
+  const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.stride + d;
+  for (int k = 0; k < kCount; ++k) {
+    Vector<acc_t<T>, kBytes> x;
+    load<kBytes>(row + k * kLanes, x);
+    if constexpr (kWeighted) x *= a.weights[e];
+    sum[k] += x;
+  }
+}
+
+// The sum of the entries [begin, end), held in registers: at most one block (row_loops.h), or at most one part.
+template <SumLength kLength, int kBytes, int kCount, bool kWeighted, class T, class R>
+static inline __attribute__((always_inline)) void sum_columns(const PoolArguments<T, R>& a, const BagEntries& bag,
+                                                              int64_t begin, int64_t end, int64_t d,
+                                                              Vector<acc_t<T>, kBytes> (&sum)[kCount]) {
+  Vector<acc_t<T>, kBytes> blocks[kCount] = {};
+  if constexpr (kLength != SumLength::kBlock) {
+    for (; end - begin > kSumBlock; begin += kSumBlock) {
+      Vector<acc_t<T>, kBytes> block[kCount] = {};
+#pragma GCC unroll 4
+      for (int64_t e = 0; e < kSumBlock; ++e) add_columns<kBytes, kCount, kWeighted>(a, bag, begin + e, d, block);
+      for (int k = 0; k < kCount; ++k) blocks[k] += block[k];
+    }
+  }
+  for (int k = 0; k < kCount; ++k) sum[k] = Vector<acc_t<T>, kBytes>{};
+  for (int64_t e = begin; e < end; ++e) add_columns<kBytes, kCount, kWeighted>(a, bag, e, d, sum);
+  if constexpr (kLength != SumLength::kBlock) {
+    for (int k = 0; k < kCount; ++k) sum[k] += blocks[k];
+  }
+}
+
+// Columns [d, d + kCount vectors) of one bag.
+template <SumLength kLength, int kBytes, int kCount, bool kWeighted, bool kStream, class T, class R>
 static inline __attribute__((always_inline)) void pool_columns(const PoolArguments<T, R>& a, const BagEntries& bag,
                                                                int64_t d, acc_t<T> divisor, T* out) {
   using A = acc_t<T>;
   constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
-  Vector<A, kBytes> sum[kCount] = {};
-  for (int64_t e = bag.begin; e < bag.end; ++e) {
-    fetch_ahead<kLanes * kCount>(a, e, bag.last, bag.ahead, d);
-    const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.stride + d;
-    for (int k = 0; k < kCount; ++k) {
-      Vector<A, kBytes> x;
-      load<kBytes>(row + k * kLanes, x);
-      if constexpr (kWeighted) x *= a.weights[e];
-      sum[k] += x;
+  Vector<A, kBytes> sum[kCount];
+  if constexpr (kLength == SumLength::kParts) {
+    PartSums<kBytes, kCount> parts;
+    for (int64_t begin = bag.begin; begin < bag.end; begin += kSumPart) {
+      const int64_t end = bag.end - begin > kSumPart ? begin + kSumPart : bag.end;
+      sum_columns<kLength, kBytes, kCount, kWeighted>(a, bag, begin, end, d, sum);
+      parts.add(sum);
     }
+    parts.round(sum);
+  } else {
+    sum_columns<kLength, kBytes, kCount, kWeighted>(a, bag, bag.begin, bag.end, d, sum);
   }
   for (int k = 0; k < kCount; ++k) {
     if (a.divisors != nullptr) sum[k] /= divisor;
@@ -43,29 +81,18 @@ static inline __attribute__((always_inline)) void pool_columns(const PoolArgumen
   }
 }
 
-// Columns [d, dim) when fewer than a full register tile is left: ever narrower vectors, then single elements.
-template <int kBytes, bool kWeighted, bool kStream, class T, class R>
+// Columns [d, dim) when fewer than a full register tile is left: ever narrower vectors, down to one element.
+template <SumLength kLength, int kBytes, bool kWeighted, bool kStream, class T, class R>
 static inline __attribute__((always_inline)) void pool_rest(const PoolArguments<T, R>& a, const BagEntries& bag,
                                                             int64_t d, acc_t<T> divisor, T* out) {
   using A = acc_t<T>;
-  if constexpr (kBytes >= 16) {
+  if constexpr (kBytes >= static_cast<int>(sizeof(A))) {
     constexpr int kLanes = VectorOf<A, kBytes>::kLanes;
     while (d + kLanes <= a.dim) {
-      pool_columns<kBytes, 1, kWeighted, kStream>(a, bag, d, divisor, out);
+      pool_columns<kLength, kBytes, 1, kWeighted, kStream>(a, bag, d, divisor, out);
       d += kLanes;
     }
-    pool_rest<kBytes / 2, kWeighted, kStream>(a, bag, d, divisor, out);
-  } else {
-    for (; d < a.dim; ++d) {
-      A sum = 0;
-      for (int64_t e = bag.begin; e < bag.end; ++e) {
-        fetch_ahead<1>(a, e, bag.last, bag.ahead, d);
-        A x = static_cast<A>(a.table[static_cast<int64_t>(a.rows[e]) * a.stride + d]);
-        if constexpr (kWeighted) x *= a.weights[e];
-        sum += x;
-      }
-      out[d] = static_cast<T>(a.divisors != nullptr ? sum / divisor : sum);
-    }
+    pool_rest<kLength, kBytes / 2, kWeighted, kStream>(a, bag, d, divisor, out);
   }
 }
 
@@ -78,19 +105,22 @@ static inline __attribute__((always_inline)) void clear(T* out, int64_t dim) {
   for (; d < dim; ++d) out[d] = T(0.0f);
 }
 
-template <bool kWeighted, bool kStream, class T, class R>
-static void pool_rows(const PoolArguments<T, R>& arguments) {
+// The bags from b on, up to one that is left to a loop for another length. Returns that bag. Several loops: what longer
+// sums need would slow down the shortest.
+template <SumLength kLength, bool kWeighted, bool kStream, class T, class R>
+static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arguments, int64_t b) {
   using A = acc_t<T>;
   PoolArguments<T, R> a = arguments;  // a copy, so that the stores cannot alias it
   if (a.stride == 0) a.stride = a.dim;
   constexpr int kCount = 256 / kVectorBytes;
   constexpr int kLanes = VectorOf<A, kVectorBytes>::kLanes;
   const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
-  for (int64_t b = 0; b < a.bags; ++b) {
+  for (; b < a.bags; ++b) {
     const BagEntries bag{a.starts[b], a.starts[b + 1], a.starts[a.bags], ahead};
+    if (leaves<kLength, A>(bag.end - bag.begin)) break;
     T* out = a.out + b * a.dim;
     const A divisor = a.divisors != nullptr ? a.divisors[b] : A(1);
-    if (bag.begin == bag.end) {
+    if (kLength == SumLength::kBlock && bag.begin == bag.end) {
       const int64_t first = b;  // of a run of empty bags, often long in a dense gradient
       while (b + 1 < a.bags && a.starts[b + 2] == bag.end) ++b;
       clear<kStream>(out, (b - first + 1) * a.dim);
@@ -102,13 +132,25 @@ static void pool_rows(const PoolArguments<T, R>& arguments) {
     }
     int64_t d = 0;
     for (; d + kCount * kLanes <= a.dim; d += kCount * kLanes) {
-      pool_columns<kVectorBytes, kCount, kWeighted, kStream>(a, bag, d, divisor, out);
+      pool_columns<kLength, kVectorBytes, kCount, kWeighted, kStream>(a, bag, d, divisor, out);
     }
     if (d + kCount / 2 * kLanes <= a.dim) {
-      pool_columns<kVectorBytes, kCount / 2, kWeighted, kStream>(a, bag, d, divisor, out);
+      pool_columns<kLength, kVectorBytes, kCount / 2, kWeighted, kStream>(a, bag, d, divisor, out);
       d += kCount / 2 * kLanes;
     }
-    pool_rest<kVectorBytes, kWeighted, kStream>(a, bag, d, divisor, out);
+    pool_rest<kLength, kVectorBytes, kWeighted, kStream>(a, bag, d, divisor, out);
+  }
+  return b;
+}
+
+template <bool kWeighted, bool kStream, class T, class R>
+static void pool_rows(const PoolArguments<T, R>& a) {
+  for (int64_t b = 0; b < a.bags;) {
+    b = pool_run<SumLength::kBlock, kWeighted, kStream>(a, b);
+    if constexpr (kSumsInBlocks<acc_t<T>>) {
+      b = pool_run<SumLength::kPart, kWeighted, kStream>(a, b);
+      b = pool_run<SumLength::kParts, kWeighted, kStream>(a, b);
+    }
   }
 #if defined(__x86_64__)
   if constexpr (kStream) _mm_sfence();
@@ -162,15 +204,20 @@ static void pool_won(const PoolArguments<T, R>& a, const int64_t* positions, con
     T* out = a.out + bag * a.dim;
     for (int64_t tile = 0; tile < a.dim; tile += kTile) {
       const int64_t width = tile + kTile < a.dim ? kTile : a.dim - tile;
-      A sum[kTile] = {};
-      for (int64_t e = a.starts[bag]; e < a.starts[bag + 1]; ++e) {
-        const int64_t from = static_cast<int64_t>(a.rows[e]) * a.dim + tile;
-        const A weight = a.weights != nullptr ? a.weights[e] : A(1);
-        for (int64_t k = 0; k < width; ++k) {
-          if (winners[from + k] == positions[e]) sum[k] += static_cast<A>(a.table[from + k]) * weight;
+      double total[kTile] = {};
+      for (int64_t begin = a.starts[bag], end; begin < a.starts[bag + 1]; begin = end) {
+        end = sum_block_end<A>(begin, a.starts[bag + 1]);
+        A block[kTile] = {};
+        for (int64_t e = begin; e < end; ++e) {
+          const int64_t from = static_cast<int64_t>(a.rows[e]) * a.dim + tile;
+          const A weight = a.weights != nullptr ? a.weights[e] : A(1);
+          for (int64_t k = 0; k < width; ++k) {
+            if (winners[from + k] == positions[e]) block[k] += static_cast<A>(a.table[from + k]) * weight;
+          }
         }
+        for (int64_t k = 0; k < width; ++k) total[k] += static_cast<double>(block[k]);
       }
-      for (int64_t k = 0; k < width; ++k) out[tile + k] = static_cast<T>(sum[k]);
+      for (int64_t k = 0; k < width; ++k) out[tile + k] = static_cast<T>(static_cast<A>(total[k]));
     }
   }
 }

@@ -66,3 +66,34 @@ static inline __attribute__((always_inline)) void store(T* to, const Vector<acc_
     *reinterpret_cast<typename VectorOf<T, kBytes>::unaligned*>(to) = from;
   }
 }
+
+// ---- Sums of many rows ----------------------------------------------------------------------------------------------
+
+// What loops over bags are made for: sums of at most a block, of at most a part, of several parts.
+enum class SumLength { kBlock, kPart, kParts };
+
+// Whether such a loop leaves a bag of so many terms to another. Short bags among longer ones stay.
+template <SumLength kLength, class A>
+static inline bool leaves(int64_t terms) {
+  if (!kSumsInBlocks<A>) return false;
+  if (kLength == SumLength::kBlock) return terms > kSumBlock;
+  return kLength == SumLength::kPart ? terms == 0 || terms > kSumPart : terms <= kSumPart;
+}
+
+// What parts add up to. A part comes in by way of memory, so that those who sum it have it in registers.
+template <int kBytes, int kCount>
+struct PartSums {
+  static constexpr int kLanes = VectorOf<float, kBytes>::kLanes;
+  double total[kCount * kLanes] = {};
+
+  void add(const Vector<float, kBytes> (&part)[kCount]) {
+    float lanes[kCount * kLanes];
+    for (int k = 0; k < kCount; ++k) store<false, kBytes>(lanes + k * kLanes, part[k]);
+    for (int k = 0; k < kCount * kLanes; ++k) total[k] += static_cast<double>(lanes[k]);
+  }
+  void round(Vector<float, kBytes> (&to)[kCount]) const {
+    float lanes[kCount * kLanes];
+    for (int k = 0; k < kCount * kLanes; ++k) lanes[k] = static_cast<float>(total[k]);
+    for (int k = 0; k < kCount; ++k) load<kBytes>(lanes + k * kLanes, to[k]);
+  }
+};

@@ -111,12 +111,48 @@ struct Extreme {
 };
 
 template <class Reducer, class T>
-static void reduce(const ReduceArguments<T>& arguments) {
+static constexpr bool kReducesInBlocks = std::is_same_v<Reducer, Sum> && kSumsInBlocks<acc_t<T>>;
+
+// What the entries [begin, end) come to, at least one, but for the reducer's end.
+template <class Reducer, class T, class Columns>
+static inline __attribute__((always_inline)) void reduce_columns(const ReduceArguments<T>& a, int64_t begin,
+                                                                 int64_t end, int64_t last, int64_t ahead,
+                                                                 const Columns& columns,
+                                                                 typename Columns::V (&total)[Columns::kCount]) {
+  typename Columns::V x[Columns::kCount];
+  columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim, total);
+  for (int k = 0; k < Columns::kCount; ++k) Reducer::begin(total[k], a.direction);
+  for (int64_t e = begin + 1; e < end; ++e) {
+    columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim, x);
+    for (int k = 0; k < Columns::kCount; ++k) Reducer::add(total[k], x[k], a.direction);
+  }
+}
+
+// The sum of at most a part, in blocks (row_loops.h).
+template <class T, class Columns>
+static inline __attribute__((always_inline)) void sum_blocks(const ReduceArguments<T>& a, int64_t begin, int64_t end,
+                                                             int64_t last, int64_t ahead, const Columns& columns,
+                                                             typename Columns::V (&total)[Columns::kCount]) {
+  if (end - begin <= kSumBlock) return reduce_columns<Sum>(a, begin, end, last, ahead, columns, total);
+  reduce_columns<Sum>(a, begin, begin + kSumBlock, last, ahead, columns, total);
+  typename Columns::V block[Columns::kCount];
+  for (begin += kSumBlock; end - begin > kSumBlock; begin += kSumBlock) {
+    reduce_columns<Sum>(a, begin, begin + kSumBlock, last, ahead, columns, block);
+    for (int k = 0; k < Columns::kCount; ++k) total[k] += block[k];
+  }
+  reduce_columns<Sum>(a, begin, end, last, ahead, columns, block);
+  for (int k = 0; k < Columns::kCount; ++k) total[k] += block[k];
+}
+
+// The bags from b on, up to one that is left to a loop for another length. Returns that bag.
+template <SumLength kLength, class Reducer, class T>
+static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& arguments, int64_t b) {
   const ReduceArguments<T> a = arguments;  // a copy, so that the stores cannot alias it
   constexpr int kMost = TSR_ISA_LEVEL == 2 ? 4 : 8;
   const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
-  for (int64_t b = 0; b < a.bags; ++b) {
+  for (; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1];
+    if (kReducesInBlocks<Reducer, T> && leaves<kLength, acc_t<T>>(end - begin)) break;
     T* out = a.out + b * a.dim;
     if (begin == end) {
       for (int64_t d = a.first_column; d < a.last_column; ++d) out[d] = a.empty;
@@ -125,12 +161,18 @@ static void reduce(const ReduceArguments<T>& arguments) {
     for_columns<T, kMost>(a.first_column, a.last_column, [&](const auto& columns) __attribute__((always_inline)) {
       using Columns = std::decay_t<decltype(columns)>;
       constexpr int kCount = Columns::kCount;
-      typename Columns::V total[kCount], x[kCount];
-      columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim, total);
-      for (int k = 0; k < kCount; ++k) Reducer::begin(total[k], a.direction);
-      for (int64_t e = begin + 1; e < end; ++e) {
-        columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim, x);
-        for (int k = 0; k < kCount; ++k) Reducer::add(total[k], x[k], a.direction);
+      typename Columns::V total[kCount];
+      if constexpr (kLength == SumLength::kBlock) {
+        reduce_columns<Reducer>(a, begin, end, last, ahead, columns, total);
+      } else if constexpr (kLength == SumLength::kPart) {
+        sum_blocks(a, begin, end, last, ahead, columns, total);
+      } else {
+        PartSums<Columns::kBytes, kCount> parts;
+        for (int64_t from = begin; from < end; from += kSumPart) {
+          sum_blocks(a, from, std::min(from + kSumPart, end), last, ahead, columns, total);
+          parts.add(total);
+        }
+        parts.round(total);
       }
       for (int k = 0; k < kCount; ++k) {
         Reducer::end(total[k], a.direction);
@@ -140,6 +182,18 @@ static void reduce(const ReduceArguments<T>& arguments) {
       }
       columns.put(out, total);
     });
+  }
+  return b;
+}
+
+template <class Reducer, class T>
+static void reduce(const ReduceArguments<T>& a) {
+  for (int64_t b = 0; b < a.bags;) {
+    b = reduce_run<SumLength::kBlock, Reducer>(a, b);
+    if constexpr (kReducesInBlocks<Reducer, T>) {
+      b = reduce_run<SumLength::kPart, Reducer>(a, b);
+      b = reduce_run<SumLength::kParts, Reducer>(a, b);
+    }
   }
 }
 

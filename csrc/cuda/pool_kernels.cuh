@@ -75,20 +75,71 @@ PoolView<T, I> view_of(const DeviceCall& call, const Pooling& p) {
           nullptr};
 }
 
-// Writes value / by, zero where `by` is.
+// ---- Sums -----------------------------------------------------------------------------------------------------------
+
+// Terms of a float32 sum that are added one by one, before what such blocks come to is: equal terms err alike, so that
+// the error of one long sum would grow with their number.
+constexpr int kSumBlock = 16;
+
+// A lane's sums over the entries of at most a piece: of the present block, and of the blocks before it.
+template <class A, int width>
+struct Sums {
+  A block[width] = {};
+  A blocks[width] = {};
+
+  __device__ void add(int c, A x) { block[c] += x; }
+  // After every kSumBlock terms.
+  __device__ void end_block() {
+#pragma unroll
+    for (int c = 0; c < width; ++c) {
+      blocks[c] += block[c];
+      block[c] = A(0);
+    }
+  }
+  __device__ A value(int c) const { return blocks[c] + block[c]; }
+  // Pieces, which may be many, are added up in float64: blocks becomes that sum rounded, block what the rounding left,
+  // but for an infinity, which leaves nothing.
+  __device__ void merge(const Sums& later) {
+#pragma unroll
+    for (int c = 0; c < width; ++c) {
+      const double sum = (static_cast<double>(blocks[c]) + static_cast<double>(block[c])) +
+                         (static_cast<double>(later.blocks[c]) + static_cast<double>(later.block[c]));
+      blocks[c] = static_cast<A>(sum);
+      block[c] = is_finite(blocks[c]) ? static_cast<A>(sum - static_cast<double>(blocks[c])) : A(0);
+    }
+  }
+
+ private:
+  __device__ static bool is_finite(A x) { return x - x == A(0); }
+};
+
+template <int width>
+struct Sums<double, width> {
+  double block[width] = {};
+
+  __device__ void add(int c, double x) { block[c] += x; }
+  __device__ void end_block() {}
+  __device__ double value(int c) const { return block[c]; }
+  __device__ void merge(const Sums& later) {
+#pragma unroll
+    for (int c = 0; c < width; ++c) block[c] += later.block[c];
+  }
+};
+
+// Writes sums / by, zero where `by` is.
 template <class T, class I, int width>
 __device__ void store_quotient(const PoolView<T, I>& p, int64_t bag, const RowTile& tile,
-                               const acc_t<T> (&value)[width], acc_t<T> by) {
+                               const Sums<acc_t<T>, width>& sums, acc_t<T> by) {
   using A = acc_t<T>;
   if (tile.column >= p.columns) return;
   Vector<T, width> result;
   // Mostly: sums, and bags of one entry.
   if (by == A(1)) {
 #pragma unroll
-    for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(value[c]);
+    for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(sums.value(c));
   } else {
 #pragma unroll
-    for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(by == A(0) ? A(0) : value[c] / by);
+    for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(by == A(0) ? A(0) : sums.value(c) / by);
   }
   store_vector(p.out + bag * p.columns + tile.column, result);
 }

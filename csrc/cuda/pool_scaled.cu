@@ -20,9 +20,9 @@ struct ScaledSum : Sum<T, width_> {
   };
 
   __device__ void add(const Entry& entry, int64_t) {
-    ++this->count;
 #pragma unroll
-    for (int c = 0; c < width_; ++c) this->value[c] += entry.scale * static_cast<A>(entry.row.at[c]);
+    for (int c = 0; c < width_; ++c) this->sums.add(c, entry.scale * static_cast<A>(entry.row.at[c]));
+    this->count_entry();
   }
 };
 

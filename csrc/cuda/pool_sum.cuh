@@ -21,19 +21,22 @@ struct Sum {
     __device__ bool is_bad() const { return false; }
   };
 
-  A value[width] = {};
+  Sums<A, width> sums;
   int64_t count = 0;
 
   __device__ void add(const Entry& entry, int64_t) {
-    ++count;
 #pragma unroll
-    for (int c = 0; c < width; ++c) value[c] += static_cast<A>(entry.row.at[c]);
+    for (int c = 0; c < width; ++c) sums.add(c, static_cast<A>(entry.row.at[c]));
+    count_entry();
+  }
+
+  __device__ void count_entry() {
+    if (++count % kSumBlock == 0) sums.end_block();
   }
 
   __device__ void merge(const Sum& later) {
     count += later.count;
-#pragma unroll
-    for (int c = 0; c < width; ++c) value[c] += later.value[c];
+    sums.merge(later.sums);
   }
 
   // Without weights each entry weighs 1.
@@ -41,7 +44,7 @@ struct Sum {
   __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
     const A n = static_cast<A>(count);
     const A by = p.divisor == Divisor::kOne ? A(1) : p.divisor == Divisor::kRootSquares ? sqrt(n) : n;
-    store_quotient(p, bag, tile, value, by);
+    store_quotient(p, bag, tile, sums, by);
   }
 };
 

@@ -6,25 +6,26 @@ namespace {
 // What the divisors are made of.
 template <class A>
 struct Weights {
-  A sum = 0;
-  A squares = 0;
+  Sums<A, 2> sums;  // of the weights and of their squares
   int64_t count = 0;
 
-  __device__ void add(A weight) {
-    sum += weight;
-    squares += weight * weight;
-    ++count;
+  // Returns whether a block of entries is complete.
+  __device__ bool add(A weight) {
+    sums.add(0, weight);
+    sums.add(1, weight * weight);
+    const bool completes = ++count % kSumBlock == 0;
+    if (completes) sums.end_block();
+    return completes;
   }
   __device__ void merge(const Weights& later) {
-    sum += later.sum;
-    squares += later.squares;
+    sums.merge(later.sums);
     count += later.count;
   }
   __device__ A divisor(Divisor kind) const {
     return kind == Divisor::kOne       ? A(1)
            : kind == Divisor::kCount   ? static_cast<A>(count)
-           : kind == Divisor::kWeights ? sum
-                                       : sqrt(squares);
+           : kind == Divisor::kWeights ? sums.value(0)
+                                       : sqrt(sums.value(1));
   }
 };
 
@@ -63,24 +64,25 @@ struct WeightedSum {
     }
   };
 
-  A value[width] = {};
+  Sums<A, width> sums;
   Weights<A> weights;
 
-  __device__ void add(const Entry& entry, int64_t) {
-    weights.add(entry.weight);
+  __device__ void add(const Entry& entry, int64_t) { add_scaled(entry.row, entry.weight, entry.weight); }
+
+  __device__ void add_scaled(const Vector<T, width>& row, A scale, A weight) {
 #pragma unroll
-    for (int c = 0; c < width; ++c) value[c] += entry.weight * static_cast<A>(entry.row.at[c]);
+    for (int c = 0; c < width; ++c) sums.add(c, scale * static_cast<A>(row.at[c]));
+    if (weights.add(weight)) sums.end_block();
   }
 
   __device__ void merge(const WeightedSum& later) {
     weights.merge(later.weights);
-#pragma unroll
-    for (int c = 0; c < width; ++c) value[c] += later.value[c];
+    sums.merge(later.sums);
   }
 
   template <class I>
   __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
-    store_quotient(p, bag, tile, value, weights.divisor(p.divisor));
+    store_quotient(p, bag, tile, sums, weights.divisor(p.divisor));
   }
 };
 
@@ -102,10 +104,7 @@ struct ShardedSum : WeightedSum<T, width_> {
   };
 
   __device__ void add(const Entry& entry, int64_t) {
-    this->weights.add(entry.weight);
-    const A scale = entry.weight * entry.coefficient;
-#pragma unroll
-    for (int c = 0; c < width_; ++c) this->value[c] += scale * static_cast<A>(entry.row.at[c]);
+    this->add_scaled(entry.row, entry.weight * entry.coefficient, entry.weight);
   }
 };
 

@@ -71,13 +71,13 @@ MUTATIONS = [
         "",
         "pooled",
     ),
-    Mutation("pool_scaled.cu", "sign", "+= entry.scale *", "-= entry.scale *", "gradients_of_bags"),
+    Mutation("pool_scaled.cu", "sign", "c, entry.scale *", "c, -entry.scale *", "gradients_of_bags"),
     Mutation(
         "pool_scaled.cu", "sign", "!= nullptr ? p.coefficients", "== nullptr ? p.coefficients", "gradients_of_bags"
     ),
-    Mutation("pool_scaled.cu", "step", "    ++this->count;\n", "", "gradients_of_bags"),
-    Mutation("pool_weighted.cu", "sign", "value[c] += entry.weight *", "value[c] -= entry.weight *", "pooled"),
-    Mutation("pool_weighted.cu", "sign", "squares += weight * weight;", "squares += weight;", "pooled and sqrtn"),
+    Mutation("pool_scaled.cu", "step", "    this->count_entry();\n", "", "gradients_of_bags"),
+    Mutation("pool_weighted.cu", "sign", "sums.add(c, scale *", "sums.add(c, -scale *", "pooled"),
+    Mutation("pool_weighted.cu", "sign", "sums.add(1, weight * weight)", "sums.add(1, weight)", "pooled and sqrtn"),
     Mutation("pool_weighted.cu", "step", "    weights.merge(later.weights);\n", "", "pooled and mean"),
     Mutation("pool_weighted.cu", "bound", "(pooling.bags);", "(pooling.bags - 1);", "gradients_of"),
     Mutation("primitives.cu", "sign", "cuda::std::plus<int64_t>", "cuda::std::minus<int64_t>", "unique"),
