@@ -170,6 +170,23 @@ def test_products_with_zeros_have_exact_gradients() -> None:
 
 
 @cpu_only
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradient_of_wide_rows(dtype: torch.dtype, restore_threads: None) -> None:
+    """Wider than what is divided at a time; segments without rows, and some that threads share."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.tensor([1] * 100 + [2] * 3 + [5] * 200)
+    grad = torch.randn(7, 2_500, generator=generator).to(dtype)
+    counts = torch.bincount(ids, minlength=7).unsqueeze(1)
+    exact = torch.promote_types(dtype, torch.float32)
+    for reduction, divisors in ((SUM, torch.ones(7, 1)), (MEAN, counts), (SQRTN, counts.to(exact).sqrt())):
+        wanted = (grad.to(exact) / divisors.to(exact)).to(dtype)[ids]
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            got = operators.segment_reduce_backward.default(grad, None, ids, None, len(ids), reduction)
+            assert torch.equal(got, wanted)
+
+
+@cpu_only
 def test_gradient_of_long_segments(restore_threads: None) -> None:
     """Longer than a thread's share, so that they are cut by columns; the same bits however many threads."""
     generator = torch.Generator().manual_seed(2)

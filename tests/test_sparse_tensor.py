@@ -281,6 +281,18 @@ def test_the_first_of_several_bad_values_is_named(restore_threads: None) -> None
 
 
 @cpu_only
+@pytest.mark.parametrize("size", [300_000, 5_000_000, 2**61])
+def test_the_first_of_several_bad_rows_in_any_order_is_named(size: int, restore_threads: None) -> None:
+    """Also of many more rows than entries, for whose results there may be no memory."""
+    rows = torch.arange(300_000).flip(0)
+    rows[100_000], rows[299_000] = -7, -8
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        with pytest.raises(IndexError, match=rf"indices\[100000, 0\] must be in \[0, {size}\), got -7$"):
+            ops.sparse_fill_empty_rows(rows.unsqueeze(1), rows, size, 0)
+
+
+@cpu_only
 def test_a_result_too_large_for_memory_is_refused() -> None:
     with pytest.raises(RuntimeError, match="cannot allocate"):
         ops.sparse_fill_empty_rows(matrix().reshape(0, 2), VALUES[:0], 2**61, 0)

@@ -99,34 +99,55 @@ Tensor unsorted_segment_reduce_cpu(const Tensor& data_, const Tensor& segment_id
 // The least rows a thread should copy.
 int64_t row_grain(int64_t dim) { return std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(dim, 1)); }
 
-// What each row of a segment receives: grad itself for sums, else grad divided, into `divided`.
+// What each of a segment's `count` rows receives, unless it is the segment's gradient itself, as for sums.
+template <class T>
+void divide_row(const T* grad, int64_t dim, int64_t count, Reduction reduction, T* to) {
+  using A = acc_t<T>;
+  const A n = static_cast<A>(count), by = denominator(reduction, n, n);
+  for (int64_t d = 0; d < dim; ++d) to[d] = static_cast<T>(static_cast<A>(grad[d]) / by);
+}
+
+// The same for all segments: grad itself for sums, else grad divided, into `divided`.
 template <class T>
 const T* row_gradients(const T* grad, int64_t segments, int64_t dim, const int64_t* counts, Reduction reduction,
                        Buffer<T>& divided) {
-  using A = acc_t<T>;
   if (reduction == Reduction::kSum) return grad;
   divided = Buffer<T>(segments * dim);
   T* const to = divided.data();
   parallel_for(0, segments, row_grain(dim), [=](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
       if (counts[s] == 0) continue;  // no row reads it
-      const A n = static_cast<A>(counts[s]), by = denominator(reduction, n, n);
-      for (int64_t d = s * dim; d < (s + 1) * dim; ++d) to[d] = static_cast<T>(static_cast<A>(grad[d]) / by);
+      divide_row(grad + s * dim, dim, counts[s], reduction, to + s * dim);
     }
   });
   return to;
 }
 
-// out[i] = from[s] for the rows i of segment s.
+// out[i] = grad[s], divided as row_gradients does, for the rows i of segment s. Some columns are divided at a time,
+// which are then still in the first-level cache for all the segment's rows.
 template <class T>
-void spread_sorted(const T* from, const SegmentRows& rows, int64_t dim, T* out) {
+void spread_sorted(const T* grad, const SegmentRows& rows, int64_t dim, Reduction reduction, T* out) {
+  constexpr int64_t kColumns = 1024;
   const int64_t* const starts = rows.starts.data();
   const int64_t segments = rows.segments, n = starts[segments];
+  const bool divides = reduction != Reduction::kSum;
   parallel_for(0, n, row_grain(dim), [=](int64_t begin, int64_t end) {
+    T divided[kColumns];
     int64_t s = std::upper_bound(starts, starts + segments + 1, begin) - starts - 1;
-    for (int64_t i = begin; i < end; ++i) {
-      while (starts[s + 1] <= i) ++s;
-      std::memcpy(static_cast<void*>(out + i * dim), from + s * dim, static_cast<size_t>(dim) * sizeof(T));
+    for (int64_t first = begin, last; first < end; first = last, ++s) {
+      last = std::min(starts[s + 1], end);
+      if (first == last) continue;  // a segment without rows
+      for (int64_t d = 0, width; d < dim; d += width) {
+        width = divides ? std::min(dim - d, kColumns) : dim;
+        const T* from = grad + s * dim + d;
+        if (divides) {
+          divide_row(from, width, starts[s + 1] - starts[s], reduction, divided);
+          from = divided;
+        }
+        for (int64_t i = first; i < last; ++i) {
+          std::memcpy(static_cast<void*>(out + i * dim + d), from, static_cast<size_t>(width) * sizeof(T));
+        }
+      }
     }
   });
 }
@@ -186,10 +207,7 @@ Tensor segment_reduce_backward_cpu(const Tensor& grad_, const std::optional<Tens
       const Tensor data = as_contiguous(*data_);
       return share_out(from, data.const_data_ptr<T>(), rows, dim, reduction, to);
     }
-    std::vector<int64_t> counts(static_cast<size_t>(rows.segments));
-    for (int64_t s = 0; s < rows.segments; ++s) counts[static_cast<size_t>(s)] = rows.starts[s + 1] - rows.starts[s];
-    Buffer<T> divided;
-    spread_sorted(row_gradients(from, rows.segments, dim, counts.data(), reduction, divided), rows, dim, to);
+    spread_sorted(from, rows, dim, reduction, to);
   });
   return out;
 }

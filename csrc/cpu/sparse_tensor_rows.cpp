@@ -19,10 +19,33 @@ constexpr const char* kGradOp = "sparse_fill_empty_rows_grad";
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
+// Entries taken at a time: what a pass has read of them is still in the first-level cache when they are read again.
+constexpr int64_t kBlockEntries = 128;
+
+// Reports the first of the rows [begin, end) outside [0, num_rows), if any; returns whether there was none.
+bool check_rows(Column<int64_t> rows, int64_t begin, int64_t end, int64_t num_rows, FirstPosition& first_bad) {
+  const uint64_t last = static_cast<uint64_t>(num_rows) - 1;
+  uint64_t outside = 0;  // signs add up without branches
+  for (int64_t i = begin; i < end; ++i) {
+    const uint64_t row = static_cast<uint64_t>(rows[i]);
+    outside |= row | (last - row);
+  }
+  if (outside >> 63 == 0) return true;
+  while (rows[begin] >= 0 && rows[begin] < num_rows) ++begin;
+  first_bad.report(begin);
+  return false;
+}
+
+void throw_bad_row(Column<int64_t> rows, int64_t num_rows, const FirstPosition& first_bad) {
+  const int64_t bad = first_bad.position();
+  throw std::out_of_range(message(kFillOp, ": indices[", bad, ", 0] must be in [0, ", num_rows, "), got ", rows[bad]));
+}
+
 struct SortedRows {
   bool sorted;
+  // Where sorted: how many rows have entries, and consecutive parts of the entries with the rows that end in them.
   int64_t distinct;
-  std::vector<Slice> slices;  // where sorted: consecutive parts of the entries, with the rows that end in them
+  std::vector<Slice> slices;
 };
 
 // Where a part of the entries begins.
@@ -30,7 +53,8 @@ int64_t part_begin(int64_t entries, int64_t parts, int64_t part) {
   return part == parts ? entries : entries / parts * part;
 }
 
-// Throws IndexError for the first row outside [0, num_rows).
+// Throws IndexError for the first row outside [0, num_rows), but leaves some of that to count_rows where the rows are
+// found not to be sorted, which ends the scan.
 SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   const int64_t parts = workers_for(2 * entries);
   std::vector<Slice> slices(static_cast<size_t>(parts));
@@ -38,34 +62,37 @@ SortedRows scan_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   FirstPosition first_bad;
   parallel_tasks(parts, [&, rows, entries, parts](int64_t part) {
     const int64_t begin = part_begin(entries, parts, part), end = part_begin(entries, parts, part + 1);
-    const uint64_t last = static_cast<uint64_t>(num_rows) - 1;
-    uint64_t outside = 0, decreasing = 0;  // signs add up without branches
     int64_t before = begin == 0 ? -1 : rows[begin - 1], distinct = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = rows[i];
-      outside |= static_cast<uint64_t>(row) | (last - static_cast<uint64_t>(row));
-      decreasing |= static_cast<uint64_t>(row) - static_cast<uint64_t>(before);
-      distinct += row != before;
-      before = row;
-    }
-    if (outside >> 63 != 0) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (rows[i] < 0 || rows[i] >= num_rows) return first_bad.report(i);
+    for (int64_t block = begin; block < end && sorted.load(std::memory_order_relaxed); block += kBlockEntries) {
+      const int64_t block_end = std::min(block + kBlockEntries, end);
+      if (!check_rows(rows, block, block_end, num_rows, first_bad)) return;
+      uint64_t decreasing = 0;
+      for (int64_t i = block; i < block_end; ++i) {
+        const int64_t row = rows[i];
+        decreasing |= static_cast<uint64_t>(row) - static_cast<uint64_t>(before);
+        distinct += row != before;
+        before = row;
       }
+      if (decreasing >> 63 != 0) sorted = false;
     }
-    if (decreasing >> 63 != 0) sorted = false;
     slices[static_cast<size_t>(part)] = {begin, end, distinct, 0, begin == 0 ? 0 : rows[begin - 1] + 1, 0};
   });
-  const int64_t bad = first_bad.position();
-  TSR_CHECK_INDEX(!first_bad.found(), kFillOp, ": indices[", bad, ", 0] must be in [0, ", num_rows, "), got ",
-                  rows[bad]);
+  if (!sorted) {
+    // Rows that are not sorted are checked as they are counted, but for when there are so many of them that memory for
+    // the counters, or for the results by row, may not be had.
+    if (num_rows / 4 > entries && !check_rows(rows, 0, entries, num_rows, first_bad)) {
+      throw_bad_row(rows, num_rows, first_bad);
+    }
+    return {false, 0, {}};
+  }
+  if (first_bad.found()) throw_bad_row(rows, num_rows, first_bad);
   int64_t distinct = 0;
   for (size_t part = 0; part < slices.size(); ++part) {
     slices[part].first_group = distinct;
     distinct += slices[part].groups;
     slices[part].end_row = part + 1 < slices.size() ? slices[part + 1].first_row : num_rows;
   }
-  return {sorted, distinct, std::move(slices)};
+  return {true, distinct, std::move(slices)};
 }
 
 // Entries in any order: how many each row has in each of some consecutive parts of the entries.
@@ -75,18 +102,25 @@ struct RowCounts {
   Buffer<int64_t> counts;  // [parts, num_rows]
 };
 
+// Throws IndexError for the first row outside [0, num_rows).
 RowCounts count_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   // No more counters than a few per entry, but for those of one part.
   const int64_t most = std::max<int64_t>(1, 4 * entries / std::max<int64_t>(num_rows, 1));
   const int64_t parts = std::min(workers_for(8 * entries), most);
   RowCounts result{parts, 0, Buffer<int64_t>(parts * num_rows)};
   int64_t* counts = result.counts.data();
-  parallel_tasks(parts, [=](int64_t part) {
+  FirstPosition first_bad;
+  parallel_tasks(parts, [&, rows, entries, num_rows, parts, counts](int64_t part) {
     int64_t* mine = counts + part * num_rows;
     std::fill(mine, mine + num_rows, 0);
     const int64_t end = part_begin(entries, parts, part + 1);
-    for (int64_t i = part_begin(entries, parts, part); i < end; ++i) ++mine[rows[i]];
+    for (int64_t block = part_begin(entries, parts, part); block < end; block += kBlockEntries) {
+      const int64_t block_end = std::min(block + kBlockEntries, end);
+      if (!check_rows(rows, block, block_end, num_rows, first_bad)) return;
+      for (int64_t i = block; i < block_end; ++i) ++mine[rows[i]];
+    }
   });
+  if (first_bad.found()) throw_bad_row(rows, num_rows, first_bad);
   for (int64_t row = 0; row < num_rows; ++row) {
     bool present = false;
     for (int64_t part = 0; part < parts; ++part) present |= counts[part * num_rows + row] != 0;
@@ -182,6 +216,23 @@ void fill_sorted(const Entries<T>& entries, const std::vector<Slice>& slices, St
   });
 }
 
+// Writes the entries [begin, end), each to the next place of its row. Places are far from one another: those of a block
+// are found, and fetched, before any of them is written, so that the processor waits for many of them at a time.
+template <int kRank, class T>
+void place_entries(const Entries<T>& e, int64_t begin, int64_t end, int64_t* cursors) {
+  const int64_t rank = kRank ? kRank : e.rank;
+  for (int64_t block = begin; block < end; block += kBlockEntries) {
+    const int64_t block_end = std::min(block + kBlockEntries, end);
+    for (int64_t i = block; i < block_end; ++i) {
+      const int64_t out = cursors[e.indices[i * rank]]++;
+      e.reverse_map[i] = out;
+      __builtin_prefetch(e.out_indices + out * rank, 1);
+      __builtin_prefetch(e.out_values + out, 1);
+    }
+    for (int64_t i = block; i < block_end; ++i) write_entry(e, rank, i, e.reverse_map[i], Plain{});
+  }
+}
+
 // Rows get their places in order, the parts' entries of a row behind one another; then each part writes its entries.
 template <class T>
 void fill_unsorted(const Entries<T>& entries, RowCounts& counted, int64_t count, int64_t num_rows) {
@@ -200,10 +251,10 @@ void fill_unsorted(const Entries<T>& entries, RowCounts& counted, int64_t count,
   parallel_tasks(parts, [&entries, cursors, count, num_rows, parts](int64_t part) {
     const Entries<T> local = entries;
     int64_t* mine = cursors + part * num_rows;
-    const int64_t end = part_begin(count, parts, part + 1);
-    for (int64_t i = part_begin(count, parts, part); i < end; ++i) {
-      write_entry(local, local.rank, i, mine[local.indices[i * local.rank]]++, Plain{});
-    }
+    const int64_t begin = part_begin(count, parts, part), end = part_begin(count, parts, part + 1);
+    local.rank == 1   ? place_entries<1>(local, begin, end, mine)
+    : local.rank == 2 ? place_entries<2>(local, begin, end, mine)
+                      : place_entries<0>(local, begin, end, mine);
   });
 }
 
