@@ -101,12 +101,15 @@ def test_entries_are_added_in_order() -> None:
 
 
 @cpu_only
-def test_a_long_segment_is_added_in_order() -> None:
+def test_a_long_segment_is_added_in_blocks() -> None:
+    """16 rows to a block and 16 blocks to a part, in float32; then the parts in float64."""
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(1000, 3, generator=generator)
-    indices = torch.randint(0, 1000, (50_000,), generator=generator)
+    indices = torch.randint(0, 1000, (200 * 256,), generator=generator)
     # numpy's cumsum adds one row after another, in float32 (torch's accumulates in float64).
-    wanted = torch.from_numpy(data[indices].numpy().cumsum(0)[-1])
+    blocks = data[indices].numpy().reshape(200, 16, 16, 3).cumsum(2)[:, :, -1]
+    parts = blocks.cumsum(1)[:, -1]
+    wanted = torch.from_numpy(parts.astype("float64").cumsum(0)[-1].astype("float32"))
     ids = torch.zeros_like(indices)
     assert torch.equal(ops.sparse_segment_sum(data, indices, ids)[0], wanted)
     assert torch.equal(ops.sparse_segment_sum_grad(data, ids, indices, 1)[0], wanted)
