@@ -7,3 +7,7 @@ from ._library import config as config
 from ._library import cpu_level as cpu_level
 from ._library import show_config as show_config
 from ._version import __version__ as __version__
+from .jagged import JaggedTensor as JaggedTensor
+from .jagged import KeyedJaggedCollate as KeyedJaggedCollate
+from .jagged import KeyedJaggedTensor as KeyedJaggedTensor
+from .jagged import KeyedTensor as KeyedTensor

@@ -1,0 +1,136 @@
+"""Checks of arguments. What tensors hold is looked at nowhere: on CUDA it would wait for the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def check_tensor(owner: str, argument: str, x: Any) -> None:
+    """Raise TypeError unless it is a tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{owner}: {argument} must be a tensor, got {type(x).__name__}")
+
+
+def check_rows(owner: str, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
+    """Raise unless the tensors have the shapes and dtypes of rows. What they hold is not looked at."""
+    check_tensor(owner, "values", values)
+    if values.dim() == 0:
+        raise ValueError(f"{owner}: values must have rank >= 1, got a scalar")
+    if weights is not None:
+        check_tensor(owner, "weights", weights)
+        if weights.dim() == 0 or weights.shape[0] != values.shape[0]:
+            raise ValueError(
+                f"{owner}: weights must have one element for each of the {values.shape[0]} values, got shape "
+                f"{list(weights.shape)}"
+            )
+    if lengths is None and offsets is None:
+        raise ValueError(f"{owner}: lengths or offsets must be given, got neither")
+    for argument, x in (("lengths", lengths), ("offsets", offsets)):
+        if x is None:
+            continue
+        check_tensor(owner, argument, x)
+        if x.dim() != 1 or x.dtype not in _INTEGERS:
+            raise ValueError(
+                f"{owner}: {argument} must be a vector of int32 or int64, got {x.dtype} of shape {list(x.shape)}"
+            )
+    if offsets is not None and offsets.shape[0] == 0:
+        raise ValueError(f"{owner}: offsets must have at least one element (no rows: one 0), got none")
+    if lengths is not None and offsets is not None and offsets.shape[0] != lengths.shape[0] + 1:
+        raise ValueError(
+            f"{owner}: offsets must have one element more than lengths, {lengths.shape[0] + 1}, got {offsets.shape[0]}"
+        )
+    for argument, x in (("weights", weights), ("lengths", lengths), ("offsets", offsets)):
+        if x is not None and x.device != values.device:
+            raise ValueError(f"{owner}: {argument} must be on the device of values, {values.device}, got {x.device}")
+
+
+def check_keys(owner: str, keys: Any) -> tuple[str, ...]:
+    """The keys as a tuple. Raises unless they are distinct strings."""
+    if isinstance(keys, str):
+        raise TypeError(f"{owner}: keys must be a list of strings, got the string {keys!r}")
+    keys = tuple(keys)
+    first: dict[str, int] = {}
+    for i, key in enumerate(keys):
+        if not isinstance(key, str):
+            raise TypeError(f"{owner}: keys must be strings, got {key!r} at {i}")
+        if key in first:
+            raise ValueError(f"{owner}: keys must be distinct, got {key!r} at {first[key]} and at {i}")
+        first[key] = i
+    return keys
+
+
+def check_keyed_rows(keys: Any, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
+    """Raise unless the keys are distinct and the tensors have the shapes and dtypes of rows of ids."""
+    owner = "KeyedJaggedTensor"
+    check_keys(owner, keys)
+    check_rows(owner, values, weights, lengths, offsets)
+    for argument, x in (("values", values), ("weights", weights)):
+        if x is not None and x.dim() != 1:
+            raise ValueError(f"{owner}: {argument} must have rank 1, got shape {list(x.shape)}")
+
+
+def check_sizes(
+    keys: Any,
+    values: Tensor,
+    lengths: Tensor | None,
+    offsets: Tensor | None,
+    stride: Any,
+    strides: Any,
+    stride_per_key: Any,
+    length_per_key: Any,
+) -> None:
+    """Raise unless the numbers of rows and values fit the keys. ``strides`` are the batch sizes by key and rank."""
+    owner, count = "KeyedJaggedTensor", len(keys)
+    if lengths is not None:
+        argument, rows = "lengths", lengths.shape[0]
+    else:
+        assert offsets is not None
+        argument, rows = "offsets", offsets.shape[0] - 1
+    if strides is not None:
+        _check_strides(owner, count, stride, strides, stride_per_key, argument, rows)
+    elif count == 0 and rows != 0:
+        raise ValueError(f"{owner}: {argument} must have no rows when there are no keys, got {rows}")
+    elif stride is not None and (stride < 0 or count * stride != rows):
+        raise ValueError(
+            f"{owner}: {argument} must have stride rows for each key, {count} * {stride}, got {rows} for keys "
+            f"{list(keys)}"
+        )
+    elif count and rows % count:
+        raise ValueError(
+            f"{owner}: {argument} must have the same number of rows for each of the {count} keys {list(keys)}, got "
+            f"{rows} rows; batches of different sizes need stride_per_key"
+        )
+    if length_per_key is not None and (len(length_per_key) != count or sum(length_per_key) != values.shape[0]):
+        raise ValueError(
+            f"{owner}: length_per_key must have {count} lengths that add up to the number of values, "
+            f"{values.shape[0]}, got {list(length_per_key)}"
+        )
+
+
+def _check_strides(
+    owner: str, count: int, stride: Any, strides: Any, stride_per_key: Any, argument: str, rows: int
+) -> None:
+    """Raise unless the batch sizes by key and rank are those of the rows."""
+    if stride is not None:
+        raise ValueError(
+            f"{owner}: stride must not be given with stride_per_key or stride_per_key_per_rank, got {stride}"
+        )
+    if len(strides) != count:
+        raise ValueError(f"{owner}: batch sizes must be given for each of the {count} keys, got {len(strides)}")
+    for i, of_key in enumerate(strides):
+        if isinstance(of_key, int) or any(size < 0 for size in of_key):
+            raise ValueError(
+                f"{owner}: stride_per_key_per_rank must have lists of sizes that are not negative, got {of_key} at {i}"
+            )
+    totals = [sum(of_key) for of_key in strides]
+    if stride_per_key is not None and list(stride_per_key) != totals:
+        raise ValueError(
+            f"{owner}: stride_per_key must be the sums of stride_per_key_per_rank, {totals}, got {list(stride_per_key)}"
+        )
+    if sum(totals) != rows:
+        raise ValueError(f"{owner}: batch sizes must add up to the rows of {argument}, {rows}, got {totals}")

@@ -1,0 +1,185 @@
+"""
+The one door for the ids of several features: all the forms that users hold, as a ``KeyedJaggedTensor``.
+
+For the library's modules. What they accept is listed at :func:`as_keyed_jagged_tensor`; other libraries' objects are
+known by their methods, so that none of these libraries is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.jagged import nested_to_jagged, sparse_to_jagged
+from ..ops.sparse_tensor import sparse_reorder
+from ._checks import check_rows
+from .jagged_tensor import JaggedTensor
+from .keyed_jagged_tensor import KeyedJaggedTensor
+
+_FORMS = (
+    "a JaggedTensor, a tensor of rank 1 (one id per example) or 2 (ids of each example), torch.nested jagged, a sparse "
+    "COO or CSR tensor, (values, offsets), (values, offsets, weights) or (indices, values, dense_shape)"
+)
+
+
+def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, owner: str = "input") -> KeyedJaggedTensor:
+    """
+    Bring the ids of several features into the library's form.
+
+    Args:
+        features: a :class:`KeyedJaggedTensor`; TorchRec's; or a mapping from names to features, each of them one of
+
+            * a :class:`JaggedTensor`, or TorchRec's;
+            * a tensor ``[B]``: one id per example;
+            * a tensor ``[B, L]``: L ids per example, all kept: no id means padding;
+            * a ``torch.nested`` tensor with the layout ``torch.jagged``, of rank 2;
+            * a sparse COO tensor ``[B, L]``, whose entries are ids: entries in row-major order, none added up; or CSR;
+            * a pair ``(values [N], offsets [B + 1])``, or with weights ``(values, offsets, weights [N])``. Offsets end
+              with N, as ``torch.nn.EmbeddingBag`` has them with ``include_last_offset=True``;
+            * TensorFlow's ``(indices [N, 2], values [N], dense_shape)``, sorted by row.
+
+            If some features have weights and others none, these get ones. Dtypes of ids that differ are promoted as by
+            :func:`torch.cat`. Batch sizes may differ.
+        keys: the features wanted, in order; others are dropped. Default: all, in their order.
+        owner: what errors begin with: the module and its argument.
+
+    Returns:
+        A :class:`KeyedJaggedTensor`; the very one that was given, if its keys are already those.
+
+    Raises:
+        TypeError: none of these forms.
+        ValueError: a feature that is missing; shapes that no form has.
+
+    On CUDA it waits for the device only to drop features of a KeyedJaggedTensor, and to read a ``dense_shape`` that is
+    there.
+    """
+    if isinstance(features, KeyedJaggedTensor):
+        return _chosen(features, keys, owner)
+    if not isinstance(features, Mapping):
+        if _has(features, "keys", "values", "lengths", "weights_or_none", "stride_per_key_per_rank"):
+            return _chosen(_of_torchrec(features), keys, owner)
+        raise TypeError(
+            f"{owner}: features must be a KeyedJaggedTensor or a mapping from names to features, got "
+            f"{type(features).__name__}"
+        )
+    wanted = list(features) if keys is None else list(keys)
+    _check_present(wanted, features, owner)
+    rows = {key: _as_jagged(features[key], f"{owner}[{key!r}]") for key in wanted}
+    weighted = next((x.weights() for x in rows.values() if x.weights_or_none() is not None), None)
+    if weighted is not None:
+        rows = {key: _with_weights(x, weighted.dtype) for key, x in rows.items()}
+    return KeyedJaggedTensor.from_jt_dict(rows)
+
+
+def _has(x: Any, *methods: str) -> bool:
+    return all(hasattr(x, method) for method in methods)
+
+
+def _check_present(wanted: Sequence[str], present: Any, owner: str) -> None:
+    for i, key in enumerate(wanted):
+        if key not in present:
+            raise ValueError(f"{owner}: features must have every key, got none named {key!r} (key {i})")
+
+
+def _chosen(x: KeyedJaggedTensor, keys: Sequence[str] | None, owner: str) -> KeyedJaggedTensor:
+    if keys is None or list(keys) == x.keys():
+        return x
+    places = x.index_per_key()
+    _check_present(keys, places, owner)
+    return x.permute([places[key] for key in keys])
+
+
+def _of_torchrec(x: Any) -> KeyedJaggedTensor:
+    inverse = x.inverse_indices_or_none() if _has(x, "inverse_indices_or_none") else None
+    known = x.length_per_key_or_none() if _has(x, "length_per_key_or_none") else None
+    return KeyedJaggedTensor(
+        list(x.keys()),
+        x.values(),
+        x.weights_or_none(),
+        # Its empty objects have offsets without any element: lengths are the form that is always whole.
+        lengths=x.lengths().reshape(-1),
+        stride_per_key_per_rank=x.stride_per_key_per_rank() if x.variable_stride_per_key() else None,
+        length_per_key=known,
+        inverse_indices=inverse,
+    )
+
+
+def _with_weights(x: JaggedTensor, dtype: torch.dtype) -> JaggedTensor:
+    if x.weights_or_none() is not None:
+        return x
+    ones = torch.ones(x.values().shape[0], dtype=dtype, device=x.device())
+    return JaggedTensor(x.values(), ones, x.lengths_or_none(), x.offsets_or_none())
+
+
+def _rows(
+    owner: str, values: Tensor, weights: Tensor | None, lengths: Tensor | None = None, offsets: Tensor | None = None
+) -> JaggedTensor:
+    """The constructor, with errors that begin with the feature, and for ids only."""
+    if not torch.compiler.is_compiling():
+        check_rows(owner, values, weights, lengths, offsets)
+        if values.dim() != 1:
+            raise ValueError(f"{owner}: ids must have rank 1, got values of shape {list(values.shape)}")
+    return JaggedTensor(values, weights, lengths, offsets)
+
+
+def _as_jagged(x: Any, owner: str) -> JaggedTensor:
+    """One feature's rows."""
+    if isinstance(x, JaggedTensor):
+        return _rows(owner, x.values(), x.weights_or_none(), x.lengths_or_none(), x.offsets_or_none())
+    if isinstance(x, Tensor):
+        return _of_tensor(x, owner)
+    if _has(x, "values", "lengths", "weights_or_none") and not _has(x, "keys"):
+        return _rows(owner, x.values(), x.weights_or_none(), lengths=x.lengths().reshape(-1))
+    if isinstance(x, tuple) and len(x) in (2, 3) and all(isinstance(part, Tensor) for part in x[:2]):
+        if len(x) == 3 and x[0].dim() == 2:
+            return _of_sparse(*x, owner)
+        return _of_offsets(*x, owner=owner)
+    found = f"a tuple of {len(x)}" if isinstance(x, tuple) else type(x).__name__
+    raise TypeError(f"{owner}: must be {_FORMS}; got {found}")
+
+
+def _of_tensor(x: Tensor, owner: str) -> JaggedTensor:
+    if x.is_nested:
+        values, offsets = nested_to_jagged(x)
+        return _rows(owner, values, None, offsets=offsets)
+    if x.dim() not in (1, 2) or (x.dim() == 1 and x.layout != torch.strided):
+        raise ValueError(f"{owner}: a tensor of ids must have shape [B] or [B, L], got {list(x.shape)}")
+    if x.layout == torch.sparse_csr:
+        return _rows(owner, x.values(), None, offsets=x.crow_indices())
+    if x.layout == torch.sparse_coo:
+        # Not coalesce(), which would add ids up.
+        indices, values = x._indices().T, x._values()
+        if not x.is_coalesced():
+            indices, values = sparse_reorder(indices.contiguous(), values)
+        return _of_sparse(indices, values, x.shape, owner)
+    if x.layout != torch.strided:
+        raise ValueError(f"{owner}: a sparse tensor of ids must be COO or CSR, got {x.layout}")
+    width = 1 if x.dim() == 1 else x.shape[1]
+    lengths = torch.full((x.shape[0],), width, dtype=torch.int64, device=x.device)
+    return JaggedTensor(x.reshape(-1), lengths=lengths)
+
+
+def _of_sparse(indices: Tensor, values: Tensor, dense_shape: Any, owner: str) -> JaggedTensor:
+    shape = dense_shape.tolist() if isinstance(dense_shape, Tensor) else list(dense_shape)
+    if indices.dim() != 2 or indices.shape[1] != 2 or len(shape) != 2 or values.dim() != 1:
+        raise ValueError(
+            f"{owner}: (indices, values, dense_shape) must be [N, 2], [N] and of two sizes, got shapes "
+            f"{list(indices.shape)} and {list(values.shape)} and dense_shape {shape}"
+        )
+    values, offsets = sparse_to_jagged(indices, values, shape[0])
+    return JaggedTensor(values, offsets=offsets)
+
+
+def _of_offsets(values: Tensor, offsets: Tensor, weights: Any = None, *, owner: str) -> JaggedTensor:
+    made = _rows(owner, values, weights, offsets=offsets)
+    # EmbeddingBag's offsets without the last would lose the last bag. On CUDA looking would wait for the device.
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        first, last = int(offsets[0]), int(offsets[-1])
+        if first != 0 or last != values.shape[0]:
+            raise ValueError(
+                f"{owner}: offsets must go from 0 to the number of values, {values.shape[0]}, got {first} and {last}"
+            )
+    return made

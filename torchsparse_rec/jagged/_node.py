@@ -1,0 +1,89 @@
+"""What the types share: tensors by name beside a context without tensors, which makes them nodes of pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+NodeT = TypeVar("NodeT", bound="Node")
+_Names = tuple[str, ...]
+
+
+class Node:
+    """
+    An object made of named tensors and a hashable context.
+
+    The children of the pytree node are the tensors that it was made of and no others: what is computed on the way
+    (offsets from lengths, say) leaves the structure as it was, so that an exported program still takes the object.
+    """
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors it was made of, in a fixed order."""
+        raise NotImplementedError
+
+    def _context(self) -> tuple:
+        """All else that it was made of: nested tuples of strings and integers."""
+        raise NotImplementedError
+
+    @classmethod
+    def _build(cls: type[NodeT], tensors: dict[str, Any], context: tuple) -> NodeT:
+        """The reverse. Nothing is checked: while trees are mapped, the leaves may be anything."""
+        raise NotImplementedError
+
+    def _map(self: NodeT, function: Callable[[Tensor], Tensor]) -> NodeT:
+        """The same with every tensor replaced by the function's result."""
+        return self._build({name: function(x) for name, x in self._tensors().items()}, self._context())
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._tensors()["values"].device
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Say that the tensors are in use on another stream: :meth:`torch.Tensor.record_stream` of each."""
+        for x in self._tensors().values():
+            x.record_stream(stream)
+
+    def _summary(self) -> str:
+        """Dtypes and shapes of the tensors and their device, for repr of what is too large to be shown, or not here."""
+        shapes = (f"{name}={str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for name, x in self._tensors().items())
+        return f"{', '.join(shapes)}, device='{self.device()}'"
+
+
+def _flatten(node: Node) -> tuple[list[Tensor], tuple[_Names, tuple]]:
+    tensors = node._tensors()
+    return list(tensors.values()), (tuple(tensors), node._context())
+
+
+def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Tensor]], tuple[_Names, tuple]]:
+    leaves, context = _flatten(node)
+    return [(_pytree.GetAttrKey(name), leaf) for name, leaf in zip(context[0], leaves, strict=True)], context
+
+
+def _tuples(x: Any) -> Any:
+    """The lists of JSON as the tuples they were."""
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
+
+
+def register(cls: type[NodeT]) -> type[NodeT]:
+    """Make a class of nodes known to :mod:`torch.utils._pytree` and to :func:`torch.load`; a decorator."""
+
+    def unflatten(leaves: Iterable[Any], context: tuple[_Names, tuple]) -> NodeT:
+        names, own = context
+        return cls._build(dict(zip(names, leaves, strict=True)), own)
+
+    _pytree.register_pytree_node(
+        cls,
+        _flatten,
+        unflatten,
+        serialized_type_name=f"torchsparse_rec.{cls.__name__}",
+        to_dumpable_context=lambda context: context,
+        from_dumpable_context=_tuples,
+        flatten_with_keys_fn=_flatten_with_keys,
+    )
+    # Its state is tensors and plain data: it may be read with weights_only=True.
+    torch.serialization.add_safe_globals([cls])
+    return cls

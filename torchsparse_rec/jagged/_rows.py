@@ -1,0 +1,91 @@
+"""What ``JaggedTensor`` and ``KeyedJaggedTensor`` share: values in rows, by lengths or offsets, with weights or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.jagged import lengths_to_offsets
+from ._node import Node
+
+_SHOWN = 100  # values and rows of an object whose repr still shows them all
+
+
+class Rows(Node):
+    """Values in rows. At least one of ``_lengths`` and ``_offsets`` was given; the other is computed when asked for."""
+
+    _values: Tensor
+    _weights: Tensor | None
+    _lengths: Tensor | None
+    _offsets: Tensor | None
+    # The lengths or the offsets that were not given, once computed.
+    _derived: Tensor | None
+
+    def _set_rows(self, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
+        self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
+        self._derived = None
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {"values": self._values, "weights": self._weights, "lengths": self._lengths, "offsets": self._offsets}
+        return {name: x for name, x in named.items() if x is not None}
+
+    def values(self) -> Tensor:
+        """All values, row after row."""
+        return self._values
+
+    def weights(self) -> Tensor:
+        """The weight of each value. Raises ValueError if there are none."""
+        if self._weights is None:
+            name = type(self).__name__
+            raise ValueError(f"{name}.weights: it was made without weights; weights_or_none() gives None for such")
+        return self._weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """The weight of each value, or None."""
+        return self._weights
+
+    def lengths(self) -> Tensor:
+        """``[S]``: how many values each row has. If only offsets were given, computed, in their dtype."""
+        if self._lengths is not None:
+            return self._lengths
+        if self._derived is None:
+            assert self._offsets is not None
+            self._derived = self._offsets.diff()
+        return self._derived
+
+    def offsets(self) -> Tensor:
+        """``[S + 1]``: where each row begins, and the end. If only lengths were given, computed, int64."""
+        if self._offsets is not None:
+            return self._offsets
+        if self._derived is None:
+            assert self._lengths is not None
+            self._derived = lengths_to_offsets(self._lengths)
+        return self._derived
+
+    def lengths_or_none(self) -> Tensor | None:
+        """The lengths, if they were given or have been computed."""
+        return self._derived if self._lengths is None else self._lengths
+
+    def offsets_or_none(self) -> Tensor | None:
+        """The offsets, if they were given or have been computed."""
+        return self._derived if self._offsets is None else self._offsets
+
+    def _num_rows(self) -> int:
+        """How many rows there are, without computing anything."""
+        if self._lengths is not None:
+            return self._lengths.shape[0]
+        assert self._offsets is not None
+        return self._offsets.shape[0] - 1
+
+    def _is_shown(self) -> bool:
+        """Whether repr shows the values: few, on the CPU, and real (no fake, batched or meta tensors)."""
+        return all(
+            type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in self._tensors().values()
+        ) and (max(self._values.numel(), self._num_rows()) <= _SHOWN)
+
+
+def rows_of(values: Tensor, offsets: list[int]) -> list:
+    """The rows as lists of numbers, for repr."""
+    return [values[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]

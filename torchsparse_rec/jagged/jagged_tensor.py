@@ -1,0 +1,230 @@
+"""``JaggedTensor``: rows of different lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops.jagged import jagged_to_padded
+from ._checks import check_rows, check_tensor
+from ._node import register
+from ._rows import Rows, rows_of
+
+
+@register
+class JaggedTensor(Rows):
+    """
+    Rows of different lengths, their values one after the other, optionally weighted.
+
+    Names and argument order are those of TorchRec's class. The lengths and the offsets are computed from one another
+    when asked for, without waiting for a device. A pytree node: it can be an argument and a result of compiled and
+    exported functions. Under ``torch.compile`` and ``torch.export`` nothing is checked.
+
+    Args:
+        values: ``[N, ...]``, any dtype: ids, or vectors.
+        weights: ``[N, ...]``, any dtype: one for each value. Default: none.
+        lengths: ``[S]``, int32 or int64: the number of values in each row; they add up to N.
+        offsets: ``[S + 1]``, int32 or int64: row ``r`` is ``values[offsets[r] : offsets[r + 1]]``. Lengths or offsets
+            must be given. That they are those of N values is not checked here: on CUDA it would wait for the device.
+            The operators check it.
+
+    Raises:
+        TypeError: an argument that is no tensor.
+        ValueError: neither lengths nor offsets; wrong dtypes, ranks, sizes or devices.
+
+    Source: ``torchrec.sparse.jagged_tensor.JaggedTensor``.
+
+    Example:
+        >>> x = JaggedTensor(torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 0, 1]))
+        >>> x
+        JaggedTensor([[3, 1], [], [4]])
+        >>> x.offsets()
+        tensor([0, 2, 2, 3])
+        >>> x.to_padded_dense(padding_value=-1)
+        tensor([[ 3,  1],
+                [-1, -1],
+                [ 4, -1]])
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        # In a graph sizes are symbols, of which a check would make conditions of the graph.
+        if not torch.compiler.is_compiling():
+            check_rows("JaggedTensor", values, weights, lengths, offsets)
+        self._set_rows(values, weights, lengths, offsets)
+
+    # ---- From other forms -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> JaggedTensor:
+        """
+        No rows.
+
+        Args:
+            is_weighted: whether it has weights, of which there are none. Default False.
+            device: where its tensors are. Default: torch's default device.
+            values_dtype: default: torch's default dtype.
+            weights_dtype: default: torch's default dtype.
+            lengths_dtype: int32 (default) or int64.
+        """
+        return JaggedTensor(
+            torch.empty(0, dtype=values_dtype, device=device),
+            torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None,
+            lengths=torch.empty(0, dtype=lengths_dtype, device=device),
+        )
+
+    @staticmethod
+    def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
+        """
+        The rows given one by one.
+
+        Args:
+            values: a list of at least one tensor ``[length, ...]``, of one device and dtype.
+            weights: a list of as many tensors of the same lengths. Default: none.
+
+        Raises:
+            ValueError: no rows; weights of other lengths.
+
+        Lengths are int32. On CUDA they are copied there.
+
+        Example:
+            >>> JaggedTensor.from_dense([torch.tensor([3, 1]), torch.tensor([4])])
+            JaggedTensor([[3, 1], [4]])
+        """
+        if len(values) == 0:
+            raise ValueError("JaggedTensor.from_dense: values must have at least one row, got none")
+        sizes = [x.shape[0] for x in values]
+        if weights is not None and [x.shape[0] for x in weights] != sizes:
+            raise ValueError(
+                f"JaggedTensor.from_dense: weights must have rows of the lengths of values, {sizes}, got "
+                f"{[x.shape[0] for x in weights]}"
+            )
+        return JaggedTensor(
+            torch.cat(values),
+            None if weights is None else torch.cat(weights),
+            lengths=torch.tensor(sizes, dtype=torch.int32, device=values[0].device),
+        )
+
+    @staticmethod
+    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
+        """
+        The first elements of each row of a matrix.
+
+        Args:
+            values: ``[S, L, ...]``, any dtype.
+            lengths: ``[S]``, int32 or int64, at most L: how many elements of each row are kept.
+            weights: ``[S, L]``, any dtype. Default: none.
+
+        Raises:
+            ValueError: wrong ranks or sizes.
+
+        Differentiable in values and weights. On CUDA the number of values is read back, so it waits for the device.
+
+        Example:
+            >>> JaggedTensor.from_dense_lengths(torch.tensor([[3, 1], [0, 0], [4, 0]]), torch.tensor([2, 0, 1]))
+            JaggedTensor([[3, 1], [], [4]])
+        """
+        owner = "JaggedTensor.from_dense_lengths"
+        check_tensor(owner, "values", values)
+        check_tensor(owner, "lengths", lengths)
+        if values.dim() < 2 or lengths.dim() != 1 or lengths.shape[0] != values.shape[0]:
+            raise ValueError(
+                f"{owner}: values must be [S, L, ...] and lengths [S], got shapes {list(values.shape)} and "
+                f"{list(lengths.shape)}"
+            )
+        if weights is not None and weights.shape[:2] != values.shape[:2]:
+            raise ValueError(
+                f"{owner}: weights must have the first two sizes of values, {list(values.shape[:2])}, got shape "
+                f"{list(weights.shape)}"
+            )
+        kept = torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)
+        return JaggedTensor(values[kept], None if weights is None else weights[kept], lengths=lengths)
+
+    # ---- To other forms ---------------------------------------------------------------------------------------------
+
+    def to_dense(self) -> list[Tensor]:
+        """
+        The values of each row: views.
+
+        On CUDA the offsets are read back, so it waits for the device.
+
+        Example:
+            >>> JaggedTensor(torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 1])).to_dense()
+            [tensor([3, 1]), tensor([4])]
+        """
+        return self._unbind(self._values)
+
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """The weights of each row, as :meth:`to_dense`; None if there are none."""
+        return None if self._weights is None else self._unbind(self._weights)
+
+    def _unbind(self, x: Tensor) -> list[Tensor]:
+        bounds = self.offsets().tolist()
+        return [x[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+        """
+        The values as a matrix.
+
+        Args:
+            desired_length: its columns, L; longer rows are cut. Default: the length of the longest row, which on CUDA
+                is read back: without it nothing waits for the device.
+            padding_value: what the other elements are. Default 0.
+
+        Returns:
+            ``[S, L, ...]``, with the dtype of the values. Differentiable.
+        """
+        return jagged_to_padded(self._values, self.offsets(), desired_length, padding_value)
+
+    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
+        """The weights as a matrix, as :meth:`to_padded_dense`; None if there are none."""
+        if self._weights is None:
+            return None
+        return jagged_to_padded(self._weights, self.offsets(), desired_length, padding_value)
+
+    # ---- Devices ----------------------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
+        """
+        Copy the tensors to a device, as :meth:`torch.Tensor.to`.
+
+        Args:
+            device: where to.
+            non_blocking: whether not to wait for copies from pinned memory. Default False.
+        """
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> JaggedTensor:
+        """Copy the tensors to page-locked memory, as :meth:`torch.Tensor.pin_memory`."""
+        return self._map(lambda x: x.pin_memory())
+
+    # ---- As a node --------------------------------------------------------------------------------------------------
+
+    def _context(self) -> tuple:
+        return ()
+
+    @classmethod
+    def _build(cls, tensors: dict[str, Any], context: tuple) -> JaggedTensor:
+        made = object.__new__(cls)
+        made._set_rows(tensors["values"], tensors.get("weights"), tensors.get("lengths"), tensors.get("offsets"))
+        return made
+
+    def __repr__(self) -> str:
+        if not self._is_shown():
+            return f"JaggedTensor({self._summary()})"
+        bounds = self.offsets().tolist()
+        weights = "" if self._weights is None else f", weights={rows_of(self._weights, bounds)}"
+        return f"JaggedTensor({rows_of(self._values, bounds)}{weights})"

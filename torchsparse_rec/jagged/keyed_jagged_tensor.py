@@ -1,0 +1,384 @@
+"""``KeyedJaggedTensor``: rows of different lengths of several features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..ops.jagged import lengths_to_offsets, offsets_to_row_ids
+from ._checks import check_keyed_rows, check_keys, check_sizes
+from ._keyed_rows import InverseIndices, KeyedRows
+from ._node import register
+from .jagged_tensor import JaggedTensor
+
+
+@register
+class KeyedJaggedTensor(KeyedRows):
+    """
+    The ids of a batch by feature: each feature has one row of any length per example. Optionally weighted.
+
+    Rows lie feature after feature: with F features and a batch of B examples, row ``f * B + b`` holds the ids of
+    feature ``f`` in example ``b``. Features may have batches of different sizes. Names and argument order are those of
+    TorchRec's class. A pytree node: it can be an argument and a result of compiled and exported functions. Under
+    ``torch.compile`` and ``torch.export`` nothing is checked.
+
+    What waits for a CUDA device is where values of one feature begin: :meth:`length_per_key`, :meth:`offset_per_key`
+    and what needs them, ``x[key]``, :meth:`to_dict`, :meth:`split` and :meth:`permute` to fewer features. They read it
+    back once and keep it. It is known beforehand where there is one feature, after :meth:`sync` on the CPU and
+    :meth:`to`, and from :meth:`from_jt_dict`. Nothing else waits.
+
+    Args:
+        keys: F distinct strings, the features' names.
+        values: ``[N]``, any dtype: the ids, row after row.
+        weights: ``[N]``, any dtype: one for each id. Default: none.
+        lengths: ``[S]``, int32 or int64: the number of ids in each row; they add up to N. S is ``F * B``, or the sum of
+            the features' own batch sizes.
+        offsets: ``[S + 1]``, int32 or int64: where each row begins, and the end. Lengths or offsets must be given.
+            That they are those of N values is not checked here: on CUDA it would wait for the device. The operators
+            check it.
+        stride: the batch size B. Default: from the number of rows.
+        stride_per_key_per_rank: for features with batches of different sizes: for each feature the sizes that its own
+            adds up from, one for each process of a distributed program. Lists, or a tensor on the CPU.
+        stride_per_key: the same without processes: ``[2, 3]`` for two features with batches of 2 and 3 examples.
+        length_per_key: for each feature the number of its ids, if known: nothing then waits for the device.
+        lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: TorchRec's caches, for its argument order; not
+            used.
+        inverse_indices: keys and a tensor that say which row each example of the full batch has, for features whose
+            equal rows were merged. Carried along, not used.
+
+    Raises:
+        TypeError: keys that are no strings; another argument that is no tensor.
+        ValueError: keys that are not distinct; neither lengths nor offsets; a number of rows that does not fit the keys
+            and strides; wrong dtypes, ranks, sizes or devices.
+
+    Source: ``torchrec.sparse.jagged_tensor.KeyedJaggedTensor``.
+
+    Example:
+        >>> ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+        >>> x = KeyedJaggedTensor(["user", "item"], ids, lengths=torch.tensor([2, 0, 1, 1, 1, 3]))
+        >>> x
+        KeyedJaggedTensor({'user': [[3, 1], [], [4]], 'item': [[1], [5], [9, 2, 6]]})
+        >>> x.stride(), x.offset_per_key()
+        (3, [0, 3, 8])
+        >>> x["item"]
+        JaggedTensor([[1], [5], [9, 2, 6]])
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        stride_per_key: Sequence[int] | None = None,
+        length_per_key: Sequence[int] | None = None,
+        lengths_offset_per_key: list[int] | None = None,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+        jt_dict: dict[str, JaggedTensor] | None = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> None:
+        strides = stride_per_key_per_rank
+        if isinstance(strides, Tensor):
+            strides = strides.tolist()
+        elif strides is None and stride_per_key is not None:
+            strides = [[size] for size in stride_per_key]
+        if not torch.compiler.is_compiling():
+            check_keyed_rows(keys, values, weights, lengths, offsets)
+            check_sizes(keys, values, lengths, offsets, stride, strides, stride_per_key, length_per_key)
+        self._set_rows(values, weights, lengths, offsets)
+        self._keys = tuple(keys)
+        self._stride = None if self._keys else stride or 0
+        self._strides = None if strides is None else tuple(map(tuple, strides))
+        self._length_per_key = None if length_per_key is None else list(length_per_key)
+        self._inverse_keys, self._inverse = None, None
+        if inverse_indices is not None:
+            self._inverse_keys, self._inverse = tuple(inverse_indices[0]), inverse_indices[1]
+
+    # ---- From other forms -------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_lengths_sync(
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> KeyedJaggedTensor:
+        """The constructor with lengths, and :meth:`sync`. The arguments are those of the constructor."""
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            lengths=lengths,
+            stride=stride,
+            stride_per_key_per_rank=stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
+        ).sync()
+
+    @staticmethod
+    def from_offsets_sync(
+        keys: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        weights: Tensor | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
+        inverse_indices: InverseIndices | None = None,
+    ) -> KeyedJaggedTensor:
+        """The constructor with offsets, and :meth:`sync`. The arguments are those of the constructor."""
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            offsets=offsets,
+            stride=stride,
+            stride_per_key_per_rank=stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
+        ).sync()
+
+    @staticmethod
+    def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+        """
+        One feature for each name.
+
+        Args:
+            jt_dict: at least one; all weighted, or none. Dtypes that differ are promoted as by :func:`torch.cat`.
+
+        Raises:
+            ValueError: none; weights of some only.
+
+        Features of different batch sizes are kept as such. Nothing waits for the device.
+
+        Example:
+            >>> one = JaggedTensor(torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 1]))
+            >>> two = JaggedTensor(torch.tensor([1, 5]), lengths=torch.tensor([0, 2]))
+            >>> KeyedJaggedTensor.from_jt_dict({"user": one, "item": two})
+            KeyedJaggedTensor({'user': [[3, 1], [4]], 'item': [[], [1, 5]]})
+        """
+        if not jt_dict:
+            raise ValueError("KeyedJaggedTensor.from_jt_dict: jt_dict must have at least one feature, got none")
+        return KeyedJaggedTensor.concat(
+            [
+                KeyedJaggedTensor([key], x.values(), x.weights_or_none(), x.lengths_or_none(), x.offsets_or_none())
+                for key, x in jt_dict.items()
+            ]
+        )
+
+    @staticmethod
+    def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """
+        The features of several objects in one.
+
+        Args:
+            kjt_list: at least one; no key twice; all weighted, or none. Dtypes that differ are promoted as by
+                :func:`torch.cat`.
+
+        Raises:
+            ValueError: none; a key twice; weights of some only.
+
+        Objects of different batch sizes give one whose features have different batch sizes. Inverse indices are
+        dropped. Nothing waits for the device.
+        """
+        owner = "KeyedJaggedTensor.concat"
+        if len(kjt_list) == 0:
+            raise ValueError(f"{owner}: kjt_list must have at least one element, got none")
+        weighted = [x._weights is not None for x in kjt_list]
+        if any(weighted) and not all(weighted):
+            raise ValueError(
+                f"{owner}: kjt_list must be all weighted or all unweighted, got one with weights at "
+                f"{weighted.index(True)} and one without at {weighted.index(False)}"
+            )
+        keys = check_keys(owner, [key for x in kjt_list for key in x._keys])
+        strides = [s for x in kjt_list for s in x.stride_per_key()]
+        varies = any(x._strides is not None for x in kjt_list) or any(s != strides[0] for s in strides)
+        known = [x._known_length_per_key() for x in kjt_list]
+        return KeyedJaggedTensor(
+            keys,
+            torch.cat([x._values for x in kjt_list]),
+            torch.cat([x.weights() for x in kjt_list]) if any(weighted) else None,
+            lengths=torch.cat([x.lengths() for x in kjt_list]),
+            stride=None if keys else kjt_list[0].stride(),
+            stride_per_key_per_rank=[s for x in kjt_list for s in x.stride_per_key_per_rank()] if varies else None,
+            length_per_key=None if any(x is None for x in known) else [n for x in known if x is not None for n in x],
+        )
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> KeyedJaggedTensor:
+        """
+        No features.
+
+        Args:
+            is_weighted: whether it has weights, of which there are none. Default False.
+            device: where its tensors are. Default: torch's default device.
+            values_dtype: default: torch's default dtype.
+            weights_dtype: default: torch's default dtype.
+            lengths_dtype: int32 (default) or int64.
+        """
+        rows = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
+        return KeyedJaggedTensor([], rows._values, rows._weights, lengths=rows._lengths, stride=0)
+
+    @staticmethod
+    def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """No features, with the dtypes, device and batch size of another object, and weights if it has them."""
+        weights = None if kjt._weights is None else kjt._weights.new_empty(0)
+        return KeyedJaggedTensor(
+            [], kjt._values.new_empty(0), weights, lengths=kjt.lengths().new_empty(0), stride=kjt.stride()
+        )
+
+    # ---- Features ---------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> JaggedTensor:
+        """The rows of one feature: views. Raises KeyError if there is none of the name. It may wait for a device."""
+        if key not in self._keys:
+            raise KeyError(f"KeyedJaggedTensor: no key {key!r}, only {list(self._keys)}")
+        index = self._keys.index(key)
+        return self.split([index, 1, len(self._keys) - index - 1])[1]._rows()
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """The rows of every feature: views. It may wait for a device."""
+        return {part._keys[0]: part._rows() for part in self.split([1] * len(self._keys))}
+
+    def _rows(self) -> JaggedTensor:
+        """The rows of all features."""
+        return JaggedTensor._build(self._tensors(), ())
+
+    def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
+        """
+        Split into objects of consecutive features.
+
+        Args:
+            segments: how many features each result has; they add up to F.
+
+        Returns:
+            Objects whose tensors are views. Inverse indices are dropped. It may wait for a CUDA device, but not if one
+            segment has all the features.
+
+        Raises:
+            ValueError: segments that do not add up to F.
+        """
+        count = len(self._keys)
+        if any(size < 0 for size in segments) or sum(segments) != count:
+            raise ValueError(
+                f"KeyedJaggedTensor.split: segments must add up to the number of keys, {count}, got {list(segments)}"
+            )
+        ends = list(accumulate(segments))
+        features = [slice(end - size, end) for end, size in zip(ends, segments, strict=True)]
+        if count in segments:
+            known, items = self._known_length_per_key(), [self._values.shape[0] if size else 0 for size in segments]
+        else:
+            known = self.length_per_key()
+            items = [sum(known[x]) for x in features]
+        strides = self.stride_per_key()
+        lengths = self.lengths().split([sum(strides[x]) for x in features])
+        values = self._values.split(items)
+        weights = [None] * len(items) if self._weights is None else self._weights.split(items)
+        return [
+            self._made(x, values[i], weights[i], lengths[i], None if known is None else known[x])
+            for i, x in enumerate(features)
+        ]
+
+    def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
+        """
+        Choose features and their order.
+
+        Args:
+            indices: places among the keys, distinct: those of the result's features, in order.
+            indices_tensor: TorchRec's copy of them on the device, for its argument order; not used.
+
+        Returns:
+            An object with its own values. Differentiable in weights. Inverse indices are dropped. With fewer features
+            than there are it may wait for a CUDA device; with all of them it does not.
+
+        Raises:
+            IndexError: an index outside ``[0, F)``.
+            ValueError: an index twice.
+
+        Example:
+            >>> x = KeyedJaggedTensor(["a", "b"], torch.tensor([3, 1, 4]), lengths=torch.tensor([2, 0, 0, 1]))
+            >>> x.permute([1, 0])
+            KeyedJaggedTensor({'b': [[], [4]], 'a': [[3, 1], []]})
+        """
+        indices = list(indices)
+        count = len(self._keys)
+        seen = set()
+        for place, i in enumerate(indices):
+            if not 0 <= i < count:
+                raise IndexError(f"KeyedJaggedTensor.permute: indices must be in [0, {count}), got {i} at {place}")
+            if i in seen:
+                raise ValueError(f"KeyedJaggedTensor.permute: indices must be distinct, got {i} twice, last at {place}")
+            seen.add(i)
+        if not indices:
+            return KeyedJaggedTensor.empty_like(self)
+        rows = self.lengths().split(self.stride_per_key())
+        lengths = torch.cat([rows[i] for i in indices])
+        known = self._known_length_per_key()
+        waits = self._values.device.type != "cpu" or torch.compiler.is_compiling()
+        if known is None and waits and len(indices) == count:
+            places = self._places(indices)
+            values = self._values.index_select(0, places)
+            weights = None if self._weights is None else self._weights.index_select(0, places)
+        else:
+            known = self.length_per_key()
+            values = _reordered(self._values, known, indices)
+            weights = None if self._weights is None else _reordered(self._weights, known, indices)
+            known = [known[i] for i in indices]
+        return self._made(indices, values, weights, lengths, known)
+
+    def _places(self, indices: list[int]) -> Tensor:
+        """Which value comes where when all features are reordered. Nothing waits for the device."""
+        # Views of single elements, not an index tensor: copying one to the device would wait for it.
+        offsets = self.offsets()
+        bounds = [offsets[row] for row in self.lengths_offset_per_key()]
+        starts = torch.stack([bounds[i] for i in indices]).long()
+        ends = torch.stack([bounds[i + 1] for i in indices]).long()
+        items = self._values.shape[0]
+        moved = lengths_to_offsets(ends - starts)
+        feature = offsets_to_row_ids(moved, items)
+        return torch.arange(items, device=offsets.device) + (starts - moved[:-1]).index_select(0, feature)
+
+    def flatten_lengths(self) -> KeyedJaggedTensor:
+        """The object itself: lengths are a vector here always. TorchRec's name."""
+        return self
+
+    # ---- Devices ----------------------------------------------------------------------------------------------------
+
+    def to(
+        self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
+    ) -> KeyedJaggedTensor:
+        """
+        Copy the tensors to a device, as :meth:`torch.Tensor.to`. What :meth:`sync` found stays known.
+
+        Args:
+            device: where to.
+            non_blocking: whether not to wait for copies from pinned memory. Default False.
+            dtype: of the weights, if there are any. Default: theirs.
+        """
+        moved = self._map(lambda x: x.to(device, non_blocking=non_blocking))
+        if dtype is not None and moved._weights is not None:
+            moved._weights = moved._weights.to(dtype)
+        return moved
+
+    def pin_memory(self) -> KeyedJaggedTensor:
+        """Copy the tensors to page-locked memory, as :meth:`torch.Tensor.pin_memory`; a DataLoader calls it."""
+        return self._map(lambda x: x.pin_memory())
+
+
+def _reordered(x: Tensor, sizes: list[int], order: list[int]) -> Tensor:
+    """Parts of these sizes in another order."""
+    parts = x.split(sizes)
+    return torch.cat([parts[i] for i in order])
