@@ -113,6 +113,8 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
                     c.num_embeddings[k], ", got ", c.padding_idx[k]);
   }
   std::vector<int64_t> first_bags;
+  first_bags.reserve(lists.bags.size());
+  c.lookups.reserve(lists.tables.size());
   for (const int64_t count : lists.bags) {
     first_bags.push_back(c.bags);
     c.bags += count;
@@ -170,16 +172,23 @@ inline void check_collection_input(const Collection& c, const char* values_name,
   }
 }
 
-// Tables of one dtype and device.
-inline void check_collection_weights(const char* op, const std::vector<Tensor>& weights) {
+// Tables of one dtype and device; their rows and columns are appended to the lists. There may be hundreds of tables,
+// and each question to torch has its price.
+inline void check_collection_weights(const char* op, const std::vector<Tensor>& weights,
+                                     std::vector<int64_t>& num_embeddings, std::vector<int64_t>& dims) {
   TSR_CHECK_VALUE(!weights.empty(), op, ": weights must hold at least one table, got none");
   const ScalarType dtype = weights[0].scalar_type();
   check_float_dtype(op, "weights", weights[0]);
   const bool cuda = weights[0].is_cuda();
   const int32_t device = weights[0].get_device_index();
+  num_embeddings.reserve(weights.size());
+  dims.reserve(weights.size());
   for (size_t k = 0; k < weights.size(); ++k) {
     const Tensor& weight = weights[k];
-    TSR_CHECK_VALUE(weight.dim() == 2, op, ": weights[", k, "] must have rank 2, got shape ", shape_text(weight));
+    const auto sizes = weight.sizes();
+    TSR_CHECK_VALUE(sizes.size() == 2, op, ": weights[", k, "] must have rank 2, got shape ", shape_text(weight));
+    num_embeddings.push_back(sizes[0]);
+    dims.push_back(sizes[1]);
     TSR_CHECK_VALUE(weight.scalar_type() == dtype, op, ": weights[", k, "] must have the dtype of weights[0], ",
                     dtype_name(dtype), ", got ", dtype_name(weight.scalar_type()));
     TSR_CHECK_VALUE(weight.is_cuda() == cuda && weight.get_device_index() == device, op, ": weights[", k,
@@ -191,12 +200,8 @@ inline Collection check_embedding_collection(const char* op, const std::vector<T
                                              const std::optional<Tensor>& offsets,
                                              const std::optional<Tensor>& per_sample_weights,
                                              const CollectionLists& lists) {
-  check_collection_weights(op, weights);
   std::vector<int64_t> num_embeddings, dims;
-  for (const Tensor& weight : weights) {
-    num_embeddings.push_back(weight.size(0));
-    dims.push_back(weight.size(1));
-  }
+  check_collection_weights(op, weights, num_embeddings, dims);
   Collection c = describe_collection(op, std::move(num_embeddings), std::move(dims), lists);
   check_collection_input(c, "weights", weights[0], indices, offsets, per_sample_weights);
   return c;
