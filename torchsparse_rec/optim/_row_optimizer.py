@@ -349,8 +349,8 @@ class RowOptimizer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 table = table_if_any(parameter)
-                if table is not None:
-                    table.take_pending()
+                if table is not None and table.pending is not None:
+                    table.pending.discard()
 
     def _restart_clocks(self) -> None:
         for clock in self._clocks():

@@ -44,7 +44,7 @@ class Pending:
     """
 
     def take(self) -> Gradient | None:
-        """Hand the gradient over and forget it; None if nothing waits."""
+        """The gradient; None if nothing waits. Like a ``.grad``, it waits on until it is cleared."""
         raise NotImplementedError
 
     def norm(self, norm_type: float) -> Tensor | None:
@@ -53,6 +53,10 @@ class Pending:
 
     def scale(self, factor: Tensor) -> None:
         """Multiply the waiting gradient by ``factor``, a tensor without dimensions."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Forget the waiting gradient."""
         raise NotImplementedError
 
     def clamp(self, limit: float) -> None:
@@ -160,7 +164,7 @@ class Table:
             self.rows = None
 
     def take_pending(self) -> Gradient | None:
-        """The gradient that waits outside ``.grad``, if any; it no longer waits then."""
+        """The gradient that waits outside ``.grad``, if any."""
         return self.pending.take() if self.pending is not None else None
 
     def weight(self) -> Tensor:

@@ -90,7 +90,8 @@ def clip_grad_value_(
         [0.0, 1.5, 1.0, 0.0]
     """
     gradients, waiting = _gradients(parameters)
-    utils.clip_grad_value_([SimpleNamespace(grad=grad) for grad in gradients], clip_value, foreach)
+    if gradients:
+        utils.clip_grad_value_([SimpleNamespace(grad=grad) for grad in gradients], clip_value, foreach)
     for pending in waiting:
         pending.clamp(float(clip_value))
 
