@@ -384,13 +384,14 @@ def test_parameters_give_the_storage_as_it_is() -> None:
 
 @pytest.mark.parametrize("grad_mode", ["fused", "sparse"])
 def test_lookups_write_nothing(grad_mode: str) -> None:
-    model, _, _ = trained(grad_mode)
+    model, optimizer, _ = trained(grad_mode)
     stored = model.table._parameters["weight"]
     before, version = stored.detach().clone(), stored._version
     model(torch.arange(ROWS).unsqueeze(1))
     _without_gradient(model)
     assert torch.equal(stored, before)
     assert stored._version == version
+    assert optimizer.holds(stored)
 
 
 def test_copies_train_on_by_themselves() -> None:

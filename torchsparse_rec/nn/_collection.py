@@ -251,14 +251,7 @@ def _ids_of_keys(ids: Ids) -> list[int]:
 
 def _padding(config: Any) -> int:
     padding = getattr(config, "padding_idx", None)
-    if padding is None:
-        return -1
-    if not -config.num_embeddings <= padding < config.num_embeddings:
-        raise ValueError(
-            f"padding_idx of table {config.name!r} must be None or in [{-config.num_embeddings}, "
-            f"{config.num_embeddings}), got {padding}"
-        )
-    return padding % config.num_embeddings
+    return -1 if padding is None else padding % config.num_embeddings
 
 
 def _check_configs(owner: str, configs: Sequence[Any]) -> None:
@@ -274,3 +267,6 @@ def _check_configs(owner: str, configs: Sequence[Any]) -> None:
         for what in ("num_embeddings", "embedding_dim"):
             if getattr(config, what) < 1:
                 raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
+        padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
+        if padding is not None and not -rows <= padding < rows:
+            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")

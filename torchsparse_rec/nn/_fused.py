@@ -56,8 +56,8 @@ class AnchorGradient:
         self.rows: dict[int, tuple[weakref.ref[Table], Tensor, Tensor]] = {}
         self._norm: Tensor | None = None  # what the anchor's gradient will be, once autograd has stored it
         self.held_by: set[int] = set()  # ids of the optimizers that are known to hold the anchor
-        self._stored: tuple[Tensor, int, Tensor] | None = None  # it, its version, and a copy of its value
-        self._factor: tuple[int, int, Tensor] | None = None
+        self._stored: Tensor | None = None  # the same, once it is stored
+        self._factor: Tensor | None = None
         anchor.register_post_accumulate_grad_hook(self._after_backward)
 
     @torch._dynamo.disable
@@ -69,9 +69,8 @@ class AnchorGradient:
             anchor.grad = None
             return
         with torch.no_grad():
-            grad.copy_(norm.reshape(1))
-        self._stored, self._factor = (grad, grad._version, norm), None
-        self._norm = None
+            grad.copy_(norm)
+        self._stored, self._norm = norm, None
 
     def is_valid(self) -> bool:
         """Whether the rows still wait. Who clears the anchor's gradient (``zero_grad()``) lets go of them."""
@@ -79,23 +78,21 @@ class AnchorGradient:
         return anchor is not None and (anchor.grad is not None or self._norm is not None)
 
     def factor(self) -> Tensor | None:
-        """What the anchor's gradient has been multiplied by since it was stored, None for nothing."""
+        """What the anchor's gradient has been multiplied by since it was stored; None, on the CPU, for nothing."""
         anchor = self.anchor()
         if self._stored is None or anchor is None or anchor.grad is None:
             return None
-        grad, version, norm = self._stored
-        if anchor.grad is grad and grad._version == version:
+        now, before = anchor.grad, self._stored
+        if now.device.type == "cpu" and torch.equal(now, before):
             return None
-        # One tensor for all tables, so that one call can update them.
-        if self._factor is not None and self._factor[:2] == (id(anchor.grad), anchor.grad._version):
-            return self._factor[2]
-        now, before = anchor.grad, norm.reshape(1)
         # No rows but zeros: any factor is right. Rows with an infinity, made finite by a clip to nothing: none is left.
-        factor = torch.where(before == 0, torch.ones_like(now), now / before)
-        factor = torch.where(now == before, torch.ones_like(now), factor)
+        factor = torch.where(now == before, torch.ones_like(now), now / before)
+        factor = torch.where(before == 0, torch.ones_like(now), factor)
         factor = torch.where(torch.isinf(before) & ~torch.isfinite(now), torch.zeros_like(now), factor)
-        self._factor = (id(anchor.grad), anchor.grad._version, factor)
-        return factor
+        # One tensor for all tables, so that one call can update them.
+        if self._factor is None or self._factor.device != factor.device:
+            self._factor = torch.empty_like(factor)
+        return self._factor.copy_(factor)
 
     def apply_factor(self) -> None:
         """Multiply the rows by the factor, which is 1 then."""
@@ -110,9 +107,8 @@ class AnchorGradient:
         """Set the anchor's gradient to the norm of the rows that wait."""
         anchor = self.anchor()
         if anchor is not None and anchor.grad is not None and self.rows:
-            norm = self.norm(2.0)
-            anchor.grad.copy_(norm.reshape(1))
-            self._stored, self._factor = (anchor.grad, anchor.grad._version, norm), None
+            self._stored = self._total_norm()
+            anchor.grad.copy_(self._stored)
 
     def add(self, tables: Sequence[Table], values: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
         """Let rows wait, after those that wait already."""
@@ -129,15 +125,15 @@ class AnchorGradient:
                 more_rows, more_values = merged(both, table.num_embeddings)
             self.rows[id(table)] = (weakref.ref(table), more_rows, more_values)
             _waiting(table).sources[self] = None
-        self._norm = self.norm(2.0)
+        self._norm = self._total_norm()
 
-    def norm(self, norm_type: float) -> Tensor:
-        """Of all rows that wait, as stored; infinite if any element is not finite."""
-        norms = torch._foreach_norm([values for _, _, values in self.rows.values()], norm_type)
-        total = torch.linalg.vector_norm(torch.stack([x.to(norms[0].dtype) for x in norms]), norm_type)
+    def _total_norm(self) -> Tensor:
+        """Of all rows that wait, as stored, ``[1]``; infinite if any element is not finite."""
+        norms = torch._foreach_norm([values for _, _, values in self.rows.values()])
+        total = torch.linalg.vector_norm(torch.stack([x.to(norms[0].dtype) for x in norms]))
         anchor = self.anchor()
         assert anchor is not None
-        return torch.where(torch.isfinite(total), total, torch.full_like(total, torch.inf)).to(anchor.dtype)
+        return torch.where(torch.isfinite(total), total, torch.full_like(total, torch.inf)).to(anchor.dtype).reshape(1)
 
     def __reduce__(self) -> tuple:
         """Copies of an anchor stand for nothing yet."""

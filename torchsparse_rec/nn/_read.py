@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..optim._tables import LookupState, table_of
+from ..optim._tables import LookupState, Table, table_of
 from ._plan import CURRENT, Behind, Ids, Plan, joined, part_of
 
 
@@ -17,6 +17,14 @@ class Reading(NamedTuple):
 
     output: Tensor
     argmax: Tensor
+
+
+def owned_table(weight: Tensor) -> Table:
+    """The table of a module's parameter, whose lookups we see to. Copies of modules have new parameters."""
+    table = table_of(weight)
+    if not table.owned:
+        table.mark_owned()
+    return table
 
 
 class _Part(NamedTuple):
@@ -29,7 +37,7 @@ class _Part(NamedTuple):
 def _parts(weights: Sequence[Tensor]) -> list[_Part]:
     found: dict[tuple[int, ...], _Part] = {}
     for k, weight in enumerate(weights):
-        state: LookupState | None = table_of(weight).lookup_state()
+        state: LookupState | None = owned_table(weight).lookup_state()
         key = (0,) if state is None else (id(state.history), state.rule, state.step)
         part = found.get(key)
         if part is None:
@@ -137,7 +145,7 @@ class _Behind(torch.autograd.Function):
 
 def any_behind(weights: Sequence[Tensor]) -> bool:
     """Whether a row of any table may be behind its storage."""
-    return any(table_of(weight).lookup_state() is not None for weight in weights)
+    return any(owned_table(weight).lookup_state() is not None for weight in weights)
 
 
 def look_up_behind(plan: Plan, kind: str, weights: Sequence[Tensor], ids: Ids) -> Tensor:
