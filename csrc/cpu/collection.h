@@ -18,9 +18,9 @@ struct CollectionInput {
         weights(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
         starts(bag_starts(collection.op, indices_, offsets)) {}
 
-  Bags<T, I> bags(const CollectionLookup& lookup) const {
+  Bags<T, I> bags(const CollectionLookup& lookup, int64_t block_items = Bags<T, I>::kBlockItems) const {
     const int64_t padding = c.padding_idx[static_cast<size_t>(lookup.table)];
-    return Bags<T, I>(ids, weights, padding, starts.data() + lookup.first_bag, lookup.bags);
+    return Bags<T, I>(ids, weights, padding, starts.data() + lookup.first_bag, lookup.bags, block_items);
   }
 
   int64_t items(const CollectionLookup& lookup) const {
