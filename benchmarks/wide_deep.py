@@ -1,0 +1,82 @@
+"""
+Rows of the sparse part of Wide & Deep: 40 features, three of them with ten ids in a bag, a table of 16 columns (mean)
+and one of a single column (sum) for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .many_tables import Problem, Shape, Side, reference_tables, small
+from .many_tables_sides import fbgemm_side, our_side, tensorflow_side, torch_side
+from .rows import Case, Make, Options, Row, UnavailableError
+
+SHAPE = Shape((10,) * 3 + (1,) * 37, 400_000, 16_384, ((16, "mean"), (1, "sum")))
+
+MakeSide = Callable[[Problem], Side]
+
+
+def check_sides(shape: Shape, device: str, rule: str, sides: dict[str, MakeSide]) -> None:
+    """On a small model every side that can run here trains the tables that the formulas say."""
+    steps = 3
+    expected = reference_tables(Problem(small(shape), device), rule, steps)
+    for name, make in sides.items():
+        try:
+            side = make(Problem(small(shape), device))
+        except UnavailableError:
+            continue
+        for _ in range(steps):
+            side.step()
+        for table, wanted in zip(side.tables(), expected, strict=True):
+            difference = f"{name}: " + "{}"
+            torch.testing.assert_close(table, wanted, rtol=0, atol=2e-6, msg=difference.format)
+
+
+def peers(options: Options, rule: str, forms: tuple[str, ...]) -> dict[str, MakeSide]:
+    """What there is beside ours. TensorFlow has no row-wise Adagrad."""
+    made: dict[str, MakeSide] = {}
+    if rule != "rowwise_adagrad":
+        for form in forms:
+            made[f"TensorFlow {form}"] = lambda problem, form=form: tensorflow_side(options, problem, rule, form)
+    made["torch sparse EmbeddingBags"] = lambda problem: torch_side(problem, rule)
+    made["FBGEMM TBE"] = lambda problem: fbgemm_side(options, problem, rule)
+    return made
+
+
+def row(name: str, what: str, shape: Shape, rule: str, forms: tuple[str, ...], targets: dict[str, float]) -> Row:
+    """A row for one model and one rule."""
+
+    def build(options: Options) -> Case:
+        given = small(shape) if options.quick else shape
+        problem, others = Problem(given, options.device), peers(options, rule, forms)
+
+        def call(make: MakeSide) -> Make:
+            return lambda: make(problem).step
+
+        return Case(
+            call(lambda problem: our_side(problem, rule)),
+            {name: call(make) for name, make in others.items()},
+            lambda: check_sides(shape, options.device, rule, {"ours": lambda p: our_side(p, rule), **others}),
+            given.bytes_moved(rule),
+            samples=given.batch,
+            ids=given.ids(),
+            sizes=given.sizes(),
+        )
+
+    return Row(name, what, build, targets)
+
+
+def wide_deep(rule: str, name: str, ratio: float, forms: tuple[str, ...]) -> Row:
+    """A row of this model; the ratio is to every peer."""
+    what = f"forward, backward and update with {name}: 40 features, batch 16,384"
+    others = [f"TensorFlow {form}" for form in forms] + ["torch sparse EmbeddingBags", "FBGEMM TBE"]
+    return row(f"wide_deep/{rule}", what, SHAPE, rule, forms, dict.fromkeys(others, ratio))
+
+
+ROWS = [
+    wide_deep("sgd", "SGD", 6.0, ("safe_embedding_lookup_sparse", "embedding_lookup_sparse", "gather")),
+    wide_deep("adagrad", "Adagrad", 4.5, ("embedding_lookup_sparse", "gather")),
+    wide_deep("rowwise_adagrad", "row-wise Adagrad", 4.5, ()),
+]
