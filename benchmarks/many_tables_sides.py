@@ -90,6 +90,8 @@ def torch_side(problem: Problem, rule: str) -> Side:
 
 def torch_update(weights: list[Tensor], rule: str) -> Callable[[], None]:
     """Torch's optimizer and its zero_grad; row-wise Adagrad, which it has not, of its operations."""
+    # As it is by default, but said: else it warns, of its own optimizer's gradients.
+    torch.sparse.check_sparse_tensor_invariants.disable()
     if rule == "rowwise_adagrad":
         sums = [torch.full(weight.shape[:1], INITIAL_SUM, device=weight.device) for weight in weights]
         return lambda: rowwise_adagrad(weights, sums)

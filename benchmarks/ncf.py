@@ -61,4 +61,4 @@ def row(grad_mode: str, targets: dict[str, float]) -> Row:
 
 
 _TARGETS = {"TensorFlow tf.function": 1.5, "PyTorch": 1.0}
-ROWS = [row("dense", _TARGETS), row("auto", _TARGETS), row("sparse", {})]
+ROWS = [row("dense", _TARGETS), row("fused", _TARGETS), row("auto", _TARGETS), row("sparse", {})]
