@@ -63,7 +63,7 @@ def torch_step(module: nn.Embedding, batches: list[Tensor], target: Tensor) -> C
 
 def our_step(grad_mode: str, table: Tensor, batches: list[Tensor], target: Tensor) -> Call:
     """A step of ours, on the given table."""
-    module = torchsparse_rec.nn.Embedding(table.shape[0], DIM, _weight=table, grad_mode=grad_mode)
+    module = torchsparse_rec.nn.Embedding(table.shape[0], DIM, _weight=table, grad_mode=grad_mode, apply="backward")
     return torch_step(module, batches, target)
 
 

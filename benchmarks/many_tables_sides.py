@@ -30,7 +30,7 @@ def our_side(problem: Problem, rule: str) -> Side:
         for key in keys
     ]
     collection = torchsparse_rec.nn.EmbeddingBagCollection(
-        tables, grad_mode="fused", device=torch.device(problem.device)
+        tables, grad_mode="fused", apply="backward", device=torch.device(problem.device)
     )
     collection.load_state_dict(
         {f"embedding_bags.{name}.weight": table for name, table in zip(names, problem.tables, strict=True)}
