@@ -2,6 +2,7 @@
 
 from . import nn as nn
 from . import ops as ops
+from . import optim as optim
 from ._library import check_errors as check_errors
 from ._library import config as config
 from ._library import cpu_level as cpu_level

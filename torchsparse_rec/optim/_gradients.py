@@ -1,0 +1,118 @@
+"""The gradients of tables, in whichever layout they come, as the operators take them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..ops.row_optimizer import row_optimizer_update_
+from ._tables import Gradient, Table, accumulator_dtype, table_of
+
+if TYPE_CHECKING:
+    from ._row_optimizer import StepGroup
+
+__all__ = ["coalesced", "gradient_of", "update"]
+
+
+def coalesced(grad: Tensor) -> Tensor:
+    """A COO gradient with unique, sorted rows. Values of half types are added in float32."""
+    if grad.is_coalesced():
+        return grad
+    dtype = accumulator_dtype(grad.dtype)
+    return grad.to(dtype).coalesce() if grad.dtype != dtype else grad.coalesce()
+
+
+def gradient_of(optimizer: str, parameter: Tensor, table: Table, zero_rows_are_idle: bool) -> Gradient | None:
+    """
+    A table's gradient, from ``.grad`` and from what waits elsewhere; None if there is none.
+
+    Args:
+        optimizer: for messages.
+        parameter: the table's.
+        table: the parameter's.
+        zero_rows_are_idle: leave rows out that are zero in a strided gradient. On CUDA their count is read back.
+    """
+    pending = table.take_pending()
+    grad = parameter.grad
+    if grad is None:
+        return pending
+    rows = parameter.shape[0]
+    width = math.prod(parameter.shape[1:])
+    if grad.layout is torch.sparse_coo:
+        if grad.sparse_dim() != 1:
+            raise ValueError(
+                f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {grad.sparse_dim()}"
+            )
+        grad = coalesced(grad)
+        gradient = Gradient(grad._indices()[0], grad._values().reshape(-1, width))
+    else:
+        gradient = Gradient(None, grad.reshape(rows, width).contiguous())
+        if zero_rows_are_idle:
+            some = (gradient.values != 0).any(1).nonzero()[:, 0]
+            gradient = Gradient(some, gradient.values[some])
+    return gradient if pending is None else _add(gradient, pending, parameter)
+
+
+def _add(a: Gradient, b: Gradient, parameter: Tensor) -> Gradient:
+    """The sum of two gradients of one table."""
+    if a.rows is None or b.rows is None:
+        return Gradient(None, _scaled(_on_all_rows(a, parameter)) + _scaled(_on_all_rows(b, parameter)))
+    values = torch.cat([_scaled(a), _scaled(b)])
+    rows = torch.cat([a.rows, b.rows])
+    total = torch.sparse_coo_tensor(
+        rows[None], values, (parameter.shape[0], values.shape[1]), check_invariants=False
+    ).coalesce()
+    return Gradient(total._indices()[0], total._values())
+
+
+def _scaled(gradient: Gradient) -> Tensor:
+    values = gradient.values.to(accumulator_dtype(gradient.values.dtype))
+    return values if gradient.grad_scale is None else values * gradient.grad_scale
+
+
+def _on_all_rows(gradient: Gradient, parameter: Tensor) -> Gradient:
+    if gradient.rows is None:
+        return gradient
+    values = gradient.values.to(accumulator_dtype(parameter.dtype))
+    everything = values.new_zeros(parameter.shape[0], values.shape[1])
+    return Gradient(None, everything.index_copy_(0, gradient.rows, values), gradient.grad_scale)
+
+
+def update(group: StepGroup, gradients: list[Gradient]) -> None:
+    """Step a group's tables, each with its gradient: one call of the operator for those whose gradients are alike."""
+    if group.all_rows:
+        gradients = [_on_all_rows(g, p) for g, p in zip(gradients, group.parameters, strict=True)]
+    calls: dict[tuple, list[int]] = {}
+    for k, gradient in enumerate(gradients):
+        alike = gradient.rows is None, gradient.values.dtype, id(gradient.grad_scale)
+        calls.setdefault(alike, []).append(k)
+    tables = len(group.parameters)
+    each = len(group.states) // tables
+    for (all_rows, _, _), members in calls.items():
+        row_optimizer_update_(
+            [group.weights[k] for k in members],
+            [state for k in members for state in group.states[k * each : (k + 1) * each]],
+            [group.last_steps[k] for k in members] if group.last_steps else [],
+            group.history,
+            None if all_rows else [rows for k in members if (rows := gradients[k].rows) is not None],
+            [gradients[k].values for k in members],
+            rule=group.rule,
+            hyperparameters=group.hyperparameters,
+            step=group.step,
+            base=group.base,
+            grad_scale=gradients[members[0]].grad_scale,
+            maximize=group.maximize,
+            rounding_seeds=[group.rounding_seeds[k] for k in members] if group.rounding_seeds else [],
+        )
+        if all_rows:
+            for k in members:
+                _mark_current(group.parameters[k], group.step)
+
+
+def _mark_current(parameter: Tensor, step: int) -> None:
+    rows = table_of(parameter).rows
+    assert rows is not None
+    rows.current = step

@@ -1,0 +1,428 @@
+"""The part that all optimizers share: which parameters are tables, when each steps, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
+from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
+from ._gradients import gradient_of, update
+from ._tables import (
+    Gradient,
+    Rows,
+    Table,
+    _optimizers,
+    accumulator_dtype,
+    flat,
+    is_anchor,
+    table_if_any,
+    table_of,
+)
+
+__all__ = ["Rule", "RowOptimizer", "StepGroup"]
+
+
+class Rule(NamedTuple):
+    """What a parameter group's hyperparameters mean to the operators."""
+
+    name: str
+    hyperparameters: list[float]
+    states: tuple[str, ...]
+    # False where this step's effect on idle rows cannot be written down, whatever the rule: a decay that is no decay.
+    regular: bool = True
+
+
+class StepGroup(NamedTuple):
+    """Tables that one call of an operator can step."""
+
+    parameters: list[Tensor]
+    weights: list[Tensor]
+    states: list[Tensor]
+    last_steps: list[Tensor]
+    history: Tensor | None
+    rule: int
+    hyperparameters: list[float]
+    step: int
+    base: int
+    maximize: bool
+    rounding_seeds: list[int]
+    all_rows: bool
+    """Rows without gradient must be stepped too: give the operator a gradient for all rows."""
+    clock: Clock
+
+
+class RowOptimizer(Optimizer):
+    """
+    An optimizer that steps tables by rows, and everything else as torch does.
+
+    A subclass says what its rule is (:meth:`_rule`), and lists after this class the one of torch that it extends; where
+    torch has none, it overrides :meth:`_dense_step`.
+    """
+
+    # States with one value per row; the others have the parameter's shape.
+    _per_row: frozenset[str] = frozenset()
+    # Whether the state has a "step".
+    _counts_steps = True
+    # Whether a row whose gradient is zero in a strided gradient is an idle row, which this rule leaves alone.
+    _zero_rows_are_idle = False
+    _row_defaults: dict[str, Any] = {}
+    _warned: frozenset[str] = frozenset()
+
+    # ---- What a subclass defines -------------------------------------------------------------------------------------
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        """The rule of a parameter group, with the hyperparameters of its next step."""
+        raise NotImplementedError
+
+    def _initial(self, name: str) -> float:
+        """What a state is filled with."""
+        return 0.0
+
+    def _steps_taken(self, state: dict[str, Any]) -> int:
+        """How many steps a parameter's state has seen; without a count, whether it has seen any."""
+        return int(state.get("step", 0))
+
+    def _dense_step(self) -> None:
+        """One step of what ``param_groups`` has now: parameters with strided gradients that are no tables."""
+        step: Any = super().step
+        if getattr(step, "hooked", False):  # the hooks around it are this optimizer's own, which run already
+            step.__wrapped__(self)
+        else:
+            step()
+
+    # ---- Construction ------------------------------------------------------------------------------------------------
+
+    def __init__(self, params: Any, *args: Any, lazy: bool, stochastic_rounding: bool, **kwargs: Any) -> None:
+        self._row_defaults = {"lazy": lazy, "stochastic_rounding": stochastic_rounding}
+        super().__init__(params, *args, **kwargs)
+        # torch's own fused steps take GradScaler's scale from the optimizer. Rows take what its unscale_() leaves.
+        self._step_supports_amp_scaling = False
+        _optimizers.add(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""
+        for name, value in self._row_defaults.items():
+            self.defaults.setdefault(name, value)
+        super().add_param_group(param_group)
+        for position, parameter in enumerate(self.param_groups[-1]["params"]):
+            table = table_if_any(parameter)
+            if table is not None:
+                self._hold(table, f"parameter {position} of the parameter group")
+
+    def _hold(self, table: Table, what: str) -> None:
+        other = table.optimizer
+        if other is not None and other is not self:
+            del other
+            gc.collect()  # it may only be waiting to be collected
+            other = table.optimizer
+            if other is not None:
+                raise ValueError(
+                    f"{type(self).__name__}: {what} is a table that another optimizer, {type(other).__name__}, holds: "
+                    "delete that one first (a table has one optimizer at a time)"
+                )
+        table.optimizer = self
+
+    def holds(self, parameter: Tensor) -> bool:
+        """Whether a parameter is in one of the groups."""
+        return any(p is parameter for group in self.param_groups for p in group["params"])
+
+    # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """
+        Step all parameters that have a gradient.
+
+        Args:
+            closure: computes the gradients anew and returns the loss.
+
+        Returns:
+            What ``closure`` returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        dense: list[dict[str, Any]] = []
+        tables: list[tuple[Tensor, Gradient]] = []
+        with torch.no_grad():
+            for group in self.param_groups:
+                others = self._collect(group, tables)
+                if others:
+                    dense.append({**group, "params": others})
+        if dense:
+            groups, self.param_groups = self.param_groups, dense
+            try:
+                self._dense_step()
+            finally:
+                self.param_groups = groups
+        self.step_tables(tables)
+        return loss
+
+    def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
+        """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
+        others = []
+        for parameter in group["params"]:
+            table = table_if_any(parameter)
+            grad = parameter.grad
+            if table is None or not (table.owned or table.rows is not None or table.pending is not None):
+                if grad is None or is_anchor(parameter):
+                    continue
+                if grad.layout is not torch.sparse_coo:
+                    others.append(parameter)
+                    continue
+                table = table_of(parameter)
+            elif grad is None and table.pending is None:
+                continue
+            if table.rows is not None and table.rows.clock.group != id(group):
+                table.release()
+            gradient = gradient_of(type(self).__name__, parameter, table, self._zero_rows_are_idle)
+            if gradient is not None:
+                tables.append((parameter, gradient))
+        return others
+
+    @torch.no_grad()
+    def step_tables(self, gradients: list[tuple[Tensor, Gradient]]) -> None:
+        """Step tables that this optimizer holds, each with the gradient given here."""
+        if not gradients:
+            return
+        of = {id(parameter): gradient for parameter, gradient in gradients}
+        groups = self.begin_step([parameter for parameter, _ in gradients])
+        for group in groups:
+            update(group, [of[id(parameter)] for parameter in group.parameters])
+        self.end_step(groups)
+
+    @torch.no_grad()
+    def begin_step(self, parameters: Iterable[Tensor]) -> list[StepGroup]:
+        """
+        Say how tables are to be stepped, those that one call of an operator can step together in one group.
+
+        The caller then updates them, through ``row_optimizer_update_`` or ``embedding_collection_update_``, and calls
+        :meth:`end_step`.
+        """
+        together: dict[Clock, list[Table]] = {}
+        new: dict[tuple, Clock] = {}
+        for parameter in parameters:
+            table = table_of(parameter)
+            rows = table.rows
+            if (
+                rows is None
+                or rows.state is not self.state.get(parameter)
+                or rows.place != (parameter.dtype, parameter.device)
+            ):
+                rows = self._adopt(table, parameter, new)
+            together.setdefault(rows.clock, []).append(table)
+        groups = {id(group): group for group in self.param_groups}
+        return [self._begin(clock, tables, groups[clock.group]) for clock, tables in together.items()]
+
+    def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
+        """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
+        table.release()
+        self._hold(table, "a parameter with a sparse gradient")
+        everything = [(group, p) for group in self.param_groups for p in group["params"]]
+        seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
+        state = self.state[parameter]
+        place = parameter.dtype, parameter.device
+        key = (id(group), table.owned, self._steps_taken(state), *place)
+        clock = new.setdefault(key, Clock(*key[:3]))
+        rows = table.rows = Rows(self, state, clock, place, seed)
+        clock.add(table)
+        return rows
+
+    def _begin(self, clock: Clock, tables: list[Table], group: dict[str, Any]) -> StepGroup:
+        if len(tables) != len(clock) and len(tables) != len(clock.tables()):
+            clock = clock.split(tables)
+        plan = self._plan(group, clock.owned)
+        clock.random_rounding = group["stochastic_rounding"]
+        if plan.kind != clock.kind:
+            self._start(clock, tables, plan)
+        clock.make_room()
+        all_rows = [table.rows for table in tables if table.rows is not None]
+        return StepGroup(
+            parameters=[table.parameter for table in tables],
+            weights=[table.weight() for table in tables],
+            states=[state for rows in all_rows for state in rows.states],
+            last_steps=[rows.last_step for rows in all_rows if rows.last_step is not None],
+            history=clock.history,
+            rule=plan.rule,
+            hyperparameters=plan.hyperparameters,
+            step=clock.step + 1,
+            base=clock.base,
+            maximize=group.get("maximize", False),
+            rounding_seeds=clock.rounding_seeds(tables),
+            all_rows=plan.others == ALL_ROWS,
+            clock=clock,
+        )
+
+    def _start(self, clock: Clock, tables: list[Table], plan: Plan) -> None:
+        """Begin anew with rules, states or an eps that the rows' past does not know."""
+        clock.make_current(tables)
+        for table in tables:
+            assert table.rows is not None
+            state, parameter = table.rows.state, table.parameter
+            if self._counts_steps:
+                state.setdefault("step", torch.tensor(0.0))
+            else:
+                clock.step = self._steps_taken(state)
+            table.rows.states = [self._state_of(parameter, name, state) for name in plan.states]
+        clock.start(plan)
+
+    def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+        """One of the operator's states, made or converted if need be; ``state`` keeps it with torch's name and shape."""
+        dtype = accumulator_dtype(parameter.dtype)
+        value = state.get(name)
+        if value is None:
+            value = self._new_state(parameter, name, dtype)
+        state[name] = value.to(dtype=dtype, device=parameter.device).contiguous()
+        return state[name] if name in self._per_row else flat(state[name])
+
+    def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        shape = parameter.shape[:1] if name in self._per_row else parameter.shape
+        return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
+
+    def _plan(self, group: dict[str, Any], owned: bool) -> Plan:
+        """What the group's next step does to its tables' rows."""
+        rule = self._rule(group)
+        number = OPTIMIZER_RULES[rule.name]
+        others, motion = ITS_ROWS, "none"
+        if not group["lazy"]:
+            try:
+                motion = idle_motion(number, rule.hyperparameters)
+                others = ITS_ROWS if motion == "none" else LATER
+            except ValueError:
+                self._warn_once(
+                    f"{type(self).__name__}: weight_decay={group['weight_decay']} goes through the second moment, so "
+                    "every step of a table updates all its rows, as torch does. Decoupled decay (AdamW) or lazy=True "
+                    "updates those of the batch"
+                )
+                others = ALL_ROWS
+            if motion == "weight" and not owned:
+                self._warn_once(
+                    f"{type(self).__name__}: a sparse gradient of a table whose lookups are not ours: every step updates "
+                    "all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step costs what the batch "
+                    "touches; lazy=True leaves the other rows alone"
+                )
+                others = ALL_ROWS
+            elif not rule.regular:
+                others = ALL_ROWS
+        moves_weights = others == LATER and motion == "weight"
+        eps = group.get("eps")
+        return Plan(number, rule.hyperparameters, rule.states, others, moves_weights, eps)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned |= {text}
+            warnings.warn(text, stacklevel=2)
+
+    def end_step(self, groups: list[StepGroup]) -> None:
+        """End a step that :meth:`begin_step` began: its clocks go on."""
+        for group in groups:
+            group.clock.advance(group.hyperparameters, group.step)
+
+    # ---- What others see ---------------------------------------------------------------------------------------------
+
+    def _clocks(self) -> list[Clock]:
+        tables = [table_if_any(p) for group in self.param_groups for p in group["params"]]
+        return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})
+
+    def flush(self) -> None:
+        """Make all rows of all tables current, at the cost of a pass over those that are behind."""
+        for clock in self._clocks():
+            clock.make_current(clock.tables())
+
+    @torch.no_grad()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
+        super().zero_grad(set_to_none)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                table = table_if_any(parameter)
+                if table is not None:
+                    table.take_pending()
+
+    def state_dict(self) -> dict[str, Any]:
+        """
+        The optimizer's state as torch's: :meth:`torch.optim.Optimizer.state_dict`.
+
+        All rows are made current first, and what is known of past steps is dropped: a run that is resumed from here gives
+        the same bits as this one, which goes on.
+        """
+        for clock in self._clocks():
+            clock.restart()
+        with self._without_anchors():
+            state_dict = super().state_dict()
+        state_dict["state"] = {key: state for key, state in state_dict["state"].items() if state}
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """
+        Take over a state, this class's or that of torch's optimizer of the same name.
+
+        Args:
+            state_dict: of an optimizer with the same parameters in the same order.
+        """
+        kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
+        self._release_tables()
+        with self._without_anchors():
+            super().load_state_dict(state_dict)
+            self._keep_wide_states(state_dict)
+        for group, values in zip(self.param_groups, kept, strict=True):
+            for name, value in values.items():
+                group.setdefault(name, value)
+
+    def _release_tables(self) -> None:
+        for clock in self._clocks():
+            for table in clock.tables():
+                table.release()
+
+    def _keep_wide_states(self, state_dict: dict[str, Any]) -> None:
+        """Torch casts loaded states to the parameter's dtype. The states of half tables are float32."""
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for key, parameter in zip(saved["params"], group["params"], strict=True):
+                table = table_if_any(parameter)
+                if table is None or accumulator_dtype(parameter.dtype) == parameter.dtype:
+                    continue
+                for name, value in state_dict["state"].get(key, {}).items():
+                    if isinstance(value, Tensor) and name != "step":
+                        self.state[parameter][name] = value.to(device=parameter.device, dtype=torch.float32)
+
+    @contextmanager
+    def _without_anchors(self) -> Iterator[None]:
+        """Parameters and their names without the anchors, which a saved state does not have."""
+        removed = []
+        for group in self.param_groups:
+            lists = [name for name in ("params", "param_names") if name in group]
+            places = [i for i, parameter in enumerate(group["params"]) if is_anchor(parameter)]
+            removed.append({name: [(i, group[name][i]) for i in places] for name in lists if places})
+            for name in lists if places else []:
+                group[name] = [x for i, x in enumerate(group[name]) if i not in places]
+        try:
+            yield
+        finally:
+            for group, lists_removed in zip(self.param_groups, removed, strict=True):
+                for name, anchors in lists_removed.items():
+                    group[name] = list(group[name])
+                    for i, anchor in anchors:
+                        group[name].insert(i, anchor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies are taken of current rows, as checkpoints are."""
+        for clock in self._clocks():
+            clock.restart()
+        return {**super().__getstate__(), "_row_defaults": self._row_defaults}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See :meth:`__getstate__`; torch loads a state through this too."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self._row_defaults.items():
+                group.setdefault(name, value)
+        _optimizers.add(self)

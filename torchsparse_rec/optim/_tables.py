@@ -1,0 +1,202 @@
+"""
+What modules and optimizers share of a table: whether rows may lag behind, what they lag behind, and how to catch up.
+
+A row without gradient still moves under Adam, momentum or decay. A table that one of our modules owns is read through
+that module only, so its idle rows can be left as they are until they are read or stepped: they are *behind*.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ._clock import Clock
+    from ._row_optimizer import RowOptimizer
+
+__all__ = ["Gradient", "LookupState", "Pending", "Rows", "Table", "is_anchor", "table_if_any", "table_of"]
+
+_ATTRIBUTE = "_torchsparse_rec_table"
+
+# The optimizers that exist: a table made after its optimizer finds it here.
+_optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
+
+
+class Gradient(NamedTuple):
+    """A table's gradient: ``grad_scale * values``, in the given rows."""
+
+    rows: Tensor | None
+    """``[U]`` int64, strictly increasing; None: all rows."""
+    values: Tensor
+    """``[U, D]``, or ``[V, D]`` for all rows."""
+    grad_scale: Tensor | None = None
+    """One element; None: 1."""
+
+
+class Pending:
+    """
+    A gradient that waits, outside ``.grad``, for the optimizer's step: what a fused backward leaves on a table.
+
+    An engine subclasses this and sets ``Table.pending``. Between backwards, all methods may find nothing waiting.
+    """
+
+    def take(self) -> Gradient | None:
+        """Hand the gradient over and forget it; None if nothing waits."""
+        raise NotImplementedError
+
+    def norm(self, norm_type: float) -> Tensor | None:
+        """The norm of the waiting gradient, its scale included: no dimensions. None if nothing waits."""
+        raise NotImplementedError
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the waiting gradient by ``factor``, a tensor without dimensions."""
+        raise NotImplementedError
+
+    def clamp(self, limit: float) -> None:
+        """Clamp the elements of the waiting gradient to ``[-limit, limit]``."""
+        raise NotImplementedError
+
+
+class LookupState(NamedTuple):
+    """What a lookup needs to compute current values of rows that are behind: arguments of the operators."""
+
+    states: list[Tensor]
+    last_step: Tensor
+    history: Tensor
+    rule: int
+    hyperparameters: list[float]
+    step: int
+    base: int
+
+
+class Rows:
+    """
+    What an optimizer keeps of a table, row by row.
+
+    It lies with the table, not with the optimizer, so that rows can be caught up after the optimizer is gone.
+    """
+
+    __slots__ = ("optimizer", "state", "states", "last_step", "clock", "current", "seed", "place")
+
+    def __init__(self, optimizer: RowOptimizer, state: dict, clock: Clock, place: tuple, seed: int) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.state = state  # the optimizer's own, as state_dict() has it
+        self.states: list[Tensor] = []  # its tensors, [V, D] or [V], as the operators take them
+        self.last_step: Tensor | None = None  # [V] int32, from the clock's base; None: no row is ever behind
+        self.clock = clock
+        self.current = 0  # the last step as of which all rows are known to be current
+        self.place = place  # dtype and device of the weight
+        self.seed = seed  # of stochastic rounding
+
+
+class Table:
+    """A parameter whose gradients come by rows: made by :func:`table_of`."""
+
+    __slots__ = ("_parameter", "owned", "pending", "_optimizer", "rows", "__weakref__")
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._parameter = weakref.ref(parameter)
+        self.owned = False
+        self.pending: Pending | None = None
+        self.rows: Rows | None = None
+        self._optimizer: weakref.ref[RowOptimizer] | None = None
+        for optimizer in _optimizers:
+            if optimizer.holds(parameter):
+                self.optimizer = optimizer
+
+    def __reduce__(self) -> tuple:
+        """Copies of a parameter have no table: they make their own."""
+        return _no_table, ()
+
+    @property
+    def parameter(self) -> Tensor:
+        """The parameter itself."""
+        parameter = self._parameter()
+        assert parameter is not None
+        return parameter
+
+    @property
+    def optimizer(self) -> RowOptimizer | None:
+        """The optimizer that holds the parameter, if it is one of ours and still exists."""
+        return self._optimizer() if self._optimizer is not None else None
+
+    @optimizer.setter
+    def optimizer(self, optimizer: RowOptimizer) -> None:
+        self._optimizer = weakref.ref(optimizer)
+
+    def mark_owned(self) -> None:
+        """Say that a module of ours owns the parameter and asks for current rows at every lookup."""
+        if not self.owned:
+            self.release()
+            self.owned = True
+
+    def lookup_state(self) -> LookupState | None:
+        """What a lookup must take into account, or None where the weight is current as it is."""
+        rows = self.rows
+        if rows is None:
+            return None
+        clock = rows.clock
+        if not clock.moves_weights or rows.current == clock.step:
+            return None
+        assert rows.last_step is not None and clock.history is not None
+        return LookupState(
+            rows.states, rows.last_step, clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base
+        )
+
+    def make_current(self) -> None:
+        """Bring the weight up to date, in place. It keeps no graph and costs nothing where no row is behind."""
+        rows = self.rows
+        if rows is not None and rows.clock.moves_weights:
+            rows.clock.make_current([self])
+
+    def release(self) -> None:
+        """Bring everything up to date and part from the clock; the optimizer's state stays what it is."""
+        if self.rows is not None:
+            self.rows.clock.make_current([self])
+            self.rows.clock.remove(self)
+            self.rows = None
+
+    def take_pending(self) -> Gradient | None:
+        """The gradient that waits outside ``.grad``, if any; it no longer waits then."""
+        return self.pending.take() if self.pending is not None else None
+
+    def weight(self) -> Tensor:
+        """The parameter's storage as it is, ``[V, D]``."""
+        return flat(self.parameter)
+
+
+def _no_table() -> None:
+    """What a pickled table becomes."""
+
+
+def table_if_any(parameter: Tensor) -> Table | None:
+    """The table of a parameter that has one."""
+    return parameter.__dict__.get(_ATTRIBUTE)
+
+
+def table_of(parameter: Tensor) -> Table:
+    """The table of a parameter, made at the first call. Copies of the parameter start without."""
+    table = parameter.__dict__.get(_ATTRIBUTE)
+    if table is None:
+        table = Table(parameter)
+        setattr(parameter, _ATTRIBUTE, table)
+    return table
+
+
+def is_anchor(parameter: Tensor) -> bool:
+    """Whether a parameter only stands for gradients that wait elsewhere: it is neither stepped nor saved."""
+    return parameter.__dict__.get("_torchsparse_rec_anchor", False)
+
+
+def flat(x: Tensor) -> Tensor:
+    """``[V, ...]`` as ``[V, D]``, without a copy."""
+    x = x.detach()
+    return x if x.dim() == 2 else x.view(x.shape[0], -1)
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the states of a table of ``dtype``."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,66 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._row_optimizer import RowOptimizer, Rule
+
+__all__ = ["Adadelta"]
+
+
+class Adadelta(RowOptimizer, torch.optim.Adadelta):
+    """
+    :class:`torch.optim.Adadelta` for tables too: dense Adadelta's results, at the cost of what the batch touches.
+
+    Args:
+        params, lr, rho, eps, weight_decay, foreach, capturable, maximize, differentiable: as torch's. ``foreach``,
+            ``capturable`` and ``differentiable`` concern parameters that are no tables. ``weight_decay`` steps every row
+            of a table at every step, at that cost; a warning says so.
+        lazy: leave rows without gradient alone, averages included. Default False.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 1, sparse=True)
+        >>> optimizer = Adadelta(table.parameters())
+        >>> table(torch.tensor([1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.state[table.weight])
+        ['acc_delta', 'square_avg', 'step']
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        foreach: bool | None = None,
+        *,
+        capturable: bool = False,
+        maximize: bool = False,
+        differentiable: bool = False,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            rho,
+            eps,
+            weight_decay,
+            foreach,
+            capturable=capturable,
+            maximize=maximize,
+            differentiable=differentiable,
+            lazy=lazy,
+            stochastic_rounding=stochastic_rounding,
+        )
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        names = "lr", "rho", "eps", "weight_decay"
+        return Rule("adadelta", [float(group[name]) for name in names], ("square_avg", "acc_delta"))

@@ -1,0 +1,153 @@
+"""Adagrad, with a sum for every element or one for every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dense import check_not_negative, dense_parameters, per_row, row_means
+from ._row_optimizer import RowOptimizer, Rule
+from ._tables import is_anchor
+
+__all__ = ["Adagrad", "RowWiseAdagrad"]
+
+
+def _hyperparameters(group: dict[str, Any]) -> list[float]:
+    return [float(group[name]) for name in ("lr", "lr_decay", "eps", "weight_decay")]
+
+
+class Adagrad(RowOptimizer, torch.optim.Adagrad):
+    """
+    :class:`torch.optim.Adagrad` for tables too, in one pass over the rows of the batch.
+
+    Args:
+        params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, foreach, maximize, differentiable, fused: as
+            torch's. ``foreach``, ``differentiable`` and ``fused`` concern parameters that are no tables.
+            ``weight_decay`` moves every row of a table at every step, at that cost; a warning says so.
+        lazy: leave rows without gradient alone, decay included. Default False: they move as torch's do.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
+        >>> optimizer = Adagrad(table.parameters(), lr=0.5)
+        >>> table(torch.tensor([1, 1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> table.weight.flatten().tolist()
+        [0.0, -0.5, -0.5, 0.0]
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        *,
+        maximize: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            lr_decay,
+            weight_decay,
+            initial_accumulator_value,
+            eps,
+            foreach,
+            maximize=maximize,
+            differentiable=differentiable,
+            fused=fused,
+            lazy=lazy,
+            stochastic_rounding=stochastic_rounding,
+        )
+        for parameter in [p for p in self.state if is_anchor(p)]:
+            del self.state[parameter]
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        return Rule("adagrad", _hyperparameters(group), ("sum",))
+
+    def _initial(self, name: str) -> float:
+        return self.defaults["initial_accumulator_value"]
+
+
+class RowWiseAdagrad(RowOptimizer):
+    """
+    Adagrad with one sum per row: of the means of the row's squared gradients.
+
+    ``s += mean(g * g)`` over the row, ``w -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(s) + eps)``. A row is a slice
+    of a parameter along its first dimension; of a vector every element is one.
+
+    Args:
+        params: parameters, named parameters, or groups of them.
+        lr: the learning rate. Default 1e-2.
+        lr_decay: by how much it falls every step. Default 0.
+        weight_decay: times the weight, is added to the gradient. Default 0. Otherwise it moves every row of a table at
+            every step, at that cost; a warning says so.
+        initial_accumulator_value: what the sums start from. Default 0.
+        eps: added to the root. Default 1e-10.
+        maximize: climb instead of descending. Default False.
+        lazy: leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Raises:
+        ValueError: a negative argument.
+
+    Source: FBGEMM's and TorchRec's ``RowWiseAdagrad``.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 2, sparse=True, _weight=torch.zeros(4, 2))
+        >>> optimizer = RowWiseAdagrad(table.parameters(), lr=0.5)
+        >>> (table(torch.tensor([1])) * torch.tensor([1.0, 7.0])).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[table.weight]["sum"].tolist(), table.weight[1].tolist()
+        ([0.0, 25.0, 0.0, 0.0], [-0.10000000149011612, -0.7000000476837158])
+    """
+
+    _per_row = frozenset({"sum"})
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+        }
+        check_not_negative("RowWiseAdagrad", **defaults)
+        defaults["maximize"] = maximize
+        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding)
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        return Rule("rowwise_adagrad", _hyperparameters(group), ("sum",))
+
+    def _initial(self, name: str) -> float:
+        return self.defaults["initial_accumulator_value"]
+
+    @torch.no_grad()
+    def _dense_step(self) -> None:
+        for group, weight, grad, state, step in dense_parameters(self):
+            if group["weight_decay"] != 0:
+                grad = grad + group["weight_decay"] * weight
+            sums = state["sum"].add_(row_means(grad * grad))
+            lr = float(group["lr"]) / (1 + (step - 1) * group["lr_decay"])
+            weight.addcdiv_(grad, per_row(sums.sqrt() + group["eps"], grad), value=-lr)

@@ -1,0 +1,213 @@
+"""Adam, AdamW and partial row-wise Adam."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means
+from ._row_optimizer import RowOptimizer, Rule
+
+__all__ = ["Adam", "AdamW", "PartialRowWiseAdam"]
+
+
+def _adam_rule(group: dict[str, Any]) -> Rule:
+    lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
+    hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
+    # A step that does not shrink the weights but turns their sign leaves idle rows nothing to expand around.
+    regular = not decoupled or lr * weight_decay < 1
+    if group["amsgrad"]:
+        return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
+    return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
+
+
+class Adam(RowOptimizer, torch.optim.Adam):
+    """
+    :class:`torch.optim.Adam` for tables too: dense Adam's results, at the cost of what the batch touches.
+
+    Rows without gradient still move. They are caught up when they are next read or stepped.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, foreach, maximize, capturable, differentiable, fused,
+            decoupled_weight_decay: as torch's. ``foreach``, ``capturable``, ``differentiable`` and ``fused`` concern
+            parameters that are no tables. A ``weight_decay`` that is not decoupled steps every row of a table at every
+            step, at that cost; a warning says so.
+        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does. Default False.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Example:
+        >>> from torchsparse_rec import nn
+        >>> table = nn.Embedding(1000, 8, grad_mode="sparse")
+        >>> optimizer = Adam(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.state[table.weight])
+        ['exp_avg', 'exp_avg_sq', 'step']
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+            lazy=lazy,
+            stochastic_rounding=stochastic_rounding,
+        )
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        return _adam_rule(group)
+
+
+class AdamW(RowOptimizer, torch.optim.AdamW):
+    """
+    :class:`torch.optim.AdamW` for tables too: dense AdamW's results, at the cost of what the batch touches.
+
+    Rows without gradient still move and decay. They are caught up when they are next read or stepped.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: as torch's.
+            The last four concern parameters that are no tables.
+        lazy: leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Example:
+        >>> from torchsparse_rec import nn
+        >>> table = nn.Embedding(1000, 8, grad_mode="sparse")
+        >>> optimizer = AdamW(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> isinstance(optimizer, torch.optim.AdamW)
+        True
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            lazy=lazy,
+            stochastic_rounding=stochastic_rounding,
+        )
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        return _adam_rule(group)
+
+
+class PartialRowWiseAdam(RowOptimizer):
+    """
+    Adam with one second moment per row: of the means of the row's squared gradients.
+
+    ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * mean(g * g)`` over the row, both corrected for
+    their bias, ``w = (1 - lr * weight_decay) * w - lr * m / (sqrt(v) + eps)``. A row is a slice of a parameter along its
+    first dimension; of a vector every element is one.
+
+    Args:
+        params: parameters, named parameters, or groups of them.
+        lr: the learning rate. Default 1e-3.
+        betas: the shares of the moments that stay. Default (0.9, 0.999).
+        eps: added to the root. Default 1e-8.
+        weight_decay: times ``lr``, the share of the weight that goes. Default 0.
+        maximize: climb instead of descending. Default False.
+        lazy: leave rows without gradient alone, decay included. Default False.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Raises:
+        ValueError: a negative argument, a beta of 1 or more.
+
+    Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``.
+
+    Example:
+        >>> from torchsparse_rec import nn
+        >>> table = nn.Embedding(1000, 8, grad_mode="sparse")
+        >>> optimizer = PartialRowWiseAdam(table.parameters(), lr=0.1)
+        >>> table(torch.tensor([1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.state[table.weight]["exp_avg_sq"].shape
+        torch.Size([1000])
+    """
+
+    _per_row = frozenset({"exp_avg_sq"})
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        check_not_negative("PartialRowWiseAdam", lr=lr, eps=eps, weight_decay=weight_decay)
+        check_betas("PartialRowWiseAdam", betas)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding)
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+        hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay]
+        return Rule("partial_rowwise_adam", hyperparameters, ("exp_avg", "exp_avg_sq"), lr * weight_decay < 1)
+
+    @torch.no_grad()
+    def _dense_step(self) -> None:
+        for group, weight, grad, state, step in dense_parameters(self):
+            lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+            m = state["exp_avg"].lerp_(grad, 1 - beta1)
+            v = state["exp_avg_sq"].mul_(beta2).add_(row_means(grad * grad), alpha=1 - beta2)
+            root = (v / (1 - beta2**step)).sqrt() + group["eps"]
+            weight.mul_(1 - lr * group["weight_decay"])
+            weight.addcdiv_(m, per_row(root, grad), value=-lr / (1 - beta1**step))

@@ -1,0 +1,118 @@
+"""torch's gradient clipping for sparse gradients, and for those that wait for the optimizer's step, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.nn import utils
+
+from ._gradients import coalesced
+from ._tables import Pending, is_anchor, table_if_any
+
+__all__ = ["clip_grad_norm_", "clip_grad_value_"]
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """
+    Scale the gradients of parameters, of whatever layout, so that their norm is at most ``max_norm``, in place.
+
+    :func:`torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. Rows that occur more than once are added
+    before the norm is taken.
+
+    Args:
+        parameters: a parameter, or an iterable of them.
+        max_norm: the norm that is not exceeded afterwards.
+        norm_type: the p of the norm. Default 2.
+        error_if_nonfinite: whether a norm that is no number, or infinite, is an error. Default False.
+        foreach: as torch's. Default None.
+
+    Returns:
+        The norm before, over all gradients as one vector: no dimensions.
+
+    Raises:
+        RuntimeError: the norm is not finite, with ``error_if_nonfinite``.
+
+    Source: ``torch.nn.utils.clip_grad_norm_``.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 1, sparse=True)
+        >>> (table(torch.tensor([1, 1, 2])) * torch.tensor([[1.0], [2.0], [4.0]])).sum().backward()
+        >>> clip_grad_norm_(table.parameters(), max_norm=1.0)
+        tensor(5.)
+        >>> table.weight.grad.to_dense().flatten().tolist()
+        [0.0, 0.6000000238418579, 0.800000011920929, 0.0]
+    """
+    gradients, waiting = _gradients(parameters)
+    norms = [norm for pending in waiting if (norm := pending.norm(float(norm_type))) is not None]
+    # The norm of norms is the norm of everything.
+    total = utils.get_total_norm([*gradients, *norms], norm_type, error_if_nonfinite, foreach)
+    # What torch's functions read of a parameter is its grad.
+    utils.clip_grads_with_norm_([SimpleNamespace(grad=grad) for grad in gradients], max_norm, total, foreach)
+    if norms:
+        factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
+        for pending in waiting:
+            pending.scale(factor)
+    return total
+
+
+@torch.no_grad()
+def clip_grad_value_(
+    parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
+) -> None:
+    """
+    Clamp the elements of the gradients of parameters, of whatever layout, to ``[-clip_value, clip_value]``, in place.
+
+    :func:`torch.nn.utils.clip_grad_value_`, which refuses sparse gradients. Rows that occur more than once are added
+    first.
+
+    Args:
+        parameters: a parameter, or an iterable of them.
+        clip_value: the largest absolute value afterwards.
+        foreach: as torch's. Default None.
+
+    Source: ``torch.nn.utils.clip_grad_value_``.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 1, sparse=True)
+        >>> table(torch.tensor([1, 1, 2])).sum().backward()
+        >>> clip_grad_value_(table.parameters(), 1.5)
+        >>> table.weight.grad.to_dense().flatten().tolist()
+        [0.0, 1.5, 1.0, 0.0]
+    """
+    gradients, waiting = _gradients(parameters)
+    utils.clip_grad_value_([SimpleNamespace(grad=grad) for grad in gradients], clip_value, foreach)
+    for pending in waiting:
+        pending.clamp(float(clip_value))
+
+
+def _gradients(parameters: Tensor | Iterable[Tensor]) -> tuple[list[Tensor], list[Pending]]:
+    """
+    The strided tensors that hold the parameters' gradients, and the gradients that wait elsewhere.
+
+    A sparse ``.grad`` with repeated rows is replaced by one without, whose values are what is returned of it. Anchors
+    stand for gradients that wait and are counted there.
+    """
+    gradients: list[Tensor] = []
+    waiting: list[Pending] = []
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+        table, grad = table_if_any(parameter), parameter.grad
+        if table is not None and table.pending is not None:
+            waiting.append(table.pending)
+        if grad is None or is_anchor(parameter):
+            continue
+        if grad.layout is torch.sparse_coo:
+            if not grad.is_coalesced():
+                parameter.grad = grad = coalesced(grad).to(grad.dtype)
+            grad = grad._values()
+        gradients.append(grad)
+    return gradients, waiting

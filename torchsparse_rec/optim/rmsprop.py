@@ -1,0 +1,76 @@
+"""RMSprop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._row_optimizer import RowOptimizer, Rule
+
+__all__ = ["RMSprop"]
+
+
+class RMSprop(RowOptimizer, torch.optim.RMSprop):
+    """
+    :class:`torch.optim.RMSprop` for tables too: dense RMSprop's results, at the cost of what the batch touches.
+
+    Args:
+        params, lr, alpha, eps, weight_decay, momentum, centered, capturable, foreach, maximize, differentiable: as
+            torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters that are no tables.
+            ``weight_decay`` steps every row of a table at every step, at that cost; a warning says so.
+        lazy: leave rows without gradient alone, momentum and averages included. Default False.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Example:
+        >>> from torchsparse_rec import nn
+        >>> table = nn.Embedding(1000, 8, grad_mode="sparse")
+        >>> optimizer = RMSprop(table.parameters(), lr=0.1, momentum=0.9)
+        >>> table(torch.tensor([1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.state[table.weight])
+        ['momentum_buffer', 'square_avg', 'step']
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        momentum: float = 0,
+        centered: bool = False,
+        capturable: bool = False,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        differentiable: bool = False,
+        *,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            alpha,
+            eps,
+            weight_decay,
+            momentum,
+            centered,
+            capturable,
+            foreach,
+            maximize,
+            differentiable,
+            lazy=lazy,
+            stochastic_rounding=stochastic_rounding,
+        )
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        names = "lr", "alpha", "eps", "weight_decay", "momentum", "centered"
+        states = ("square_avg",)
+        if group["momentum"] > 0:
+            states += ("momentum_buffer",)
+        if group["centered"]:
+            states += ("grad_avg",)
+        return Rule("rmsprop", [float(group[name]) for name in names], states)

@@ -1,0 +1,80 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._row_optimizer import RowOptimizer, Rule
+
+__all__ = ["SGD"]
+
+
+class SGD(RowOptimizer, torch.optim.SGD):
+    """
+    :class:`torch.optim.SGD` for tables too: with momentum and decay, what a step costs is what the batch touches.
+
+    Args:
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as torch's. The
+            last three concern parameters that are no tables.
+        lazy: leave rows without gradient alone, momentum and decay included. Default False: they move as torch's do.
+        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+
+    Example:
+        >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
+        >>> optimizer = SGD(table.parameters(), lr=0.5)
+        >>> table(torch.tensor([1, 1, 2])).sum().backward()
+        >>> optimizer.step()
+        >>> table.weight.flatten().tolist()
+        [0.0, -1.0, -0.5, 0.0]
+    """
+
+    _counts_steps = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        lazy: bool = False,
+        stochastic_rounding: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+            lazy=lazy,
+            stochastic_rounding=stochastic_rounding,
+        )
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        momentum = float(group["momentum"])
+        hyperparameters = [
+            float(group["lr"]),
+            momentum,
+            float(group["dampening"]),
+            float(group["nesterov"]),
+            float(group["weight_decay"]),
+        ]
+        return Rule("sgd", hyperparameters, ("momentum_buffer",) if momentum != 0 else ())
+
+    def _steps_taken(self, state: dict[str, Any]) -> int:
+        # Only whether a step is the first matters: it fills the buffer.
+        return int(state.get("momentum_buffer") is not None)
