@@ -71,7 +71,7 @@ class RowOptimizer(Optimizer):
     _per_row: frozenset[str] = frozenset()
     # Whether the state has a "step".
     _counts_steps = True
-    # Whether a row whose gradient is zero in a strided gradient is an idle row, which this rule leaves alone.
+    # Whether rows without gradient are left alone by rule, as lazy=True does: also those of zeros in a strided gradient.
     _zero_rows_are_idle = False
     _row_defaults: dict[str, Any] = {}
     _warned: frozenset[str] = frozenset()
@@ -184,7 +184,7 @@ class RowOptimizer(Optimizer):
                 continue
             if table.rows is not None and table.rows.clock.group != id(group):
                 table.release()
-            gradient = gradient_of(type(self).__name__, parameter, table, self._zero_rows_are_idle)
+            gradient = gradient_of(type(self).__name__, parameter, table, self._zero_rows_are_idle or group["lazy"])
             if gradient is not None:
                 tables.append((parameter, gradient))
         return others

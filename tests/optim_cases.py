@@ -1,0 +1,236 @@
+"""Optimizers beside dense ones: the references that torch lacks, and the training run that all comparisons share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchsparse_rec import optim
+from torchsparse_rec.ops.row_optimizer import row_optimizer_current
+from torchsparse_rec.optim._tables import table_of
+
+ROWS, DIM, IDS = 64, 4, 12
+
+# ---- References ------------------------------------------------------------------------------------------------------
+
+
+class Reference(torch.optim.Optimizer):
+    """A dense optimizer, slow and obvious. ``parameter.touched`` says which rows have a gradient."""
+
+    def __init__(self, params, **defaults):
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                self.update(p, p.grad, p.touched, state, state["step"], **{k: group[k] for k in group if k != "params"})
+
+
+class RowWiseAdagrad(Reference):
+    def update(self, w, g, touched, state, step, *, lr=1e-2, eps=1e-10, lr_decay=0.0, weight_decay=0.0):
+        g = g + weight_decay * w
+        s = state.setdefault("sum", torch.zeros(len(w), dtype=w.dtype))
+        s += (g * g).mean(1)
+        w -= lr / (1 + (step - 1) * lr_decay) * g / (s.sqrt() + eps)[:, None]
+
+
+class PartialRowWiseAdam(Reference):
+    def update(self, w, g, touched, state, step, *, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+        m = state.setdefault("m", torch.zeros_like(w))
+        v = state.setdefault("v", torch.zeros(len(w), dtype=w.dtype))
+        m += (1 - betas[0]) * (g - m)
+        v += (1 - betas[1]) * ((g * g).mean(1) - v)
+        w *= 1 - lr * weight_decay
+        w -= lr * (m / (1 - betas[0] ** step)) / ((v / (1 - betas[1] ** step)).sqrt() + eps)[:, None]
+
+
+class Lamb(Reference):
+    """Of the rows with gradient alone."""
+
+    def update(self, w, g, touched, state, step, *, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
+        m = state.setdefault("m", torch.zeros_like(w))
+        v = state.setdefault("v", torch.zeros_like(w))
+        m[touched] += (1 - betas[0]) * (g - m)[touched]
+        v[touched] += (1 - betas[1]) * (g * g - v)[touched]
+        u = m / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)).sqrt() + eps) + weight_decay * w
+        ratio = w.norm(dim=1) / u.norm(dim=1)
+        w[touched] -= (lr * ratio[:, None] * u)[touched]
+
+
+class Ftrl(Reference):
+    """Of the rows with gradient alone. As the ``ApplyFtrl`` operators of TensorFlow are documented."""
+
+    def update(self, w, g, touched, state, step, *, lr, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0, lr_power=-0.5):
+        n = state.setdefault("n", torch.full_like(w, 0.1))
+        z = state.setdefault("z", torch.zeros_like(w))
+        new = n + g * g
+        sigma = (new**-lr_power - n**-lr_power) / lr
+        z[touched] += (g + 2 * l2_shrinkage * w - sigma * w)[touched]
+        n[touched] = new[touched]
+        quadratic = new**-lr_power / lr + 2 * l2 + beta / lr
+        value = torch.where(z.abs() > l1, (z.sign() * l1 - z) / quadratic, 0.0)
+        w[touched] = value[touched]
+
+
+# ---- Cases -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One of our optimizers, and the dense one it must equal."""
+
+    name: str
+    ours: Callable[..., torch.optim.Optimizer]
+    dense: Callable[..., torch.optim.Optimizer]
+    lr: float = 0.05
+    # Whether a step at this rule must update all rows, and says so.
+    warns: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _case(name: str, cls: str, reference: Callable | None = None, lr: float = 0.05, warns: bool = False, **kwargs):
+    dense = reference or partial(getattr(torch.optim, cls), foreach=False)
+    return Case(name, partial(getattr(optim, cls), **kwargs), partial(dense, **kwargs), lr, warns)
+
+
+CASES = [
+    _case("sgd", "SGD"),
+    _case("sgd-decay", "SGD", weight_decay=0.1),
+    _case("sgd-momentum", "SGD", momentum=0.9),
+    _case("sgd-momentum-decay-dampening", "SGD", momentum=0.8, dampening=0.3, weight_decay=0.1),
+    _case("sgd-nesterov-decay", "SGD", momentum=0.9, nesterov=True, weight_decay=0.1),
+    _case("adagrad", "Adagrad", lr_decay=0.01, initial_accumulator_value=0.1),
+    _case("adagrad-decay", "Adagrad", weight_decay=0.1, warns=True),
+    _case("rowwise-adagrad", "RowWiseAdagrad", RowWiseAdagrad, lr_decay=0.01),
+    _case("rowwise-adagrad-decay", "RowWiseAdagrad", RowWiseAdagrad, weight_decay=0.1, warns=True),
+    _case("adam", "Adam"),
+    _case("adam-large-eps", "Adam", eps=0.1, betas=(0.8, 0.99)),
+    _case("adam-maximize", "Adam", lr=0.01, maximize=True),
+    _case("adam-decay", "Adam", weight_decay=0.1, warns=True),
+    _case("adam-decoupled", "Adam", weight_decay=0.1, decoupled_weight_decay=True),
+    _case("amsgrad", "Adam", amsgrad=True),
+    _case("adamw", "AdamW", weight_decay=0.1),
+    _case("adamw-amsgrad", "AdamW", weight_decay=0.1, amsgrad=True),
+    _case("partial-rowwise-adam", "PartialRowWiseAdam", PartialRowWiseAdam),
+    _case("partial-rowwise-adam-decay", "PartialRowWiseAdam", PartialRowWiseAdam, weight_decay=0.1),
+    _case("rmsprop", "RMSprop", lr=0.01),
+    _case("rmsprop-centered", "RMSprop", centered=True, eps=1e-3, lr=0.01),
+    _case("rmsprop-momentum", "RMSprop", momentum=0.9, lr=0.01),
+    _case("rmsprop-centered-momentum", "RMSprop", momentum=0.9, centered=True, eps=1e-3, lr=0.01),
+    _case("rmsprop-decay", "RMSprop", weight_decay=0.1, warns=True),
+    _case("ftrl", "Ftrl", Ftrl, lr=0.5),
+    _case("ftrl-penalties", "Ftrl", Ftrl, lr=0.5, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1, lr_power=-0.4),
+    _case("adadelta", "Adadelta", lr=1.0),
+    _case("adadelta-decay", "Adadelta", lr=1.0, weight_decay=0.1, warns=True),
+    _case("lamb", "LAMB", Lamb, weight_decay=0.01),
+]
+BY_NAME = {case.name: case for case in CASES}
+
+
+# ---- A training run --------------------------------------------------------------------------------------------------
+
+
+def owned_table(values: Tensor) -> torch.nn.Parameter:
+    """A table whose readers ask for current rows, as our modules do."""
+    parameter = torch.nn.Parameter(values.clone())
+    table_of(parameter).mark_owned()
+    return parameter
+
+
+def current_rows(parameter: Tensor, ids: Tensor) -> Tensor:
+    """What a lookup sees."""
+    state = table_of(parameter).lookup_state()
+    if state is None:
+        return parameter.detach()[ids]
+    return row_optimizer_current(
+        parameter.detach(),
+        state.states,
+        state.last_step,
+        state.history,
+        ids,
+        rule=state.rule,
+        hyperparameters=state.hyperparameters,
+        step=state.step,
+        base=state.base,
+    )
+
+
+def zipf_ids(count: int, generator: torch.Generator, rows: int = ROWS) -> Tensor:
+    """Row numbers, some of them often, most of them rarely."""
+    weights = 1.0 / torch.arange(1, rows + 1, dtype=torch.float64) ** 1.05
+    return torch.multinomial(weights, count, replacement=True, generator=generator)
+
+
+def learning_rate(step: int, peak: float) -> float:
+    """A warm-up, then half a wave."""
+    return peak * min((step + 1) / 10, 1.0) * (0.55 + 0.45 * math.cos(step / 20))
+
+
+@dataclass
+class Batch:
+    """What a step is made of: the same for a table of any precision."""
+
+    ids: Tensor
+    target: Tensor
+    layout: str
+
+
+def batches(steps: int, layout: str = "sparse", seed: int = 0) -> list[Batch]:
+    """``layout``: "sparse", "dense", or "mixed", a dense gradient now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    result = []
+    for step in range(steps):
+        ids = zipf_ids(IDS, generator)
+        target = torch.randn(IDS, DIM, generator=generator, dtype=torch.float64)
+        here = layout if layout != "mixed" else ("dense" if step % 5 == 3 else "sparse")
+        result.append(Batch(ids, target, here))
+    return result
+
+
+def set_gradient(parameter: Tensor, batch: Batch, rows: Tensor, dense: bool) -> None:
+    """The gradient of half the squared distance to the targets, given the rows of the batch as they are."""
+    values = rows - batch.target.to(rows.dtype)
+    grad = torch.sparse_coo_tensor(batch.ids[None], values, parameter.shape, check_invariants=True)
+    parameter.grad = grad.to_dense() if dense else grad
+    parameter.touched = torch.zeros(parameter.shape[0], dtype=torch.bool).index_fill_(0, batch.ids, True)
+
+
+def train(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list[Batch], peak: float, first: int = 0) -> None:
+    """Train a table of ours: gradients from current rows, in the batches' layouts."""
+    for step, batch in enumerate(run, first):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, peak)
+        set_gradient(parameter, batch, current_rows(parameter, batch.ids), batch.layout == "dense")
+        optimizer.step()
+
+
+def train_densely(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list[Batch], peak: float) -> None:
+    """The same with a dense reference."""
+    for step, batch in enumerate(run):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, peak)
+        set_gradient(parameter, batch, parameter.detach()[batch.ids], dense=True)
+        optimizer.step()
+
+
+def initial(seed: int = 1) -> Tensor:
+    """What tables start from: exact in every dtype but half ones."""
+    return torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def dense_results(case: Case, run: list[Batch]) -> tuple[Tensor, float]:
+    """What the dense reference ends with in float64, and how far from that it ends in float32."""
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        parameter = torch.nn.Parameter(initial().to(dtype))
+        train_densely(case.dense([parameter], lr=case.lr), parameter, run, case.lr)
+        results.append(parameter.detach().double())
+    return results[0], (results[1] - results[0]).abs().max().item()

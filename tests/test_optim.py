@@ -1,0 +1,56 @@
+"""Tables step as under dense optimizers: every rule, every layout of the gradient, whatever the rows' idle times."""
+
+import contextlib
+import inspect
+import warnings
+
+import pytest
+import torch
+from optim_cases import (
+    BY_NAME,
+    CASES,
+    DIM,
+    ROWS,
+    batches,
+    current_rows,
+    dense_results,
+    initial,
+    owned_table,
+    set_gradient,
+    train,
+)
+
+from torchsparse_rec import optim
+from torchsparse_rec.optim._tables import table_of
+
+STEPS = 100
+
+
+def expecting(case):
+    """The one warning of a rule that steps all rows."""
+    return pytest.warns(UserWarning, match="weight_decay=.* goes through") if case.warns else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("layout", ["sparse", "dense", "mixed"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_dense_optimizer(case, layout):
+    run = batches(STEPS, layout)
+    expected, error = dense_results(case, run)
+    parameter = owned_table(initial())
+    optimizer = case.ours([parameter], lr=case.lr)
+    with expecting(case):
+        train(optimizer, parameter, run, case.lr)
+    seen = current_rows(parameter, torch.arange(ROWS)).double()
+    table_of(parameter).make_current()
+    assert (parameter.detach().double() - seen).abs().max() <= 1e-7
+    assert (seen - expected).abs().max().item() <= 1.5 * error
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.warns], ids=str)
+def test_float64_tables(case):
+    run = batches(30)
+    expected, _ = dense_results(case, run)
+    parameter = owned_table(initial().double())
+    train(case.ours([parameter], lr=case.lr), parameter, run, case.lr)
+    table_of(parameter).make_current()
+    assert (parameter.detach() - expected).abs().max() <= 1e-10
