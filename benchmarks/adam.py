@@ -194,7 +194,8 @@ def pair_apart(options: Options, kind: str, grad_mode: str, problem: Problem, pe
         command = [sys.executable, "-c", f"from benchmarks.adam import print_side; print_side(*{arguments!r})"]
         run = subprocess.run(command, capture_output=True, text=True, env=environment)
         if run.returncode != 0:
-            raise RuntimeError(f"{side}: {run.stderr.strip().splitlines()[-1:]}")
+            last = run.stderr.strip().splitlines()[-1:] or [f"exit status {run.returncode}"]
+            raise RuntimeError(f"{side}: {last[0]}")
         times, plan = json.loads(run.stdout.splitlines()[-1])
         kept[side] += times
         plans[side] = Plan(**plan)
