@@ -75,10 +75,10 @@ def module_and_optimizer(
     """A table of ours or torch's with its Adam."""
     table = problem.table()
     if side == "ours":
-        ours = torchsparse_rec.nn.Embedding(*table.shape, _weight=table, grad_mode=grad_mode, apply="backward")
+        ours = torchsparse_rec.nn.Embedding(problem.rows, DIM, _weight=table, grad_mode=grad_mode, apply="backward")
         return ours, torchsparse_rec.optim.Adam(ours.parameters(), lr=LEARNING_RATE)
     sparse = side == "torch SparseAdam"
-    torchs = torch.nn.Embedding(*table.shape, _weight=table, sparse=sparse)
+    torchs = torch.nn.Embedding(problem.rows, DIM, _weight=table, sparse=sparse)
     if sparse:
         return torchs, torch.optim.SparseAdam(torchs.parameters(), lr=LEARNING_RATE)
     return torchs, torch.optim.Adam(torchs.parameters(), lr=LEARNING_RATE, fused=True)

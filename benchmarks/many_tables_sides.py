@@ -18,7 +18,7 @@ from .rows import Options, fbgemm, tensorflow
 TENSORFLOW_FORMS = ("safe_embedding_lookup_sparse", "embedding_lookup_sparse", "gather")
 
 
-def our_side(problem: Problem, rule: str) -> Side:
+def our_side(rule: str, problem: Problem) -> Side:
     """One collection; the update happens within backward."""
     shape, keys = problem.shape, [f"f{n}" for n in range(len(problem.shape.hots))]
     names = [f"{key}_{part}" for part in range(len(shape.parts)) for key in keys]
@@ -62,12 +62,14 @@ def our_side(problem: Problem, rule: str) -> Side:
     return Side(step, trained)
 
 
-def torch_side(problem: Problem, rule: str) -> Side:
+def torch_side(rule: str, problem: Problem) -> Side:
     """A loop over torch.nn.EmbeddingBag with sparse gradients, on the problem's own tables."""
     shape, copies = problem.shape, len(problem.shape.parts)
     modes = [mode for _, mode in shape.parts for _ in shape.hots]
     bags = [
-        torch.nn.EmbeddingBag(*table.shape, mode=mode, sparse=True, include_last_offset=True, _weight=table)
+        torch.nn.EmbeddingBag(
+            shape.rows, table.shape[1], mode=mode, sparse=True, include_last_offset=True, _weight=table
+        )
         for mode, table in zip(modes, problem.tables, strict=True)
     ]
     weights = [bag.weight for bag in bags]
@@ -121,7 +123,7 @@ def rowwise_adagrad(weights: list[Tensor], sums: list[Tensor]) -> None:
         weight.grad = None
 
 
-def tensorflow_side(options: Options, problem: Problem, rule: str, form: str) -> Side:
+def tensorflow_side(options: Options, rule: str, form: str, problem: Problem) -> Side:
     """
     A tf.function with a loop over the tables, and the operators that its optimizers apply sparse gradients with.
 
@@ -183,7 +185,7 @@ def _places(batch: int, hot: int) -> Tensor:
     return torch.stack([places // hot, places % hot], 1)
 
 
-def fbgemm_side(options: Options, problem: Problem, rule: str) -> Side:
+def fbgemm_side(options: Options, rule: str, problem: Problem) -> Side:
     """
     FBGEMM's batched tables, one module for each part: a module has one pooling.
 

@@ -6,6 +6,7 @@ and one of a single column (sum) for each.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -39,9 +40,9 @@ def peers(options: Options, rule: str, forms: tuple[str, ...]) -> dict[str, Make
     made: dict[str, MakeSide] = {}
     if rule != "rowwise_adagrad":
         for form in forms:
-            made[f"TensorFlow {form}"] = lambda problem, form=form: tensorflow_side(options, problem, rule, form)
-    made["torch sparse EmbeddingBags"] = lambda problem: torch_side(problem, rule)
-    made["FBGEMM TBE"] = lambda problem: fbgemm_side(options, problem, rule)
+            made[f"TensorFlow {form}"] = partial(tensorflow_side, options, rule, form)
+    made["torch sparse EmbeddingBags"] = partial(torch_side, rule)
+    made["FBGEMM TBE"] = partial(fbgemm_side, options, rule)
     return made
 
 
@@ -50,15 +51,15 @@ def row(name: str, what: str, shape: Shape, rule: str, forms: tuple[str, ...], t
 
     def build(options: Options) -> Case:
         given = small(shape) if options.quick else shape
-        problem, others = Problem(given, options.device), peers(options, rule, forms)
+        problem, ours, others = Problem(given, options.device), partial(our_side, rule), peers(options, rule, forms)
 
         def call(make: MakeSide) -> Make:
             return lambda: make(problem).step
 
         return Case(
-            call(lambda problem: our_side(problem, rule)),
+            call(ours),
             {name: call(make) for name, make in others.items()},
-            lambda: check_sides(shape, options.device, rule, {"ours": lambda p: our_side(p, rule), **others}),
+            lambda: check_sides(shape, options.device, rule, {"ours": ours, **others}),
             given.bytes_moved(rule),
             samples=given.batch,
             ids=given.ids(),

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import types
+from functools import partial
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_every_model_has_its_rows(benchmarks):  # noqa: F811
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
 def test_torch_trains_what_the_formulas_say(benchmarks, rule):  # noqa: F811
     wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
-    wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {"torch": lambda problem: sides.torch_side(problem, rule)})
+    wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {"torch": partial(sides.torch_side, rule)})
 
 
 @needs_tensorflow
@@ -63,16 +64,12 @@ def test_torch_trains_what_the_formulas_say(benchmarks, rule):  # noqa: F811
 def test_tensorflow_trains_what_the_formulas_say(benchmarks, rule, form):  # noqa: F811
     wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
     options = benchmarks("rows").Options()
-
-    def make(problem):
-        return sides.tensorflow_side(options, problem, rule, form)
-
-    wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {form: make})
+    wide_deep.check_sides(wide_deep.SHAPE, "cpu", rule, {form: partial(sides.tensorflow_side, options, rule, form)})
 
 
 def test_a_side_that_trains_something_else_is_seen(benchmarks):  # noqa: F811
     wide_deep, sides = benchmarks("wide_deep"), benchmarks("many_tables_sides")
-    wrong = {"torch": lambda problem: sides.torch_side(problem, "sgd")}
+    wrong = {"torch": partial(sides.torch_side, "sgd")}
     with pytest.raises(AssertionError, match="torch: "):
         wide_deep.check_sides(wide_deep.SHAPE, "cpu", "adagrad", wrong)
 
