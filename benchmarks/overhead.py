@@ -105,7 +105,8 @@ class Tables:
         collection.load_state_dict(
             {f"embedding_bags.{key}.weight": table for key, table in zip(KEYS, self.tables, strict=True)}
         )
-        optimizer = torchsparse_rec.optim.SGD(collection.parameters(), lr=0.01)
+        # Kept here: a table knows its optimizer weakly, and the forward call alone would not keep it.
+        self.optimizer = optimizer = torchsparse_rec.optim.SGD(collection.parameters(), lr=0.01)
         ids = torchsparse_rec.KeyedJaggedTensor(KEYS, self.ids.flatten(), lengths=self.lengths.repeat(len(KEYS))).sync()
 
         def step() -> Tensor:
