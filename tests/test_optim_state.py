@@ -1,0 +1,268 @@
+"""Checkpoints, copies and what torch's optimizers make of them."""
+
+import copy
+import gc
+import io
+import pickle
+import re
+
+import pytest
+import torch
+from optim_cases import BY_NAME, ROWS, batches, current_rows, initial, owned_table, set_gradient, train, train_densely
+
+from torchsparse_rec import optim
+from torchsparse_rec.optim._tables import table_if_any, table_of
+
+TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
+ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
+EVERYTHING = torch.arange(ROWS)
+
+
+def saved(x):
+    """As after a round trip through a file."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def names_shapes_dtypes(optimizer, parameter):
+    return {k: (v.shape, v.dtype) for k, v in optimizer.state[parameter].items()}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_states_are_those_of_torch(name):
+    case, run = BY_NAME[name], batches(3)
+    parameter, other = owned_table(initial()), torch.nn.Parameter(initial())
+    mine, torchs = case.ours([parameter], lr=0.05), case.dense([other], lr=0.05)
+    train(mine, parameter, run, 0.05)
+    train_densely(torchs, other, run, 0.05)
+    assert names_shapes_dtypes(mine, parameter) == names_shapes_dtypes(torchs, other)
+    groups = [{k: v for k, v in o.state_dict()["param_groups"][0].items() if k not in ("foreach",)} for o in (mine, torchs)]
+    assert groups[0].keys() - groups[1].keys() == {"lazy", "stochastic_rounding"}
+    assert isinstance(mine, type(torchs))
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_run_that_moves_from_torch_and_back(name):
+    case, run = BY_NAME[name], batches(60)
+    reference = torch.nn.Parameter(initial().double())
+    whole = case.dense([reference], lr=0.02)
+    train_densely(whole, reference, run[:20], 0.02)
+    first = torch.nn.Parameter(initial())
+    torchs = case.dense([first], lr=0.02)
+    train_densely(torchs, first, run[:20], 0.02)
+
+    parameter = owned_table(first.detach())
+    mine = case.ours([parameter], lr=1.0)
+    mine.load_state_dict(saved(torchs.state_dict()))
+    assert mine.param_groups[0]["lazy"] is False
+    train(mine, parameter, run[20:40], 0.02)
+    train_densely(whole, reference, run[20:40], 0.02)
+
+    state = saved(mine.state_dict())
+    last = torch.nn.Parameter(parameter.detach().clone())
+    torchs = case.dense([last], lr=1.0)
+    torchs.load_state_dict(state)
+    train_densely(torchs, last, run[40:], 0.02)
+    train_densely(whole, reference, run[40:], 0.02)
+    assert (last.double() - reference).abs().max() <= 1e-5
+
+
+def test_states_of_older_torches():
+    parameter = owned_table(initial())
+    mine = optim.Adam([parameter])
+    train(mine, parameter, batches(7), 0.05)
+    state = copy.deepcopy(mine.state_dict())
+    state["state"][0]["step"] = 7
+    for key in ("lazy", "stochastic_rounding", "decoupled_weight_decay"):
+        del state["param_groups"][0][key]
+    mine.load_state_dict(state)
+    assert mine.param_groups[0]["lazy"] is False
+    train(mine, parameter, batches(1), 0.05)
+    assert mine.state[parameter]["step"].item() == 8.0
+
+    sgd = optim.SGD([torch.nn.Parameter(initial())], momentum=0.9)
+    sgd.load_state_dict({"state": {0: {"momentum_buffer": None}}, "param_groups": sgd.state_dict()["param_groups"]})
+    other = sgd.param_groups[0]["params"][0]
+    other.grad = torch.ones_like(other)
+    sgd.step()
+    assert torch.equal(sgd.state[other]["momentum_buffer"], other.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_a_resumed_run_has_the_same_bits(name, dtype):
+    case, run = BY_NAME[name], batches(60, "mixed")
+    parameter = owned_table(initial().to(dtype))
+    mine = case.ours([parameter], lr=case.lr, stochastic_rounding=True)
+    train(mine, parameter, run[:33], case.lr)
+    table_of(parameter).make_current()
+    state, weight = saved(mine.state_dict()), parameter.detach().clone()
+
+    resumed = owned_table(weight)
+    other = case.ours([resumed], lr=case.lr, stochastic_rounding=True)
+    other.load_state_dict(state)
+    for optimizer, table in ((mine, parameter), (other, resumed)):
+        train(optimizer, table, run[33:], case.lr, first=33)
+    assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(resumed, EVERYTHING))
+    mine, other = mine.state_dict(), other.state_dict()
+    assert torch.equal(parameter, resumed)
+    for key, value in mine["state"][0].items():
+        assert value.dtype == torch.float32 and torch.equal(value, other["state"][0][key]), key
+    assert mine["param_groups"] == other["param_groups"]
+
+
+def test_foreign_half_tables_keep_float32_states():
+    run, weight = batches(20), initial().bfloat16()
+
+    def go(optimizer, parameter, some):
+        for batch in some:
+            set_gradient(parameter, batch, parameter.detach()[batch.ids], False)
+            optimizer.step()
+
+    parameter = torch.nn.Parameter(weight.clone())
+    mine = optim.Adagrad([parameter], lr=0.1)
+    go(mine, parameter, run[:10])
+    resumed = torch.nn.Parameter(parameter.detach().clone())
+    other = optim.Adagrad([resumed], lr=0.1)
+    other.load_state_dict(saved(mine.state_dict()))
+    go(mine, parameter, run[10:])
+    go(other, resumed, run[10:])
+    assert torch.equal(parameter, resumed) and torch.equal(mine.state[parameter]["sum"], other.state[resumed]["sum"])
+
+
+def test_state_dict_makes_everything_current():
+    parameter = owned_table(initial())
+    mine = optim.Adam([parameter])
+    train(mine, parameter, batches(20), 0.05)
+    assert table_of(parameter).lookup_state() is not None
+    mine.state_dict()
+    assert table_of(parameter).lookup_state() is None
+
+
+def test_unused_tables_have_no_state():
+    mine = optim.SGD([owned_table(initial())], momentum=0.9)
+    assert mine.state_dict()["state"] == {}
+    plain = optim.SGD([parameter := owned_table(initial())])
+    train(plain, parameter, batches(3), 0.05)
+    assert plain.state_dict()["state"] == {}
+
+
+# ---- Copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_of_model_and_optimizer(copied):
+    run = batches(40)
+    parameter = owned_table(initial())
+    mine = optim.AdamW([parameter], weight_decay=0.1)
+    train(mine, parameter, run[:20], 0.05)
+    table_of(parameter).make_current()
+    twin, other = copied((parameter, mine))
+    assert other.param_groups[0]["params"][0] is twin and table_if_any(twin) is None
+    table_of(twin).mark_owned()
+    for optimizer, table in ((mine, parameter), (other, twin)):
+        train(optimizer, table, run[20:], 0.05)
+    assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(twin, EVERYTHING))
+    assert table_of(twin).optimizer is other and table_of(parameter).optimizer is mine
+    mine.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    other.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    assert other.param_groups[1]["lazy"] is False
+
+
+def test_copies_of_a_model_have_no_tables_and_no_optimizer():
+    model = torch.nn.Embedding(ROWS, 4, _weight=initial())
+    table_of(model.weight).mark_owned()
+    mine = optim.Adam(model.parameters())
+    train(mine, model.weight, batches(3), 0.05)
+    twin = copy.deepcopy(model)
+    assert table_if_any(twin.weight) is None
+    assert table_of(twin.weight).optimizer is None
+    optim.Adam(twin.parameters())
+
+
+# ---- One optimizer at a time -----------------------------------------------------------------------------------------
+
+
+def test_a_table_has_one_optimizer():
+    parameter = owned_table(initial())
+    first = optim.Adam([parameter])
+    text = "SGD: parameter 1 of the parameter group is a table that another optimizer, Adam, holds: delete that one first"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        optim.SGD([torch.nn.Parameter(torch.zeros(2)), parameter])
+    assert table_of(parameter).optimizer is first
+    del first
+    second = optim.SGD([parameter])
+    assert table_of(parameter).optimizer is second
+
+
+def test_an_optimizer_in_a_cycle_is_no_obstacle():
+    parameter = owned_table(initial())
+    first = optim.Adam([parameter])
+    first.itself = first
+    del first
+    optim.SGD([parameter])
+
+
+def test_tables_do_not_keep_optimizers_or_parameters_alive():
+    parameter = owned_table(initial())
+    mine = optim.Adam([parameter])
+    train(mine, parameter, batches(3), 0.05)
+    gc.disable()
+    try:
+        table = table_of(parameter)
+        del mine
+        assert table.optimizer is None
+        del parameter
+        assert table._parameter() is None
+    finally:
+        gc.enable()
+
+
+def test_a_table_made_after_its_optimizer_finds_it():
+    parameter = torch.nn.Parameter(initial())
+    mine = optim.Adam([torch.nn.Parameter(initial()), parameter])
+    optim.Adam([torch.nn.Parameter(initial())])
+    assert table_of(parameter).optimizer is mine
+
+
+# ---- Anchors ---------------------------------------------------------------------------------------------------------
+
+
+def anchor():
+    parameter = torch.nn.Parameter(torch.ones(()))
+    parameter._torchsparse_rec_anchor = True
+    return parameter
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("cls", [optim.Adam, optim.Adagrad, optim.SGD, optim.LAMB])
+def test_anchors_are_neither_stepped_nor_saved(cls, named):
+    bias, one, two = torch.nn.Parameter(torch.zeros(3)), anchor(), anchor()
+    parameters = [one, bias, two]
+    if named:
+        parameters = [(f"p{k}", p) for k, p in enumerate(parameters)]
+    mine = cls(parameters, lr=0.1)
+    mine.add_param_group({"params": [("p3", anchor())] if named else anchor()})
+    for parameter in (one, bias, two):
+        parameter.grad = torch.ones_like(parameter)
+    mine.step()
+    assert one.item() == two.item() == 1.0 and bias[0] != 0
+    state = saved(mine.state_dict())
+    assert [group["params"] for group in state["param_groups"]] == [[0], []] and set(state["state"]) <= {0}
+    if named:
+        assert [group["param_names"] for group in state["param_groups"]] == [["p1"], []]
+    assert [len(group["params"]) for group in mine.param_groups] == [3, 1] and mine.param_groups[0]["params"][2] is two
+    mine.load_state_dict(state)
+    assert [p is q for p, q in zip(mine.param_groups[0]["params"], [one, bias, two], strict=True)] == [True] * 3
+    if named:
+        assert mine.param_groups[0]["param_names"] == ["p0", "p1", "p2"]
+    mine.zero_grad()
+    assert one.grad is None and bias.grad is None
+
+    without = cls([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+    without.add_param_group({"params": []})
+    if not named:
+        without.load_state_dict(state)
+        mine.load_state_dict(without.state_dict())
