@@ -6,6 +6,7 @@ Rows of the case that HugeCTR's SparseOperationKit is shown with: 100 features w
 from __future__ import annotations
 
 from .many_tables import Shape
+from .many_tables_sides import TENSORFLOW_FORMS
 from .wide_deep import row
 
 SHAPE = Shape((10,) * 100, 100_000, 8_192, ((16, "mean"),))
@@ -16,7 +17,7 @@ ROWS = [
         "forward, backward and update with Adagrad: 100 features, ten ids in each bag, batch 8,192",
         SHAPE,
         "adagrad",
-        ("embedding_lookup_sparse", "gather"),
+        TENSORFLOW_FORMS[1:],
         {
             "TensorFlow embedding_lookup_sparse": 7.9,
             "TensorFlow gather": 7.9,

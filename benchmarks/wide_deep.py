@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from .many_tables import Problem, Shape, Side, reference_tables, small
-from .many_tables_sides import fbgemm_side, our_side, tensorflow_side, torch_side
+from .many_tables_sides import TENSORFLOW_FORMS, fbgemm_side, our_side, tensorflow_side, torch_side
 from .rows import Case, Make, Options, Row, UnavailableError
 
 SHAPE = Shape((10,) * 3 + (1,) * 37, 400_000, 16_384, ((16, "mean"), (1, "sum")))
@@ -77,7 +77,7 @@ def wide_deep(rule: str, name: str, ratio: float, forms: tuple[str, ...]) -> Row
 
 
 ROWS = [
-    wide_deep("sgd", "SGD", 6.0, ("safe_embedding_lookup_sparse", "embedding_lookup_sparse", "gather")),
-    wide_deep("adagrad", "Adagrad", 4.5, ("embedding_lookup_sparse", "gather")),
+    wide_deep("sgd", "SGD", 6.0, TENSORFLOW_FORMS),
+    wide_deep("adagrad", "Adagrad", 4.5, TENSORFLOW_FORMS[1:]),
     wide_deep("rowwise_adagrad", "row-wise Adagrad", 4.5, ()),
 ]
