@@ -166,10 +166,6 @@ inline OptimizerRule check_optimizer_rule(const char* op, int64_t value, const s
   if (rule == OptimizerRule::kSgd) {
     TSR_CHECK_VALUE(h[3] == 0 || (h[1] > 0 && h[2] == 0), op, ": nesterov must come with momentum > 0 and dampening 0");
   }
-  const bool decoupled = rule == OptimizerRule::kPartialRowwiseAdam ||
-                         ((rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad) && h[5] != 0);
-  TSR_CHECK_VALUE(!decoupled || h[0] * h[4] <= 1, op, ": weight_decay must be at most 1 / lr, got ", h[4], " with lr ",
-                  h[0]);
   return rule;
 }
 
@@ -301,6 +297,10 @@ inline void check_idle_rows(const char* op, OptimizerRule rule, const std::vecto
   TSR_CHECK_VALUE(!decay_is_coupled(rule, h), op,
                   ": weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got ",
                   h[rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad ? 4 : 3]);
+  const bool decoupled = rule == OptimizerRule::kPartialRowwiseAdam ||
+                         ((rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad) && h[5] != 0);
+  TSR_CHECK_VALUE(!decoupled || h[0] * h[4] <= 1, op, ": weight_decay must be at most 1 / lr, got ", h[4], " with lr ",
+                  h[0]);
 }
 
 inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,

@@ -53,7 +53,9 @@ def test_docstring_examples(name):
 
 
 @pytest.mark.parametrize(
-    "package", [torchsparse_rec.ops, torchsparse_rec.nn, torchsparse_rec.jagged], ids=lambda m: m.__name__
+    "package",
+    [torchsparse_rec.ops, torchsparse_rec.nn, torchsparse_rec.optim, torchsparse_rec.jagged],
+    ids=lambda m: m.__name__,
 )
 def test_every_public_name_has_a_docstring_with_an_example(package):
     public = {n: v for n, v in vars(package).items() if not n.startswith("_") and callable(v)}

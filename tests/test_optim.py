@@ -1,26 +1,21 @@
 """Tables step as under dense optimizers: every rule, every layout of the gradient, whatever the rows' idle times."""
 
 import contextlib
-import inspect
-import warnings
 
 import pytest
 import torch
 from optim_cases import (
-    BY_NAME,
     CASES,
-    DIM,
     ROWS,
     batches,
     current_rows,
     dense_results,
+    error_of,
     initial,
     owned_table,
-    set_gradient,
     train,
 )
 
-from torchsparse_rec import optim
 from torchsparse_rec.optim._tables import table_of
 
 STEPS = 100
@@ -40,10 +35,10 @@ def test_equals_the_dense_optimizer(case, layout):
     optimizer = case.ours([parameter], lr=case.lr)
     with expecting(case):
         train(optimizer, parameter, run, case.lr)
-    seen = current_rows(parameter, torch.arange(ROWS)).double()
+    seen = current_rows(parameter, torch.arange(ROWS))
     table_of(parameter).make_current()
-    assert (parameter.detach().double() - seen).abs().max() <= 1e-7
-    assert (seen - expected).abs().max().item() <= 1.5 * error
+    assert torch.equal(parameter, seen)
+    assert error_of(seen, expected) <= 1.5 * error
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.warns], ids=str)

@@ -70,7 +70,7 @@ class AnchorGradient:
             return
         with torch.no_grad():
             grad.copy_(norm.reshape(1))
-        self._stored = (grad, grad._version, norm)
+        self._stored, self._factor = (grad, grad._version, norm), None
         self._norm = None
 
     def is_valid(self) -> bool:
@@ -112,7 +112,7 @@ class AnchorGradient:
         if anchor is not None and anchor.grad is not None and self.rows:
             norm = self.norm(2.0)
             anchor.grad.copy_(norm.reshape(1))
-            self._stored = (anchor.grad, anchor.grad._version, norm)
+            self._stored, self._factor = (anchor.grad, anchor.grad._version, norm), None
 
     def add(self, tables: Sequence[Table], values: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
         """Let rows wait, after those that wait already."""

@@ -24,42 +24,74 @@ MODES = ("dense", "sparse", "fused")
 # Training lookups after which the estimate of rows per lookup no longer changes.
 FREEZE_AFTER = 100
 
-# How many times a step passes over the elements of the rows it touches, (dense, sparse, fused): the backward writes a
-# gradient, the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
-# gradients, ours all three; of other optimizers of torch only what explain() prints is counted here.
-_PASSES: dict[str, tuple[float, ...]] = {
-    "torch.SGD": (4, 4),
-    "torch.Adagrad": (12, 18),
-    "torch": (2, 2),
-    "SGD": (4, 4, 2),
-    "Adagrad": (6, 6, 4),
-    "RowWiseAdagrad": (4, 4, 2),
-    "Adam": (8, 8, 6),
-}
-# Others of ours, by the number of their states: as Adam.
-_OUR_PASSES = _PASSES["Adam"]
-
-
 class Constants(NamedTuple):
-    """What the sizes do not say: times on the machine at hand. The shipped ones are of two cores."""
+    """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
 
-    # Of a step on a table of 16 x 4, microseconds, by optimizer: (dense, sparse, fused).
+    # Microseconds of a step on a table of 16 x 4, (dense, sparse, fused).
     fixed: dict[str, tuple[float, ...]]
-    # Memory that is passed over in order, and rows here and there.
+    # How many times a step passes over the elements of the rows it touches, likewise: the backward writes a gradient,
+    # the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
+    # gradients, ours all three; of other optimizers of torch only what explain() prints is counted here.
+    passes: dict[str, tuple[float, ...]]
+    # Of memory that is passed over in order.
     bytes_per_microsecond: float
+    # What a row takes beyond its bytes, because it lies anywhere.
     row_microseconds: float
 
 
-_constants = Constants(
+# Of two cores. "torch" and "ours" stand for all others.
+_SHIPPED = Constants(
     fixed={
         "torch.SGD": (55.0, 120.0),
         "torch.Adagrad": (85.0, 190.0),
         "torch": (85.0, 190.0),
         "ours": (60.0, 110.0, 70.0),
     },
+    passes={
+        "torch.SGD": (4, 4),
+        "torch.Adagrad": (12, 18),
+        "torch": (2, 2),
+        "SGD": (4, 4, 2),
+        "Adagrad": (6, 6, 4),
+        "RowWiseAdagrad": (4, 4, 2),
+        "Adam": (8, 8, 6),
+        "ours": (8, 8, 6),
+    },
     bytes_per_microsecond=12e3,
     row_microseconds=0.0,
 )
+_constants = _SHIPPED
+
+
+def constants() -> Constants:
+    """Those that are in use."""
+    return _constants
+
+
+def calibrate(device: torch.device | str | None = None) -> Constants:
+    """
+    Measure the constants of ``grad_mode="auto"`` on this machine, and use them from now on, in this process.
+
+    Without it, choices follow constants that were measured once, so that the same program makes the same choices
+    everywhere. Tables whose estimate is frozen choose anew as well.
+
+    Args:
+        device: where to measure. Default: torch's default device.
+
+    Returns:
+        The constants.
+
+    It takes some seconds, and torch's global random numbers.
+
+    Example:
+        >>> calibrate().bytes_per_microsecond > 0
+        True
+    """
+    global _constants
+    from ._calibrate import measure
+
+    _constants = measure(torch.device(device) if device is not None else torch.get_default_device())
+    return _constants
 
 
 def expected_rows(num_embeddings: int, ids: float) -> float:
@@ -98,8 +130,9 @@ def step_costs(
         310
     """
     torchs = optimizer.startswith("torch")
-    passes = _PASSES.get(optimizer, _PASSES["torch"] if torchs else _OUR_PASSES)
-    fixed = _constants.fixed.get(optimizer, _constants.fixed["torch" if torchs else "ours"])
+    other = "torch" if torchs else "ours"
+    passes = _constants.passes.get(optimizer, _constants.passes[other])
+    fixed = _constants.fixed.get(optimizer, _constants.fixed[other])
     row_bytes = embedding_dim * element_size
     costs = {}
     for mode, times, start in zip(MODES, passes, fixed, strict=False):
@@ -184,7 +217,7 @@ class AutoChoice:
         self.ids = 0
         self.announced: Announced | None = None
         self.mode = "dense"
-        self._chosen_for: str | None = None
+        self._chosen_for: tuple[str, Constants] | None = None
 
     def __getstate__(self) -> dict[str, int]:
         """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
@@ -238,13 +271,13 @@ class AutoChoice:
             self.mode, self._chosen_for = "dense", None
             return self.mode
         name = self.optimizer(weight)
-        if self._chosen_for != name:
-            self._chosen_for = name
+        if self._chosen_for is None or self._chosen_for[0] != name or self._chosen_for[1] is not _constants:
+            self._chosen_for = (name, _constants)
             self.mode = self._cheapest(weight)
         return self.mode
 
     def _cheapest(self, weight: Tensor) -> str:
-        if self._chosen_for == "torch.SparseAdam":
+        if self.optimizer(weight) == "torch.SparseAdam":
             return "sparse"
         costs = self.costs(weight)
         return "dense" if costs is None else min(costs, key=lambda mode: costs[mode].microseconds)

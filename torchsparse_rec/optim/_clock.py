@@ -138,13 +138,14 @@ class Clock:
         longer[: 2 * capacity].copy_(self.history)
         self.history = longer
 
-    def restart(self) -> None:
-        """Make all rows current and begin the history anew."""
+    def restart(self, step: int | None = None) -> None:
+        """Make all rows current and begin the history anew; ``step``: with another count of the steps."""
         tables = self.tables()
         self.make_current(tables)
-        self.base = self.step
+        self.step = self.base = self.step if step is None else step
         for table in tables:
             assert table.rows is not None
+            table.rows.current = self.step
             if table.rows.last_step is not None:
                 table.rows.last_step.zero_()
 

@@ -23,7 +23,7 @@ def dense_parameters(optimizer: RowOptimizer) -> Iterator[tuple[dict[str, Any], 
             state.setdefault("step", torch.tensor(0.0))
             for name in names:
                 if name not in state:
-                    state[name] = optimizer._new_state(parameter, name, parameter.dtype)
+                    state[name] = optimizer._new_state(parameter, name, parameter.dtype, state)
             state["step"] += 1
             grad = -parameter.grad if group["maximize"] else parameter.grad
             yield group, parameter, grad, state, int(state["step"])

@@ -75,6 +75,8 @@ class RowOptimizer(Optimizer):
     _zero_rows_are_idle = False
     _row_defaults: dict[str, Any] = {}
     _warned: frozenset[str] = frozenset()
+    # States of half parameters as they were loaded, until the first step, which knows what is a table.
+    _wide: dict[Tensor, dict[str, Any]] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -130,6 +132,28 @@ class RowOptimizer(Optimizer):
                 )
         table.optimizer = self
 
+    def hold_anchor(self, anchor: Tensor, weight: Tensor) -> None:
+        """Have the anchor of a table's lookups beside the table, for those who look at all gradients."""
+        if self.holds(anchor):
+            return
+        for group in self.param_groups:
+            if any(parameter is weight for parameter in group["params"]):
+                group["params"].append(anchor)
+                if "param_names" in group:
+                    group["param_names"].append("fused_anchor")
+
+    def sparse_obstacle(self, weight: Tensor) -> str | None:
+        """Why a sparse or fused gradient of this table is not worth having, or None."""
+        for group in self.param_groups:
+            if any(parameter is weight for parameter in group["params"]):
+                try:
+                    rule = self._rule(group)
+                    if not group["lazy"]:
+                        idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
+                except ValueError:
+                    return f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
+        return None
+
     def holds(self, parameter: Tensor) -> bool:
         """Whether a parameter is in one of the groups."""
         return any(p is parameter for group in self.param_groups for p in group["params"])
@@ -165,6 +189,7 @@ class RowOptimizer(Optimizer):
             finally:
                 self.param_groups = groups
         self.step_tables(tables)
+        self._wide = {}
         return loss
 
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
@@ -230,6 +255,7 @@ class RowOptimizer(Optimizer):
         everything = [(group, p) for group in self.param_groups for p in group["params"]]
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
         state = self.state[parameter]
+        state.update(self._wide.get(parameter, {}))
         place = parameter.dtype, parameter.device
         key = (id(group), table.owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
@@ -280,11 +306,11 @@ class RowOptimizer(Optimizer):
         dtype = accumulator_dtype(parameter.dtype)
         value = state.get(name)
         if value is None:
-            value = self._new_state(parameter, name, dtype)
+            value = self._new_state(parameter, name, dtype, state)
         state[name] = value.to(dtype=dtype, device=parameter.device).contiguous()
         return state[name] if name in self._per_row else flat(state[name])
 
-    def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         shape = parameter.shape[:1] if name in self._per_row else parameter.shape
         return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
 
@@ -345,8 +371,12 @@ class RowOptimizer(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 table = table_if_any(parameter)
-                if table is not None:
-                    table.take_pending()
+                if table is not None and table.pending is not None:
+                    table.pending.discard()
+
+    def _restart_clocks(self) -> None:
+        for clock in self._clocks():
+            clock.restart(None if self._counts_steps else self._steps_taken(clock.tables()[0].rows.state))
 
     def state_dict(self) -> dict[str, Any]:
         """
@@ -355,8 +385,7 @@ class RowOptimizer(Optimizer):
         All rows are made current first, and what is known of past steps is dropped: a run that is resumed from here gives
         the same bits as this one, which goes on.
         """
-        for clock in self._clocks():
-            clock.restart()
+        self._restart_clocks()
         with self._without_anchors():
             state_dict = super().state_dict()
         state_dict["state"] = {key: state for key, state in state_dict["state"].items() if state}
@@ -384,15 +413,13 @@ class RowOptimizer(Optimizer):
                 table.release()
 
     def _keep_wide_states(self, state_dict: dict[str, Any]) -> None:
-        """Torch casts loaded states to the parameter's dtype. The states of half tables are float32."""
+        """Torch casts loaded states to the parameter's dtype. The next step wants those of half tables in float32."""
+        self._wide = {}
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
-                table = table_if_any(parameter)
-                if table is None or accumulator_dtype(parameter.dtype) == parameter.dtype:
-                    continue
-                for name, value in state_dict["state"].get(key, {}).items():
-                    if isinstance(value, Tensor) and name != "step":
-                        self.state[parameter][name] = value.to(device=parameter.device, dtype=torch.float32)
+                if accumulator_dtype(parameter.dtype) != parameter.dtype:
+                    state = state_dict["state"].get(key, {})
+                    self._wide[parameter] = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
 
     @contextmanager
     def _without_anchors(self) -> Iterator[None]:
@@ -415,8 +442,7 @@ class RowOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies are taken of current rows, as checkpoints are."""
-        for clock in self._clocks():
-            clock.restart()
+        self._restart_clocks()
         return {**super().__getstate__(), "_row_defaults": self._row_defaults}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

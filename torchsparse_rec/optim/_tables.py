@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
     from ._clock import Clock
@@ -44,7 +45,7 @@ class Pending:
     """
 
     def take(self) -> Gradient | None:
-        """Hand the gradient over and forget it; None if nothing waits."""
+        """The gradient; None if nothing waits. Like a ``.grad``, it waits on until it is cleared."""
         raise NotImplementedError
 
     def norm(self, norm_type: float) -> Tensor | None:
@@ -53,6 +54,10 @@ class Pending:
 
     def scale(self, factor: Tensor) -> None:
         """Multiply the waiting gradient by ``factor``, a tensor without dimensions."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Forget the waiting gradient."""
         raise NotImplementedError
 
     def clamp(self, limit: float) -> None:
@@ -95,12 +100,14 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "pending", "_optimizer", "rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "pending", "outstanding", "_optimizer", "rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         self._parameter = weakref.ref(parameter)
         self.owned = False
         self.pending: Pending | None = None
+        # Lookups whose backward can still come, by number; the engine's.
+        self.outstanding: dict[int, StorageWeakRef] = {}
         self.rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
         for optimizer in _optimizers:
@@ -117,6 +124,11 @@ class Table:
         parameter = self._parameter()
         assert parameter is not None
         return parameter
+
+    @property
+    def num_embeddings(self) -> int:
+        """The number of rows."""
+        return self.parameter.shape[0]
 
     @property
     def optimizer(self) -> RowOptimizer | None:
@@ -160,7 +172,7 @@ class Table:
             self.rows = None
 
     def take_pending(self) -> Gradient | None:
-        """The gradient that waits outside ``.grad``, if any; it no longer waits then."""
+        """The gradient that waits outside ``.grad``, if any."""
         return self.pending.take() if self.pending is not None else None
 
     def weight(self) -> Tensor:

@@ -107,8 +107,10 @@ class RowWiseAdagrad(RowOptimizer):
         >>> optimizer = RowWiseAdagrad(table.parameters(), lr=0.5)
         >>> (table(torch.tensor([1])) * torch.tensor([1.0, 7.0])).sum().backward()
         >>> optimizer.step()
-        >>> optimizer.state[table.weight]["sum"].tolist(), table.weight[1].tolist()
-        ([0.0, 25.0, 0.0, 0.0], [-0.10000000149011612, -0.7000000476837158])
+        >>> optimizer.state[table.weight]["sum"]
+        tensor([ 0., 25.,  0.,  0.])
+        >>> table.weight.detach()[1]
+        tensor([-0.1000, -0.7000])
     """
 
     _per_row = frozenset({"sum"})

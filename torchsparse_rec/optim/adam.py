@@ -13,17 +13,25 @@ from ._row_optimizer import RowOptimizer, Rule
 __all__ = ["Adam", "AdamW", "PartialRowWiseAdam"]
 
 
-def _adam_rule(group: dict[str, Any]) -> Rule:
-    lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
-    hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
-    # A step that does not shrink the weights but turns their sign leaves idle rows nothing to expand around.
-    regular = not decoupled or lr * weight_decay < 1
-    if group["amsgrad"]:
-        return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
-    return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
+class _Adam(RowOptimizer):
+    """What Adam and AdamW share."""
+
+    def _rule(self, group: dict[str, Any]) -> Rule:
+        lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
+        hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
+        # A step that does not shrink the weights but turns their sign leaves idle rows nothing to expand around.
+        regular = not decoupled or lr * weight_decay < 1
+        if group["amsgrad"]:
+            return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
+        return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
+
+    def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
+        if name == "max_exp_avg_sq":  # amsgrad may be turned on later; the maximum is never below the average
+            return state["exp_avg_sq"].clone()
+        return super()._new_state(parameter, name, dtype, state)
 
 
-class Adam(RowOptimizer, torch.optim.Adam):
+class Adam(_Adam, torch.optim.Adam):
     """
     :class:`torch.optim.Adam` for tables too: dense Adam's results, at the cost of what the batch touches.
 
@@ -82,11 +90,8 @@ class Adam(RowOptimizer, torch.optim.Adam):
             stochastic_rounding=stochastic_rounding,
         )
 
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        return _adam_rule(group)
 
-
-class AdamW(RowOptimizer, torch.optim.AdamW):
+class AdamW(_Adam, torch.optim.AdamW):
     """
     :class:`torch.optim.AdamW` for tables too: dense AdamW's results, at the cost of what the batch touches.
 
@@ -140,9 +145,6 @@ class AdamW(RowOptimizer, torch.optim.AdamW):
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
         )
-
-    def _rule(self, group: dict[str, Any]) -> Rule:
-        return _adam_rule(group)
 
 
 class PartialRowWiseAdam(RowOptimizer):

@@ -49,8 +49,8 @@ def clip_grad_norm_(
         >>> (table(torch.tensor([1, 1, 2])) * torch.tensor([[1.0], [2.0], [4.0]])).sum().backward()
         >>> clip_grad_norm_(table.parameters(), max_norm=1.0)
         tensor(5.)
-        >>> table.weight.grad.to_dense().flatten().tolist()
-        [0.0, 0.6000000238418579, 0.800000011920929, 0.0]
+        >>> table.weight.grad.to_dense().flatten()
+        tensor([0.0000, 0.6000, 0.8000, 0.0000])
     """
     gradients, waiting = _gradients(parameters)
     norms = [norm for pending in waiting if (norm := pending.norm(float(norm_type))) is not None]
@@ -90,7 +90,8 @@ def clip_grad_value_(
         [0.0, 1.5, 1.0, 0.0]
     """
     gradients, waiting = _gradients(parameters)
-    utils.clip_grad_value_([SimpleNamespace(grad=grad) for grad in gradients], clip_value, foreach)
+    if gradients:
+        utils.clip_grad_value_([SimpleNamespace(grad=grad) for grad in gradients], clip_value, foreach)
     for pending in waiting:
         pending.clamp(float(clip_value))
 
