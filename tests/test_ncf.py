@@ -471,7 +471,14 @@ def test_training_learns_ml_100k():
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("grad_mode", "optimizer"),
-    [("dense", "adam"), ("auto", "adam"), ("sparse", "adam"), ("fused", "adam"), ("sparse", "sgd"), ("fused", "adagrad")],
+    [
+        ("dense", "adam"),
+        ("auto", "adam"),
+        ("sparse", "adam"),
+        ("fused", "adam"),
+        ("sparse", "sgd"),
+        ("fused", "adagrad"),
+    ],
 )
 def test_first_losses_equal_tensorflows(small, grad_mode, optimizer):
     pytest.importorskip("tensorflow")

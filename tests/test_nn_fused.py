@@ -98,7 +98,10 @@ def test_training_is_that_of_dense_gradients(name: str, apply: str) -> None:
 @pytest.mark.parametrize("apply", ["step", "backward"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_modes_padding_and_embedding(mode: str, apply: str) -> None:
-    for make, arguments in ((ours.EmbeddingBag, {"mode": mode, "padding_idx": 2}), (ours.Embedding, {"padding_idx": 0})):
+    for make, arguments in (
+        (ours.EmbeddingBag, {"mode": mode, "padding_idx": 2}),
+        (ours.Embedding, {"padding_idx": 0}),
+    ):
         model, reference = pair(apply=apply, make=make, **arguments)
         optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
         generator = torch.Generator().manual_seed(1)

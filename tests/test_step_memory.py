@@ -53,7 +53,9 @@ print(json.dumps({"extra": status("VmHWM") - before, "unique": unique, "output":
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak of a process is read from Linux's /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"), reason="the peak of a process is read from Linux's /proc"
+)
 @pytest.mark.parametrize(
     ("mode", "apply", "rule"),
     [
