@@ -51,7 +51,7 @@ class Adam(KerasOptimizer):
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype, step = parameter.dtype, self._steps_done() + 1
-        powers = (power(group[name], step, dtype) for name in ("beta_1", "beta_2"))
+        powers = (power(cast(group[name], dtype), step, dtype) for name in ("beta_1", "beta_2"))
         rate = adam_rate(cast(group["lr"], dtype), *powers, dtype)
         m, v, *largest = self.slots_of(parameter, group)
         m.add_((dense(gradient) - m).mul_(rounded(1 - group["beta_1"], dtype)))
@@ -122,7 +122,7 @@ class Adamax(KerasOptimizer):
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype, step = parameter.dtype, self._steps_done() + 1
-        correction = rounded(1 - power(group["beta_1"], step, dtype), dtype)
+        correction = rounded(1 - power(cast(group["beta_1"], dtype), step, dtype), dtype)
         m, u = self.slots_of(parameter, group)
         m.add_((dense(gradient) - m).mul_(rounded(1 - group["beta_1"], dtype)))
         u.mul_(rounded(group["beta_2"], dtype))
@@ -169,18 +169,18 @@ class Nadam(KerasOptimizer):
         calls = self.gradient_accumulation_steps or 1
         for group in self.param_groups if (self.iterations + 1) % calls == 0 else ():
             product = torch.tensor(group["u_product"], dtype=dtype) * rounded(group["beta_1"], dtype)
-            group["u_product"] = (product * _schedule(1.0, step, dtype)).item()
+            group["u_product"] = (product * _schedule(1.0, rounded(0.96, dtype), step, dtype)).item()
         super()._update_all(updates)
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype, step = parameter.dtype, self._steps_done() + 1
         lr, beta_1 = cast(group["lr"], dtype), cast(group["beta_1"], dtype)
-        now, later = (_schedule(beta_1, t, dtype) for t in (step, step + 1))
+        now, later = (_schedule(beta_1, cast(0.96, dtype), t, dtype) for t in (step, step + 1))
         product = torch.tensor(group["u_product"], dtype=dtype)
         correction_m, correction_g = (1 - product * later).item(), (1 - product).item()
         rest_1 = rounded(1 - beta_1, dtype)
         rest_2 = rounded(1 - cast(group["beta_2"], dtype), dtype)
-        correction_v = rounded(1 - power(group["beta_2"], step, dtype), dtype)
+        correction_v = rounded(1 - power(cast(group["beta_2"], dtype), step, dtype), dtype)
         m, v = self.slots_of(parameter, group)
         m.add_((dense(gradient) - m).mul_(rest_1))
         v.add_((dense(changed(gradient, torch.square)) - v).mul_(rest_2))
@@ -189,7 +189,7 @@ class Nadam(KerasOptimizer):
         parameter.sub_(ahead.mul_(lr).div_((v / correction_v).sqrt_().add_(rounded(group["epsilon"], dtype))))
 
 
-def _schedule(beta: float, step: int, dtype: torch.dtype) -> float:
-    """``beta * (1 - 0.5 * 0.96**step)``, each operation rounded."""
-    decay = torch.tensor(power(0.96, step, dtype), dtype=dtype)
-    return (torch.tensor(beta, dtype=dtype) * (1 - 0.5 * decay)).item()
+def _schedule(beta: float, decay: float, step: int, dtype: torch.dtype) -> float:
+    """``beta * (1 - 0.5 * decay**step)``, each operation rounded."""
+    share = torch.tensor(power(decay, step, dtype), dtype=dtype)
+    return (torch.tensor(beta, dtype=dtype) * (1 - 0.5 * share)).item()

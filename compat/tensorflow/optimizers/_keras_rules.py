@@ -102,7 +102,7 @@ class Adagrad(KerasOptimizer):
         super().__init__(params, learning_rate, hyperparameters, weight_decay=weight_decay, **options)
 
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accumulator": group["initial_accumulator_value"]}
+        return {"accumulator": cast(group["initial_accumulator_value"], torch.float32)}
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         lr, epsilon = cast(group["lr"], parameter.dtype), rounded(group["epsilon"], parameter.dtype)
@@ -260,7 +260,7 @@ class Ftrl(KerasOptimizer):
         super().__init__(params, learning_rate, hyperparameters, weight_decay=weight_decay, **options)
 
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"accumulator": group["initial_accumulator_value"], "linear": 0.0}
+        return {"accumulator": cast(group["initial_accumulator_value"], torch.float32), "linear": 0.0}
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype = parameter.dtype

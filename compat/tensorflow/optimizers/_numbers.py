@@ -27,8 +27,8 @@ def cast(value: Any, dtype: torch.dtype) -> float:
 
 
 def power(base: float, exponent: int, dtype: torch.dtype) -> float:
-    """``tf.pow`` of two scalars of ``dtype``."""
-    return rounded(cast(base, dtype) ** rounded(exponent, dtype), dtype)
+    """``tf.pow`` of two scalars of ``dtype``, to which ``base`` is rounded already."""
+    return rounded(base ** rounded(exponent, dtype), dtype)
 
 
 def adam_rate(lr: float, beta1_power: float, beta2_power: float, dtype: torch.dtype) -> float:
