@@ -8,3 +8,5 @@ other, in what they do with rows that are not in a sparse gradient and with rows
 from . import keras as keras
 from . import v1 as v1
 from ._lazy_adam import LazyAdam as LazyAdam
+from ._slots import export_slots as export_slots
+from ._slots import import_slots as import_slots

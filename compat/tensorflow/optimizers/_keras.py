@@ -36,7 +36,7 @@ class KerasOptimizer(Optimizer):
         name: part of the names of slots (:func:`.export_slots`).
     """
 
-    #: Slots of all the parameters, then the next; together in one tuple: of one parameter, then of the next.
+    #: The slots in the order in which Keras makes them: a group of all parameters, then the next; by default one group.
     slot_groups: ClassVar[tuple[tuple[str, ...], ...]] = ()
     _kept = (
         *Optimizer._kept,

@@ -31,6 +31,7 @@ class Adam(KerasOptimizer):
     """
 
     slot_names = ("momentum", "velocity", "velocity_hat")
+    slot_groups = (("momentum", "velocity"), ("velocity_hat",))
 
     def __init__(
         self,

@@ -129,6 +129,7 @@ class RMSprop(KerasOptimizer):
     """
 
     slot_names = ("velocity", "momentum", "average_gradient")
+    slot_groups = (("velocity",), ("momentum",), ("average_gradient",))
 
     def __init__(
         self,

@@ -44,6 +44,11 @@ class Optimizer(torch.optim.Optimizer):
         return super().__getstate__() | {name: getattr(self, name) for name in self._kept}
 
     @property
+    def slot_scopes(self) -> tuple[str, ...]:
+        """What TensorFlow calls each slot after the variable."""
+        return (self.name,) * len(self.slot_names)
+
+    @property
     def iterations(self) -> int:
         """The number of steps done."""
         return self.param_groups[0]["iterations"]

@@ -101,7 +101,7 @@ class FtrlOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "linear")
-    _kept = (*RowOptimizer._kept, "slot_scopes")
+    _kept = (*RowOptimizer._kept, "accum_name", "linear_name")
 
     def __init__(
         self,
@@ -129,7 +129,12 @@ class FtrlOptimizer(RowOptimizer):
             raise ValueError(f"learning_rate_power must not be positive, got {learning_rate_power}")
         hyperparameters |= {"learning_rate_power": learning_rate_power, "beta": beta or 0.0}
         super().__init__(params, learning_rate, name, hyperparameters)
-        self.slot_scopes = (accum_name or name, linear_name or name)
+        self.accum_name, self.linear_name = accum_name or name, linear_name or name
+
+    @property
+    def slot_scopes(self) -> tuple[str, ...]:
+        """What TensorFlow calls each slot after the variable."""
+        return self.accum_name, self.linear_name
 
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accum": group["initial_accumulator_value"], "linear": 0.0}
