@@ -146,7 +146,7 @@ class Nadam(KerasOptimizer):
         >>> weight = torch.nn.Parameter(torch.ones(1))
         >>> steps = Nadam([weight], 0.25).apply_gradients([(torch.tensor([7.0]), weight)])
         >>> weight.detach()
-        tensor([0.6647])
+        tensor([0.7343])
     """
 
     slot_names = ("momentum", "velocity")

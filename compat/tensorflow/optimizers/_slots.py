@@ -18,6 +18,8 @@ from ._optimizer import Optimizer
 #: The values of a source by name, in its order, each read when it is needed.
 _Entries = list[tuple[str, Callable[[], Any]]]
 _CHECKPOINTED = "/.ATTRIBUTES/VARIABLE_VALUE"
+#: Of Keras's variables, those that a checkpoint knows by another name, and their places among them.
+_ATTRIBUTES = {"_iterations": 0, "_learning_rate": 1, "_u_product": 10**9}
 
 
 def import_slots(
@@ -111,7 +113,8 @@ def export_slots(
     for name, position, key in _layout(optimizer, names):
         if position is None:
             value = optimizer.param_groups[0][name]
-            result[key] = np.array(value) if name == "iterations" else np.array(value, np.float32)
+            dtypes: dict[str, Any] = {"iterations": np.int64, "u_product": np.float64}
+            result[key] = np.array(value, dtypes.get(name, np.float32))
             continue
         parameter, group = pairs[position]
         optimizer.slots_of(parameter, group)
@@ -183,12 +186,16 @@ def _keras_entries(source: Any) -> _Entries:
     if isinstance(variables, (list, tuple)):
         return [(getattr(v, "path", ""), lambda v=v: v) for v in variables]
     entries = _entries(source)
-    numbered = {}
+    ordered: list[tuple[int, Callable[[], Any]]] = []
     for name, read in entries:
-        match = re.fullmatch(r"(?:.*/_variables/)?(\d+)(?:/.ATTRIBUTES/VARIABLE_VALUE)?", name)
+        # A file has them all by number; a checkpoint has some by attribute, and the others keep their numbers.
+        match = re.fullmatch(r"(?:.*/_variables/)?(\d+)" + f"(?:{_CHECKPOINTED})?", name)
+        last = name.removesuffix(_CHECKPOINTED).split("/")[-1]
         if match:
-            numbered[int(match[1])] = ("", read)
-    return [numbered[i] for i in sorted(numbered)] if numbered else entries
+            ordered.append((int(match[1]), read))
+        elif name.endswith(_CHECKPOINTED) and last in _ATTRIBUTES:
+            ordered.append((_ATTRIBUTES[last], read))
+    return [("", read) for _, read in sorted(ordered, key=lambda pair: pair[0])] if ordered else entries
 
 
 def _keras_values(
@@ -244,7 +251,8 @@ def _named_values(
     optimizer: Optimizer, entries: _Entries, variables: Sequence[Any]
 ) -> dict[tuple[str, int | None], Any]:
     names, named, found = [_name(v) for v in variables], dict(entries), {}
-    for slot, position, key in _layout(optimizer, names):
+    layout = _layout(optimizer, names)
+    for slot, position, key in layout:
         if position is None:
             # In object-based checkpoints it belongs to the optimizer.
             last = key.split("/")[-1]
@@ -252,11 +260,21 @@ def _named_values(
         else:
             start, end = f"{names[position]}/.OPTIMIZER_SLOT/", f"/{slot}{_CHECKPOINTED}"
             matches = [n for n in named if n == key or (n.startswith(start) and n.endswith(end))]
+            matches = matches or _renamed(named, key, [k for _, i, k in layout if i == position])
         if matches:
             found[slot, position] = named[matches[0]]()
         elif slot != "iterations":
             raise ValueError(f"source has no {key!r}; it has {', '.join(sorted(named)[:20])}")
     return found
+
+
+def _renamed(named: Iterable[str], key: str, keys: list[str]) -> list[str]:
+    """Run eagerly, TensorFlow counts the slots of all optimizers of a process: there may be Adam_4 and Adam_5 alone."""
+    scope = re.sub(r"_\d+$", "", key)
+    found = [re.fullmatch(re.escape(scope) + r"_(\d+)", name) for name in named]
+    matches = sorted((int(match[1]), match[0]) for match in found if match)
+    expected = [other for other in keys if re.sub(r"_\d+$", "", other) == scope]
+    return [matches[expected.index(key)][1]] if len(matches) == len(expected) else []
 
 
 def _as_slot(name: str, position: int, value: Any, parameter: Tensor, is_transposed: bool) -> Tensor:
