@@ -198,11 +198,12 @@ def _picked(operator: str) -> list[Case]:
     cases = []
     needed = {name: rule.hyperparameters[name](np.random.default_rng(0)) for name in rule.required}
 
-    def add(note: str, gradients: list[Any], dtype: torch.dtype = torch.float32, **given: Any) -> None:
+    def add(note: str, gradients: list[Any], **given: Any) -> None:
         shape = tuple(gradients[0].shape)
-        var = torch.arange(1, 1 + int(np.prod(shape)), dtype=torch.float32).reshape(shape).to(dtype) / 4
+        var = torch.arange(1, 1 + int(np.prod(shape)), dtype=torch.float32).reshape(shape) / 4
         names = (given.pop("names"),) if "names" in given else None
-        arguments = {"var": var, "gradients": gradients, "learning_rates": [0.25] * len(gradients)}
+        dtype = gradients[0].dtype
+        arguments = {"var": var.to(dtype), "gradients": gradients, "learning_rates": [0.25] * len(gradients)}
         cases.append(Case(operator, arguments | needed | given, note, names=names))
 
     def slices(*rows: int, dtype: torch.dtype = torch.float32) -> IndexedSlices:
@@ -218,7 +219,7 @@ def _picked(operator: str) -> list[Case]:
     add("a vector", [dense[:, 0], IndexedSlices(dense[:2, 0], ints(1, 1), ints(4, dtype=torch.int64))])
     add("a scalar", [dense[0, 0], dense[1, 0]])
     for dtype in rule.dtypes:
-        add("every dtype", [slices(2, 0, 2, dtype=dtype), dense.to(dtype), slices(1, 1, dtype=dtype)], dtype)
+        add("every dtype", [slices(2, 0, 2, dtype=dtype), dense.to(dtype), slices(1, 1, dtype=dtype)])
     for name, choose in rule.hyperparameters.items():
         add(name, [slices(2, 0, 2), dense, slices(3)], **{name: choose(np.random.default_rng(1))})
     add("too large", [slices(0, 4)], names="indices[1]")
@@ -280,9 +281,9 @@ def _run_tensorflow(tf: Any, arguments: dict[str, Any], *, operator: str) -> dic
     for gradient, rate in zip(gradients, rates, strict=True):
         rate_now.assign(rate)
         optimizer.apply_gradients([(gradient, variable)], global_step=step)
-    slots = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
-    slots |= {v.name.split(":")[0]: v for v in optimizer.variables() if "power" in v.name}
-    return {name: tf.identity(v) for name, v in {"var": variable, **slots}.items()}
+    values = {name: optimizer.get_slot(variable, name) for name in optimizer.get_slot_names()}
+    values |= {v.name.split(":")[0]: v for v in optimizer.variables() if "power" in v.name}
+    return {name: tf.identity(value) for name, value in {"var": variable, **values}.items()}
 
 
 def _run_ours(compat: Any, arguments: dict[str, Any], *, operator: str) -> dict[str, Any]:

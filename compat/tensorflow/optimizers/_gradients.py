@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Slices:
         return Slices(values, indices, self.num_rows, merged=True)
 
 
-Gradient = Union[Tensor, Slices]
+Gradient = Tensor | Slices
 
 
 def changed(gradient: Gradient, change: Callable[[Tensor], Tensor]) -> Gradient:

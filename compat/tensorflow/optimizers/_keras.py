@@ -84,7 +84,10 @@ class KerasOptimizer(Optimizer):
         self.loss_scale_factor = loss_scale_factor
         self.gradient_accumulation_steps = gradient_accumulation_steps
         super().__init__(
-            params, learning_rate, name or type(self).__name__.lower(), {**hyperparameters, "weight_decay": weight_decay}
+            params,
+            learning_rate,
+            name or type(self).__name__.lower(),
+            {**hyperparameters, "weight_decay": weight_decay},
         )
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Tensor]]) -> int:

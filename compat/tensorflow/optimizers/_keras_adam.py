@@ -14,8 +14,9 @@ from ._numbers import adam_rate, cast, power, rounded
 
 class Adam(KerasOptimizer):
     """
-    Adam, of every row: ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``, with the squares of slices.
+    Adam, of every row, with the squares of slices.
 
+    ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``,
     ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``; with ``amsgrad`` by the largest ``v``
     so far. For a step of the rows in a gradient alone: :class:`.LazyAdam`.
 
@@ -52,8 +53,8 @@ class Adam(KerasOptimizer):
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype, step = parameter.dtype, self._steps_done() + 1
-        powers = (power(cast(group[name], dtype), step, dtype) for name in ("beta_1", "beta_2"))
-        rate = adam_rate(cast(group["lr"], dtype), *powers, dtype)
+        power_1, power_2 = (power(cast(group[name], dtype), step, dtype) for name in ("beta_1", "beta_2"))
+        rate = adam_rate(cast(group["lr"], dtype), power_1, power_2, dtype)
         m, v, *largest = self.slots_of(parameter, group)
         m.add_((dense(gradient) - m).mul_(rounded(1 - group["beta_1"], dtype)))
         v.add_((dense(changed(gradient, torch.square)) - v).mul_(rounded(1 - group["beta_2"], dtype)))
@@ -64,7 +65,7 @@ class Adam(KerasOptimizer):
 
 class AdamW(Adam):
     """
-    :class:`Adam` with weight decay, which comes second among the arguments: ``w -= lr * weight_decay * w`` before a step.
+    :class:`Adam` with weight decay, ``w -= lr * weight_decay * w`` before a step; it comes second among the arguments.
 
     Source: ``keras.optimizers.AdamW``.
 
@@ -93,9 +94,9 @@ class AdamW(Adam):
 
 class Adamax(KerasOptimizer):
     """
-    Adamax, of every row: ``m += (1 - beta_1) * (g - m)``, ``u = max(beta_2 * u, |g|)``, with the sum of the slices' |g|.
+    Adamax, of every row, with the absolute values of slices.
 
-    ``w -= lr * m / ((1 - beta_1**t) * (u + epsilon))``.
+    ``m += (1 - beta_1) * (g - m)``, ``u = max(beta_2 * u, |g|)``, ``w -= lr * m / ((1 - beta_1**t) * (u + epsilon))``.
 
     Source: ``keras.optimizers.Adamax``.
 

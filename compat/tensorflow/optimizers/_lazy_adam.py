@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ._gradients import Gradient, Slices
@@ -18,8 +17,8 @@ class LazyAdam(Optimizer):
     Adam that moves only the rows in a sparse gradient, and only their averages; slices of one row are added up first.
 
     ``m = beta_1 * m + (1 - beta_1) * g``, ``v = beta_2 * v + (1 - beta_2) * g * g``,
-    ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``; ``t`` counts all steps, not those of a
-    row. A strided gradient moves every row.
+    ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``, where ``t`` counts all
+    steps. A strided gradient moves every row.
 
     Args:
         params: parameters or groups.
@@ -78,12 +77,16 @@ class LazyAdam(Optimizer):
         rate = adam_rate(lr, *(power(beta, step, dtype) for beta in (beta_1, beta_2)), dtype)
         rest_1, rest_2 = rounded(1 - beta_1, dtype), rounded(1 - beta_2, dtype)
         tables = [parameter, *self.slots_of(parameter, group)]
-        rows = gradient.merge() if isinstance(gradient, Slices) else None
-        g = gradient if rows is None else rows.values
-        weight, m, v = tables if rows is None else (table.index_select(0, rows.indices) for table in tables)
+        if isinstance(gradient, Slices):
+            rows = gradient.merge()
+            g, indices = rows.values, rows.indices.long()
+            weight, m, v = (table.index_select(0, indices) for table in tables)
+        else:
+            g, indices = gradient, None
+            weight, m, v = tables
         m.mul_(beta_1).add_(g * rest_1)
         v.mul_(beta_2).add_(g * g * rest_2)
         weight.sub_(m * rate / (v.sqrt() + epsilon))
-        if rows is not None:
+        if indices is not None:
             for table, values in zip(tables, (weight, m, v), strict=True):
-                table.index_copy_(0, rows.indices.long(), values)
+                table.index_copy_(0, indices, values)

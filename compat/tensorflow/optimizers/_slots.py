@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from ._keras import KerasOptimizer
 from ._lazy_adam import LazyAdam
-from ._numbers import cast
 from ._optimizer import Optimizer
 
 #: The values of a source by name, in its order, each read when it is needed.
@@ -80,7 +80,8 @@ def import_slots(
         optimizer.state[parameter][name] = slot
     for name, value in numbers.items():
         for group in optimizer.param_groups:
-            group[name] = int(value) if name == "iterations" else cast(np.asarray(value), torch.float64)
+            number = float(np.asarray(value))
+            group[name] = int(number) if name == "iterations" else number
 
 
 def export_slots(
@@ -174,17 +175,21 @@ def _name(variable: Any) -> str:
 
 def _entries(source: Any) -> _Entries:
     if hasattr(source, "get_variable_to_shape_map"):
-        return [(name, lambda name=name: source.get_tensor(name)) for name in source.get_variable_to_shape_map()]
+        return [(name, partial(source.get_tensor, name)) for name in source.get_variable_to_shape_map()]
     if not hasattr(source, "keys"):
         raise ValueError(f"source must be an optimizer, a mapping or a reader, got {type(source).__name__}")
-    return [(name.removesuffix(":0"), lambda name=name: source[name]) for name in source.keys()]
+    return [(name.removesuffix(":0"), partial(source.__getitem__, name)) for name in source.keys()]
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _keras_entries(source: Any) -> _Entries:
     """In Keras's order."""
     variables = getattr(source, "variables", source)
     if isinstance(variables, (list, tuple)):
-        return [(getattr(v, "path", ""), lambda v=v: v) for v in variables]
+        return [(getattr(v, "path", ""), partial(_same, v)) for v in variables]
     entries = _entries(source)
     ordered: list[tuple[int, Callable[[], Any]]] = []
     for name, read in entries:
