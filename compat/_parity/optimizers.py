@@ -2,7 +2,7 @@
 Of the parity check: optimizers, through several steps with dense and sparse gradients and changing learning rates.
 
 A step's errors are those of the steps before, which no bound can follow: what an optimizer has made of the variable and
-its slots is held to TensorFlow's, within some units in the last place for every step.
+its slots is held to TensorFlow's, within some units in the last place of the largest number of each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from .draw import ints
 from .references import wide
 
 _V1, _KERAS = "compat.v1.train.", "keras.optimizers."
-#: Of half types, TensorFlow has kernels for these only.
+#: Of float32 and float64 a few were seen, after many steps too; half types are rounded in other places.
+UNITS = 32
+#: Without half types, of which TensorFlow has no kernels for some.
 _NARROW = (torch.float32, torch.float64)
 
 Draw = Callable[[np.random.Generator], Any]
@@ -51,8 +53,6 @@ class _Rule:
     dtypes: tuple[torch.dtype, ...] = FLOATS
     #: Arguments that have no default.
     required: tuple[str, ...] = ()
-    #: Units in the last place for each step.
-    units: float = 4
 
 
 _RULES: dict[str, _Rule] = {
@@ -78,9 +78,8 @@ _RULES: dict[str, _Rule] = {
             "centered": _choice(True),
         },
         (*_NARROW, torch.float16),
-        units=32,
     ),
-    f"{_V1}AdadeltaOptimizer": _Rule({"rho": _uniform(0.5, 0.99), "epsilon": _choice(1e-3, 0.1)}, units=8),
+    f"{_V1}AdadeltaOptimizer": _Rule({"rho": _uniform(0.5, 0.99), "epsilon": _choice(1e-3, 0.1)}),
     f"{_V1}FtrlOptimizer": _Rule(
         {
             "learning_rate_power": _choice(-0.5, -0.25, -1.0, 0.0),
@@ -90,7 +89,6 @@ _RULES: dict[str, _Rule] = {
             "l2_shrinkage_regularization_strength": _PENALTY,
             "beta": _PENALTY,
         },
-        units=64,
     ),
     f"{_V1}ProximalAdagradOptimizer": _Rule(
         {
@@ -118,9 +116,8 @@ _RULES: dict[str, _Rule] = {
             "centered": _choice(True),
         },
         required=("epsilon",),
-        units=32,
     ),
-    f"{_KERAS}Adadelta": _Rule({"rho": _uniform(0.5, 0.99), "epsilon": _choice(1e-3, 0.1)}, units=8),
+    f"{_KERAS}Adadelta": _Rule({"rho": _uniform(0.5, 0.99), "epsilon": _choice(1e-3, 0.1)}),
     f"{_KERAS}Ftrl": _Rule(
         {
             "learning_rate_power": _choice(-0.5, -0.25, -1.0, 0.0),
@@ -130,11 +127,11 @@ _RULES: dict[str, _Rule] = {
             "l2_shrinkage_regularization_strength": _PENALTY,
             "beta": _PENALTY,
         },
-        units=64,
     ),
     f"{_KERAS}Adamax": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
-    f"{_KERAS}Nadam": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}, units=8),
-    f"{_KERAS}Lion": _Rule({"beta_1": _choice(0.9, 0.5), "beta_2": _choice(0.99, 0.5)}),
+    f"{_KERAS}Nadam": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
+    # Of half types a rounding may turn a sign.
+    f"{_KERAS}Lion": _Rule({"beta_1": _choice(0.9, 0.5), "beta_2": _choice(0.99, 0.5)}, _NARROW),
 }
 
 #: Of Keras's, whatever the rule; at most one of those that clip.
@@ -157,10 +154,10 @@ def _gradient(
     """Of a quarter of the steps dense, else slices, whose rows repeat."""
     if rng.random() < 0.25:
         return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
-    # Few enough that the order in which a row's slices are added up makes little difference.
     count = draw.size(rng, min(most, 30))
     indices = torch.from_numpy(draw.ids(rng, count, shape[0])).to(draw.index_dtype(rng))
-    values = torch.from_numpy(rng.standard_normal((count, *shape[1:]))).to(dtype)
+    # Sums of few eighths are exact: rounded in another order, a sum near zero would make another step of Adam's.
+    values = torch.from_numpy(np.round(rng.standard_normal((count, *shape[1:])) * 8) / 8).to(dtype)
     return IndexedSlices(values, indices, torch.tensor(shape))
 
 
@@ -243,13 +240,11 @@ def _picked(operator: str) -> list[Case]:
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     """TensorFlow's own results."""
-    steps = len(case.arguments["gradients"])
-    units = _RULES[case.operator].units * (1 + steps)
     references = {}
     for name, value in theirs.values.items():
         exact = wide(value)
         largest = np.abs(exact).max(initial=1, where=np.isfinite(exact))
-        tolerance = units * torch.finfo(value.dtype).eps * largest
+        tolerance = UNITS * torch.finfo(value.dtype).eps * largest
         references[name] = Reference(exact, np.full_like(exact, tolerance))
     return references
 

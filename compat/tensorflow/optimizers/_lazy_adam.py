@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch  # noqa: F401  (the examples use it)
 from torch import Tensor
 
 from ._gradients import Gradient, Slices
@@ -74,7 +75,7 @@ class LazyAdam(Optimizer):
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
         dtype, step = parameter.dtype, group["iterations"] + 1
         lr, beta_1, beta_2, epsilon = (cast(group[name], dtype) for name in ("lr", "beta_1", "beta_2", "epsilon"))
-        rate = adam_rate(lr, *(power(beta, step, dtype) for beta in (beta_1, beta_2)), dtype)
+        rate = adam_rate(lr, power(beta_1, step, dtype), power(beta_2, step, dtype), dtype)
         rest_1, rest_2 = rounded(1 - beta_1, dtype), rounded(1 - beta_2, dtype)
         tables = [parameter, *self.slots_of(parameter, group)]
         if isinstance(gradient, Slices):
