@@ -62,7 +62,8 @@ def as_gradient(gradient: Any, parameter: Tensor, position: int) -> Gradient:
 
     Raises:
         ValueError: for another shape, dtype, device or layout.
-        IndexError: for a row that the parameter does not have. (On CUDA the kernels skip it and record it.)
+        IndexError: for a row that the parameter does not have. On CUDA a sparse COO gradient is taken to be valid, as
+            torch's own optimizers take it; for the indices of slices the device is waited for.
     """
     name = f"gradient {position}"
     if isinstance(gradient, IndexedSlices):
@@ -89,7 +90,8 @@ def as_gradient(gradient: Any, parameter: Tensor, position: int) -> Gradient:
             f"{list(indices.shape)} on {indices.device}"
         )
     _check(name, values, parameter, (indices.shape[0], *parameter.shape[1:]))
-    _check_indices(name, indices, parameter.shape[0])
+    if isinstance(gradient, IndexedSlices) or indices.device.type == "cpu":
+        _check_indices(name, indices, parameter.shape[0])
     return Slices(values.detach(), indices, parameter.shape[0], merged)
 
 
@@ -104,9 +106,7 @@ def _check(name: str, values: Tensor, parameter: Tensor, shape: tuple[int, ...])
 
 
 def _check_indices(name: str, indices: Tensor, num_rows: int) -> None:
-    """All before anything is written. On CUDA the values would have to be waited for."""
-    if indices.device.type == "cpu" and indices.shape[0]:
-        bad = torch.nonzero((indices < 0) | (indices >= num_rows))
-        if bad.shape[0]:
-            place = int(bad[0])
-            raise IndexError(f"{name}: indices[{place}] must be in [0, {num_rows}), got {int(indices[place])}")
+    bad = torch.nonzero((indices < 0) | (indices >= num_rows))
+    if bad.shape[0]:
+        place = int(bad[0])
+        raise IndexError(f"{name}: indices[{place}] must be in [0, {num_rows}), got {int(indices[place])}")
