@@ -168,18 +168,19 @@ class Collection(HasGradMode):
         self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids
     ) -> Tensor:
         """Some tables of one dtype, whose gradients are of one kind."""
+        part = plan.part(tables)
         if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
             ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
         if kind == "fused":
-            return self._fused_lookups(plan, tables)(self.fused_anchor, ids)
-        part = plan.part(tables)
+            return self._look_up_fused(part, tables, ids)
         if not torch.compiler.is_compiling() and any_behind(weights):
             return look_up_behind(part, kind, weights, ids) if torch.is_grad_enabled() else read(part, weights, ids)[0]
         if kind == "sparse" and torch.compiler.is_compiling():
             return _look_up_untraced(part, weights, ids)
         if kind == "sparse":
             for weight in weights:
-                keep_coalesced(weight)
+                if weight.requires_grad:
+                    keep_coalesced(weight)
         return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
 
     def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[str]:

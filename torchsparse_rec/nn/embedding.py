@@ -123,7 +123,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
         weight = self._stored_weight()
         if self.max_norm is not None:
-            self._make_current()
+            if not torch.compiler.is_compiling():
+                self._make_current()
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
         kind = self._gradient_kind(weight, input.numel())
         if self._is_plain(weight, kind):

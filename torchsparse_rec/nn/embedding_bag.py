@@ -132,7 +132,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         ids, ends, weights = self._bags(input, offsets, per_sample_weights)
         weight = self._stored_weight()
         if self.max_norm is not None:
-            self._make_current()
+            if not torch.compiler.is_compiling():
+                self._make_current()
             renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
         kind = self._gradient_kind(weight, ids.shape[0])
         if torch.compiler.is_compiling():
