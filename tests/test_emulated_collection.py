@@ -1,0 +1,222 @@
+"""
+The CUDA kernels of embedding_collection, run without a GPU: beside those of single lookups, whose bits they give.
+
+Many tables of all widths in one launch, long bags, popular rows, keys that several lookups share, ids without sense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from emulation import fixture
+from reference import MAX, MEAN, SQRTN, SUM
+from sample import Random
+from torch import Tensor
+
+
+@dataclass
+class Case:
+    """The arguments that the operators of the family share."""
+
+    weights: list[Tensor]
+    indices: Tensor
+    offsets: Tensor | None
+    item_weights: Tensor | None
+    tables: list[int]
+    keys: list[int]
+    modes: list[int]
+    bags: list[int]
+    padding: list[int]
+    side_by_side: bool
+
+    @property
+    def lists(self) -> tuple[Any, ...]:
+        """The last arguments of every schema, up to side_by_side."""
+        return self.tables, self.keys, self.modes, self.bags, self.padding, self.side_by_side
+
+    def key_of_items(self, key: int) -> tuple[Tensor, int]:
+        """The offsets of a key's bags, and the first of its items."""
+        first = sum(self.bags[:key])
+        assert self.offsets is not None
+        ends = self.offsets[first : first + self.bags[key] + 1]
+        return ends - ends[0], int(ends[0])
+
+    def lookup(self, lookup: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """One lookup's ids, offsets and weights, and the position of its first item."""
+        ends, first = self.key_of_items(self.keys[lookup])
+        items = slice(first, first + int(ends[-1]))
+        return self.indices[items], ends, None if self.item_weights is None else self.item_weights[items], first
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """What each lookup has of a tensor of the output's shape."""
+        dims = [self.weights[table].shape[1] for table in self.tables]
+        if self.side_by_side:
+            return list(flat.split(dims, dim=1))
+        sizes = [self.bags[key] * dim for key, dim in zip(self.keys, dims, strict=True)]
+        return [x.view(-1, dim) for x, dim in zip(flat.split(sizes), dims, strict=True)]
+
+
+def _case(
+    tables: list[tuple[int, int]],
+    lookups: list[tuple[int, int, int]],
+    lengths: list[list[int]],
+    *,
+    weighted: bool = False,
+    side_by_side: bool = True,
+    padding: list[int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    index: torch.dtype = torch.int64,
+    seed: int = 0,
+) -> Case:
+    """Tables by (rows, columns), lookups by (table, key, mode), keys by the lengths of their bags."""
+    random = Random(seed)
+    rows = [min((tables[t][0] for t, k, _ in lookups if k == key), default=1) for key in range(len(lengths))]
+    ids = [random.integers(0, rows[key], sum(of_key), dtype=index) for key, of_key in enumerate(lengths)]
+    ends = torch.tensor([0, *accumulate(n for of_key in lengths for n in of_key)], dtype=index)
+    return Case(
+        [random.floats(*shape, dtype=dtype) for shape in tables],
+        torch.cat(ids),
+        ends,
+        random.weights(int(ends[-1]), dtype) if weighted else None,
+        [table for table, _, _ in lookups],
+        [key for _, key, _ in lookups],
+        [mode for _, _, mode in lookups],
+        [len(of_key) for of_key in lengths],
+        padding or [-1] * len(tables),
+        side_by_side,
+    )
+
+
+LONG = [[3, 300, 0, 1, 129, 17], [0, 1, 2, 700, 16, 128], [1, 1, 1, 1, 1, 1], [20, 2, 140, 1, 0, 5]]
+SHORT = [[n % 4 for n in range(70)], [1] * 70, [n % 3 for n in range(70)], [2, 150] + [1] * 68]
+TABLES = [(50, 8), (20, 3), (9, 132), (31, 16), (6, 1)]
+PLAIN = [(0, 0, SUM), (1, 1, MEAN), (2, 3, SQRTN), (3, 2, SUM), (1, 0, MEAN), (0, 3, SQRTN), (4, 1, SUM)]
+WITH_MAX = [(0, 0, MAX), (1, 1, MEAN), (2, 3, MAX), (3, 2, SUM), (0, 3, SUM), (1, 1, MAX), (4, 2, MAX)]
+CASES = [
+    pytest.param(_case(TABLES, lookups, lengths, weighted=weighted, side_by_side=side, dtype=dtype, index=index, **more))
+    for lookups, lengths, weighted, side, dtype, index, more in [
+        (PLAIN, LONG, False, True, torch.float32, torch.int64, {}),
+        (PLAIN, LONG, True, False, torch.float32, torch.int32, {"padding": [7, -1, 9, 0, 2]}),
+        (PLAIN, SHORT, True, True, torch.float64, torch.int64, {"padding": [7, -1, 9, 0, -1]}),
+        (PLAIN, SHORT, False, False, torch.float16, torch.int32, {}),
+        (WITH_MAX, LONG, False, False, torch.float32, torch.int64, {"padding": [7, -1, 9, 0, 2]}),
+        (WITH_MAX, SHORT, False, True, torch.bfloat16, torch.int64, {}),
+        (WITH_MAX, LONG, False, True, torch.float64, torch.int32, {}),
+    ]
+]
+
+
+def _forward(case: Case) -> tuple[Tensor, Tensor]:
+    arguments = (case.weights, case.indices, case.offsets, case.item_weights, *case.lists, False)
+    return fixture.run_in_every_order("embedding_collection", *arguments)
+
+
+def _single(case: Case, lookup: int) -> tuple[Tensor, Tensor]:
+    ids, ends, item_weights, first = case.lookup(lookup)
+    table = case.tables[lookup]
+    arguments = (case.weights[table], ids, ends, item_weights, case.modes[lookup], case.padding[table], False, False)
+    pooled, argmax = fixture.operator("embedding_bag")(*arguments)
+    return pooled, torch.where(argmax < 0, argmax, argmax + first)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_lookups_equal_single_ones(case: Case) -> None:
+    """To the bit, and the positions of maxima count in all indices."""
+    output, argmax = _forward(case)
+    of_max = [argmax for lookup, mode in enumerate(case.modes) for argmax in _single(case, lookup)[1:] if mode == MAX]
+    for lookup, mine in enumerate(case.parts(output)):
+        assert torch.equal(mine, _single(case, lookup)[0]), lookup
+    assert torch.equal(argmax, torch.cat([torch.empty(0, dtype=torch.int64), *(x.flatten() for x in of_max)]))
+
+
+@pytest.mark.parametrize("tables", [1, 2, 31, 33, 120])
+def test_many_tables(tables: int) -> None:
+    """More than a warp looks through at once, and more than one kernel's arguments hold."""
+    shapes = [(3 + t % 5, (4, 8, 1, 12)[t % 4]) for t in range(tables)]
+    lookups = [(t, (t * 7) % tables, SUM) for t in range(tables)]
+    lengths = [[(k + b) % 3 for b in range(3)] for k in range(tables)]
+    case = _case(shapes, lookups, lengths, seed=tables)
+    for lookup, mine in enumerate(case.parts(_forward(case)[0])):
+        assert torch.equal(mine, _single(case, lookup)[0]), lookup
+
+
+def test_every_id_of_its_own() -> None:
+    """Without offsets: rows of tables of several widths, one after the other."""
+    case = _case(TABLES, [(0, 0, SUM), (2, 2, SUM), (1, 1, SUM), (1, 2, SUM)], [[1] * 90, [1] * 4, [1] * 50, []])
+    case.offsets, case.side_by_side = None, False
+    output, _ = _forward(case)
+    ids = case.indices.split(case.bags)
+    for table, key, mine in zip(case.tables, case.keys, case.parts(output), strict=True):
+        assert torch.equal(mine, case.weights[table][ids[key]])
+
+
+# ---- Gradients ------------------------------------------------------------------------------------------------------
+
+
+def _backward(case: Case, grad: Tensor, argmax: Tensor | None, wanted: list[bool], name: str) -> Any:
+    shapes = [list(dims) for dims in zip(*(weight.shape for weight in case.weights), strict=True)]
+    arguments = (grad, case.indices, case.offsets, case.item_weights, argmax, *shapes, *case.lists, wanted)
+    return fixture.run_in_every_order(f"embedding_collection_{name}_backward", *arguments)
+
+
+def _gradients(case: Case, wanted: list[bool]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """A gradient, argmax, and the tables' dense gradients, checked to be the sparse ones."""
+    output, argmax = _forward(case)
+    grad = Random(3).floats(*output.shape, dtype=output.dtype)
+    given = argmax if MAX in case.modes else None
+    dense = _backward(case, grad, given, wanted, "dense")
+    values, rows = _backward(case, grad, given, wanted, "sparse")
+    for table, (of_table, of_rows, those) in enumerate(zip(dense, values, rows, strict=True)):
+        shape = (case.weights[table].shape[0] if wanted[table] else 0, case.weights[table].shape[1])
+        assert torch.equal(torch.zeros(shape, dtype=grad.dtype).index_copy(0, those, of_rows), of_table)
+        assert torch.equal(those, those.unique())
+    return grad, given, dense
+
+
+def _one_bag_operator(case: Case, table: int, grad: Tensor, argmax: Tensor | None) -> Tensor:
+    """A table's gradient by the operator of one lookup, over the bags of all its lookups, which are of one mode."""
+    ids, ends, item_weights, rows, winners = [], [torch.zeros(1, dtype=torch.int64)], [], [], []
+    won_at, items = 0, 0
+    for lookup, of_lookup in enumerate(case.parts(grad)):
+        if case.tables[lookup] == table:
+            of_key, offsets, weights, first = case.lookup(lookup)
+            if argmax is not None and case.modes[lookup] == MAX:
+                mine = argmax[won_at : won_at + of_lookup.numel()].view(of_lookup.shape)
+                winners.append(torch.where(mine < 0, mine, mine - first + items))
+            ids.append(of_key)
+            ends.append(offsets[1:] + items)
+            item_weights += [] if weights is None else [weights]
+            rows.append(of_lookup)
+            items += len(of_key)
+        if case.modes[lookup] == MAX:
+            won_at += of_lookup.numel()
+    mode = next(mode for mode, of_table in zip(case.modes, case.tables, strict=True) if of_table == table)
+    return fixture.operator("embedding_dense_backward")(
+        torch.cat(rows),
+        torch.cat(ids),
+        torch.cat(ends),
+        torch.cat(item_weights) if item_weights else None,
+        torch.cat(winners) if winners else None,
+        case.weights[table].shape[0],
+        mode,
+        case.padding[table],
+        False,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_equal_those_of_single_lookups(case: Case) -> None:
+    """To the bit where a table's lookups are of one mode, whose bags then are those of one call."""
+    wanted = [table != 1 for table in range(len(case.weights))]
+    grad, argmax, dense = _gradients(case, wanted)
+    compared = 0
+    for table in range(len(case.weights)):
+        modes = {mode for mode, of_table in zip(case.modes, case.tables, strict=True) if of_table == table}
+        if wanted[table] and len(modes) == 1:
+            assert torch.equal(dense[table], _one_bag_operator(case, table, grad, argmax)), table
+            compared += 1
+    assert compared >= 3
