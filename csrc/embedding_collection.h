@@ -56,10 +56,16 @@ struct CollectionLookup {
   int64_t argmax;
 };
 
+// The bags [first, first + bags) of the input, which are a key's.
+struct KeyBags {
+  int64_t first, bags;
+};
+
 struct Collection {
   const char* op = nullptr;
   std::vector<CollectionLookup> lookups;
   std::vector<int64_t> num_embeddings, dims, padding_idx;  // by table
+  std::vector<KeyBags> key_bags;
   std::vector<int64_t> output_shape;
   int64_t bags = 0;  // of all keys
   int64_t output_elements = 0;
@@ -112,11 +118,10 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
     TSR_CHECK_VALUE(c.padding_idx[k] <= c.num_embeddings[k], op, ": padding_idx[", k, "] must be <= ",
                     c.num_embeddings[k], ", got ", c.padding_idx[k]);
   }
-  std::vector<int64_t> first_bags;
-  first_bags.reserve(lists.bags.size());
+  c.key_bags.reserve(lists.bags.size());
   c.lookups.reserve(lists.tables.size());
   for (const int64_t count : lists.bags) {
-    first_bags.push_back(c.bags);
+    c.key_bags.push_back({c.bags, count});
     c.bags += count;
   }
   int64_t columns = 0;
@@ -130,8 +135,8 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
     lookup.key = lists.keys[l];
     lookup.mode = static_cast<Reduction>(lists.modes[l]);
     lookup.dim = c.dims[static_cast<size_t>(lookup.table)];
-    lookup.first_bag = first_bags[key];
-    lookup.bags = lists.bags[key];
+    lookup.first_bag = c.key_bags[key].first;
+    lookup.bags = c.key_bags[key].bags;
     lookup.output = lists.side_by_side ? left : c.output_elements;
     lookup.stride = lists.side_by_side ? columns : lookup.dim;
     lookup.argmax = c.argmax_elements;
