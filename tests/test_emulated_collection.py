@@ -6,7 +6,7 @@ Many tables of all widths in one launch, long bags, popular rows, keys that seve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -220,3 +220,36 @@ def test_gradients_equal_those_of_single_lookups(case: Case) -> None:
             assert torch.equal(dense[table], _one_bag_operator(case, table, grad, argmax)), table
             compared += 1
     assert compared >= 3
+
+
+def _weights_backward(case: Case, grad: Tensor, output: Tensor) -> Tensor:
+    assert case.item_weights is not None
+    arguments = (grad, case.weights, [], [], None, case.indices, case.offsets, case.item_weights, output, *case.lists)
+    return fixture.run_in_every_order("embedding_collection_weights_backward", *arguments, 0, [], 0, 0)
+
+
+WEIGHTED = [case for case in CASES if case.values[0].item_weights is not None]
+
+
+@pytest.mark.parametrize("case", WEIGHTED)
+@pytest.mark.parametrize("once", [True, False])
+def test_gradients_of_weights(case: Case, once: bool) -> None:
+    """To the bit where one lookup reads an item; the sum of several where more do."""
+    if once:
+        # Only the first lookup of each key.
+        kept = [lookup for lookup, key in enumerate(case.keys) if key not in case.keys[:lookup]]
+        tables, keys, modes = ([x[lookup] for lookup in kept] for x in (case.tables, case.keys, case.modes))
+        case = replace(case, tables=tables, keys=keys, modes=modes)
+    output, _ = _forward(case)
+    grad = Random(3).floats(*output.shape, dtype=output.dtype)
+    found = _weights_backward(case, grad, output)
+    expected = torch.zeros_like(found)
+    for lookup, (rows, pooled) in enumerate(zip(case.parts(grad), case.parts(output), strict=True)):
+        ids, ends, item_weights, first = case.lookup(lookup)
+        table = case.tables[lookup]
+        arguments = (rows, case.weights[table], ids, ends, item_weights, pooled, case.modes[lookup], case.padding[table])
+        expected[first : first + len(ids)] += fixture.operator("embedding_weights_backward")(*arguments)
+    if once:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

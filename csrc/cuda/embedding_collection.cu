@@ -41,11 +41,8 @@ PartList forward_parts(const Forward& f, bool of_max) {
 template <class T>
 void pool_lookups(DeviceCall& call, const Forward& f) {
   constexpr int wide = 16 / sizeof(T);
-  PartInputs<T> in;
-  in.indices = {f.input.indices, f.input.index_dtype == ScalarType::Long};
-  in.offsets = f.input.offsets;
+  PartInputs<T> in = inputs_of<T>(call, f.input);
   in.weights = static_cast<const T*>(f.per_sample_weights);
-  in.errors = call.errors();
   const auto entries = [&](bool of_max) {
     return most_entries(f.c, f.input.items, [&](const auto& l) { return (l.mode == Reduction::kMax) == of_max; });
   };

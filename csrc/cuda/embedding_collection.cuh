@@ -3,7 +3,7 @@
 #include "../cuda.h"
 #include "../embedding_collection.h"
 #include "bags.cuh"
-#include "pool_parts.cuh"
+#include "pool_parts_kernels.cuh"
 
 namespace tsr {
 
@@ -18,6 +18,16 @@ struct CollectionInput {
 inline CollectionInput collection_input(DeviceCall& call, const Tensor& indices, const std::optional<Tensor>& offsets) {
   const int64_t items = indices.size(0);
   return {call.data(indices), indices.scalar_type(), items, offsets ? bag_offsets(call, *offsets, items) : nullptr};
+}
+
+// Of the items themselves, without weights.
+template <class T>
+PartInputs<T> inputs_of(const DeviceCall& call, const CollectionInput& input) {
+  PartInputs<T> in;
+  in.indices = {input.indices, input.index_dtype == ScalarType::Long};
+  in.offsets = input.offsets;
+  in.errors = call.errors();
+  return in;
 }
 
 // What a bad index of each lookup is told to be below: the rows of the smallest table that the lookup's key is looked up
@@ -56,5 +66,15 @@ inline Part part_of(const Collection& c, const CollectionLookup& lookup, int64_t
   part.bags = lookup.bags;
   return part;
 }
+
+// What bags of modes mean and sqrtn are divided by, in the accumulator's dtype.
+struct CollectionDivisors {
+  const void* divisors;        // null: there are none
+  std::vector<int64_t> first;  // by lookup: where those of its bags begin; -1: it has none
+};
+
+// Of the lookups in wanted tables. weights: per_sample_weights, or null.
+CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, const CollectionInput& input,
+                                       ScalarType dtype, const void* weights, const std::vector<bool>& wanted);
 
 }  // namespace tsr

@@ -54,11 +54,7 @@ void write_gradients(DeviceCall& call, const CollectionGradient& in, const Colle
     }
     PartInputs<T> inputs = inputs_of_groups<T>(call, groups);
     inputs.offsets = offsets;
-    if (inputs.winners != nullptr) {
-      launch_parts<GradientSum<T, wide, true>>(call, list, inputs, groups.groups.entries);
-    } else {
-      launch_parts<GradientSum<T, wide, false>>(call, list, inputs, groups.groups.entries);
-    }
+    launch_parts<GradientSum<T, wide>>(call, list, inputs, groups.groups.entries);
   });
 }
 

@@ -1,6 +1,5 @@
 #include "embedding_collection_groups.cuh"
 
-#include "pool_weighted.cuh"
 #include "table_shards.cuh"
 
 namespace tsr {
@@ -133,43 +132,9 @@ __global__ void move_entries_kernel(Integers order, int64_t entries, Moved<int64
   }
 }
 
-// The divisors of all lookups of modes mean and sqrtn, from where their lookups say on. Null where there are none.
-template <class T>
-acc_t<T>* lookup_divisors(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
-                          std::vector<GroupedLookup>& grouped, const std::vector<size_t>& lookups, const T* weights) {
-  constexpr int wide = 16 / sizeof(T);
-  int64_t bags = 0;
-  for (size_t g = 0; g < grouped.size(); ++g) {
-    if (divisor_of(in.c.lookups[lookups[g]].mode) == Divisor::kOne) continue;
-    grouped[g].divisor = bags;
-    bags += grouped[g].bags;
-  }
-  if (bags == 0) return nullptr;
-  acc_t<T>* const divisors = call.workspace<acc_t<T>>(bags);
-  PartList list(1, wide);
-  for (size_t g = 0; g < grouped.size(); ++g) {
-    if (grouped[g].divisor < 0) continue;
-    const CollectionLookup& lookup = in.c.lookups[lookups[g]];
-    Part part = part_of(in.c, lookup, grouped[g].index_bound);
-    part.divisor = divisor_of(lookup.mode);
-    part.out = divisors + grouped[g].divisor;
-    list.add(part);
-  }
-  PartInputs<T> inputs;
-  inputs.indices = {input.indices, input.index_dtype == ScalarType::Long};
-  inputs.offsets = input.offsets;
-  inputs.weights = weights;
-  inputs.errors = call.errors();
-  const int64_t entries = most_entries(in.c, input.items, [&](const CollectionLookup& lookup) {
-    return in.wanted[static_cast<size_t>(lookup.table)] && divisor_of(lookup.mode) != Divisor::kOne;
-  });
-  launch_parts<DivisorOnly<T>>(call, list, inputs, entries);
-  return divisors;
-}
-
 // The wanted tables' lookups.
 std::vector<GroupedLookup> grouped_lookups(const CollectionGradient& in, const CollectionGroups& groups,
-                                           std::vector<size_t>& lookups) {
+                                           const CollectionDivisors& divisors) {
   const std::vector<int64_t> bounds = index_bounds(in.c);
   std::vector<int64_t> first_rows(static_cast<size_t>(in.c.tables()));
   for (size_t w = 0; w < groups.tables.size(); ++w) {
@@ -180,10 +145,9 @@ std::vector<GroupedLookup> grouped_lookups(const CollectionGradient& in, const C
     const CollectionLookup& lookup = in.c.lookups[l];
     const size_t table = static_cast<size_t>(lookup.table);
     if (!in.wanted[table]) continue;
-    lookups.push_back(l);
     grouped.push_back({lookup.first_bag, lookup.bags, first_rows[table], in.c.num_embeddings[table], bounds[l],
                        in.c.padding_idx[table], lookup.output, lookup.stride,
-                       lookup.mode == Reduction::kMax ? lookup.argmax : -1, lookup.dim, -1});
+                       lookup.mode == Reduction::kMax ? lookup.argmax : -1, lookup.dim, divisors.first[l]});
   }
   return grouped;
 }
@@ -207,10 +171,10 @@ template <class T>
 void group_entries(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
                    CollectionGroups& groups) {
   using A = acc_t<T>;
-  std::vector<size_t> lookups;
-  std::vector<GroupedLookup> grouped = grouped_lookups(in, groups, lookups);
   const T* const weights = in.per_sample_weights ? call.data<T>(*in.per_sample_weights) : nullptr;
-  const A* const divisors = lookup_divisors(call, in, input, grouped, lookups, weights);
+  const CollectionDivisors of_bags = collection_divisors(call, in.c, input, in.grad.scalar_type(), weights, in.wanted);
+  const A* const divisors = static_cast<const A*>(of_bags.divisors);
+  const std::vector<GroupedLookup> grouped = grouped_lookups(in, groups, of_bags);
   bool has_max = false;
   for (const GroupedLookup& lookup : grouped) has_max = has_max || lookup.argmax >= 0;
 

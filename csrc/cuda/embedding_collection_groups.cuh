@@ -66,9 +66,9 @@ PartInputs<T> inputs_of_groups(const DeviceCall& call, const CollectionGroups& g
   return in;
 }
 
-// What a row's entries add up to: rows of grad, each times its coefficient. kWon: of some entries only those columns
+// What a row's entries add up to: rows of grad, each times its coefficient; of the entries of maxima only the columns
 // that their position won.
-template <class T, int width_, bool kWon>
+template <class T, int width_>
 struct GradientSum : Sum<T, width_> {
   using A = acc_t<T>;
   using Row = typename Sum<T, width_>::Entry;
@@ -80,14 +80,13 @@ struct GradientSum : Sum<T, width_> {
     __device__ void load(const View& p, const RowTile& tile, bool has_columns, int64_t index, int64_t j) {
       Row::load(p, tile, has_columns, index, j);
       scale = p.in.coefficients != nullptr ? p.in.coefficients[j] : A(1);
-      if constexpr (kWon) {
-        const int64_t won_at = p.in.won_at[j];
-        if (!has_columns || won_at < 0) return;
+      if (p.in.winners == nullptr || !has_columns) return;
+      const int64_t won_at = p.in.won_at[j];
+      if (won_at < 0) return;
 #pragma unroll
-        for (int c = 0; c < width_; ++c) {
-          if (tile.column + c >= p.columns) break;
-          if (p.in.winners[won_at + tile.column + c] != p.in.positions[j]) this->row.at[c] = T(0);
-        }
+      for (int c = 0; c < width_; ++c) {
+        if (tile.column + c >= p.columns) break;
+        if (p.in.winners[won_at + tile.column + c] != p.in.positions[j]) this->row.at[c] = T(0);
       }
     }
   };
