@@ -188,6 +188,7 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
     result.row_sums = Rule::kRowSums;
     result.idle = idle_kind<Rule>();
     result.gather_writes = Rule::kGatherWrites;
+    if constexpr (is_adam(idle_kind<Rule>())) result.eps = rule.eps();
     std::memcpy(result.scalars, &rule, sizeof(rule));
   });
   result.weight_dtype = arguments.weight_dtype;

@@ -62,54 +62,64 @@ __device__ RowIdle<A> row_idle(const OptimizerCall<A>& call, const OptimizerTabl
   return idle;
 }
 
-// S of Adam's family from its parts.
+// S of Adam's family where it has parts. Asks for no more of the row than that needs, before the row is loaded: walking
+// over the parts takes many registers.
 template <bool kShrinks, int width, class A>
-__device__ void sum_parts(const OptimizerCall<A>& call, const RowIdle<A>& idle, const A (&roots)[width], A eps,
-                          A (&sums)[width]) {
+__device__ void sum_parts(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row,
+                          const RowIdle<A>& idle, A row_value, int64_t column, A (&sums)[width]) {
   using Map = AdamMap<kShrinks>;
+  A roots[width] = {};
+  if (table.row_state == nullptr) {
+    const int s = call.states - 1;
+    load_each<width>(static_cast<const A*>(table.states[s]) + row * table.state_strides[s] + column,
+                     table.columns - column, table.is_aligned<width>(), [&](int c, A x) { roots[c] = std::sqrt(x); });
+  } else {
+#pragma unroll
+    for (int c = 0; c < width; ++c) roots[c] = std::sqrt(row_value);
+  }
   const AdamTerms<kShrinks> terms(static_cast<const Map*>(call.history), kIdleTolerance<A>);
   terms.walk(idle.from, call.now, [&](const AdamTerm<double>& wide) {
     const AdamTerm<A> term = as_term<A>(wide);
 #pragma unroll
-    for (int c = 0; c < width; ++c) sums[c] = term.d * sums[c] + term.of(roots[c], eps);
+    for (int c = 0; c < width; ++c) sums[c] = term.d * sums[c] + term.of(roots[c], call.eps);
   });
 }
 
-// row_value: the row's own state, as it was.
+// A lane's columns, and S of Adam's family for them where it has parts. row_value: the row's own state, as it was.
 template <int width, class A>
-__device__ void catch_up(const OptimizerCall<A>& call, const RowIdle<A>& idle, A row_value,
-                         RowColumns<A, width>& columns) {
-  A roots[width] = {}, sums[width] = {}, eps = 1;
-  with_rule(call, [&](const auto& rule) {
-    using Rule = std::decay_t<decltype(rule)>;
-    if constexpr (is_adam(idle_kind<Rule>())) {
-      eps = rule.eps();
+__device__ void load_behind(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row,
+                            const RowIdle<A>& idle, A row_value, int64_t column, RowColumns<A, width>& columns,
+                            A (&sums)[width]) {
 #pragma unroll
-      for (int c = 0; c < width; ++c) {
-        if constexpr (Rule::kRowState) {
-          roots[c] = std::sqrt(row_value);
-        } else {
-          roots[c] = rule.root(columns.state[c]);
-        }
-      }
-    }
-  });
-  if (is_adam(call.idle)) {
-    if (!idle.in_parts) {
-#pragma unroll
-      for (int c = 0; c < width; ++c) sums[c] = idle.term().of(roots[c], eps);
-    } else if (call.idle == IdleKind::kAdam) {
-      sum_parts<true>(call, idle, roots, eps, sums);
+  for (int c = 0; c < width; ++c) sums[c] = 0;
+  if (idle.in_parts) {
+    if (call.idle == IdleKind::kAdam) {
+      sum_parts<true>(call, table, row, idle, row_value, column, sums);
     } else {
-      sum_parts<false>(call, idle, roots, eps, sums);
+      sum_parts<false>(call, table, row, idle, row_value, column, sums);
     }
   }
+  columns = load_row<width>(call, table, row, column);
+}
+
+template <int width, class A>
+__device__ void catch_up(const OptimizerCall<A>& call, const RowIdle<A>& idle, A row_value, const A (&sums)[width],
+                         RowColumns<A, width>& columns) {
   with_rule(call, [&](const auto& rule) {
-    constexpr IdleKind kind = idle_kind<std::decay_t<decltype(rule)>>();
+    using Rule = std::decay_t<decltype(rule)>;
+    constexpr IdleKind kind = idle_kind<Rule>();
 #pragma unroll
     for (int c = 0; c < width; ++c) {
       if constexpr (kind == IdleKind::kLinear) rule.catch_up(idle.linear(), columns.weight[c], columns.state[c]);
-      if constexpr (is_adam(kind)) rule.catch_up(idle.adam(), sums[c], columns.weight[c], columns.state[c]);
+      if constexpr (is_adam(kind)) {
+        A sum = sums[c];
+        if constexpr (Rule::kRowState) {
+          if (!idle.in_parts) sum = idle.term().of(std::sqrt(row_value), rule.eps());
+        } else {
+          if (!idle.in_parts) sum = idle.term().of(rule.root(columns.state[c]), rule.eps());
+        }
+        rule.catch_up(idle.adam(), sum, columns.weight[c], columns.state[c]);
+      }
     }
   });
 }
@@ -157,9 +167,12 @@ __device__ A value_of_row(const OptimizerCall<A>& call, const RowTeam& team, A (
 template <int width, class A>
 __device__ void columns_now(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row,
                             const RowIdle<A>& idle, int64_t column, A (&weight)[width]) {
-  RowColumns<A, width> columns = load_row<width>(call, table, row, column);
-  const A* const row_value = row_value_of<A>(table, row);
-  if (idle.behind) catch_up(call, idle, row_value == nullptr ? A(0) : *row_value, columns);
+  RowColumns<A, width> columns;
+  A sums[width];
+  const A* const row_value_at = row_value_of<A>(table, row);
+  const A row_value = row_value_at == nullptr ? A(0) : *row_value_at;
+  load_behind(call, table, row, idle, row_value, column, columns, sums);
+  if (idle.behind) catch_up(call, idle, row_value, sums, columns);
 #pragma unroll
   for (int c = 0; c < width; ++c) weight[c] = columns.weight[c];
 }
@@ -175,8 +188,10 @@ __device__ void make_row_current(const OptimizerCall<A>& call, const OptimizerTa
   const A row_value = row_value_at == nullptr ? A(0) : *row_value_at;
   team.wait();  // until all lanes have read what one of them writes
   for (int64_t column = team.lane() * width; column < table.columns; column += team.lanes() * width) {
-    RowColumns<A, width> columns = load_row<width>(call, table, row, column);
-    catch_up(call, idle, row_value, columns);
+    RowColumns<A, width> columns;
+    A sums[width];
+    load_behind(call, table, row, idle, row_value, column, columns, sums);
+    catch_up(call, idle, row_value, sums, columns);
     store_weights(call, table, row, column, columns);
     store_states(call, table, row, column, columns);
   }
@@ -202,7 +217,7 @@ __device__ void step_row(const OptimizerCall<A>& call, const OptimizerTable& tab
   A new_row_value = caught_up_row_value(idle, row_value);
   A of_row = 0;
   RowColumns<A, width> columns;
-  A grad[width];
+  A grad[width], parts[width];
   const int64_t tile = team.lanes() * width;
   const bool is_held = call.row_sums > 0 && table.columns <= tile;
   // The first pass adds up, the second steps.
@@ -211,7 +226,7 @@ __device__ void step_row(const OptimizerCall<A>& call, const OptimizerTable& tab
     for (int64_t first = 0; first < table.columns; first += tile) {
       const int64_t column = first + team.lane() * width;
       if (pass == 0 || !is_held) {
-        columns = load_row<width>(call, table, row, column);
+        load_behind(call, table, row, idle, row_value, column, columns, parts);
 #pragma unroll
         for (int c = 0; c < width; ++c) grad[c] = 0;
         gradient(column, grad);
@@ -223,7 +238,7 @@ __device__ void step_row(const OptimizerCall<A>& call, const OptimizerTable& tab
         if (call.gather_writes && !is_held) store_states(call, table, row, column, columns);
         continue;
       }
-      if (idle.behind) catch_up(call, idle, row_value, columns);
+      if (idle.behind) catch_up(call, idle, row_value, parts, columns);
       with_rule(call, [&](const auto& rule) {
 #pragma unroll
         for (int c = 0; c < width; ++c) rule.step(columns.weight[c], columns.state[c], grad[c], of_row);

@@ -52,6 +52,7 @@ struct OptimizerCall {
   ScalarType weight_dtype{};
   bool gather_writes = false;
   bool rounds_by_chance = false;
+  A eps = 0;                            // of Adam's family
   A sign = 1;                           // of gradients
   const A* grad_scale = nullptr;        // one of the two, or none
   const float* float_scale = nullptr;
