@@ -78,7 +78,7 @@ __device__ void sum_parts(const OptimizerCall<A>& call, const OptimizerTable& ta
     for (int c = 0; c < width; ++c) roots[c] = std::sqrt(row_value);
   }
   const AdamTerms<kShrinks> terms(static_cast<const Map*>(call.history), kIdleTolerance<A>);
-  terms.walk(idle.from, call.now, [&](const AdamTerm<double>& wide) {
+  terms.walk_blocks(idle.from, call.now, [&](const AdamTerm<double>& wide) {
     const AdamTerm<A> term = as_term<A>(wide);
 #pragma unroll
     for (int c = 0; c < width; ++c) sums[c] = term.d * sums[c] + term.of(roots[c], call.eps);
