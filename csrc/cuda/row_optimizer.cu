@@ -69,7 +69,7 @@ __device__ int64_t checked_row(const AllTables& all, int64_t k, int64_t u, bool 
   return row;
 }
 
-template <class A>
+template <class Rules, class A>
 __global__ void row_optimizer_update_kernel(const __grid_constant__ OptimizerCall<A> call,
                                             const __grid_constant__ AllTables all, ErrorSink errors) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t u) {
@@ -77,7 +77,7 @@ __global__ void row_optimizer_update_kernel(const __grid_constant__ OptimizerCal
     if (row < 0) return;
     const OptimizerTable& table = all.tables[k];
     const TableWork& work = all.work[k];
-    step_row(call, table, row, team, [&](int64_t column, A* to) {
+    TableRow<A, Rules>(call, table, row).step(team, [&](int64_t column, A* to) {
       constexpr int width = kLaneColumns<A>;
       load_as<width>(static_cast<ScalarType>(work.values_dtype), work.values, u * table.columns + column,
                      table.columns - column, width <= work.values_vector, to);
@@ -85,35 +85,42 @@ __global__ void row_optimizer_update_kernel(const __grid_constant__ OptimizerCal
   });
 }
 
-template <class A>
+template <class Rules, class A>
 __global__ void row_optimizer_make_current_kernel(const __grid_constant__ OptimizerCall<A> call,
                                                   const __grid_constant__ AllTables all) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t row) {
-    make_row_current(call, all.tables[k], row, team);
+    TableRow<A, Rules>(call, all.tables[k], row).make_current(team);
   });
 }
 
 // ---- Current values -------------------------------------------------------------------------------------------------
 
 // A bad row's values are zero.
-template <class A>
+template <class Rules, class A>
 __global__ void row_optimizer_current_kernel(const __grid_constant__ OptimizerCall<A> call,
                                              const __grid_constant__ AllTables all, ErrorSink errors, void* out) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t u) {
     constexpr int width = kLaneColumns<A>;
     const OptimizerTable& table = all.tables[k];
-    const int64_t row = all.work[k].rows[u];
-    const bool in_range = row >= 0 && row < table.rows;
-    if (!in_range && team.lane() == 0) errors.report(Argument::kRows, Fault::kOutOfRange, u, row, table.rows);
-    const RowIdle<A> idle = in_range ? row_idle(call, table, row) : RowIdle<A>();
-    for (int64_t column = team.lane() * width; column < table.columns; column += team.lanes() * width) {
-      A now[width] = {};
-      if (in_range) columns_now(call, table, row, idle, column, now);
+    const auto store = [&](int64_t column, const A(&x)[width]) {
       with_weight_type<A>(call.weight_dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         store_each<width>(static_cast<T*>(out) + u * table.columns + column, table.columns - column,
-                          width <= all.work[k].values_vector, [&](int c) { return static_cast<T>(now[c]); });
+                          width <= all.work[k].values_vector, [&](int c) { return static_cast<T>(x[c]); });
       });
+    };
+    const int64_t row = all.work[k].rows[u], first = team.lane() * width, tile = team.lanes() * width;
+    if (row < 0 || row >= table.rows) {
+      if (team.lane() == 0) errors.report(Argument::kRows, Fault::kOutOfRange, u, row, table.rows);
+      const A zeros[width] = {};
+      for (int64_t column = first; column < table.columns; column += tile) store(column, zeros);
+      return;
+    }
+    const TableRow<A, Rules> current(call, table, row);
+    for (int64_t column = first; column < table.columns; column += tile) {
+      A x[width];
+      current.now(column, x);
+      store(column, x);
     }
   });
 }
@@ -182,11 +189,11 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
   OptimizerCall<A> result;
   dispatch_optimizer_rule<A>(arguments.rule, arguments.hyperparameters, arguments.step, [&](const auto& rule) {
     using Rule = std::decay_t<decltype(rule)>;
-    static_assert(std::is_trivially_copyable_v<Rule> && index_of<Rule>(DeviceRules<A>()) >= 0);
-    result.rule = index_of<Rule>(DeviceRules<A>());
+    static_assert(std::is_trivially_copyable_v<Rule> && sizeof(Rule) <= sizeof(result.scalars));
+    result.idle = idle_kind<Rule>();
+    with_rules(result, [&](auto rules) { result.rule = index_of<Rule>(rules); });
     result.states = Rule::kStates;
     result.row_sums = Rule::kRowSums;
-    result.idle = idle_kind<Rule>();
     result.gather_writes = Rule::kGatherWrites;
     if constexpr (is_adam(idle_kind<Rule>())) result.eps = rule.eps();
     std::memcpy(result.scalars, &rule, sizeof(rule));
@@ -267,7 +274,10 @@ void row_optimizer_update_cuda(const std::vector<Tensor>& weights, const std::ve
   const AllTables all = deal(call, tables, work);
   dispatch_accumulator(arguments.weight_dtype, [&](auto tag) {
     using A = typename decltype(tag)::type;
-    launch(call, shape_of(all), row_optimizer_update_kernel<A>, optimizer_call<A>(call, arguments), all, call.errors());
+    const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
+    with_rules(step_call, [&](auto rules) {
+      launch(call, shape_of(all), row_optimizer_update_kernel<decltype(rules), A>, step_call, all, call.errors());
+    });
   });
 }
 
@@ -300,8 +310,11 @@ Tensor row_optimizer_current_cuda(const Tensor& weight, const std::vector<Tensor
   const AllTables all = deal(call, tables, work);
   dispatch_accumulator(arguments.weight_dtype, [&](auto tag) {
     using A = typename decltype(tag)::type;
-    launch(call, shape_of(all), row_optimizer_current_kernel<A>, optimizer_call<A>(call, arguments), all, call.errors(),
-           out.data_ptr());
+    const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
+    with_idle_rules(step_call, [&](auto rules) {
+      launch(call, shape_of(all), row_optimizer_current_kernel<decltype(rules), A>, step_call, all, call.errors(),
+             out.data_ptr());
+    });
   });
   return out;
 }
@@ -323,7 +336,10 @@ void row_optimizer_make_current_cuda(const std::vector<Tensor>& weights, const s
   const AllTables all = deal(call, tables, work);
   dispatch_accumulator(arguments.weight_dtype, [&](auto tag) {
     using A = typename decltype(tag)::type;
-    launch(call, shape_of(all), row_optimizer_make_current_kernel<A>, optimizer_call<A>(call, arguments), all);
+    const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
+    with_idle_rules(step_call, [&](auto rules) {
+      launch(call, shape_of(all), row_optimizer_make_current_kernel<decltype(rules), A>, step_call, all);
+    });
   });
 }
 

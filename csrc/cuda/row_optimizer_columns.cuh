@@ -12,18 +12,21 @@ namespace tsr {
 // ---- The rule -------------------------------------------------------------------------------------------------------
 
 template <class... Rules>
-struct RuleList {
-  static constexpr size_t kBytes = std::max({sizeof(Rules)...});
-};
+struct RuleList {};
 
-// What dispatch_optimizer_rule chooses among.
+// What dispatch_optimizer_rule chooses among. A kernel is compiled for one of these lists: rules of one list need much
+// the same of a kernel, and registers for the most demanding of them.
 template <class A>
-using DeviceRules =
-    RuleList<SgdRule<A, SgdKind::kPlain>, SgdRule<A, SgdKind::kMomentum>, SgdRule<A, SgdKind::kNesterov>,
-             AdagradRule<A>, RowwiseAdagradRule<A>, AdamRule<A, false>, AdamRule<A, true>, PartialRowwiseAdamRule<A>,
-             RmspropRule<A, false, false>, RmspropRule<A, false, true>, RmspropRule<A, true, false>,
-             RmspropRule<A, true, true>, FtrlRule<A, true>, FtrlRule<A, false>, AdadeltaRule<A>, LambRule<A>>;
+using StillRules =
+    RuleList<AdagradRule<A>, RowwiseAdagradRule<A>, FtrlRule<A, true>, FtrlRule<A, false>, LambRule<A>>;
+template <class A>
+using LinearRules = RuleList<SgdRule<A, SgdKind::kPlain>, SgdRule<A, SgdKind::kMomentum>,
+                             SgdRule<A, SgdKind::kNesterov>, RmspropRule<A, false, false>, RmspropRule<A, false, true>,
+                             RmspropRule<A, true, false>, RmspropRule<A, true, true>, AdadeltaRule<A>>;
+template <class A>
+using AdamRules = RuleList<AdamRule<A, false>, AdamRule<A, true>, PartialRowwiseAdamRule<A>>;
 
+// The rule's place in its list; -1: it is not there.
 template <class Rule, class... Rules>
 constexpr int32_t index_of(RuleList<Rules...>) {
   int32_t index = 0, found = -1;
@@ -42,10 +45,24 @@ constexpr IdleKind idle_kind() {
 }
 TSR_HOST_DEVICE constexpr bool is_adam(IdleKind kind) { return kind == IdleKind::kAdam || kind == IdleKind::kAmsgrad; }
 
+// What of a kernel the rules of a list make use of.
+template <class Rules>
+struct RuleNeeds;
+template <class... Rules>
+struct RuleNeeds<RuleList<Rules...>> {
+  static constexpr bool kLinear = ((idle_kind<Rules>() == IdleKind::kLinear) || ...);
+  static constexpr bool kAdam = (is_adam(idle_kind<Rules>()) || ...);
+  static constexpr bool kIdle = kLinear || kAdam;
+  static constexpr bool kRowState = (Rules::kRowState || ...);
+  static constexpr bool kRowSums = ((Rules::kRowSums > 0) || ...);
+  static constexpr bool kGatherWrites = (Rules::kGatherWrites || ...);
+  static constexpr int kStates = std::max({Rules::kStates...});
+};
+
 // What a call's kernels hold beside the tables. Large: they take it as a __grid_constant__.
 template <class A>
 struct OptimizerCall {
-  int32_t rule = -1;   // in DeviceRules
+  int32_t rule = -1;   // its place in its list
   int32_t states = 0;  // with one value per element
   int32_t row_sums = 0;
   IdleKind idle = IdleKind::kNone;
@@ -60,7 +77,7 @@ struct OptimizerCall {
   int64_t now = 0;   // rows are caught up through this step, counted from the base
   int64_t done = 0;  // what last_step becomes
   int64_t step = 0;  // the step's own number
-  alignas(16) unsigned char scalars[DeviceRules<A>::kBytes] = {};
+  alignas(16) unsigned char scalars[96] = {};  // the rule
 
   __device__ A scale() const {
     const A factor = grad_scale != nullptr     ? *grad_scale
@@ -70,16 +87,11 @@ struct OptimizerCall {
   }
 };
 
+// Calls f with the call's rule.
 template <class A, class F, class... Rules>
 __device__ __forceinline__ void with_rule(const OptimizerCall<A>& call, RuleList<Rules...>, const F& f) {
   int32_t index = 0;
   ((call.rule == index++ ? f(*reinterpret_cast<const Rules*>(call.scalars)) : void()), ...);
-}
-
-// Calls f with the call's rule.
-template <class A, class F>
-__device__ __forceinline__ void with_rule(const OptimizerCall<A>& call, const F& f) {
-  with_rule(call, DeviceRules<A>(), f);
 }
 
 // ---- Tables ---------------------------------------------------------------------------------------------------------
@@ -141,6 +153,7 @@ template <class A, int width>
 struct RowColumns {
   A weight[width] = {};
   A state[width][kMostOptimizerStates] = {};
+  A sums[width] = {};  // S of Adam's family, where it has parts
 };
 
 // f(c, from[c]) for c below count and width.
@@ -202,55 +215,6 @@ __device__ __forceinline__ void load_as(ScalarType dtype, const void* x, int64_t
   });
 }
 
-// Columns beyond the last are zero.
-template <int width, class A>
-__device__ RowColumns<A, width> load_row(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row,
-                                         int64_t column) {
-  RowColumns<A, width> columns;
-  const int64_t count = table.columns - column;
-  const bool aligned = table.is_aligned<width>();
-  load_as<width>(call.weight_dtype, table.weight, row * table.weight_stride + column, count, aligned, columns.weight);
-#pragma unroll
-  for (int s = 0; s < kMostOptimizerStates; ++s) {
-    if (s >= call.states) continue;
-    load_each<width>(static_cast<const A*>(table.states[s]) + row * table.state_strides[s] + column, count, aligned,
-                     [&](int c, A x) { columns.state[c][s] = x; });
-  }
-  return columns;
-}
-
-template <int width, class A>
-__device__ void store_states(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row, int64_t column,
-                             const RowColumns<A, width>& columns) {
-#pragma unroll
-  for (int s = 0; s < kMostOptimizerStates; ++s) {
-    if (s >= call.states) continue;
-    store_each<width>(static_cast<A*>(table.states[s]) + row * table.state_strides[s] + column, table.columns - column,
-                      table.is_aligned<width>(), [&](int c) { return columns.state[c][s]; });
-  }
-}
-
-template <int width, class A>
-__device__ void store_weights(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row, int64_t column,
-                              const RowColumns<A, width>& columns) {
-  with_weight_type<A>(call.weight_dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    T* const to = static_cast<T*>(table.weight) + row * table.weight_stride + column;
-    const int64_t count = table.columns - column;
-    const bool aligned = table.is_aligned<width>();
-    if constexpr (!std::is_same_v<A, T>) {
-      if (call.rounds_by_chance) {
-        const RowBits bits(table.seed, call.step, row);
-        store_each<width>(to, count, aligned, [&](int c) {
-          return static_cast<T>(rounded_by<T>(columns.weight[c], bits.of(static_cast<uint32_t>(column + c))));
-        });
-        return;
-      }
-    }
-    store_each<width>(to, count, aligned, [&](int c) { return static_cast<T>(columns.weight[c]); });
-  });
-}
-
 // ---- On the host ----------------------------------------------------------------------------------------------------
 
 struct OptimizerArguments {
@@ -269,9 +233,28 @@ struct OptimizerArguments {
 template <class A>
 OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& arguments);
 
+// Calls f with the list that has the call's rule.
+template <class A, class F>
+void with_rules(const OptimizerCall<A>& call, const F& f) {
+  switch (call.idle) {
+    case IdleKind::kNone:
+      return f(StillRules<A>());
+    case IdleKind::kLinear:
+      return f(LinearRules<A>());
+    default:
+      return f(AdamRules<A>());
+  }
+}
+
 // states: this table's; last_step null: it is up to date.
 OptimizerTable optimizer_table(const OptimizerArguments& arguments, const Tensor& weight, const Tensor* states,
                                const Tensor* last_step, int64_t seed);
+
+// The same of the rules whose idle rows move.
+template <class A, class F>
+void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
+  call.idle == IdleKind::kLinear ? f(LinearRules<A>()) : f(AdamRules<A>());
+}
 
 // The structures in the device's memory, without a wait: see upload.
 template <class T>
