@@ -9,6 +9,12 @@
 #else
 #define TSR_HOST_DEVICE
 #endif
+// What is called inside loops that are compiled for an instruction set of their own: cpu/isa_foreach.h.
+#ifdef __CUDACC__
+#define TSR_ALWAYS_INLINE __forceinline__
+#else
+#define TSR_ALWAYS_INLINE inline __attribute__((always_inline))
+#endif
 
 namespace tsr {
 

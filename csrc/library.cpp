@@ -125,6 +125,19 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "row_update(Tensor(a!) weight, Tensor(b!)? state0, Tensor(c!)? state1, Tensor(d!)? state2, Tensor grad,"
       " Tensor indices, int rule, float[] hyperparameters) -> ()");
 
+  // row_optimizer
+  m.def(
+      "row_optimizer_update_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps, Tensor? history,"
+      " Tensor[] rows, Tensor[] values, Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base,"
+      " bool maximize, int[] rounding_seeds) -> ()");
+  m.def("row_optimizer_advance_(Tensor(a!) history, int rule, float[] hyperparameters, int step, int base) -> ()");
+  m.def(
+      "row_optimizer_current(Tensor weight, Tensor[] states, Tensor last_step, Tensor history, Tensor rows, int rule,"
+      " float[] hyperparameters, int step, int base) -> Tensor");
+  m.def(
+      "row_optimizer_make_current_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps,"
+      " Tensor? history, int rule, float[] hyperparameters, int step, int base, int[] rounding_seeds) -> ()");
+
   // device: what the machine offers, and errors that CUDA kernels recorded
   m.def("cpu_level() -> int");
   m.def("check_errors(Tensor probe) -> ()");

@@ -27,13 +27,6 @@
 #include "dispatch.h"
 #include "segment.h"
 
-// The policies are called inside loops that are compiled for an instruction set of their own: isa_foreach.h.
-#ifdef __CUDACC__
-#define TSR_ALWAYS_INLINE __forceinline__
-#else
-#define TSR_ALWAYS_INLINE inline __attribute__((always_inline))
-#endif
-
 namespace tsr {
 
 // ---- Rules ----------------------------------------------------------------------------------------------------------
@@ -355,7 +348,8 @@ inline std::string strides_text(const Tensor& x) {
 }
 
 // A tensor that is written row by row: any distance between rows, each of them contiguous.
-inline void check_written_rows(const char* op, const char* argument, const Tensor& x) {
+template <class Name>
+void check_written_rows(const char* op, const Name& argument, const Tensor& x) {
   if (x.numel() == 0) return;
   int64_t expected = 1;
   bool contiguous = true;
@@ -371,18 +365,18 @@ inline void check_written_rows(const char* op, const char* argument, const Tenso
 // Whether rows of a and b share memory. Rows at one distance may lie side by side, as columns of one tensor do.
 inline bool share_memory(const Tensor& a, const Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
-  const int64_t bytes = static_cast<int64_t>(a.element_size());
+  const auto bytes = [](const Tensor& x) { return static_cast<int64_t>(x.element_size()); };
   const auto begin = [](const Tensor& x) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(x.data_ptr())); };
   const auto end = [&](const Tensor& x) {
     int64_t last = 0;
     for (int64_t d = 0; d < x.dim(); ++d) last += (x.size(d) - 1) * x.stride(d);
-    return begin(x) + (last + 1) * bytes;
+    return begin(x) + (last + 1) * bytes(x);
   };
   if (end(a) <= begin(b) || end(b) <= begin(a)) return false;
-  const int64_t stride = row_stride(a) * bytes;
-  if (a.size(0) < 2 || b.size(0) < 2 || row_stride(b) * bytes != stride) return true;
+  const int64_t stride = row_stride(a) * bytes(a);
+  if (a.size(0) < 2 || b.size(0) < 2 || row_stride(b) * bytes(b) != stride) return true;
   const int64_t apart = ((begin(b) - begin(a)) % stride + stride) % stride;
-  return apart < row_elements(a) * bytes || apart + row_elements(b) * bytes > stride;
+  return apart < row_elements(a) * bytes(a) || apart + row_elements(b) * bytes(b) > stride;
 }
 
 inline void check_row_tensors(const char* op, const Tensor& weight, const RowStates& states,

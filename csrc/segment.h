@@ -45,7 +45,9 @@ inline Reduction check_reduction(const char* op, int64_t reduction, bool allow_m
   return static_cast<Reduction>(reduction);
 }
 
-inline void check_vector(const char* op, const char* argument, const Tensor& x) {
+// `argument` is a name, or anything else that prints as one: it is only read when there is something to say.
+template <class Name>
+void check_vector(const char* op, const Name& argument, const Tensor& x) {
   TSR_CHECK_VALUE(x.dim() == 1, op, ": ", argument, " must have rank 1, got shape ", shape_text(x));
 }
 
@@ -57,8 +59,9 @@ inline void check_float_dtype(const char* op, const char* argument, const Tensor
   dispatch_float(x.scalar_type(), op, argument, [](auto) {});
 }
 
-inline void check_same_device(const char* op, const char* argument, const Tensor& x, const char* other_name,
-                              const Tensor& other) {
+template <class Name>
+void check_same_device(const char* op, const Name& argument, const Tensor& x, const char* other_name,
+                       const Tensor& other) {
   TSR_CHECK_VALUE(x.is_cuda() == other.is_cuda() && x.get_device_index() == other.get_device_index(), op, ": ",
                   argument, " must be on the device of ", other_name);
 }

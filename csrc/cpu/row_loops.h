@@ -53,6 +53,14 @@ inline int64_t rows_ahead(int64_t row_bytes) {
   return std::clamp<int64_t>(8192 / std::max<int64_t>(row_bytes, 1), 2, 64);
 }
 
+// Asks for a row of dim elements.
+template <class T>
+void fetch_row(const T* row, int64_t dim) {
+  const char* bytes = reinterpret_cast<const char*>(row);
+  const int64_t size = dim * static_cast<int64_t>(sizeof(T));
+  for (int64_t b = 0; b < size; b += 64) __builtin_prefetch(bytes + b);
+}
+
 template <class T, class R>
 struct RowLoops {
   void (*pool)(const PoolArguments<T, R>& arguments);

@@ -51,13 +51,6 @@ struct RowTables {
   }
 };
 
-template <class T>
-void fetch_row(const T* row, int64_t dim) {
-  const char* bytes = reinterpret_cast<const char*>(row);
-  const int64_t size = dim * static_cast<int64_t>(sizeof(T));
-  for (int64_t b = 0; b < size; b += 64) __builtin_prefetch(bytes + b);
-}
-
 // Items [begin, end) in their order; row_of(e) and item_of(e) say which row and which row of grad.
 template <class Rule, class T, class RowAt, class ItemAt>
 void update_items(const Rule& rule, const RowTables<T>& tables, int64_t begin, int64_t end, const RowAt& row_of,

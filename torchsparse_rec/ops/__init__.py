@@ -30,6 +30,14 @@ from .jagged import offsets_to_row_ids as offsets_to_row_ids
 from .jagged import padded_to_jagged as padded_to_jagged
 from .jagged import row_ids_to_offsets as row_ids_to_offsets
 from .jagged import sparse_to_jagged as sparse_to_jagged
+from .row_optimizer import HISTORY_COLUMNS as HISTORY_COLUMNS
+from .row_optimizer import OPTIMIZER_RULES as OPTIMIZER_RULES
+from .row_optimizer import idle_motion as idle_motion
+from .row_optimizer import new_history as new_history
+from .row_optimizer import row_optimizer_advance_ as row_optimizer_advance_
+from .row_optimizer import row_optimizer_current as row_optimizer_current
+from .row_optimizer import row_optimizer_make_current_ as row_optimizer_make_current_
+from .row_optimizer import row_optimizer_update_ as row_optimizer_update_
 from .row_update import sparse_apply_adadelta_ as sparse_apply_adadelta_
 from .row_update import sparse_apply_adagrad_ as sparse_apply_adagrad_
 from .row_update import sparse_apply_adagrad_da_ as sparse_apply_adagrad_da_

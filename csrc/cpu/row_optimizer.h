@@ -1,0 +1,195 @@
+// Optimizer steps and current values of rows on the CPU, for whoever has rows and their gradients: row_optimizer.cpp
+// and the updates of embedding collections.
+//
+//   OptimizerStep<A>  one call's step, the same for all its tables
+//   StepWorker<A>     what one thread keeps during the call, for all tables
+//   RowStepper<T>     one table: step(), current(), catch_up() of some rows
+#pragma once
+#include "../row_optimizer.h"
+#include "../stochastic_rounding.h"
+
+namespace tsr {
+
+// ---- Loops over one row, compiled per instruction set
+// ----------------------------------------------------------------
+
+// What a row has missed, ready for its elements: the parts that its rule's Map has.
+template <class A>
+struct IdleSteps {
+  LinearIdle<A> linear;
+  AdamIdle<A> adam;
+  // S: one term, or several from IdleMemo::terms() + first_term.
+  AdamTerm<A> term;
+  int32_t terms, first_term;
+};
+
+template <class A>
+struct RowArguments {
+  A* weight;
+  A* state[kMostOptimizerStates];  // [dim] each, or one value where the state has one per row
+  const A* grad;
+  A scale;  // what grad is multiplied by
+  int64_t dim;
+  const IdleSteps<A>* idle;  // null: the row is not behind
+  const AdamTerm<A>* terms;
+  A* sums;  // [dim], scratch
+};
+
+template <class A>
+struct OptimizerLoops {
+  void (*step)(const void* rule, const RowArguments<A>& row);
+  // Only the idle steps; null for rules without. current writes the weight alone, which is a copy.
+  void (*catch_up)(const void* rule, const RowArguments<A>& row);
+  void (*current)(const void* rule, const RowArguments<A>& row);
+};
+
+// Writes the rule with its scalars to `rule`, of kRuleBytes.
+constexpr size_t kRuleBytes = 128;
+template <class A>
+OptimizerLoops<A> make_rule(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step, void* bytes);
+
+// A row of weights to and from the accumulator's type.
+template <class T>
+struct RowConversions {
+  void (*widen)(const T* from, acc_t<T>* to, int64_t dim);
+  void (*narrow)(const acc_t<T>* from, T* to, int64_t dim);
+  void (*narrow_by_chance)(const acc_t<T>* from, T* to, int64_t dim, const RowBits& bits);
+};
+template <class T>
+const RowConversions<T>& row_conversions();
+
+// ---- A call ---------------------------------------------------------------------------------------------------------
+
+template <class A>
+class OptimizerStep {
+ public:
+  // Rows are caught up through step `now`: step - 1 for an update, step for what only reads or catches up. Arguments
+  // must have been checked; history (null: no row is behind) must outlive this, scale multiplies every gradient.
+  OptimizerStep(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step, int64_t base, int64_t now,
+                const Tensor* history, double scale)
+      : loops(make_rule<A>(rule, hyperparameters, step, rule_)),
+        rule(rule),
+        history(history != nullptr ? history->data_ptr() : nullptr),
+        now(now - base),
+        then(step - base),
+        number(step),
+        states(static_cast<int>(state_names(rule, hyperparameters).size())),
+        row_state(tsr::row_state(rule)),
+        scale(static_cast<A>(scale)) {}
+  OptimizerStep(const OptimizerStep&) = delete;
+  OptimizerStep& operator=(const OptimizerStep&) = delete;
+
+  const void* policy() const { return rule_; }
+
+ private:
+  alignas(16) unsigned char rule_[kRuleBytes];
+
+ public:
+  const OptimizerLoops<A> loops;
+  const OptimizerRule rule;
+  const void* const history;
+  const int64_t now, then;  // counted from the base; then: what last_step becomes
+  const int64_t number;
+  const int states, row_state;
+  const A scale;
+};
+
+// The idle steps by how many a row has missed, each computed once. The maps of the last kRecent steps come from the end
+// backwards, one composition each; older ones from history's tree. So they are a function of the two steps alone.
+template <class A>
+class IdleMemo {
+ public:
+  explicit IdleMemo(const OptimizerStep<A>& step) : step_(step) {}
+
+  // What a row has missed that is `gap` steps behind, 0 < gap <= now. Valid until the next call.
+  const IdleSteps<A>& missed(int64_t gap) {
+    return gap <= static_cast<int64_t>(recent_.size()) ? recent_[static_cast<size_t>(gap - 1)] : computed(gap);
+  }
+  const AdamTerm<A>* terms() const { return terms_.data(); }
+
+ private:
+  static constexpr int64_t kRecent = 1024;
+
+  const IdleSteps<A>& computed(int64_t gap);
+  template <class Map>
+  IdleSteps<A> steps_of(const Map& map, int64_t gap);
+
+  const OptimizerStep<A>& step_;
+  std::vector<IdleSteps<A>> recent_;
+  LinearMap linear_;
+  AdamMap<true> adam_;
+  AdamMap<false> amsgrad_;
+  IdleSteps<A> old_;
+  std::vector<AdamTerm<A>> terms_;
+  size_t recent_terms_ = 0;
+};
+
+template <class A>
+class StepWorker {
+ public:
+  explicit StepWorker(const OptimizerStep<A>& step) : memo(step) {}
+
+  // Scratch of at least n elements.
+  A* weights(int64_t n) { return grown(weights_, n); }
+  A* sums(int64_t n) { return grown(sums_, n); }
+
+  IdleMemo<A> memo;
+  std::vector<A> values;  // for callers that must convert their gradients
+
+ private:
+  static A* grown(std::vector<A>& x, int64_t n) {
+    if (static_cast<int64_t>(x.size()) < n) x.resize(static_cast<size_t>(n));
+    return x.data();
+  }
+  std::vector<A> weights_, sums_;
+};
+
+// ---- A table --------------------------------------------------------------------------------------------------------
+
+template <class T>
+class RowStepper {
+ public:
+  using A = acc_t<T>;
+
+  // states: those of this table, in their order; last_step null: no row is behind. What is only read may be const.
+  RowStepper(const OptimizerStep<A>& step, const Tensor& weight, const Tensor* states, const Tensor* last_step,
+             std::optional<int64_t> rounding_seed = std::nullopt);
+
+  int64_t dim() const { return dim_; }
+  bool behind(int64_t row) const { return last_step_ != nullptr && last_step_[row] < step_->now; }
+
+  // Catches up the rows and makes the step with their gradients, values [count, dim]. R: int64_t or uint32_t. A row
+  // must not occur twice, nor be another thread's.
+  template <class R>
+  void step(StepWorker<A>& worker, const R* rows, const A* values, int64_t count) const;
+
+  // The rows' current values, out [count, dim]. Writes nothing else.
+  template <class R>
+  void current(StepWorker<A>& worker, const R* rows, int64_t count, T* out) const;
+
+  // Catches up the rows [begin, end).
+  void catch_up(StepWorker<A>& worker, int64_t begin, int64_t end) const;
+  // The step of the rows [begin, end), whose gradients are values [end - begin, dim].
+  void step_all(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const;
+
+ private:
+  static constexpr int64_t kBlock = 256;  // rows whose last steps are looked up together
+
+  int64_t gap(int64_t row) const;
+  RowArguments<A> arguments(int64_t row) const;
+  void fetch(int64_t row) const;
+  void store(int64_t row, const A* from) const;
+  void step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count) const;
+  void current_row(StepWorker<A>& worker, int64_t row, T* out) const;
+
+  const OptimizerStep<A>* step_;
+  T* weight_;
+  A* state_[kMostOptimizerStates] = {};
+  int32_t* last_step_;
+  int64_t weight_stride_;
+  int64_t state_stride_[kMostOptimizerStates] = {};
+  int64_t dim_;
+  std::optional<int64_t> rounding_seed_;
+};
+
+}  // namespace tsr

@@ -1,0 +1,373 @@
+// row_optimizer: an optimizer's steps on tables of which a step sees few rows, as if it saw them all.
+//
+// row_optimizer_update_(weights, states, last_steps, history?, rows, values, grad_scale?, rule, hyperparameters, step,
+//                       base, maximize, rounding_seeds): for every table k and every u, in place,
+//   row rows[k][u] of weights[k] and of its states is caught up through step - 1, and then makes step `step` with
+//   g = (maximize ? -1 : 1) * grad_scale * values[k][u]
+// * Steps are numbered from 1. A row that a step does not name has gradient zero in it, which for many rules still
+// moves
+//   it. Such idle steps are not done: last_steps[k][row] says through which step the row is done, counted from `base`,
+//   and whoever needs the row catches it up by their idle map (row_optimizer_idle.h), whatever their number.
+// * history: the idle maps of the steps since base, [>= 2 * (step - base), 8] float64, the same for all tables that
+// step
+//   together; at base all rows were current. row_optimizer_advance_ appends the map of step `step`, after its updates:
+//   learning rates and all other hyperparameters but eps may differ from step to step.
+// * last_steps empty: no rows are caught up. That is right where the rule does not move idle rows, where every step has
+//   rows = all, and is the rule called lazy otherwise.
+// * row_optimizer_current(weight, states, last_step, history, rows, ...) -> [U, D]: what the rows of weight are as of
+//   step `step`, all written steps and all idle ones; nothing is written. Rows in any order, repeated as one likes.
+//   row_optimizer_make_current_ writes just that, for all rows; weights and states.
+// * Idle maps are exact for sgd, rmsprop and adadelta. For adam, amsgrad and partial_rowwise_adam the movement is a sum
+//   that is expanded to within 3e-8 of it (float64: 1e-12). There is none, ValueError from advance_ and from an update
+//   with last_steps and rows, where weight decay enters the second moment (weight_decay != 0 and not decoupled), and
+//   for lamb. For adagrad, rowwise_adagrad and ftrl nothing moves and last_steps must be empty.
+// * Tables: weights[k] [V_k, D_k], all of one dtype, float16, bfloat16, float32 or float64, and one device. states:
+//   table after table those of the rule (state_names below), [V_k, D_k] or [V_k], in the accumulator's dtype: float32,
+//   for float64 weights float64. values[k]: [U_k, D_k] in the accumulator's dtype or the weights'. rows: one int64
+//   vector per table, strictly increasing, or none for all tables: then values[k] is [V_k, D_k]. last_steps: none, or
+//   one int32 [V_k] per table; numbers outside [0, step - base] count as the nearer end. grad_scale: one element of the
+//   accumulator's dtype or float32, on the device. Written rows may be any distance apart, each of them contiguous.
+// * A step is computed in the accumulator's dtype and the weight rounded once, after catching up and stepping, to the
+//   nearest number; or, with rounding_seeds (one per table, for half types only), to one of the two neighbours by a
+//   generator of (seed, step, row, column), so that the mean is right (stochastic_rounding.h). A caught-up row that is
+//   read (row_optimizer_current) is rounded to nearest: just what make_current_ stores without seeds.
+// * Errors: ValueError for shapes, dtypes, layouts, hyperparameters outside their range and rows that do not increase;
+//   IndexError for a row outside [0, V). After an error nothing is written. On CUDA a row that is outside, or not above
+//   its predecessor, is skipped and reported.
+// * NaN and infinite gradients follow the formulas.
+//
+// Determinism: one thread owns a row: the same bits on every run, for every number of threads and, on the CPU, every
+// instruction set. CUDA's differ: products are fused with additions.
+// Not differentiable: an update happens outside the graph, and current values belong to lookups, which have gradients
+// of their own. Source: torch.optim's formulas, with all scalars computed in float64; tf.compat.v1.train.FtrlOptimizer;
+// FBGEMM's row-wise Adagrad, partial row-wise Adam and LAMB.
+#pragma once
+#include <string_view>
+
+#include "row_optimizer_rules.h"
+
+namespace tsr {
+
+// ---- Rules ----------------------------------------------------------------------------------------------------------
+
+inline const std::vector<const char*>& hyperparameter_names(OptimizerRule rule) {
+  static const std::vector<const char*> adam{"lr", "beta1", "beta2", "eps", "weight_decay", "decoupled"};
+  static const std::array<std::vector<const char*>, kOptimizerRules> names{{
+      {"lr", "momentum", "dampening", "nesterov", "weight_decay"},
+      {"lr", "lr_decay", "eps", "weight_decay"},
+      {"lr", "lr_decay", "eps", "weight_decay"},
+      adam,
+      adam,
+      {"lr", "beta1", "beta2", "eps", "weight_decay"},
+      {"lr", "alpha", "eps", "weight_decay", "momentum", "centered"},
+      {"lr", "lr_power", "l1", "l2", "l2_shrinkage", "beta"},
+      {"lr", "rho", "eps", "weight_decay"},
+      {"lr", "beta1", "beta2", "eps", "weight_decay"},
+  }};
+  return names[static_cast<size_t>(rule)];
+}
+
+// The states of a table, in their order; hyperparameters must have been checked.
+inline const std::vector<const char*>& state_names(OptimizerRule rule, const std::vector<double>& h) {
+  using Names = std::vector<const char*>;
+  static const Names none, momentum{"momentum_buffer"}, sum{"sum"}, adam{"exp_avg", "exp_avg_sq"},
+      amsgrad{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, rmsprop{"square_avg"},
+      rmsprop_momentum{"square_avg", "momentum_buffer"}, centered{"square_avg", "grad_avg"},
+      centered_momentum{"square_avg", "momentum_buffer", "grad_avg"}, ftrl{"accumulator", "linear"},
+      adadelta{"square_avg", "acc_delta"};
+  switch (rule) {
+    case OptimizerRule::kSgd:
+      return h[1] != 0 ? momentum : none;
+    case OptimizerRule::kAdagrad:
+    case OptimizerRule::kRowwiseAdagrad:
+      return sum;
+    case OptimizerRule::kAmsgrad:
+      return amsgrad;
+    case OptimizerRule::kRmsprop:
+      if (h[4] > 0) return h[5] != 0 ? centered_momentum : rmsprop_momentum;
+      return h[5] != 0 ? centered : rmsprop;
+    case OptimizerRule::kFtrl:
+      return ftrl;
+    case OptimizerRule::kAdadelta:
+      return adadelta;
+    default:
+      return adam;
+  }
+}
+
+// The state that has one value per row, by its place; -1: none.
+inline int row_state(OptimizerRule rule) {
+  if (rule == OptimizerRule::kRowwiseAdagrad) return 0;
+  return rule == OptimizerRule::kPartialRowwiseAdam ? 1 : -1;
+}
+
+// Whether idle steps have a map that history can hold. Where they change nothing, that is "no".
+inline bool has_idle_maps(OptimizerRule rule) {
+  switch (rule) {
+    case OptimizerRule::kSgd:
+    case OptimizerRule::kAdam:
+    case OptimizerRule::kAmsgrad:
+    case OptimizerRule::kPartialRowwiseAdam:
+    case OptimizerRule::kRmsprop:
+    case OptimizerRule::kAdadelta:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether weight decay enters the second moment of a rule that has idle maps otherwise.
+inline bool decay_is_coupled(OptimizerRule rule, const std::vector<double>& h) {
+  switch (rule) {
+    case OptimizerRule::kAdam:
+    case OptimizerRule::kAmsgrad:
+      return h[4] != 0 && h[5] == 0;
+    case OptimizerRule::kRmsprop:
+    case OptimizerRule::kAdadelta:
+      return h[3] != 0;
+    default:
+      return false;
+  }
+}
+
+// ---- Checks ---------------------------------------------------------------------------------------------------------
+
+// The ranges are torch's. Written so that a NaN is outside.
+inline OptimizerRule check_optimizer_rule(const char* op, int64_t value, const std::vector<double>& h) {
+  TSR_CHECK_VALUE(value >= 0 && value < kOptimizerRules, op, ": rule must be in [0, ", kOptimizerRules, "), got ",
+                  value);
+  const OptimizerRule rule = static_cast<OptimizerRule>(value);
+  const std::vector<const char*>& names = hyperparameter_names(rule);
+  TSR_CHECK_VALUE(h.size() == names.size(), op, ": hyperparameters must be ", names.size(), ", got ", h.size());
+  for (size_t k = 0; k < h.size(); ++k) {
+    const std::string_view name = names[k];
+    const auto must = [&](bool holds, const char* what) {
+      TSR_CHECK_VALUE(holds, op, ": ", names[k], " must be ", what, ", got ", h[k]);
+    };
+    if (name == "beta1" || name == "beta2") {
+      must(h[k] >= 0 && h[k] < 1, "in [0, 1)");
+    } else if (name == "rho") {
+      must(h[k] >= 0 && h[k] <= 1, "in [0, 1]");
+    } else if (name == "lr_power") {
+      must(h[k] <= 0, "<= 0");
+    } else if (name == "dampening") {
+      must(h[k] == h[k], "a number");
+    } else if (name == "nesterov" || name == "decoupled" || name == "centered") {
+      must(h[k] == 0 || h[k] == 1, "0 or 1");
+    } else if (name == "lr" && rule == OptimizerRule::kFtrl) {
+      must(h[k] > 0, "> 0");
+    } else {
+      must(h[k] >= 0, ">= 0");
+    }
+  }
+  if (rule == OptimizerRule::kSgd) {
+    TSR_CHECK_VALUE(h[3] == 0 || (h[1] > 0 && h[2] == 0), op, ": nesterov must come with momentum > 0 and dampening 0");
+  }
+  const bool decoupled = rule == OptimizerRule::kPartialRowwiseAdam ||
+                         ((rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad) && h[5] != 0);
+  TSR_CHECK_VALUE(!decoupled || h[0] * h[4] <= 1, op, ": weight_decay must be at most 1 / lr, got ", h[4], " with lr ",
+                  h[0]);
+  return rule;
+}
+
+inline void check_optimizer_steps(const char* op, int64_t step, int64_t base, int64_t least) {
+  TSR_CHECK_VALUE(base >= 0, op, ": base must be >= 0, got ", base);
+  TSR_CHECK_VALUE(step >= base + least && step - base < INT32_MAX, op, ": step must be in [base + ", least,
+                  ", base + 2^31), got ", step, " with base ", base);
+}
+
+// That history holds the idle maps of `steps` steps.
+inline void check_history(const char* op, const Tensor& history, int64_t steps) {
+  TSR_CHECK_VALUE(history.scalar_type() == ScalarType::Double, op, ": history must be Double, got ",
+                  dtype_name(history.scalar_type()));
+  TSR_CHECK_VALUE(history.dim() == 2 && history.size(1) == kHistoryColumns && history.size(0) >= 2 * steps &&
+                      history.is_contiguous(),
+                  op, ": history must be contiguous, of shape [at least ", 2 * steps, ", ", kHistoryColumns, "], got ",
+                  shape_text(history));
+}
+
+// Prints as "weights[3]".
+struct Place {
+  const char* argument;
+  size_t k;
+  friend std::ostream& operator<<(std::ostream& out, const Place& x) { return out << x.argument << '[' << x.k << ']'; }
+};
+
+inline ScalarType accumulator_dtype(ScalarType weight) {
+  return weight == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// One tensor of table k, which is written row by row.
+inline void check_table_tensor(const char* op, const Place& name, const Tensor& x, const Tensor& weight, size_t k,
+                               bool per_row, ScalarType dtype) {
+  const bool fits = per_row ? x.dim() == 1 && x.size(0) == weight.size(0) : x.sizes().equals(weight.sizes());
+  TSR_CHECK_VALUE(fits, op, ": ", name, " must have ", per_row ? "one value for each row" : "the shape", " of weights[",
+                  k, "], ", shape_text(weight), ", got shape ", shape_text(x));
+  TSR_CHECK_VALUE(x.scalar_type() == dtype, op, ": ", name, " must be ", dtype_name(dtype), ", got ",
+                  dtype_name(x.scalar_type()));
+  check_same_device(op, name, x, "weights[0]", weight);
+  check_written_rows(op, name, x);
+}
+
+// Weights, states and last_steps of K tables: what every operator that steps or catches up takes. The rule must have
+// been checked.
+inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std::vector<double>& h,
+                                   const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                                   const std::vector<Tensor>& last_steps) {
+  const std::vector<const char*>& names = state_names(rule, h);
+  TSR_CHECK_VALUE(states.size() == names.size() * weights.size(), op, ": states must be ", names.size(),
+                  " for each of the ", weights.size(), " tables, got ", states.size());
+  TSR_CHECK_VALUE(last_steps.empty() || last_steps.size() == weights.size(), op,
+                  ": last_steps must be none, or one for each of the ", weights.size(), " tables, got ",
+                  last_steps.size());
+  TSR_CHECK_VALUE(last_steps.empty() || has_idle_maps(rule), op,
+                  ": last_steps must be none for a rule that has no idle maps, got ", last_steps.size());
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const Tensor& weight = weights[k];
+    check_float_dtype(op, "weights[0]", weights[0]);
+    TSR_CHECK_VALUE(weight.dim() == 2, op, ": weights[", k, "] must have shape [V, D], got ", shape_text(weight));
+    check_table_tensor(op, Place{"weights", k}, weight, weight, k, /*per_row=*/false, weights[0].scalar_type());
+    check_same_device(op, "weights", weight, "weights[0]", weights[0]);
+    for (size_t s = 0; s < names.size(); ++s) {
+      const Tensor& state = states[k * names.size() + s];
+      const Place name{names[s], k};
+      check_table_tensor(op, name, state, weight, k, static_cast<int>(s) == row_state(rule),
+                         accumulator_dtype(weight.scalar_type()));
+      TSR_CHECK_VALUE(!share_memory(state, weight), op, ": ", name, " must not share memory with weights[", k, "]");
+      for (size_t other = 0; other < s; ++other) {
+        TSR_CHECK_VALUE(!share_memory(state, states[k * names.size() + other]), op, ": ", name,
+                        " must not share memory with ", names[other], "[", k, "]");
+      }
+    }
+    if (!last_steps.empty()) {
+      check_table_tensor(op, Place{"last_steps", k}, last_steps[k], weight, k, /*per_row=*/true, ScalarType::Int);
+      TSR_CHECK_VALUE(last_steps[k].is_contiguous(), op, ": last_steps[", k, "] must be contiguous");
+    }
+  }
+}
+
+inline void check_rounding_seeds(const char* op, const std::vector<Tensor>& weights,
+                                 const std::vector<int64_t>& rounding_seeds) {
+  if (rounding_seeds.empty()) return;
+  TSR_CHECK_VALUE(rounding_seeds.size() == weights.size(), op, ": rounding_seeds must be none, or one for each of the ",
+                  weights.size(), " tables, got ", rounding_seeds.size());
+  for (const Tensor& weight : weights) {
+    TSR_CHECK_VALUE(weight.scalar_type() == ScalarType::Half || weight.scalar_type() == ScalarType::BFloat16, op,
+                    ": rounding_seeds must be none for weights that are ", dtype_name(weight.scalar_type()));
+  }
+}
+
+inline void check_grad_scale(const char* op, const std::optional<Tensor>& grad_scale,
+                             const std::vector<Tensor>& weights) {
+  if (!grad_scale || weights.empty()) return;
+  const ScalarType wide = accumulator_dtype(weights[0].scalar_type());
+  TSR_CHECK_VALUE(grad_scale->numel() == 1, op, ": grad_scale must have one element, got shape ",
+                  shape_text(*grad_scale));
+  TSR_CHECK_VALUE(grad_scale->scalar_type() == wide || grad_scale->scalar_type() == ScalarType::Float, op,
+                  ": grad_scale must be ", dtype_name(wide), " or Float, got ", dtype_name(grad_scale->scalar_type()));
+  check_same_device(op, "grad_scale", *grad_scale, "weights[0]", weights[0]);
+}
+
+// What is caught up needs the maps of `steps` steps.
+inline void check_catching_up(const char* op, const std::vector<Tensor>& last_steps,
+                              const std::optional<Tensor>& history, int64_t steps) {
+  if (last_steps.empty()) return;
+  TSR_CHECK_VALUE(history.has_value(), op, ": history must be given with last_steps, got None");
+  check_history(op, *history, steps);
+  check_same_device(op, "history", *history, "last_steps", last_steps[0]);
+}
+
+// A step whose rows are named leaves the others idle: they must have a map.
+inline void check_idle_rows(const char* op, OptimizerRule rule, const std::vector<double>& h) {
+  TSR_CHECK_VALUE(has_idle_maps(rule), op, ": rule must be one whose idle rows move by a map, got ",
+                  static_cast<int64_t>(rule));
+  TSR_CHECK_VALUE(!decay_is_coupled(rule, h), op,
+                  ": weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got ",
+                  h[rule == OptimizerRule::kAdam || rule == OptimizerRule::kAmsgrad ? 4 : 3]);
+}
+
+inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                                                const std::vector<Tensor>& last_steps,
+                                                const std::optional<Tensor>& history, const std::vector<Tensor>& rows,
+                                                const std::vector<Tensor>& values,
+                                                const std::optional<Tensor>& grad_scale, int64_t rule_value,
+                                                const std::vector<double>& h, int64_t step, int64_t base,
+                                                const std::vector<int64_t>& rounding_seeds) {
+  const char* op = "row_optimizer_update_";
+  const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
+  check_optimizer_steps(op, step, base, /*least=*/1);
+  check_optimizer_tables(op, rule, h, weights, states, last_steps);
+  check_catching_up(op, last_steps, history, step - 1 - base);
+  if (!last_steps.empty() && !rows.empty()) check_idle_rows(op, rule, h);
+  check_rounding_seeds(op, weights, rounding_seeds);
+  check_grad_scale(op, grad_scale, weights);
+  TSR_CHECK_VALUE(rows.empty() || rows.size() == weights.size(), op, ": rows must be none, or one for each of the ",
+                  weights.size(), " tables, got ", rows.size());
+  TSR_CHECK_VALUE(values.size() == weights.size(), op, ": values must be one for each of the ", weights.size(),
+                  " tables, got ", values.size());
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const Tensor& weight = weights[k];
+    int64_t expected = weight.size(0);
+    if (!rows.empty()) {
+      const Place name{"rows", k};
+      check_vector(op, name, rows[k]);
+      TSR_CHECK_VALUE(rows[k].scalar_type() == ScalarType::Long, op, ": ", name, " must be Long, got ",
+                      dtype_name(rows[k].scalar_type()));
+      check_same_device(op, name, rows[k], "weights[0]", weight);
+      expected = rows[k].size(0);
+    }
+    const Place name{"values", k};
+    TSR_CHECK_VALUE(values[k].dim() == 2 && values[k].size(0) == expected && values[k].size(1) == weight.size(1), op,
+                    ": ", name, " must have shape [", expected, ", ", weight.size(1), "], got ", shape_text(values[k]));
+    const ScalarType wide = accumulator_dtype(weight.scalar_type()), dtype = values[k].scalar_type();
+    TSR_CHECK_VALUE(dtype == wide || dtype == weight.scalar_type(), op, ": ", name, " must be ", dtype_name(wide),
+                    " or the dtype of weights[", k, "], ", dtype_name(weight.scalar_type()), ", got ",
+                    dtype_name(dtype));
+    check_same_device(op, name, values[k], "weights[0]", weight);
+    TSR_CHECK_VALUE(!share_memory(values[k], weight), op, ": ", name, " must not share memory with weights[", k, "]");
+  }
+  return rule;
+}
+
+inline OptimizerRule check_row_optimizer_advance(const Tensor& history, int64_t rule_value,
+                                                 const std::vector<double>& h, int64_t step, int64_t base) {
+  const char* op = "row_optimizer_advance_";
+  const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
+  check_idle_rows(op, rule, h);
+  check_optimizer_steps(op, step, base, /*least=*/1);
+  check_history(op, history, step - base);
+  return rule;
+}
+
+inline OptimizerRule check_row_optimizer_current(const Tensor& weight, const std::vector<Tensor>& states,
+                                                 const Tensor& last_step, const Tensor& history, const Tensor& rows,
+                                                 int64_t rule_value, const std::vector<double>& h, int64_t step,
+                                                 int64_t base) {
+  const char* op = "row_optimizer_current";
+  const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
+  check_optimizer_steps(op, step, base, /*least=*/0);
+  check_optimizer_tables(op, rule, h, {weight}, states, {last_step});
+  check_catching_up(op, {last_step}, history, step - base);
+  check_vector(op, "rows", rows);
+  TSR_CHECK_VALUE(rows.scalar_type() == ScalarType::Long, op, ": rows must be Long, got ",
+                  dtype_name(rows.scalar_type()));
+  check_same_device(op, "rows", rows, "weight", weight);
+  return rule;
+}
+
+inline OptimizerRule check_row_optimizer_make_current(const std::vector<Tensor>& weights,
+                                                      const std::vector<Tensor>& states,
+                                                      const std::vector<Tensor>& last_steps,
+                                                      const std::optional<Tensor>& history, int64_t rule_value,
+                                                      const std::vector<double>& h, int64_t step, int64_t base,
+                                                      const std::vector<int64_t>& rounding_seeds) {
+  const char* op = "row_optimizer_make_current_";
+  const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
+  check_optimizer_steps(op, step, base, /*least=*/0);
+  check_optimizer_tables(op, rule, h, weights, states, last_steps);
+  check_catching_up(op, last_steps, history, step - base);
+  check_rounding_seeds(op, weights, rounding_seeds);
+  return rule;
+}
+
+}  // namespace tsr

@@ -1,0 +1,385 @@
+"""
+Family ``row_optimizer``: optimizer steps on tables of which a step sees few rows, as if it saw them all.
+
+Contract and formulas: csrc/row_optimizer*.h. Kernels: csrc/cpu/row_optimizer.cpp, csrc/cuda/row_optimizer.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+
+__all__ = [
+    "HISTORY_COLUMNS",
+    "OPTIMIZER_RULES",
+    "idle_motion",
+    "new_history",
+    "row_optimizer_advance_",
+    "row_optimizer_current",
+    "row_optimizer_make_current_",
+    "row_optimizer_update_",
+]
+
+#: ``OptimizerRule`` of csrc/row_optimizer_rules.h, by name.
+OPTIMIZER_RULES = {
+    "sgd": 0,
+    "adagrad": 1,
+    "rowwise_adagrad": 2,
+    "adam": 3,
+    "amsgrad": 4,
+    "partial_rowwise_adam": 5,
+    "rmsprop": 6,
+    "ftrl": 7,
+    "adadelta": 8,
+    "lamb": 9,
+}
+_NAMES = {number: name for name, number in OPTIMIZER_RULES.items()}
+
+#: Numbers that the history keeps of a block of steps: a row of it.
+HISTORY_COLUMNS = 8
+
+_ops = torch.ops.torchsparse_rec
+
+
+def new_history(steps: int, device: torch.device | str | None = None) -> Tensor:
+    """
+    Make room for the idle maps of some steps, for :func:`row_optimizer_advance_` to fill.
+
+    Args:
+        steps: their number, from the base on.
+        device: that of the tables; default: torch's.
+
+    Returns:
+        ``[2 * steps, 8]``, float64. More room later: a larger one whose first rows are copies of this one's.
+
+    Example:
+        >>> new_history(4).shape
+        torch.Size([8, 8])
+    """
+    return torch.zeros(2 * steps, HISTORY_COLUMNS, dtype=torch.float64, device=device)
+
+
+def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
+    """
+    Say what a step without gradient does to a row.
+
+    Args:
+        rule: one of ``OPTIMIZER_RULES``' numbers.
+        hyperparameters: the rule's, in its order.
+
+    Returns:
+        ``"none"``; ``"states"``: they change, the weight does not; or ``"weight"``: it changes too.
+
+    Raises:
+        ValueError: there is no closed form of many such steps: ``lamb``, and weight decay that enters the second moment
+            (``adam``, ``amsgrad``, ``rmsprop``, ``adadelta`` and ``adagrad``, if it is not decoupled).
+
+    Example:
+        >>> idle_motion(OPTIMIZER_RULES["sgd"], [0.1, 0.9, 0.0, 0.0, 0.0])
+        'weight'
+    """
+    name = _NAMES[rule]
+    h = hyperparameters
+    coupled = {
+        "adagrad": lambda: h[3] != 0,
+        "rowwise_adagrad": lambda: h[3] != 0,
+        "adam": lambda: h[4] != 0 and not h[5],
+        "amsgrad": lambda: h[4] != 0 and not h[5],
+        "rmsprop": lambda: h[3] != 0,
+        "adadelta": lambda: h[3] != 0,
+        "lamb": lambda: True,
+    }
+    if name in coupled and coupled[name]():
+        reason = "the trust ratio" if name == "lamb" else "weight_decay in the second moment"
+        raise ValueError(f"{name}: many steps without gradient must have a closed form, got {reason}")
+    if name in {"adagrad", "rowwise_adagrad", "ftrl"}:
+        return "none"
+    if name == "sgd":
+        return "weight" if h[1] != 0 or h[4] != 0 else "none"
+    if name == "rmsprop":
+        return "weight" if h[4] > 0 else "states"
+    return "states" if name == "adadelta" else "weight"
+
+
+def row_optimizer_update_(
+    weights: Sequence[Tensor],
+    states: Sequence[Tensor],
+    last_steps: Sequence[Tensor],
+    history: Tensor | None,
+    rows: Sequence[Tensor] | None,
+    values: Sequence[Tensor],
+    *,
+    rule: int,
+    hyperparameters: Sequence[float],
+    step: int,
+    base: int = 0,
+    grad_scale: Tensor | None = None,
+    maximize: bool = False,
+    rounding_seeds: Sequence[int] = (),
+) -> None:
+    """
+    Do an optimizer's step on the rows of some tables that have gradients, in place, and first what they have missed.
+
+    A row that no step names moves all the same where the rule says so (momentum, Adam, weight decay): it is caught up
+    when a later step names it, by a closed form, whatever the number of steps between. :func:`row_optimizer_current`
+    tells what it is meanwhile. The results are those of the dense optimizer. Not differentiable.
+
+    Args:
+        weights: K tables ``[V, D]``, float16, bfloat16, float32 or float64, all alike; written. Their rows may be any
+            distance apart.
+        states: table after table the states of the rule, in its order, ``[V, D]``, those per row ``[V]``; float32,
+            for float64 weights float64; written.
+        last_steps: K times int32 ``[V]``: the step through which each row is done, counted from ``base``; written. Or
+            none: then no row is caught up.
+        history: the steps from ``base`` to ``step - 1``, as :func:`row_optimizer_advance_` left it. None without
+            ``last_steps``.
+        rows: K times int64 ``[U]``, strictly increasing; None: all rows.
+        values: K gradients, ``[U, D]``, in the dtype of the states or the weights.
+        rule: one of ``OPTIMIZER_RULES``' numbers.
+        hyperparameters: the rule's, in the order of csrc/row_optimizer.h.
+        step: the number of this step, from 1.
+        base: the step at which all rows were current and the history began.
+        grad_scale: one element: what the gradients are multiplied by.
+        maximize: whether to ascend.
+        rounding_seeds: for float16 and bfloat16 weights, one per table: round to a neighbour at random, so that the
+            mean is right. Default: to the nearest.
+
+    Raises:
+        IndexError: a row outside ``[0, V)``; then nothing has been written.
+        ValueError: wrong shapes, dtypes, devices, layouts or hyperparameters, rows that do not increase, and
+            ``last_steps`` with ``rows`` where idle rows have no closed form (:func:`idle_motion`).
+        RuntimeError: a tensor requires grad and grad mode is enabled.
+
+    On CUDA nothing waits for the device and CUDA graphs can capture it; a bad row is skipped and recorded.
+
+    Source: ``torch.optim``; ``tf.compat.v1.train.FtrlOptimizer``; FBGEMM's row-wise optimizers.
+
+    Example:
+        >>> weight, buffer = torch.ones(3, 1), torch.zeros(3, 1)
+        >>> sgd = [0.5, 0.5, 0.0, 0.0, 0.0]  # lr, momentum, dampening, nesterov, weight_decay
+        >>> last, history = torch.zeros(3, dtype=torch.int32), new_history(8)
+        >>> for step, row in enumerate([0, 1, 1], start=1):
+        ...     row_optimizer_update_([weight], [buffer], [last], history, [torch.tensor([row])], [torch.ones(1, 1)],
+        ...         rule=0, hyperparameters=sgd, step=step)
+        ...     row_optimizer_advance_(history, rule=0, hyperparameters=sgd, step=step)
+        >>> weight.T  # row 0 has moved once
+        tensor([[ 0.5000, -0.2500,  1.0000]])
+        >>> row_optimizer_current(weight, [buffer], last, history, torch.arange(3),
+        ...     rule=0, hyperparameters=sgd, step=3).T
+        tensor([[ 0.1250, -0.2500,  1.0000]])
+    """
+    _refuse_gradients((*weights, *states, *values))
+    _ops.row_optimizer_update_.default(
+        weights,
+        states,
+        last_steps,
+        history,
+        [] if rows is None else rows,
+        values,
+        grad_scale,
+        rule,
+        hyperparameters,
+        step,
+        base,
+        maximize,
+        rounding_seeds,
+    )
+    _tell_autograd((*weights, *states, *last_steps))
+
+
+def row_optimizer_advance_(
+    history: Tensor, *, rule: int, hyperparameters: Sequence[float], step: int, base: int = 0
+) -> None:
+    """
+    Append to a history what step ``step`` does to rows without gradient, after the updates of that step.
+
+    Args:
+        history: of :func:`new_history`, with room for ``step - base`` steps; written.
+        rule: one of ``OPTIMIZER_RULES``' numbers, the same in all steps.
+        hyperparameters: the rule's, at this step.
+        step: the number of the step, from 1: one more than at the last call.
+        base: the step at which the history began.
+
+    Raises:
+        ValueError: a history that is too small, and rules and hyperparameters whose idle rows have no closed form.
+
+    On CUDA nothing waits for the device.
+
+    Example:
+        >>> history = new_history(2)
+        >>> row_optimizer_advance_(history, rule=0, hyperparameters=[0.5, 0.0, 0.0, 0.0, 0.5], step=1)
+        >>> history[0, 0]  # what is left of the weight
+        tensor(0.7500, dtype=torch.float64)
+    """
+    _ops.row_optimizer_advance_.default(history, rule, hyperparameters, step, base)
+    _tell_autograd((history,))
+
+
+def row_optimizer_current(
+    weight: Tensor,
+    states: Sequence[Tensor],
+    last_step: Tensor,
+    history: Tensor,
+    rows: Tensor,
+    *,
+    rule: int,
+    hyperparameters: Sequence[float],
+    step: int,
+    base: int = 0,
+) -> Tensor:
+    """
+    Give rows of a table as they are after step ``step``, the steps that named them and those that did not. No gradient.
+
+    Args:
+        weight: ``[V, D]``, read only, as are all others; see :func:`row_optimizer_update_`.
+        states: those of this table.
+        last_step: int32 ``[V]``.
+        history: the steps from ``base`` to ``step``.
+        rows: int64 ``[U]``, in any order; they may repeat.
+        rule: one of ``OPTIMIZER_RULES``' numbers.
+        hyperparameters: the rule's; of them only ``eps`` matters.
+        step: the number of steps done.
+        base: the step at which the history began.
+
+    Returns:
+        ``[U, D]``, the weight's dtype: what :func:`row_optimizer_make_current_` would store, bit for bit.
+
+    Raises:
+        IndexError: a row outside ``[0, V)``.
+        ValueError: wrong shapes, dtypes, devices, layouts or hyperparameters.
+
+    On CUDA nothing waits for the device; a bad row is recorded, and gives zeros.
+
+    Example:
+        >>> history = new_history(2)
+        >>> decay = [0.5, 0.0, 0.0, 0.0, 0.5]
+        >>> for step in (1, 2):
+        ...     row_optimizer_advance_(history, rule=0, hyperparameters=decay, step=step)
+        >>> last = torch.tensor([2, 1, 0], dtype=torch.int32)
+        >>> row_optimizer_current(torch.ones(3, 1), [], last, history, torch.arange(3),
+        ...     rule=0, hyperparameters=decay, step=2).T
+        tensor([[1.0000, 0.7500, 0.5625]])
+    """
+    return _ops.row_optimizer_current.default(
+        weight, states, last_step, history, rows, rule, hyperparameters, step, base
+    )
+
+
+def row_optimizer_make_current_(
+    weights: Sequence[Tensor],
+    states: Sequence[Tensor],
+    last_steps: Sequence[Tensor],
+    history: Tensor | None,
+    *,
+    rule: int,
+    hyperparameters: Sequence[float],
+    step: int,
+    base: int = 0,
+    rounding_seeds: Sequence[int] = (),
+) -> None:
+    """
+    Catch up every row of some tables through step ``step``, in place.
+
+    Args:
+        weights, states, last_steps, history, rule, base, rounding_seeds: as for :func:`row_optimizer_update_`.
+        hyperparameters: the rule's; of them only ``eps`` matters.
+        step: the number of steps done.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, devices, layouts or hyperparameters.
+        RuntimeError: a tensor requires grad and grad mode is enabled.
+
+    On CUDA nothing waits for the device.
+
+    Example:
+        >>> weight, history = torch.ones(2, 1), new_history(1)
+        >>> decay = [0.5, 0.0, 0.0, 0.0, 0.5]
+        >>> row_optimizer_advance_(history, rule=0, hyperparameters=decay, step=1)
+        >>> last = torch.tensor([1, 0], dtype=torch.int32)
+        >>> row_optimizer_make_current_([weight], [], [last], history, rule=0, hyperparameters=decay, step=1)
+        >>> weight.T, last
+        (tensor([[1.0000, 0.7500]]), tensor([1, 1], dtype=torch.int32))
+    """
+    _refuse_gradients((*weights, *states))
+    _ops.row_optimizer_make_current_.default(
+        weights, states, last_steps, history, rule, hyperparameters, step, base, rounding_seeds
+    )
+    _tell_autograd((*weights, *states, *last_steps))
+
+
+def _refuse_gradients(tensors: tuple[Tensor, ...]) -> None:
+    """As torch's optimizers do."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise RuntimeError(
+            "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
+            " require grad"
+        )
+
+
+def _tell_autograd(written: tuple[Tensor, ...]) -> None:
+    """So that a graph that has saved a written tensor notices, as it does for torch's own operators."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
+
+
+@torch.library.register_fake("torchsparse_rec::row_optimizer_update_")
+def _update_fake(
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor | None,
+    rows: list[Tensor],
+    values: list[Tensor],
+    grad_scale: Tensor | None,
+    rule: int,
+    hyperparameters: list[float],
+    step: int,
+    base: int,
+    maximize: bool,
+    rounding_seeds: list[int],
+) -> None:
+    """Everything is written in place."""
+
+
+@torch.library.register_fake("torchsparse_rec::row_optimizer_advance_")
+def _advance_fake(history: Tensor, rule: int, hyperparameters: list[float], step: int, base: int) -> None:
+    """Everything is written in place."""
+
+
+@torch.library.register_fake("torchsparse_rec::row_optimizer_current")
+def _current_fake(
+    weight: Tensor,
+    states: list[Tensor],
+    last_step: Tensor,
+    history: Tensor,
+    rows: Tensor,
+    rule: int,
+    hyperparameters: list[float],
+    step: int,
+    base: int,
+) -> Tensor:
+    return weight.new_empty(rows.shape[0], weight.shape[1])
+
+
+@torch.library.register_fake("torchsparse_rec::row_optimizer_make_current_")
+def _make_current_fake(
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor | None,
+    rule: int,
+    hyperparameters: list[float],
+    step: int,
+    base: int,
+    rounding_seeds: list[int],
+) -> None:
+    """Everything is written in place."""
+
+
+# Not differentiable, and said so: lookups have gradients of their own, which current values are a part of.
+_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
+_AUTOGRAD.impl("row_optimizer_current", torch.library.fallthrough_kernel)
