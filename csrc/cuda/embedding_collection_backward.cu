@@ -54,7 +54,7 @@ void write_gradients(DeviceCall& call, const CollectionGradient& in, const Colle
     }
     PartInputs<T> inputs = inputs_of_groups<T>(call, groups);
     inputs.offsets = offsets;
-    launch_parts<GradientSum<T, wide>>(call, list, inputs, groups.groups.entries);
+    launch_parts<GradientSum<T, wide>, PartView<T>>(call, list, inputs, groups.groups.entries);
   });
 }
 

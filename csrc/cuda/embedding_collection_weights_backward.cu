@@ -35,7 +35,7 @@ CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, co
     }
     PartInputs<T> in = inputs_of<T>(call, input);
     in.weights = static_cast<const T*>(weights);
-    launch_parts<DivisorOnly<T>>(call, list, in, most_entries(c, input.items, has_divisors));
+    launch_parts<DivisorOnly<T>, PartView<T>>(call, list, in, most_entries(c, input.items, has_divisors));
   });
   return result;
 }

@@ -12,7 +12,7 @@ namespace tsr {
 constexpr int64_t kPartThreads = 128;
 
 struct Part {
-  const void* rows = nullptr;  // row i begins at element i * row_stride
+  const void* rows = nullptr;  // row i begins at element i * row_stride; other views have other tables there
   int64_t row_count = 0;
   int64_t index_bound = 0;  // what a bad index is told to be below
   int64_t padding_idx = -1;

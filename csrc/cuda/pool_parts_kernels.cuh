@@ -43,10 +43,13 @@ struct PartInputs {
   ErrorSink errors{};
 };
 
-// One part, as a view of pool_kernels.cuh.
+// One part, as a view of pool_kernels.cuh. Kernels are made for one kind of view, whose Inputs begin with PartInputs.
 template <class T>
 struct PartView {
   using Element = T;
+  using Inputs = PartInputs<T>;
+  // Threads that merge the pieces of a long bag: no fewer than its merging_teams have.
+  static constexpr int64_t kMergingThreads = kThreads;
   using Index = int64_t;
 
   const PartInputs<T>& in;
@@ -133,8 +136,8 @@ __device__ void report_entries(const PartView<T>& p, int64_t begin, int n) {
 // A Total that knows where it goes.
 template <class Total>
 struct Placed : Total {
-  template <class T>
-  __device__ void store(const PartView<T>& p, int64_t bag, const RowTile& tile) const {
+  template <class View>
+  __device__ void store(const View& p, int64_t bag, const RowTile& tile) const {
     if (p.slot != nullptr) {
       *static_cast<Total*>(p.slot) = *this;
     } else {
@@ -161,15 +164,15 @@ __device__ RowTile tile_of(int64_t row, int64_t tile, int lanes_log2) {
 }
 
 // A team owns a tile of a piece, as in pool_pieces. A piece's two ends are the offsets of its only bag.
-template <class Total, class T>
-__device__ void pool_pieces_of_parts(const Parts& parts, const PartInputs<T>& in, const PoolPlan& plan, Total* totals,
-                                     const WidestTiling& widest) {
+template <class Total, class View>
+__device__ void pool_pieces_of_parts(const Parts& parts, const typename View::Inputs& in, const PoolPlan& plan,
+                                     Total* totals, const WidestTiling& widest) {
   const int64_t tiles = plan.piece_count() * widest.tiles_per_row;
   const int64_t stride = plan.piece_blocks * blockDim.x >> widest.lanes_log2;
   for (int64_t t = thread_index() >> widest.lanes_log2; t < tiles; t += stride) {
     const Piece& piece = plan.pieces[t / widest.tiles_per_row];
     const RowTile tile = tile_of<Total::width>(0, t % widest.tiles_per_row, widest.lanes_log2);
-    PartView<T> view(in, parts.parts[piece.part], Offsets{&piece.begin, 0});
+    View view(in, parts.parts[piece.part], Offsets{&piece.begin, 0});
     view.first_bag = piece.bag;
     if (piece.bag < 0) view.slot = totals + piece.total * widest.lanes_per_row() + tile.column / Total::width;
     pool_run<Placed<Total>>(view, tile, 0, 1);
@@ -177,9 +180,10 @@ __device__ void pool_pieces_of_parts(const Parts& parts, const PartInputs<T>& in
 }
 
 // A block's teams own tiles of plan.run neighbouring bags of one part, but for those that the plan has made pieces of.
-template <class Total, class T>
-__global__ void parts_kernel(Parts parts, PartInputs<T> in, PoolPlan plan, Total* totals, WidestTiling widest) {
-  if (blockIdx.x < plan.piece_blocks) return pool_pieces_of_parts(parts, in, plan, totals, widest);
+template <class Total, class View>
+__global__ void parts_kernel(Parts parts, const __grid_constant__ typename View::Inputs in, PoolPlan plan,
+                             Total* totals, WidestTiling widest) {
+  if (blockIdx.x < plan.piece_blocks) return pool_pieces_of_parts<Total, View>(parts, in, plan, totals, widest);
   const int64_t block = blockIdx.x - plan.piece_blocks;
   const int64_t number = last_at_most(parts.first_blocks, parts.count, block);
   const Part& part = parts.parts[number];
@@ -189,7 +193,7 @@ __global__ void parts_kernel(Parts parts, PartInputs<T> in, PoolPlan plan, Total
   const int64_t first = row * plan.run;
   const int bags = static_cast<int>(plan.run < part.bags - first ? plan.run : part.bags - first);
   if (bags <= 0) return;
-  PartView<T> view(in, part, Offsets{in.offsets, part.first_offset + first});
+  View view(in, part, Offsets{in.offsets, part.first_offset + first});
   view.first_bag = first;
   const bool together = view.offsets[bags] - view.offsets[0] <= kPiece;
   for (int bag = 0, next; bag < bags; bag = next) {
@@ -205,10 +209,10 @@ __global__ void parts_kernel(Parts parts, PartInputs<T> in, PoolPlan plan, Total
 }
 
 // A block owns a tile of one long bag, as in long_bags_kernel.
-template <class Total, class T>
-__global__ void long_bags_of_parts_kernel(Parts parts, PartInputs<T> in, PoolPlan plan, const Total* totals,
-                                          WidestTiling widest) {
-  TSR_SHARED(Total, shares, kThreads);
+template <class Total, class View>
+__global__ void long_bags_of_parts_kernel(Parts parts, const __grid_constant__ typename View::Inputs in, PoolPlan plan,
+                                          const Total* totals, WidestTiling widest) {
+  TSR_SHARED(Total, shares, View::kMergingThreads);
   const int64_t tiles = plan.long_bag_count() * widest.tiles_per_row;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const LongBag bag = plan.long_bags[t / widest.tiles_per_row];
@@ -230,15 +234,15 @@ __global__ void long_bags_of_parts_kernel(Parts parts, PartInputs<T> in, PoolPla
     __syncthreads();
     if (team == 0) {
       for (int64_t other = 1; other < teams; ++other) total.merge(shares[other * lanes + threadIdx.x]);
-      total.store(PartView<T>(in, part, Offsets{}), bag.bag, tile);
+      total.store(View(in, part, Offsets{}), bag.bag, tile);
     }
     __syncthreads();
   }
 }
 
 // Pools all parts; they have at most so many entries together.
-template <class Total, class T>
-void launch_parts(DeviceCall& call, PartList& list, const PartInputs<T>& in, int64_t entries) {
+template <class Total, class View>
+void launch_parts(DeviceCall& call, PartList& list, const typename View::Inputs& in, int64_t entries) {
   if (list.empty()) return;
   const RowTiling tiling = list.widest();
   const WidestTiling widest(tiling);
@@ -247,10 +251,10 @@ void launch_parts(DeviceCall& call, PartList& list, const PartInputs<T>& in, int
   // Bags of one entry need no pieces.
   const PoolPlan plan = plan_parts(call, parts, in.offsets, in.offsets == nullptr ? 0 : entries, run, tiling);
   Total* const totals = call.workspace<Total>(plan.total_capacity * widest.lanes_per_row());
-  launch(call, {list.blocks() + plan.piece_blocks, kPartThreads}, parts_kernel<Total, T>, parts, in, plan, totals, widest);
+  launch(call, {list.blocks() + plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, parts, in, plan, totals, widest);
   const int64_t long_bags = std::min(plan.total_capacity, list.bags()) * widest.tiles_per_row;
-  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1)}, long_bags_of_parts_kernel<Total, T>, parts, in, plan,
-         static_cast<const Total*>(totals), widest);
+  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1), View::kMergingThreads},
+         long_bags_of_parts_kernel<Total, View>, parts, in, plan, static_cast<const Total*>(totals), widest);
 }
 
 }  // namespace tsr
