@@ -4,24 +4,6 @@
 namespace tsr {
 namespace {
 
-// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no group.
-template <class K>
-__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs, const int64_t* first_rows,
-                                    int64_t tables, int64_t* bounds) {
-  for (int64_t w = thread_index(); w <= tables; w += thread_count()) {
-    int64_t begin = 0, end = *runs - 1;
-    while (begin < end) {
-      const int64_t middle = begin + (end - begin) / 2;
-      if (static_cast<int64_t>(keys[starts[middle]]) < first_rows[w]) {
-        begin = middle + 1;
-      } else {
-        end = middle;
-      }
-    }
-    bounds[w] = begin;
-  }
-}
-
 // One thread per group.
 template <class K>
 __global__ void table_rows_kernel(const K* keys, const int64_t* starts, const int64_t* first_rows,
@@ -95,12 +77,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const int64_t count = static_cast<int64_t>(groups.tables.size());
   const RowRuns runs = row_runs(call, groups.groups);
   const int64_t* const first_rows = upload(call, groups.first_rows);
-  int64_t* const bounds = call.workspace<int64_t>(count + 1);
-  with_pairs(groups.groups, [&](const auto& pairs) {
-    using K = std::remove_pointer_t<decltype(pairs.keys)>;
-    launch(call, one_thread_each(count + 1), table_groups_kernel<K>, pairs.keys, runs.starts, runs.count, first_rows,
-           count, bounds);
-  });
+  const int64_t* const bounds = first_groups_of_tables(call, groups, runs, first_rows);
   const std::vector<int64_t> first_groups =
       call.read_back(bounds, count + 1, "the number of rows that have entries");
 

@@ -227,7 +227,37 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   if (has_max) groups.winners = call.data<int64_t>(*in.argmax);
 }
 
+// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no group.
+template <class K>
+__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs, const int64_t* first_rows,
+                                    int64_t tables, int64_t* bounds) {
+  for (int64_t w = thread_index(); w <= tables; w += thread_count()) {
+    int64_t begin = 0, end = *runs - 1;
+    while (begin < end) {
+      const int64_t middle = begin + (end - begin) / 2;
+      if (static_cast<int64_t>(keys[starts[middle]]) < first_rows[w]) {
+        begin = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    bounds[w] = begin;
+  }
+}
+
 }  // namespace
+
+const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs,
+                                      const int64_t* first_rows) {
+  const int64_t tables = static_cast<int64_t>(groups.tables.size());
+  int64_t* const bounds = call.workspace<int64_t>(tables + 1);
+  with_pairs(groups.groups, [&](const auto& pairs) {
+    using K = std::remove_pointer_t<decltype(pairs.keys)>;
+    launch(call, one_thread_each(tables + 1), table_groups_kernel<K>, pairs.keys, runs.starts, runs.count, first_rows,
+           tables, bounds);
+  });
+  return bounds;
+}
 
 CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input) {
   CollectionGroups groups{};

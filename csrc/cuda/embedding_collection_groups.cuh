@@ -34,6 +34,11 @@ struct CollectionGroups {
 
 CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input);
 
+// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1]. first_rows: those of
+// groups, on the device.
+const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs,
+                                      const int64_t* first_rows);
+
 // The groups of table w as a part, all but its bags and its output; T is grad's dtype.
 template <class T>
 Part part_of_groups(const CollectionGradient& in, const CollectionGroups& groups, size_t w) {

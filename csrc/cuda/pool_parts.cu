@@ -6,14 +6,17 @@
 
 namespace tsr {
 
-void PartList::add(Part part) {
-  const RowTiling tiling(part.bags, part.columns, width_);
+void deal_lanes(Part& part, int width, int wide) {
+  const RowTiling tiling(1, part.columns, width), alone(1, part.columns, part.columns % wide == 0 ? wide : 1);
   part.lanes_log2 = tiling.lanes_log2;
   part.tiles_per_row = static_cast<int32_t>(tiling.tiles_per_row);
-  const RowTiling alone(part.bags, part.columns, part.columns % wide_ == 0 ? wide_ : 1);
   part.merging_teams = static_cast<int32_t>(kThreads >> alone.lanes_log2);
+}
+
+void PartList::add(Part part) {
+  deal_lanes(part, width_, wide_);
   bags_ += part.bags;
-  lanes_ += part.bags * tiling.lanes_per_row();
+  lanes_ += part.bags * (int64_t{part.tiles_per_row} << part.lanes_log2);
   columns_ = std::max(columns_, part.columns);
   parts_.push_back(part);
 }

@@ -42,11 +42,14 @@ struct Parts {
   const Part* parts = nullptr;            // [count]
 };
 
+// Says how the part's rows are dealt to lanes. width: the columns that a lane owns; wide: those that pooling one table
+// alone would let it own, where a row is a multiple of that. How long bags are merged, and so their last bit, depends on
+// the latter alone.
+void deal_lanes(Part& part, int width, int wide);
+
 // On the host: what a call pools together.
 class PartList {
  public:
-  // width: the columns that a lane owns; wide: those that pooling one table alone would let it own, where a row is a
-  // multiple of that. How long bags are merged, and so their last bit, depends on the latter alone.
   PartList(int width, int wide) : width_(width), wide_(wide) {}
 
   void add(Part part);
