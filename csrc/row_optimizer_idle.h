@@ -83,7 +83,7 @@ struct AdamTerm {
 template <class A>
 constexpr double kIdleTolerance = 3e-8;
 template <>
-constexpr double kIdleTolerance<double> = 1e-12;
+constexpr double kIdleTolerance<double> = 1e-13;
 
 // ---- The tree -------------------------------------------------------------------------------------------------------
 

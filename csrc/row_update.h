@@ -347,17 +347,22 @@ inline std::string strides_text(const Tensor& x) {
   return text.str() + "]";
 }
 
-// A tensor that is written row by row: any distance between rows, each of them contiguous.
-template <class Name>
-void check_written_rows(const char* op, const Name& argument, const Tensor& x) {
-  if (x.numel() == 0) return;
+// Whether each row is contiguous and apart from the others, whatever the distance between them.
+inline bool has_whole_rows(const Tensor& x) {
+  if (x.numel() == 0) return true;
   int64_t expected = 1;
   bool contiguous = true;
   for (int64_t d = x.dim() - 1; d > 0; --d) {
     contiguous = contiguous && (x.size(d) == 1 || x.stride(d) == expected);
     expected *= x.size(d);
   }
-  TSR_CHECK_VALUE(contiguous && row_stride(x) >= expected, op, ": ", argument,
+  return contiguous && row_stride(x) >= expected;
+}
+
+// A tensor that is written row by row. `argument` is a name, or anything else that prints as one.
+template <class Name>
+void check_written_rows(const char* op, const Name& argument, const Tensor& x) {
+  TSR_CHECK_VALUE(has_whole_rows(x), op, ": ", argument,
                   " must have rows that are contiguous and do not overlap, as it is written in place, got strides ",
                   strides_text(x), " of shape ", shape_text(x));
 }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import reference_embedding_lookup
 import reference_hash
+import reference_row_optimizer
 import torch
 from reference_row_update import row_update
 from reference_segment_rows import (
@@ -275,6 +276,7 @@ REFERENCES: dict[str, Callable] = {
         embedding_sparse_backward,
         embedding_weights_backward,
         row_update,
+        *reference_row_optimizer.FUNCTIONS,
         *reference_embedding_lookup.FUNCTIONS,
     )
 }

@@ -15,6 +15,20 @@ DIMENSIONS = (1, 3, 8, 17, 64, 130)
 REDUCTIONS = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn"}
 
 
+def tensors_of(argument: object) -> list[Tensor]:
+    """The tensors of an argument: itself, or those of a list."""
+    if isinstance(argument, Tensor):
+        return [argument]
+    return [x for x in argument if isinstance(x, Tensor)] if isinstance(argument, list) else []
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], argument: object) -> object:
+    """An argument with changed tensors, those in a list too."""
+    if isinstance(argument, Tensor):
+        return change(argument)
+    return [map_tensors(change, x) for x in argument] if isinstance(argument, list) else argument
+
+
 @dataclass(frozen=True)
 class Sample:
     """One call of an operator: its arguments in the schema's order."""
@@ -30,13 +44,7 @@ class Sample:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
         """The same call with changed tensors, those in lists too."""
-
-        def changed(x: object) -> object:
-            if isinstance(x, Tensor):
-                return change(x)
-            return [changed(y) for y in x] if isinstance(x, list) else x
-
-        return replace(self, arguments=tuple(map(changed, self.arguments)))
+        return replace(self, arguments=tuple(map_tensors(change, x) for x in self.arguments))
 
     def to(self, device: str) -> Sample:
         """The same call on another device, in tensors of its own."""

@@ -26,6 +26,7 @@ from samples_embedding_lookup import (
 )
 from samples_hash import cross_samples, integer_hash_samples, string_hash_samples
 from samples_integers import unique_rows_samples, unique_samples
+from samples_row_optimizer import advance_samples, current_samples, make_current_samples, update_samples
 from samples_row_update import row_update_samples
 from samples_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples_segment_rows import (
@@ -85,6 +86,10 @@ SAMPLES: dict[str, list[Sample]] = {
     "embedding_sparse_backward": list(backward_samples("embedding_sparse_backward")),
     "embedding_weights_backward": list(weights_backward_samples("embedding_weights_backward")),
     "row_update": list(row_update_samples()),
+    "row_optimizer_update_": list(update_samples()),
+    "row_optimizer_advance_": list(advance_samples()),
+    "row_optimizer_current": list(current_samples()),
+    "row_optimizer_make_current_": list(make_current_samples()),
     "shard_rows": list(shard_rows_samples("shard_rows")),
     "pruned_bags": list(pruned_bags_samples("pruned_bags")),
     "embedding_bag_shards": list(shards_samples("embedding_bag_shards")),

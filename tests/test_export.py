@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from devices import HARDWARE
-from sample import Sample
+from sample import Sample, tensors_of
 from test_operators import COMPILED, REPRESENTATIVE, assert_same_bits, call, operator, written
 from torch import Tensor
 
@@ -30,7 +30,7 @@ class Call(torch.nn.Module):
         arguments = [_filled(x, given) for x in self.sample.arguments]
         result = operator(self.sample.operator)(*arguments)
         return (
-            tuple(arguments[i] for i in written(self.sample.operator) if arguments[i] is not None)
+            tuple(x for i in written(self.sample.operator) for x in tensors_of(arguments[i]))
             if result is None
             else result
         )

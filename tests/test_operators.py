@@ -8,7 +8,7 @@ import pytest
 import torch
 from compiled_sparse_tensor import COMPILED_SPARSE_TENSORS
 from reference import REFERENCES
-from sample import Sample
+from sample import Sample, map_tensors, tensors_of
 from samples import GRADIENT_SAMPLES, SAMPLES
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -20,7 +20,7 @@ from torchsparse_rec import ops
 # What asks the machine instead of computing: tests/test_instruction_sets.py, and the test of check_errors below.
 NOT_SAMPLED = {"cpu_level", "check_errors"}
 # What reads the arguments that it writes.
-UPDATES = {"row_update"}
+UPDATES = {"row_update", "row_optimizer_update_", "row_optimizer_advance_", "row_optimizer_make_current_"}
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
@@ -51,11 +51,11 @@ def call(sample: Sample) -> tuple[Tensor, ...]:
     places = written(sample.operator)
     arguments = list(sample.arguments)
     for i in places if sample.operator in UPDATES else ():
-        arguments[i] = arguments[i].clone() if arguments[i] is not None else None
+        arguments[i] = map_tensors(torch.clone, arguments[i])
     result = operator(sample.operator)(*arguments)
     if places:
         assert result is None
-        return tuple(arguments[i] for i in places if arguments[i] is not None)
+        return tuple(x for i in places for x in tensors_of(arguments[i]))
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -72,7 +72,7 @@ def assert_same_bits(actual: Tensor, wanted: Tensor) -> None:
 
 def read_only(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
     """The sample with changed inputs and untouched outputs."""
-    kept = [sample.arguments[i] for i in written(sample.operator)]
+    kept = [x for i in written(sample.operator) for x in tensors_of(sample.arguments[i])]
     return sample.map_tensors(lambda x: x if any(x is y for y in kept) else change(x))
 
 
@@ -157,7 +157,7 @@ def test_opcheck(sample: Sample, device: str) -> None:
     places = _differentiable(sample)
     arguments = sample.to(device).arguments
     for i in places:
-        for x in _tensors_of(arguments[i]):
+        for x in tensors_of(arguments[i]):
             x.requires_grad_()
     torch.library.opcheck(operator(sample.operator), arguments)
 
@@ -205,10 +205,6 @@ def _differentiable(sample: Sample) -> list[int]:
     return [i for i in DIFFERENTIABLE.get(sample.operator, ()) if sample.arguments[i] is not None]
 
 
-def _tensors_of(argument: Tensor | list[Tensor]) -> list[Tensor]:
-    return argument if isinstance(argument, list) else [argument]
-
-
 def _as_function(sample: Sample) -> tuple[Callable, list[Tensor]]:
     """The floating results as a function of the differentiable arguments alone."""
     places = _differentiable(sample)
@@ -225,7 +221,7 @@ def _as_function(sample: Sample) -> tuple[Callable, list[Tensor]]:
         results = operator(sample.operator)(*arguments)
         return tuple(x for x in (results if isinstance(results, tuple) else (results,)) if x.is_floating_point())
 
-    return function, [x.clone().requires_grad_() for i in places for x in _tensors_of(sample.arguments[i])]
+    return function, [x.clone().requires_grad_() for i in places for x in tensors_of(sample.arguments[i])]
 
 
 def test_every_differentiable_operator_has_smooth_samples() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from devices import HARDWARE
-from sample import Sample
+from sample import Sample, map_tensors
 from test_operators import REPRESENTATIVE, assert_same_bits, call, operator, written
 from torch import Tensor
 
@@ -33,7 +33,9 @@ def _batched(sample: Sample, places: set[int], index: int | None = None) -> Samp
         sample.operator,
         sample.name,
         tuple(
-            (torch.stack(_batch(x), -1) if index is None else _batch(x)[index]) if i in places else x
+            map_tensors(lambda x: torch.stack(_batch(x), -1) if index is None else _batch(x)[index], x)
+            if i in places
+            else x
             for i, x in enumerate(sample.to("cpu").arguments)
         ),
     )
@@ -46,9 +48,14 @@ def _present(sample: Sample) -> list[int]:
 
 def _sized(sample: Sample) -> Sample:
     """With what is written in the shape that it gets: the batch's common memory cannot be resized."""
-    shapes = {i: x.shape for i, x in zip(_present(sample), call(sample.to("cpu")), strict=False)}
+    results = iter(call(sample.to("cpu")))
+
+    def sized(x: Tensor) -> Tensor:
+        shape = next(results).shape
+        return x if x.shape == shape else x.new_zeros(shape)
+
     given = enumerate(sample.arguments)
-    arguments = tuple(x.new_zeros(shapes[i]) if i in shapes and x.shape != shapes[i] else x for i, x in given)
+    arguments = tuple(map_tensors(sized, x) if i in _present(sample) else x for i, x in given)
     return Sample(sample.operator, sample.name, arguments)
 
 
@@ -70,13 +77,15 @@ def test_equals_a_loop(sample: Sample, place: int, device: str) -> None:
     wanted = [call(_batched(sample, places, index)) for index in range(BATCH)]
     arguments = _batched(sample, places).arguments
     if written(sample.operator):  # the kernels write to contiguous memory alone
-        arguments = [x.movedim(-1, 0).contiguous() if i in places else x for i, x in enumerate(arguments)]
+        moved = enumerate(arguments)
+        arguments = [map_tensors(lambda x: x.movedim(-1, 0).contiguous(), x) if i in places else x for i, x in moved]
     batch_dim = 0 if written(sample.operator) else -1
 
     def function(*given: object) -> object:
         return call(Sample(sample.operator, sample.name, given))
 
-    results = torch.vmap(function, tuple(batch_dim if i in places else None for i in range(len(arguments))))(*arguments)
+    in_dims = tuple(map_tensors(lambda _: batch_dim, x) if i in places else None for i, x in enumerate(arguments))
+    results = torch.vmap(function, in_dims)(*arguments)
     for actual, *each in zip(results, *wanted, strict=True):
         assert_same_bits(actual, torch.stack(each))
 

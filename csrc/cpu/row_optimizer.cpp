@@ -91,15 +91,16 @@ const acc_t<T>* wide_values(const Tensor& values, const TableSlice& slice, int64
 }  // namespace
 
 void row_optimizer_update_cpu(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                              const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
+                              const std::vector<Tensor>& last_steps, const std::optional<Tensor>& given_history,
                               const std::vector<Tensor>& given_rows, const std::vector<Tensor>& given_values,
                               const std::optional<Tensor>& grad_scale, int64_t rule_value,
                               const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
                               const std::vector<int64_t>& rounding_seeds) {
   const OptimizerRule rule =
-      check_row_optimizer_update(weights, states, last_steps, history, given_rows, given_values, grad_scale, rule_value,
-                                 hyperparameters, step, base, rounding_seeds);
+      check_row_optimizer_update(weights, states, last_steps, given_history, given_rows, given_values, grad_scale,
+                                 rule_value, hyperparameters, step, base, rounding_seeds);
   if (weights.empty()) return;
+  const std::optional<Tensor> history = as_contiguous(given_history);
   std::vector<Tensor> rows, values;
   for (const Tensor& x : given_rows) rows.push_back(as_contiguous(x));
   for (const Tensor& x : given_values) values.push_back(as_contiguous(x));
@@ -139,13 +140,17 @@ void row_optimizer_advance_cpu(const Tensor& history, int64_t rule_value, const 
   });
 }
 
-Tensor row_optimizer_current_cpu(const Tensor& weight, const std::vector<Tensor>& states, const Tensor& last_step,
-                                 const Tensor& history, const Tensor& given_rows, int64_t rule_value,
-                                 const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
-  const OptimizerRule rule = check_row_optimizer_current(weight, states, last_step, history, given_rows, rule_value,
-                                                         hyperparameters, step, base);
+Tensor row_optimizer_current_cpu(const Tensor& given_weight, const std::vector<Tensor>& given_states,
+                                 const Tensor& given_last_step, const Tensor& given_history, const Tensor& given_rows,
+                                 int64_t rule_value, const std::vector<double>& hyperparameters, int64_t step,
+                                 int64_t base) {
+  const OptimizerRule rule = check_row_optimizer_current(given_weight, given_states, given_last_step, given_history,
+                                                         given_rows, rule_value, hyperparameters, step, base);
   const char* op = "row_optimizer_current";
-  const Tensor rows = as_contiguous(given_rows);
+  const Tensor weight = readable_rows(given_weight), last_step = as_contiguous(given_last_step);
+  const Tensor history = as_contiguous(given_history), rows = as_contiguous(given_rows);
+  std::vector<Tensor> states;
+  for (const Tensor& x : given_states) states.push_back(readable_rows(x));
   const int64_t* ids = rows.const_data_ptr<int64_t>();
   const int64_t n = rows.size(0), bound = weight.size(0);
   FirstPosition first_bad;
@@ -167,12 +172,13 @@ Tensor row_optimizer_current_cpu(const Tensor& weight, const std::vector<Tensor>
 }
 
 void row_optimizer_make_current_cpu(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                    const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
+                                    const std::vector<Tensor>& last_steps, const std::optional<Tensor>& given_history,
                                     int64_t rule_value, const std::vector<double>& hyperparameters, int64_t step,
                                     int64_t base, const std::vector<int64_t>& rounding_seeds) {
-  const OptimizerRule rule = check_row_optimizer_make_current(weights, states, last_steps, history, rule_value,
+  const OptimizerRule rule = check_row_optimizer_make_current(weights, states, last_steps, given_history, rule_value,
                                                               hyperparameters, step, base, rounding_seeds);
   if (last_steps.empty()) return;
+  const std::optional<Tensor> history = as_contiguous(given_history);
   dispatch_float(weights[0].scalar_type(), "row_optimizer_make_current_", "weights[0]", [&](auto tag) {
     using T = typename decltype(tag)::type;
     using A = acc_t<T>;

@@ -86,13 +86,13 @@ def _one_by_one(
     calls = []
     for index in range(info.batch_size):
         mine = [_select(x, dim, index) for x, dim in zip(arguments, in_dims, strict=True)]
-        shapes = {argument: list(mine[place].shape) for place, argument in written.items()}
+        before = [(argument, x, list(x.shape)) for place, argument in written.items() for x in _tensors(mine[place])]
         calls.append(_operator(name)(*mine))
-        for place, argument in written.items():
-            if list(mine[place].shape) != shapes[argument]:
+        for argument, x, shape in before:
+            if list(x.shape) != shape:
                 raise ValueError(
-                    f"{name}: {argument} must have the shape {list(mine[place].shape)} of the result before"
-                    f" torch.vmap, got {shapes[argument]}"
+                    f"{name}: {argument} must have the shape {list(x.shape)} of the result before torch.vmap, got"
+                    f" {shape}"
                 )
     if calls[0] is None:
         return None, None
@@ -107,12 +107,21 @@ def _written(name: str, in_dims: Sequence[Any], arguments: Sequence[Any]) -> dic
     for place, argument in enumerate(_operator(name)._schema.arguments):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and arguments[place] is not None:
-            if in_dims[place] is None:
+            if any(dim is None for dim in _dims(in_dims[place], arguments[place])):
                 raise ValueError(
                     f"{name}: {argument.name} is written to, so torch.vmap must batch it too (in_dims); got one tensor"
                 )
             result[place] = argument.name
     return result
+
+
+def _tensors(argument: Any) -> list[Tensor]:
+    return list(argument) if isinstance(argument, (list, tuple)) else [argument]
+
+
+def _dims(dim: Any, argument: Any) -> list[int | None]:
+    """The batch's dimension in each of an argument's tensors."""
+    return list(dim) if isinstance(dim, (list, tuple)) else [dim] * len(_tensors(argument))
 
 
 def _select(value: Any, dim: Any, index: int) -> Any:

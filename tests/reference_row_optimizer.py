@@ -1,0 +1,340 @@
+"""
+The slow, obvious meaning of the family ``row_optimizer``: torch.optim's formulas, in float64.
+
+Idle steps are done one by one, each as its own row of the history says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+Row = list[Tensor]  # the weight's rows [U, D] and their states, [U, D] or [U]
+
+# ---- Steps ----------------------------------------------------------------------------------------------------------
+
+
+def _by_element(state: Tensor) -> Tensor:
+    """A number per row, beside the row's elements."""
+    return state.unsqueeze(-1)
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Over a row's elements; 0 where there are none."""
+    return x.sum(-1) / max(x.shape[-1], 1)
+
+
+def sgd(
+    row: Row, g: Tensor, step: int, lr: float, momentum: float, dampening: float, nesterov: float, decay: float
+) -> Row:
+    w = row[0]
+    g = g + decay * w
+    if momentum == 0:
+        return [w - lr * g]
+    buffer = g if step == 1 else momentum * row[1] + (1 - dampening) * g
+    return [w - lr * (g + momentum * buffer if nesterov else buffer), buffer]
+
+
+def adagrad(row: Row, g: Tensor, step: int, lr: float, lr_decay: float, eps: float, decay: float) -> Row:
+    w, total = row
+    g = g + decay * w
+    total = total + g**2
+    return [w - lr / (1 + (step - 1) * lr_decay) * g / (total.sqrt() + eps), total]
+
+
+def rowwise_adagrad(row: Row, g: Tensor, step: int, lr: float, lr_decay: float, eps: float, decay: float) -> Row:
+    w, total = row
+    g = g + decay * w
+    total = total + _mean(g**2)
+    return [w - lr / (1 + (step - 1) * lr_decay) * g / (_by_element(total.sqrt()) + eps), total]
+
+
+def adam(
+    row: Row,
+    g: Tensor,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    decoupled: float,
+) -> Row:
+    w, m, v, *most = row
+    if decoupled:
+        w = w * (1 - lr * decay)
+    else:
+        g = g + decay * w
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    most = [torch.maximum(x, v) for x in most]
+    root = (most[0] if most else v).sqrt() / sqrt(1 - beta2**step)
+    return [w - lr / (1 - beta1**step) * m / (root + eps), m, v, *most]
+
+
+def partial_rowwise_adam(
+    row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
+) -> Row:
+    w, m, v = row
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * _mean(g**2)
+    root = _by_element(v.sqrt()) / sqrt(1 - beta2**step)
+    return [w * (1 - lr * decay) - lr / (1 - beta1**step) * m / (root + eps), m, v]
+
+
+def rmsprop(
+    row: Row, g: Tensor, step: int, lr: float, alpha: float, eps: float, decay: float, momentum: float, centered: float
+) -> Row:
+    w, square, *others = row
+    g = g + decay * w
+    square = alpha * square + (1 - alpha) * g**2
+    variance, averages = square, []
+    if centered:
+        averages = [alpha * others[-1] + (1 - alpha) * g]
+        variance = square - averages[0] ** 2
+    move = g / (variance.sqrt() + eps)
+    if momentum == 0:
+        return [w - lr * move, square, *averages]
+    buffer = momentum * others[0] + move
+    return [w - lr * buffer, square, buffer, *averages]
+
+
+def ftrl(
+    row: Row, g: Tensor, step: int, lr: float, power: float, l1: float, l2: float, shrinkage: float, beta: float
+) -> Row:
+    w, total, linear = row
+    after = total + g**2
+    linear = linear + g + 2 * shrinkage * w - (after**-power - total**-power) / lr * w
+    w = (linear.clamp(-l1, l1) - linear) / (after**-power / lr + 2 * l2 + beta / lr)
+    return [w, after, linear]
+
+
+def adadelta(row: Row, g: Tensor, step: int, lr: float, rho: float, eps: float, decay: float) -> Row:
+    w, square, deltas = row
+    g = g + decay * w
+    square = rho * square + (1 - rho) * g**2
+    delta = (deltas + eps).sqrt() / (square + eps).sqrt() * g
+    return [w - lr * delta, square, rho * deltas + (1 - rho) * delta**2]
+
+
+def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float) -> Row:
+    w, m, v = row
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+    move = m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps) + decay * w
+    sizes, lengths = w.norm(dim=-1), move.norm(dim=-1)
+    trust = torch.where((sizes == 0) | (lengths == 0), 1.0, sizes / lengths)
+    return [w - lr * _by_element(trust) * move, m, v]
+
+
+# By the number of the rule in csrc/row_optimizer_rules.h.
+RULES = (sgd, adagrad, rowwise_adagrad, adam, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
+AMSGRAD = 4
+
+
+def states_of(rule: int, h: Sequence[float]) -> int:
+    """How many states a table has."""
+    if RULES[rule] is sgd:
+        return int(h[1] != 0)
+    if RULES[rule] is rmsprop:
+        return 1 + (h[4] > 0) + (h[5] != 0)
+    return {1: 1, 2: 1, AMSGRAD: 3}.get(rule, 2)
+
+
+# ---- Idle steps -----------------------------------------------------------------------------------------------------
+
+
+def idle_step(rule: int, leaf: Sequence[float], eps: float, row: Row) -> Row:
+    """A step without gradient, as a leaf of the history describes it."""
+    w, *states = row
+    if RULES[rule] in (adam, partial_rowwise_adam):
+        beta1, root2, keeps, n0, n1 = leaf[:5]
+        m, v, *most = states
+        m, v = beta1 * m, root2**2 * v
+        if n0 == 0:
+            return [keeps * w, m, v, *most]
+        rate, root = n0 / beta1, (most[0] if most else v).sqrt() * n1 / n0 / (1 if most else root2)
+        root = root if root.shape == w.shape else _by_element(root)
+        return [keeps * w - rate * m / (root + eps), m, v, *most]
+    w_w, w_b, b_w, b_b, p = leaf[:5]
+    if RULES[rule] is adadelta or not states:
+        return [w_w * w, *(p * x for x in states)]
+    place = 1 if RULES[rule] is rmsprop else 0
+    if len(states) <= place or (RULES[rule] is rmsprop and w_b == b_b == 0):
+        return [w, *(p * x for x in states)]
+    buffer = states[place]
+    others = [p * x for x in states]
+    others[place] = b_w * w + b_b * buffer
+    return [w_w * w + w_b * buffer, *others]
+
+
+def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
+    """What step ``step`` does to rows without gradient, as a row of the history."""
+    if RULES[rule] in (adam, partial_rowwise_adam):
+        lr, beta1, beta2, _, decay = h[:5]
+        keeps = 1 - lr * decay if RULES[rule] is partial_rowwise_adam or h[5] else 1.0
+        factor = (1 if rule == AMSGRAD else sqrt(beta2)) / sqrt(1 - beta2**step)
+        rate = lr / (1 - beta1**step) * beta1
+        return [beta1, sqrt(beta2), keeps, *(rate * factor**k for k in range(5))]
+    if RULES[rule] is adadelta:
+        return [1.0, 0.0, 0.0, 1.0, h[1], 0.0, 0.0, 0.0]
+    if RULES[rule] is rmsprop:
+        return [1.0, -h[0] * h[4], 0.0, h[4], h[1], 0.0, 0.0, 0.0]
+    # Linear: what becomes of a weight of 1 alone, and of a buffer of 1 alone.
+    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    if h[1] == 0:
+        return [float(sgd([one], zero, step, *h)[0]), 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    (w_w, b_w), (w_b, b_b) = sgd([one, zero], zero, step, *h), sgd([zero, one], zero, step, *h)
+    return [float(w_w), float(w_b), float(b_w), float(b_b), 1.0, 0.0, 0.0, 0.0]
+
+
+def _block(rule: int, leaves: list[list[float]]) -> list[float]:
+    """Several steps as one row of the history, by the definition of its numbers."""
+    if RULES[rule] in (adam, partial_rowwise_adam):
+        p1, shrinking, root2, moments = 1.0, 1.0, 1.0, [0.0] * 5
+        for u, (beta1, root, _, *n) in enumerate(leaves):
+            kept = 1.0
+            for later in leaves[u + 1 :]:
+                kept *= later[2]
+            moments = [x + kept * p1 * shrinking**k * n[k] for k, x in enumerate(moments)]
+            p1, root2 = p1 * beta1, root2 * root
+            shrinking = 1.0 if rule == AMSGRAD else root2
+        keeps = 1.0
+        for leaf in leaves:
+            keeps *= leaf[2]
+        return [p1, root2, keeps, *moments]
+    matrix, p = torch.eye(2, dtype=torch.float64), 1.0
+    for leaf in leaves:
+        matrix = torch.tensor(leaf[:4], dtype=torch.float64).reshape(2, 2) @ matrix
+        p *= leaf[4]
+    return [*matrix.flatten().tolist(), p, 0.0, 0.0, 0.0]
+
+
+def row_optimizer_advance_(history: Tensor, rule: int, h: list[float], step: int, base: int) -> Tensor:
+    history = history.clone()
+    at = step - base - 1
+    history[2 * at] = torch.tensor(leaf_of(rule, h, step), dtype=torch.float64)
+    steps = 2
+    while (at + 1) % steps == 0:
+        leaves = [history[2 * i].tolist() for i in range(at + 1 - steps, at + 1)]
+        history[2 * at + 1 - steps] = torch.tensor(_block(rule, leaves), dtype=torch.float64)
+        steps *= 2
+    return history
+
+
+def history_of(rule: int, hyperparameters: Sequence[Sequence[float]], base: int) -> Tensor:
+    """The history of some steps from ``base`` on."""
+    history = torch.zeros(2 * len(hyperparameters), 8, dtype=torch.float64)
+    for i, h in enumerate(hyperparameters):
+        history = row_optimizer_advance_(history, rule, list(h), base + i + 1, base)
+    return history
+
+
+# ---- Operators ------------------------------------------------------------------------------------------------------
+
+
+def _eps(rule: int, h: Sequence[float]) -> float:
+    return h[3] if RULES[rule] in (adam, partial_rowwise_adam) else 0.0
+
+
+def _caught_up(rule: int, h: Sequence[float], row: Row, last: int, history: Tensor, now: int) -> Row:
+    for step in range(min(max(last, 0), now), now):
+        row = idle_step(rule, history[2 * step].tolist(), _eps(rule, h), row)
+    return row
+
+
+class _Tables:
+    """Tables in float64, and what has become of them."""
+
+    def __init__(self, rule: int, h: Sequence[float], weights: list[Tensor], states: list[Tensor], last: list[Tensor]):
+        n = states_of(rule, h)
+        self.given = weights, states, last
+        self.tables = [
+            [x.to(torch.float64, copy=True) for x in (w, *states[k * n : (k + 1) * n])] for k, w in enumerate(weights)
+        ]
+        self.last = [x.clone() for x in last]
+
+    def row(self, k: int, row: int) -> Row:
+        return [x[row] for x in self.tables[k]]
+
+    def write(self, k: int, row: int, values: Row, now: int) -> None:
+        for x, value in zip(self.tables[k], values, strict=True):
+            x[row] = value
+        if self.last:
+            self.last[k][row] = now
+
+    def results(self) -> tuple[Tensor, ...]:
+        weights, states, _ = self.given
+        kept = [x for table in self.tables for x in table[1:]]
+        return (
+            *(table[0].to(w.dtype) for table, w in zip(self.tables, weights, strict=True)),
+            *(x.to(like.dtype) for x, like in zip(kept, states, strict=True)),
+            *self.last,
+        )
+
+
+def row_optimizer_update_(
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor | None,
+    rows: list[Tensor],
+    values: list[Tensor],
+    grad_scale: Tensor | None,
+    rule: int,
+    h: list[float],
+    step: int,
+    base: int,
+    maximize: bool,
+    rounding_seeds: list[int],
+) -> tuple[Tensor, ...]:
+    tables = _Tables(rule, h, weights, states, last_steps)
+    scale = (-1.0 if maximize else 1.0) * (1.0 if grad_scale is None else float(grad_scale.flatten()[0]))
+    for k, weight in enumerate(weights):
+        mine = rows[k].tolist() if rows else range(weight.shape[0])
+        for u, index in enumerate(mine):
+            row = tables.row(k, index)
+            if last_steps:
+                assert history is not None
+                row = _caught_up(rule, h, row, int(last_steps[k][index]), history, step - 1 - base)
+            row = RULES[rule](row, scale * values[k][u].double(), step, *h)
+            tables.write(k, index, row, step - base)
+    return tables.results()
+
+
+def row_optimizer_make_current_(
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor | None,
+    rule: int,
+    h: list[float],
+    step: int,
+    base: int,
+    rounding_seeds: list[int],
+) -> tuple[Tensor, ...]:
+    tables = _Tables(rule, h, weights, states, last_steps)
+    for k, last in enumerate(last_steps):
+        assert history is not None
+        for index, at in enumerate(last.tolist()):
+            if at < step - base:
+                row = _caught_up(rule, h, tables.row(k, index), at, history, step - base)
+                tables.write(k, index, row, step - base)
+    return tables.results()
+
+
+def row_optimizer_current(
+    weight: Tensor,
+    states: list[Tensor],
+    last_step: Tensor,
+    history: Tensor,
+    rows: Tensor,
+    rule: int,
+    h: list[float],
+    step: int,
+    base: int,
+) -> Tensor:
+    return row_optimizer_make_current_([weight], states, [last_step], history, rule, h, step, base, [])[0][rows]
+
+
+FUNCTIONS = (row_optimizer_update_, row_optimizer_advance_, row_optimizer_current, row_optimizer_make_current_)
