@@ -256,13 +256,4 @@ void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
   call.idle == IdleKind::kLinear ? f(LinearRules<A>()) : f(AdamRules<A>());
 }
 
-// The structures in the device's memory, without a wait: see upload.
-template <class T>
-const T* upload_all(DeviceCall& call, const std::vector<T>& structures) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0 && alignof(T) <= 8);
-  std::vector<int64_t> words(structures.size() * (sizeof(T) / sizeof(int64_t)));
-  if (!words.empty()) std::memcpy(words.data(), structures.data(), structures.size() * sizeof(T));
-  return reinterpret_cast<const T*>(upload(call, words));
-}
-
 }  // namespace tsr
