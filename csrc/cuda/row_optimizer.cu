@@ -207,7 +207,7 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
     (is_float ? reinterpret_cast<const void*&>(result.float_scale)
               : reinterpret_cast<const void*&>(result.grad_scale)) = scale;
   }
-  if (arguments.history) result.history = arguments.history->data_ptr();
+  if (arguments.history) result.history = call.data(*arguments.history);
   result.now = arguments.now - arguments.base;
   result.done = arguments.step - arguments.base;
   result.step = arguments.step;
@@ -292,12 +292,16 @@ void row_optimizer_advance_cuda(const Tensor& history, int64_t rule_value, const
   });
 }
 
-Tensor row_optimizer_current_cuda(const Tensor& weight, const std::vector<Tensor>& states, const Tensor& last_step,
-                                  const Tensor& history, const Tensor& rows, int64_t rule_value,
-                                  const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
-  const OptimizerRule rule =
-      check_row_optimizer_current(weight, states, last_step, history, rows, rule_value, hyperparameters, step, base);
-  DeviceCall call("row_optimizer_current", weight);
+Tensor row_optimizer_current_cuda(const Tensor& given_weight, const std::vector<Tensor>& given_states,
+                                  const Tensor& given_last_step, const Tensor& history, const Tensor& rows,
+                                  int64_t rule_value, const std::vector<double>& hyperparameters, int64_t step,
+                                  int64_t base) {
+  const OptimizerRule rule = check_row_optimizer_current(given_weight, given_states, given_last_step, history, rows,
+                                                         rule_value, hyperparameters, step, base);
+  DeviceCall call("row_optimizer_current", given_weight);
+  const Tensor weight = readable_rows(given_weight), last_step = as_contiguous(given_last_step);
+  std::vector<Tensor> states;
+  for (const Tensor& x : given_states) states.push_back(readable_rows(x));
   const std::optional<Tensor> given_history(history), no_scale;
   const OptimizerArguments arguments{rule,          hyperparameters, step,  base, step, weight.scalar_type(),
                                      given_history, no_scale,        false, false};
