@@ -42,6 +42,7 @@
 // Source: fbgemm's table-batched embeddings (the idea); torch.nn.functional.embedding_bag (the meaning).
 #pragma once
 #include "embedding.h"
+#include "row_optimizer.h"
 
 namespace tsr {
 
@@ -253,11 +254,25 @@ inline Collection check_embedding_collection_backward(
   return c;
 }
 
-inline Collection check_embedding_collection_weights_backward(const Tensor& grad, const std::vector<Tensor>& weights,
-                                                              const Tensor& indices,
-                                                              const std::optional<Tensor>& offsets,
-                                                              const Tensor& per_sample_weights, const Tensor& output,
-                                                              const CollectionLists& lists) {
+// Rows that are brought up to date for reading: all tables' states and last_steps.
+inline OptimizerRule check_collection_current(const char* op, const std::vector<Tensor>& weights,
+                                              const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+                                              const std::optional<Tensor>& history, int64_t rule_value,
+                                              const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
+  const OptimizerRule rule = check_optimizer_rule(op, rule_value, hyperparameters);
+  check_optimizer_steps(op, step, base, /*least=*/0);
+  TSR_CHECK_VALUE(last_steps.size() == weights.size(), op, ": last_steps must be one for each of the ", weights.size(),
+                  " tables, got ", last_steps.size());
+  check_optimizer_tables(op, rule, hyperparameters, weights, states, last_steps);
+  check_catching_up(op, last_steps, history, step - base);
+  return rule;
+}
+
+inline Collection check_embedding_collection_weights_backward(
+    const Tensor& grad, const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+    const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history, const Tensor& indices,
+    const std::optional<Tensor>& offsets, const Tensor& per_sample_weights, const Tensor& output,
+    const CollectionLists& lists) {
   const char* op = "embedding_collection_weights_backward";
   Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
   for (const auto& [argument, x] : {std::pair<const char*, const Tensor&>{"grad", grad}, {"output", output}}) {
@@ -267,10 +282,40 @@ inline Collection check_embedding_collection_weights_backward(const Tensor& grad
                     dtype_name(x.scalar_type()));
     check_same_device(op, argument, x, "weights", weights[0]);
   }
+  TSR_CHECK_VALUE(history || (states.empty() && last_steps.empty()), op,
+                  ": without history, states and last_steps must be none, got ", states.size(), " and ",
+                  last_steps.size());
   return c;
 }
 
-// Without what the rule asks for: check_row_optimizer_tables (row_optimizer.h) says that of the wanted tables.
+// The step of an update: the wanted tables, with the states and last_steps of those alone.
+struct CollectionStep {
+  OptimizerRule rule;
+  std::vector<Tensor> weights;
+  std::vector<int64_t> places;  // by table: its place among weights; -1: not wanted
+};
+
+inline CollectionStep check_collection_step(const Collection& c, const std::vector<Tensor>& weights,
+                                            const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+                                            const std::optional<Tensor>& history, const std::vector<bool>& wanted,
+                                            const std::optional<Tensor>& grad_scale, int64_t rule_value,
+                                            const std::vector<double>& hyperparameters, int64_t step, int64_t base,
+                                            const std::vector<int64_t>& rounding_seeds) {
+  CollectionStep result{check_optimizer_rule(c.op, rule_value, hyperparameters), {}, {}};
+  for (size_t k = 0; k < weights.size(); ++k) {
+    result.places.push_back(wanted[k] ? static_cast<int64_t>(result.weights.size()) : -1);
+    if (wanted[k]) result.weights.push_back(weights[k]);
+  }
+  check_optimizer_steps(c.op, step, base, /*least=*/1);
+  check_optimizer_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps);
+  check_written_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps);
+  check_catching_up(c.op, last_steps, history, step - 1 - base);
+  if (!last_steps.empty()) check_idle_rows(c.op, result.rule, hyperparameters);
+  check_rounding_seeds(c.op, result.weights, rounding_seeds);
+  check_grad_scale(c.op, grad_scale, result.weights);
+  return result;
+}
+
 inline Collection check_embedding_collection_update(const std::vector<Tensor>& weights, const Tensor& grad,
                                                     const Tensor& indices, const std::optional<Tensor>& offsets,
                                                     const std::optional<Tensor>& per_sample_weights,

@@ -18,9 +18,9 @@ struct CollectionInput {
         weights(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
         starts(bag_starts(collection.op, indices_, offsets)) {}
 
-  Bags<T, I> bags(const CollectionLookup& lookup) const {
+  Bags<T, I> bags(const CollectionLookup& lookup, int64_t block_items = Bags<T, I>::kBlockItems) const {
     const int64_t padding = c.padding_idx[static_cast<size_t>(lookup.table)];
-    return Bags<T, I>(ids, weights, padding, starts.data() + lookup.first_bag, lookup.bags);
+    return Bags<T, I>(ids, weights, padding, starts.data() + lookup.first_bag, lookup.bags, block_items);
   }
 
   int64_t items(const CollectionLookup& lookup) const {
@@ -65,25 +65,13 @@ struct LookupPart {
   int64_t first, end;
 };
 
-// Bags for one task: few enough for the output's lines that lookups of few columns share to stay in the cache, from
-// one of them to the next.
-constexpr int64_t kPartBags = 2048;
-
-// All lookups in parts. Side by side, some bags of every lookup come before the next bags.
+// All lookups in parts, one lookup after the other also side by side: to return to a table costs more than to return to
+// lines of the output, since a table's pages have to be looked up again.
 template <class T, class I>
 std::vector<LookupPart> lookup_parts(const CollectionInput<T, I>& input, int64_t work, int64_t workers) {
   const Collection& c = input.c;
   const int64_t lookups = static_cast<int64_t>(c.lookups.size());
   std::vector<LookupPart> parts;
-  if (c.output_shape.size() == 2) {
-    const int64_t rows = c.output_shape[0];
-    const int64_t ranges = std::max<int64_t>(workers == 1 ? 1 : std::min(workers * 8, rows), rows / kPartBags);
-    parts.reserve(static_cast<size_t>(ranges * lookups));
-    for (int64_t range = 0; range < ranges; ++range) {
-      for (int64_t l = 0; l < lookups; ++l) parts.push_back({l, rows * range / ranges, rows * (range + 1) / ranges});
-    }
-    return parts;
-  }
   for (int64_t l = 0; l < lookups; ++l) {
     const CollectionLookup& lookup = c.lookups[static_cast<size_t>(l)];
     // Of workers * 16 equal parts of the work, how many are this lookup's.

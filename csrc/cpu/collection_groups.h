@@ -211,7 +211,7 @@ class CollectionGroups {
     meaning.grad = grad;
     meaning.dim = input_.c.dims[static_cast<size_t>(table.table)];
     if (table.lookups.empty()) return;
-    meaning.segments = groups.by_entry && groups.bag_of_entry.data() != nullptr ? groups.bag_of_entry.data() : nullptr;
+    meaning.segments = groups.by_entry ? groups.bag_of_entry.data() : nullptr;
     if (table.lookups.size() == 1) {
       meaning.grad += table.lookups[0]->output;
       meaning.stride = table.lookups[0]->stride;

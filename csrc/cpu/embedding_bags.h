@@ -38,11 +38,12 @@ class Bags {
        const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems);
 
   // The bags between starts [count + 1], which have been checked and outlive this; items keep their positions in indices.
-  Bags(const I* indices, const T* weights, int64_t padding_idx, const int64_t* starts, int64_t count)
+  Bags(const I* indices, const T* weights, int64_t padding_idx, const int64_t* starts, int64_t count,
+       int64_t block_items = kBlockItems)
       : indices_(indices),
         weights_(weights),
         padding_(padding_idx),
-        block_items_(kBlockItems),
+        block_items_(block_items),
         count_(count),
         offsets_(starts) {}
 

@@ -40,7 +40,7 @@ struct PoolArguments {
   int64_t bags;
   Out* out;     // [bags, dim]
   bool stream;  // write past the caches: right for memory that is mapped already and not read soon
-  // pool only: elements from one row to the next; 0 stands for dim. 1 where rows says in elements where rows begin.
+  // Elements from one row to the next; 0 stands for dim. 1 where rows says in elements where rows begin.
   int64_t stride = 0;
   int64_t out_stride = 0;  // elements from one row of out to the next; 0 stands for dim
   // pool only: rows may be fetched from memory up to this entry, beyond the last bag; 0: not beyond.

@@ -177,17 +177,18 @@ static void pool(const PoolArguments<T, R, Out>& a) {
 template <class T, class R>
 static void pool_max(const PoolArguments<T, R>& a, const int64_t* positions, int64_t* argmax) {
   using A = acc_t<T>;
+  const int64_t stride = a.stride == 0 ? a.dim : a.stride, out_stride = a.out_stride == 0 ? a.dim : a.out_stride;
   for (int64_t bag = 0; bag < a.bags; ++bag) {
     const int64_t begin = a.starts[bag], end = a.starts[bag + 1];
-    T* out = a.out + bag * (a.out_stride == 0 ? a.dim : a.out_stride);
+    T* out = a.out + bag * out_stride;
     int64_t* winner = argmax + bag * a.dim;
-    const T* first = begin < end ? a.table + static_cast<int64_t>(a.rows[begin]) * a.dim : nullptr;
+    const T* first = begin < end ? a.table + static_cast<int64_t>(a.rows[begin]) * stride : nullptr;
     for (int64_t d = 0; d < a.dim; ++d) {
       out[d] = first != nullptr ? first[d] : T(0.0f);
       winner[d] = first != nullptr ? positions[begin] : -1;
     }
     for (int64_t e = begin + 1; e < end; ++e) {
-      const T* row = a.table + static_cast<int64_t>(a.rows[e]) * a.dim;
+      const T* row = a.table + static_cast<int64_t>(a.rows[e]) * stride;
       for (int64_t d = 0; d < a.dim; ++d) {
         const A x = static_cast<A>(row[d]), best = static_cast<A>(out[d]);
         // x != x: x is NaN.
