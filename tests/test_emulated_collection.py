@@ -97,7 +97,7 @@ TABLES = [(50, 8), (20, 3), (9, 132), (31, 16), (6, 1)]
 PLAIN = [(0, 0, SUM), (1, 1, MEAN), (2, 3, SQRTN), (3, 2, SUM), (1, 0, MEAN), (0, 3, SQRTN), (4, 1, SUM)]
 WITH_MAX = [(0, 0, MAX), (1, 1, MEAN), (2, 3, MAX), (3, 2, SUM), (0, 3, SUM), (1, 1, MAX), (4, 2, MAX)]
 CASES = [
-    pytest.param(_case(TABLES, lookups, lengths, weighted=weighted, side_by_side=side, dtype=dtype, index=index, **more))
+    _case(TABLES, lookups, lengths, weighted=weighted, side_by_side=side, dtype=dtype, index=index, **more)
     for lookups, lengths, weighted, side, dtype, index, more in [
         (PLAIN, LONG, False, True, torch.float32, torch.int64, {}),
         (PLAIN, LONG, True, False, torch.float32, torch.int32, {"padding": [7, -1, 9, 0, 2]}),
@@ -228,7 +228,7 @@ def _weights_backward(case: Case, grad: Tensor, output: Tensor) -> Tensor:
     return fixture.run_in_every_order("embedding_collection_weights_backward", *arguments, 0, [], 0, 0)
 
 
-WEIGHTED = [case for case in CASES if case.values[0].item_weights is not None]
+WEIGHTED = [case for case in CASES if case.item_weights is not None]
 
 
 @pytest.mark.parametrize("case", WEIGHTED)
@@ -253,3 +253,120 @@ def test_gradients_of_weights(case: Case, once: bool) -> None:
         assert torch.equal(found, expected)
     else:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# ---- Tables that an optimizer steps ---------------------------------------------------------------------------------
+
+STEPS = 37
+RULES = {
+    "sgd": (0, [0.1, 0.9, 0.0, 1.0, 0.01]),
+    "adagrad": (1, [0.1, 0.0, 1e-8, 0.0]),
+    "rowwise_adagrad": (2, [0.1, 0.0, 1e-8, 0.0]),
+    "adam": (3, [0.01, 0.9, 0.99, 1e-8, 0.1, 1.0]),
+    "amsgrad": (4, [0.01, 0.9, 0.99, 1e-8, 0.0, 0.0]),
+    "partial_rowwise_adam": (5, [0.01, 0.9, 0.99, 1e-8, 0.1]),
+    "lamb": (9, [0.01, 0.9, 0.99, 1e-8, 0.1]),
+}
+STATES = {"sgd": 1, "adagrad": 1, "adam": 2, "amsgrad": 3, "partial_rowwise_adam": 2, "lamb": 2, "rowwise_adagrad": 1}
+OF_ROWS = {"rowwise_adagrad": 0, "partial_rowwise_adam": 1}
+IDLE = ("sgd", "adam", "amsgrad", "partial_rowwise_adam")
+
+
+@dataclass
+class Optimizer:
+    """The arguments that are an optimizer's, with rows at several steps."""
+
+    states: list[Tensor]
+    last_steps: list[Tensor]
+    history: Tensor | None
+    rule: tuple[int, list[float]]
+
+    def clone(self) -> Optimizer:
+        return replace(
+            self, states=[x.clone() for x in self.states], last_steps=[x.clone() for x in self.last_steps]
+        )
+
+
+def _optimizer(name: str, weights: list[Tensor]) -> Optimizer:
+    random = Random(11)
+    dtype = torch.float64 if weights[0].dtype == torch.float64 else torch.float32
+    rule = RULES[name]
+    history = torch.zeros(2 * 64, 8, dtype=torch.float64)
+    states, last_steps = [], []
+    for weight in weights:
+        for k in range(STATES[name]):
+            shape = weight.shape[:1] if OF_ROWS.get(name) == k else weight.shape
+            states.append(random.floats(*shape, dtype=dtype).abs())
+        last_steps.append(random.integers(0, STEPS, len(weight), dtype=torch.int32))
+    if name not in IDLE:
+        return Optimizer(states, [], None, rule)
+    for step in range(1, STEPS + 1):
+        fixture.operator("row_optimizer_advance_")(history, *rule, step, 0)
+    return Optimizer(states, last_steps, history, rule)
+
+
+def _current_tables(case: Case, of: Optimizer) -> list[Tensor]:
+    """What the tables are as of now, by the operator on one of them."""
+    per_table = len(of.states) // len(case.weights)
+    tables = []
+    for k, weight in enumerate(case.weights):
+        states = of.states[k * per_table : (k + 1) * per_table]
+        arguments = (weight, states, of.last_steps[k], of.history, torch.arange(len(weight)), *of.rule, STEPS, 0)
+        tables.append(fixture.operator("row_optimizer_current")(*arguments))
+    return tables
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[3], CASES[4]])
+@pytest.mark.parametrize("name", ["sgd", "adam", "partial_rowwise_adam"])
+def test_lookups_of_rows_as_of_now(case: Case, name: str) -> None:
+    """They have the bits of lookups in tables that have been brought up to date."""
+    of = _optimizer(name, case.weights)
+    current = replace(case, weights=_current_tables(case, of))
+    items = (case.indices, case.offsets, case.item_weights, *case.lists)
+    tables = (case.weights, of.states, of.last_steps, of.history)
+    found = fixture.run_in_every_order("embedding_collection_current", *tables, *items, *of.rule, STEPS, 0)
+    expected = _forward(current)
+    assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+    if case.item_weights is not None:
+        grad = Random(3).floats(*found[0].shape, dtype=found[0].dtype)
+        operands = (grad, *tables, *items[:3], found[0], *case.lists, *of.rule, STEPS, 0)
+        weights = fixture.run_in_every_order("embedding_collection_weights_backward", *operands)
+        assert torch.equal(weights, _weights_backward(current, grad, expected[0]))
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[4], CASES[6]])
+@pytest.mark.parametrize("name", RULES)
+def test_updates(case: Case, name: str) -> None:
+    """The bits of the sparse gradient, in the accumulator's dtype, given to the optimizer's own operator."""
+    wanted = [table != 1 for table in range(len(case.weights))]
+    chosen = [k for k, wants in enumerate(wanted) if wants]
+    output, argmax = _forward(case)
+    grad = Random(3).floats(*output.shape, dtype=output.dtype)
+    given = argmax if MAX in case.modes else None
+    wide = torch.float64 if output.dtype == torch.float64 else torch.float32
+    in_wide = replace(case, item_weights=None if case.item_weights is None else case.item_weights.to(wide))
+    values, rows = _backward(in_wide, grad.to(wide), given, wanted, "sparse")
+
+    of = _optimizer(name, [case.weights[k] for k in chosen])
+    seeds = [5, 6, 7, 8] if output.dtype == torch.bfloat16 else []
+    tail = (torch.tensor([0.5]), *of.rule, STEPS + 1, 0, True, seeds)
+    expected, expected_of = [case.weights[k].clone() for k in chosen], of.clone()
+    fixture.operator("row_optimizer_update_")(
+        expected,
+        expected_of.states,
+        expected_of.last_steps,
+        of.history,
+        [rows[k] for k in chosen],
+        [values[k] for k in chosen],
+        *tail,
+    )
+    weights = [weight.clone() for weight in case.weights]
+    tables = (weights, of.states, of.last_steps, of.history)
+    items = (grad, case.indices, case.offsets, case.item_weights, given)
+    fixture.run_in_every_order("embedding_collection_update_", *tables, *items, *case.lists, wanted, *tail)
+    for k, table in zip(chosen, expected, strict=True):
+        assert torch.equal(weights[k], table)
+        assert not torch.equal(table, case.weights[k])
+    assert torch.equal(weights[1], case.weights[1])
+    for mine, theirs in zip(of.states + of.last_steps, expected_of.states + expected_of.last_steps, strict=True):
+        assert torch.equal(mine, theirs)

@@ -1,6 +1,5 @@
 // The rows of a collection's tables as of now, for kernels that read them.
 #pragma once
-#include "../embedding_collection_optimizer.h"
 #include "embedding_collection.cuh"
 #include "row_optimizer.cuh"
 
@@ -26,9 +25,20 @@ inline std::vector<OptimizerTable> optimizer_tables(const CollectionOptimizer& o
   return tables;
 }
 
-// Calls f with the kernels' OptimizerCall<A>, its list of rules, and the tables on the device.
+// Calls f with the kernels' OptimizerCall<A>, its list of rules, and the tables on the device. Nothing is written: the
+// tensors may have any layout.
 template <class A, class F>
-void with_current_tables(DeviceCall& call, const CollectionOptimizer& o, const F& f) {
+void with_current_tables(DeviceCall& call, const CollectionOptimizer& given, const F& f) {
+  const auto readable = [](const std::vector<Tensor>& tensors) {
+    std::vector<Tensor> result;
+    for (const Tensor& x : tensors) result.push_back(readable_rows(x));
+    return result;
+  };
+  const std::vector<Tensor> weights = readable(given.weights), states = readable(given.states);
+  std::vector<Tensor> last_steps;
+  for (const Tensor& x : given.last_steps) last_steps.push_back(as_contiguous(x));
+  const CollectionOptimizer o{weights,    states,     last_steps, given.history, given.rule, given.hyperparameters,
+                              given.step, given.base};
   const std::optional<Tensor> no_scale;
   const OptimizerArguments arguments{o.rule,    o.hyperparameters, o.step, o.base, o.step, o.weights[0].scalar_type(),
                                      o.history, no_scale,          false,  false};

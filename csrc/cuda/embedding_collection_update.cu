@@ -169,15 +169,6 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   });
 }
 
-// The wanted ones of tables.
-std::vector<Tensor> wanted_of(const std::vector<Tensor>& tables, const std::vector<bool>& wanted) {
-  std::vector<Tensor> chosen;
-  for (size_t k = 0; k < tables.size(); ++k) {
-    if (wanted[k]) chosen.push_back(tables[k]);
-  }
-  return chosen;
-}
-
 void embedding_collection_update_cuda(
     const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
     const std::optional<Tensor>& history, const Tensor& grad, const Tensor& indices,
@@ -190,16 +181,17 @@ void embedding_collection_update_cuda(
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c = check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax,
                                                          lists, wanted);
-  const std::vector<Tensor> stepped = wanted_of(weights, wanted);
-  const OptimizerRule rule = check_collection_step(c.op, stepped, states, last_steps, history, grad_scale, rule_value,
-                                                   hyperparameters, step, base, rounding_seeds);
-  if (stepped.empty()) return;
+  const CollectionStep checked = check_collection_step(c, weights, states, last_steps, history, wanted, grad_scale,
+                                                       rule_value, hyperparameters, step, base, rounding_seeds);
+  if (checked.weights.empty()) return;
   DeviceCall call(c.op, weights[0]);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
   const CollectionGroups groups = group_collection(call, gradient, collection_input(call, indices, offsets));
-  const CollectionOptimizer optimizer{stepped, states, last_steps, history, rule, hyperparameters, step, base};
-  const OptimizerArguments arguments{rule,    hyperparameters, step,     base, step - 1, weights[0].scalar_type(),
-                                     history, grad_scale,      maximize, !rounding_seeds.empty()};
+  const CollectionOptimizer optimizer{checked.weights, states, last_steps, history, checked.rule, hyperparameters,
+                                      step,            base};
+  const OptimizerArguments arguments{
+      checked.rule, hyperparameters, step,       base,     step - 1, weights[0].scalar_type(),
+      history,      grad_scale,      maximize, !rounding_seeds.empty()};
   const std::vector<OptimizerTable> on_host = optimizer_tables(optimizer, arguments, rounding_seeds);
   dispatch_float(grad.scalar_type(), call.op(), "grad", [&](auto tag) {
     step_rows<typename decltype(tag)::type>(call, gradient, groups, on_host, arguments);

@@ -12,8 +12,8 @@ Tensor embedding_collection_weights_backward_cuda(
     const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule_value,
     const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
-  const Collection c = check_embedding_collection_weights_backward(grad, weights, indices, offsets, per_sample_weights,
-                                                                   output, lists);
+  const Collection c = check_embedding_collection_weights_backward(grad, weights, states, last_steps, history, indices,
+                                                                   offsets, per_sample_weights, output, lists);
   OptimizerRule rule{};
   if (history) {
     rule = check_collection_current(c.op, weights, states, last_steps, history, rule_value, hyperparameters, step, base);
