@@ -74,7 +74,7 @@ def _case(
 ) -> Case:
     """Tables by (rows, columns), lookups by (table, key, mode), keys by the lengths of their bags."""
     random = Random(seed)
-    rows = [min((tables[t][0] for t, k, _ in lookups if k == key), default=1) for key in range(len(lengths))]
+    rows = [min((max(tables[t][0], 1) for t, k, _ in lookups if k == key), default=1) for key in range(len(lengths))]
     ids = [random.integers(0, rows[key], sum(of_key), dtype=index) for key, of_key in enumerate(lengths)]
     ends = torch.tensor([0, *accumulate(n for of_key in lengths for n in of_key)], dtype=index)
     return Case(
@@ -370,3 +370,150 @@ def test_updates(case: Case, name: str) -> None:
     assert torch.equal(weights[1], case.weights[1])
     for mine, theirs in zip(of.states + of.last_steps, expected_of.states + expected_of.last_steps, strict=True):
         assert torch.equal(mine, theirs)
+
+
+# ---- What only CUDA has ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [SUM, MEAN, MAX])
+def test_rows_beyond_32_bits(mode: int) -> None:
+    """Tables that no memory holds, whose rows together need keys of 64 bits."""
+    rows = [2**33 + 1, 5, 2**32]
+    ids = torch.tensor([2**33, 0, 2**32 - 1, 4, 4, 0, 2**32 - 1, 7, 2**33])
+    offsets = torch.tensor([0, 4, 6, 9])
+    argmax = torch.tensor([0, 3, 4, -1, 8, 6]) if mode == MAX else None
+    lists = ([0, 1, 2], [0, 1, 2], [mode] * 3, [1, 1, 1], [-1, -1, 7], True)
+    grad = torch.arange(1.0, 7.0).view(1, 6)
+    arguments = (grad, ids, offsets, None, argmax, rows, [2, 2, 2], *lists, [True] * 3)
+    ids[3], ids[7], ids[8] = 2**33, 7, 2**32 - 1
+    values, found = fixture.run_in_every_order("embedding_collection_sparse_backward", *arguments)
+    assert [x.tolist() for x in found] == [[0, 2**32 - 1, 2**33], [0, 4], [2**32 - 1]]
+    expected = {
+        SUM: [[[1, 2], [1, 2], [2, 4]], [[3, 4], [3, 4]], [[10, 12]]],
+        MEAN: [[[0.25, 0.5], [0.25, 0.5], [0.5, 1]], [[1.5, 2], [1.5, 2]], [[5, 6]]],
+        MAX: [[[0, 0], [0, 0], [1, 2]], [[0, 0], [3, 0]], [[5, 6]]],
+    }
+    assert [x.tolist() for x in values] == expected[mode]
+
+
+def test_nothing_to_look_up() -> None:
+    """Keys without bags or items, a table without rows, no wanted table."""
+    case = _case([(4, 3), (0, 8), (2, 5)], [(0, 0, MEAN), (1, 1, SUM), (2, 2, SUM)], [[], [0, 0], [3]])
+    case.side_by_side = False
+    output, _ = _forward(case)
+    assert output.shape == (21,) and not output[:16].any() and output[16:].any()
+    for wanted in ([True] * 3, [False] * 3):
+        dense = _backward(case, output, None, wanted, "dense")
+        values, rows = _backward(case, output, None, wanted, "sparse")
+        sizes = ([4, 0, 2], [0, 0, len(case.indices.unique())]) if wanted[0] else ([0] * 3, [0] * 3)
+        assert [len(x) for x in dense] == sizes[0]
+        assert [len(x) for x in values] == [len(x) for x in rows] == sizes[1]
+        assert not wanted[0] or (not dense[0].any() and dense[2].any())
+    case = _case([(4, 3)], [(0, 0, SUM)], [[]])
+    assert _forward(case)[0].shape == (0, 3)
+
+
+def test_launches_do_not_grow_with_the_tables() -> None:
+    def launches(tables: int, name: str) -> int:
+        case = _case([(5, 4)] * tables, [(t, t, SUM) for t in range(tables)], [[2]] * tables)
+        before = fixture.library().tsr_emulated_launches()
+        output, _ = _forward(case)
+        if name != "forward":
+            before = fixture.library().tsr_emulated_launches()
+            _backward(case, output, None, [True] * tables, name)
+        return (fixture.library().tsr_emulated_launches() - before) // 3
+
+    for name in ("forward", "dense", "sparse"):
+        # What the kernels know of a table travels in arguments of 4 KiB.
+        assert launches(60, name) - launches(2, name) <= 5
+        assert launches(60, name) < 40
+
+
+def _refused(kind: type[Exception], text: str, name: str, *arguments: Any) -> Any:
+    """The result of a call whose kernels report this, in every order of threads."""
+    results = []
+    for order in ("descending", "random", "ascending"):
+        fixture.set_order(order)
+        results.append(fixture.operator(name)(*arguments))
+        with pytest.raises(kind) as caught:
+            fixture.check_errors()
+        assert str(caught.value) == f"{name}: {text}"
+        fixture.check_errors()  # told once
+    return results[-1]
+
+
+BAD_ID = "indices[1] must be in [0, 3), got 7"
+NAN = "per_sample_weights[2] must be a number, got nan"
+
+
+@pytest.mark.parametrize("what", ["id", "nan"])
+def test_bad_values_are_skipped_and_recorded(what: str) -> None:
+    """A key that is looked up in two tables: the error is one, told by whichever finds it, and names the smaller."""
+    case = _case([(5, 2), (3, 4)], [(0, 0, SUM), (1, 0, SUM)], [[2, 1]], weighted=True)
+    assert case.item_weights is not None
+    case.item_weights[:] = 2
+    good = replace(case, item_weights=case.item_weights.clone(), indices=case.indices.clone())
+    assert good.item_weights is not None
+    kind, text, bad = (IndexError, BAD_ID, 1) if what == "id" else (ValueError, NAN, 2)
+    if what == "id":
+        case.indices[1] = 7
+    else:
+        case.item_weights[2] = torch.nan
+    good.item_weights[bad] = 0
+
+    arguments = (case.weights, case.indices, case.offsets, case.item_weights, *case.lists, False)
+    output, _ = _refused(kind, text, "embedding_collection", *arguments)
+    assert torch.equal(output, _forward(good)[0])
+
+    items = (case.indices, case.offsets, case.item_weights)
+    lists = (None, [5, 3], [2, 4], *case.lists, [True] * 2)
+    dense = _refused(kind, text, "embedding_collection_dense_backward", output, *items, *lists)
+    for mine, of_good in zip(dense, _backward(good, output, None, [True] * 2, "dense"), strict=True):
+        assert torch.equal(mine, of_good)
+    of_items = (output, case.weights, [], [], None, *items, output, *case.lists, 0, [], 0, 0)
+    found = _refused(kind, text, "embedding_collection_weights_backward", *of_items)
+    expected = _weights_backward(good, output, output)
+    kept = torch.arange(3) != bad
+    assert torch.equal(found[kept], expected[kept]) and (what == "nan" or found[bad] == 0)
+
+    weights = [weight.clone() for weight in case.weights]
+    tail = (*lists[:1], *case.lists, [True] * 2, None, 0, [1.0, 0.0, 0.0, 0.0, 0.0], 1, 0, False, [])
+    fixture.set_order("ascending")
+    fixture.operator("embedding_collection_update_")(weights, [], [], None, output, *items, *tail)
+    with pytest.raises(kind) as caught:
+        fixture.check_errors()
+    assert str(caught.value) == f"embedding_collection_update_: {text}"
+    for weight, before, of_good in zip(weights, case.weights, dense, strict=True):
+        torch.testing.assert_close(weight, before - of_good)
+
+
+def test_offsets_without_sense_stay_in_bounds() -> None:
+    """Bags that overlap, of more items in all than there are."""
+    bags = 12
+    ids, offsets = torch.zeros(600, dtype=torch.int64), torch.tensor([0, 600] * bags)[: 2 * bags - 1]
+    lists = ([0, 1], [0, 1], [SUM, MEAN], [bags, bags - 2], [-1, -1], False)
+    tables = [torch.ones(4, 4), torch.ones(4, 8)]
+    text = "offsets must not decrease, got 600 followed by 0 at position 2"
+    output, _ = _refused(ValueError, text, "embedding_collection", tables, ids, offsets, None, *lists, False)
+    gradient = (output, ids, offsets, None, None, [4, 4], [4, 8], *lists, [True, True])
+    for name in ("dense", "sparse"):
+        _refused(ValueError, text, f"embedding_collection_{name}_backward", *gradient)
+
+
+def test_only_the_sparse_gradient_is_read_back() -> None:
+    case = CASES[0]
+    output, _ = _forward(case)
+    tables = [True] * len(case.weights)
+    capturing = fixture.library().tsr_emulated_set_capturing
+    capturing(1)
+    try:
+        _forward(case)
+        _backward(case, output, None, tables, "dense")
+        weights = [weight.clone() for weight in case.weights]
+        arguments = (weights, [], [], None, output, case.indices, case.offsets, None, None, *case.lists, tables, None)
+        rule = (0, [1.0, 0.0, 0.0, 0.0, 0.0], 1, 0, False, [])
+        fixture.run_in_every_order("embedding_collection_update_", *arguments, *rule)
+        with pytest.raises(ValueError, match="the number of rows that have entries is read back"):
+            _backward(case, output, None, tables, "sparse")
+    finally:
+        capturing(0)
