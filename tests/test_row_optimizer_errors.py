@@ -144,7 +144,7 @@ def test_bad_rows_are_skipped_by_emulated_kernels(emulated: object) -> None:
     wanted = _arguments() | {"rows": [torch.tensor([1, 3]), torch.tensor([1])]}
     wanted["values"] = [torch.ones(2, 3), torch.ones(1, 5)]
     ops.row_optimizer_update_(**wanted)
-    for bad in ([1, 9, 3], [1, 1, 3], [-1, 1, 3]):
+    for bad in ([1, 3, 9], [1, 1, 3], [-1, 1, 3]):
         actual = _arguments() | {"rows": [torch.tensor(bad), torch.tensor([1])]}
         if bad[0] < 0:
             actual["values"][0][0] = torch.nan
