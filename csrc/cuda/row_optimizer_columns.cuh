@@ -51,7 +51,6 @@ template <class... Rules>
 struct RuleNeeds<RuleList<Rules...>> {
   static constexpr bool kLinear = ((idle_kind<Rules>() == IdleKind::kLinear) || ...);
   static constexpr bool kAdam = (is_adam(idle_kind<Rules>()) || ...);
-  static constexpr bool kIdle = kLinear || kAdam;
   static constexpr bool kRowState = (Rules::kRowState || ...);
   static constexpr bool kRowSums = ((Rules::kRowSums > 0) || ...);
   static constexpr bool kGatherWrites = (Rules::kGatherWrites || ...);

@@ -102,7 +102,7 @@ MUTATIONS = [
     Mutation("row_optimizer.cu", "step", "store(column, zeros);", ";", "read_as_zeros"),
     Mutation("row_optimizer.cu", "sign", "result.now = arguments.now", "result.now = arguments.step", "caught_up"),
     Mutation("row_optimizer.cu", "step", "  append_map(history, at, leaf);\n", "", "row_optimizer_advance"),
-    Mutation("row_optimizer.cuh", "step", "    team.wait();  // until all lanes have read\n    A own", "    A own", "wide"),
+    Mutation("row_optimizer.cuh", "step", "  team.wait();  // until all lanes have read\n    A", "  A", "many_tables"),
     Mutation("row_optimizer.cuh", "bound", "if (column + c < table_.columns) rule", "rule", "beyond_the_last"),
     Mutation("row_optimizer.cuh", "sign", "table_.columns <= tile", "table_.columns >= tile", "wider_than_a_team"),
     Mutation("row_optimizer.cuh", "step", "return own_ * adam().p2;", "return own_;", "partial_rowwise"),
