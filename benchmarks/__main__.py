@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from . import (
+    adam,
     embedding,
     embedding_gradients,
     embedding_lookup,
@@ -19,9 +20,11 @@ from . import (
     row_update,
     segment,
     segment_rows,
+    sok,
     sparse_tensor,
     table,
     unique,
+    wide_deep,
 )
 from . import hash as hash_rows
 from .machine import machine
@@ -31,6 +34,9 @@ from .timing import FULL, SLOW_MS, copy_gb_per_second
 
 ROWS: list[Row] = [
     *keras_report.ROWS,
+    *wide_deep.ROWS,
+    *sok.ROWS,
+    *adam.ROWS,
     *embedding.ROWS,
     *embedding_gradients.ROWS,
     *embedding_lookup.ROWS,

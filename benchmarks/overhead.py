@@ -1,4 +1,7 @@
-"""Rows of the overhead of one small call: 8 ids in 3 bags of a table 1,000 x 64, each call 100 of them in a row."""
+"""
+Rows of the overhead of one small call: 8 ids in 3 bags of a table 1,000 x 64, each call 100 of them in a row; and of
+100 such tables in one collection.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import torchsparse_rec
 from torchsparse_rec import nn, ops
 
 from .rows import Call, Case, CudaTargets, Make, Options, Row
@@ -74,6 +78,85 @@ def row(name: str, what: str, backward: bool, sparse: bool, targets: dict[str, f
     return Row(f"overhead/{name}", what, build, targets, CudaTargets(fastest_peer=None))
 
 
+KEYS = [f"f{n}" for n in range(100)]
+
+
+class Tables:
+    """100 tables with ids for each, and a step of ours and of torch's on them."""
+
+    def __init__(self, device: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        count = len(KEYS)
+        self.tables = torch.randn(count, ROWS_OF_TABLE, DIM, generator=generator).to(device)
+        self.ids = torch.randint(0, ROWS_OF_TABLE, (count, 8), generator=generator).to(device)
+        self.grad = torch.randn(BAGS, count * DIM, generator=generator).to(device)
+        self.lengths = torch.tensor([3, 2, 3], device=device)
+        self.starts = torch.tensor([0, 3, 5], device=device)
+
+    def ours(self, train: bool) -> Callable[[], Tensor]:
+        """A collection whose update happens within backward."""
+        configs = [
+            nn.EmbeddingBagConfig(
+                name=key, num_embeddings=ROWS_OF_TABLE, embedding_dim=DIM, feature_names=[key], pooling="mean"
+            )
+            for key in KEYS
+        ]
+        collection = nn.EmbeddingBagCollection(configs, grad_mode="fused", apply="backward", device=self.tables.device)
+        collection.load_state_dict(
+            {f"embedding_bags.{key}.weight": table for key, table in zip(KEYS, self.tables, strict=True)}
+        )
+        # Kept here: a table knows its optimizer weakly, and the forward call alone would not keep it.
+        self.optimizer = optimizer = torchsparse_rec.optim.SGD(collection.parameters(), lr=0.01)
+        ids = torchsparse_rec.KeyedJaggedTensor(KEYS, self.ids.flatten(), lengths=self.lengths.repeat(len(KEYS))).sync()
+
+        def step() -> Tensor:
+            output = collection(ids).values()
+            output.backward(self.grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            return output
+
+        return step if train else lambda: collection(ids).values()
+
+    def torchs(self, train: bool) -> Callable[[], list[Tensor]]:
+        """A loop over bags."""
+        bags = [
+            torch.nn.EmbeddingBag(ROWS_OF_TABLE, DIM, mode="mean", sparse=True, _weight=table.clone())
+            for table in self.tables
+        ]
+        optimizer = torch.optim.SGD([bag.weight for bag in bags], lr=0.01)
+        ids, gradients = list(self.ids), [grad.contiguous() for grad in self.grad.split(DIM, 1)]
+
+        def forward() -> list[Tensor]:
+            return [bag(each, self.starts) for bag, each in zip(bags, ids, strict=True)]
+
+        def step() -> list[Tensor]:
+            outputs = forward()
+            torch.autograd.backward(outputs, gradients)
+            optimizer.step()
+            optimizer.zero_grad()
+            return outputs
+
+        return step if train else forward
+
+
+def collection_row(name: str, what: str, train: bool) -> Row:
+    """A row for the forward call, which records what a gradient needs, or for a step of SGD."""
+
+    def build(options: Options) -> Case:
+        tables = Tables(options.device)
+
+        def check() -> None:
+            ours, torchs = tables.ours(train), tables.torchs(train)
+            for _ in range(3):
+                torch.testing.assert_close(ours(), torch.cat(torchs(), 1))
+
+        peers: dict[str, Make] = {"loop of torch.nn.EmbeddingBag": lambda: tables.torchs(train)}
+        return Case(lambda: tables.ours(train), peers, check, sizes=f"{len(KEYS)} tables, 8 ids each, {DIM} columns")
+
+    return Row(f"overhead/{name}", what, build, {"loop of torch.nn.EmbeddingBag": 20.0}, CudaTargets(fastest_peer=None))
+
+
 # At most 1.5 times the peer's time.
 _TARGET = {"torch.nn.EmbeddingBag": 1 / 1.5}
 ROWS = [
@@ -83,4 +166,6 @@ ROWS = [
     row("step-dense-module", "a small nn.EmbeddingBag and its dense gradient", True, False, _TARGET),
     row("step-sparse-operator", "a small embedding_bag and its sparse gradient", True, True, _TARGET),
     row("step-sparse-module", "a small nn.EmbeddingBag and its sparse gradient", True, True, _TARGET),
+    collection_row("collection-forward", "100 small tables: forward, which records their gradients", False),
+    collection_row("collection-step", "100 small tables: forward, backward, SGD within backward", True),
 ]

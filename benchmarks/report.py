@@ -116,6 +116,9 @@ def run_row(row: Row, options: Options) -> Result:
     case.check()
     result = describe(row, case, options)
     for name, make in case.peers.items():
+        if case.pair is not None:
+            result.pairs[name] = case.pair(name)
+            continue
         try:
             peer = make()
         except (UnavailableError, torch.OutOfMemoryError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .timing import Call
+from .timing import Call, Pair
 
 # Prepares one side (data in its framework's own memory, a compiled function) and returns the call to time. It is
 # called just before the side is timed, and what it made is released after: tables of the peers never pile up.
@@ -68,6 +68,8 @@ class Case:
     # The sizes at hand, where they depend on the device.
     sizes: str = ""
     facts: Callable[[], list[Fact]] = list
+    # Times ours beside the peer of that name, where both do not fit in one process: instead of the calls.
+    pair: Callable[[str], Pair] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """
-The layers of Keras 3 that hash, as ``torch.nn.Module``: same arguments, same results, no TensorFlow.
+The layers of Keras 3 that hash, as ``torch.nn.Module``: same arguments, same results, no TensorFlow; its optimizers.
 
 Strings come as lists, numpy or pyarrow arrays, sparse and ragged inputs as the types of ``compat.tensorflow``; sparse
 results are its ``SparseTensor``.
@@ -17,8 +17,9 @@ from torch import Tensor
 from .. import ops
 from .tensorflow import RaggedTensor, SparseTensor
 from .tensorflow._tensors import as_values
+from .tensorflow.optimizers import keras as optimizers
 
-__all__ = ["HashedCrossing", "Hashing"]
+__all__ = ["HashedCrossing", "Hashing", "optimizers"]
 
 
 class _Encoder(torch.nn.Module):

@@ -90,6 +90,36 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       " Tensor per_sample_weights, Tensor output, int mode, SymInt padding_idx, float max_norm) -> Tensor");
   m.def("clip_rows_backward(Tensor grad, Tensor[] params, Tensor? rows, float max_norm) -> Tensor");
 
+  // embedding_collection
+  m.def(
+      "embedding_collection(Tensor[] weights, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, int[] tables,"
+      " int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, bool sparse)"
+      " -> (Tensor output, Tensor argmax)");
+  m.def(
+      "embedding_collection_current(Tensor[] weights, Tensor[] states, Tensor[] last_steps, Tensor history,"
+      " Tensor indices, Tensor? offsets, Tensor? per_sample_weights, int[] tables, int[] keys, int[] modes,"
+      " SymInt[] bags, int[] padding_idx, bool side_by_side, int rule, float[] hyperparameters, int step, int base)"
+      " -> (Tensor output, Tensor argmax)");
+  m.def(
+      "embedding_collection_dense_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+      " Tensor? argmax, SymInt[] num_embeddings, SymInt[] dims, int[] tables, int[] keys, int[] modes, SymInt[] bags,"
+      " int[] padding_idx, bool side_by_side, bool[] wanted) -> Tensor[]");
+  m.def(
+      "embedding_collection_sparse_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+      " Tensor? argmax, SymInt[] num_embeddings, SymInt[] dims, int[] tables, int[] keys, int[] modes, SymInt[] bags,"
+      " int[] padding_idx, bool side_by_side, bool[] wanted) -> (Tensor[] values, Tensor[] rows)");
+  m.def(
+      "embedding_collection_weights_backward(Tensor grad, Tensor[] weights, Tensor[] states, Tensor[] last_steps,"
+      " Tensor? history, Tensor indices, Tensor? offsets, Tensor per_sample_weights, Tensor output, int[] tables,"
+      " int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, int rule,"
+      " float[] hyperparameters, int step, int base) -> Tensor");
+  m.def(
+      "embedding_collection_update_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps,"
+      " Tensor? history, Tensor grad, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, Tensor? argmax,"
+      " int[] tables, int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, bool[] wanted,"
+      " Tensor? grad_scale, int rule, float[] hyperparameters, int step, int base, bool maximize,"
+      " int[] rounding_seeds) -> ()");
+
   // row_update
   m.def(
       "row_update(Tensor(a!) weight, Tensor(b!)? state0, Tensor(c!)? state1, Tensor(d!)? state2, Tensor grad,"

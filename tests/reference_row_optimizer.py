@@ -22,6 +22,11 @@ def _by_element(state: Tensor) -> Tensor:
     return state.unsqueeze(-1)
 
 
+def _mean(x: Tensor) -> Tensor:
+    """Over a row's elements; 0 where there are none."""
+    return x.sum(-1) / max(x.shape[-1], 1)
+
+
 def sgd(
     row: Row, g: Tensor, step: int, lr: float, momentum: float, dampening: float, nesterov: float, decay: float
 ) -> Row:
@@ -43,7 +48,7 @@ def adagrad(row: Row, g: Tensor, step: int, lr: float, lr_decay: float, eps: flo
 def rowwise_adagrad(row: Row, g: Tensor, step: int, lr: float, lr_decay: float, eps: float, decay: float) -> Row:
     w, total = row
     g = g + decay * w
-    total = total + (g**2).mean(-1)
+    total = total + _mean(g**2)
     return [w - lr / (1 + (step - 1) * lr_decay) * g / (_by_element(total.sqrt()) + eps), total]
 
 
@@ -73,7 +78,7 @@ def partial_rowwise_adam(
     row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float
 ) -> Row:
     w, m, v = row
-    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * (g**2).mean(-1)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * _mean(g**2)
     root = _by_element(v.sqrt()) / sqrt(1 - beta2**step)
     return [w * (1 - lr * decay) - lr / (1 - beta1**step) * m / (root + eps), m, v]
 

@@ -83,7 +83,7 @@ def update_sample(
     weights = [random.floats(rows, dim, dtype=dtype) for rows, dim in shapes]
     states = [x for rows, dim in shapes for x in states_for(random, number, h, rows, dim, dtype)]
     last = [last_steps_for(random, rows, steps) for rows, _ in shapes] if catch_up else []
-    rows = [random.integers(0, rows, (rows + 1) // 2, dtype=torch.int64).unique() for rows, _ in shapes]
+    rows = [random.integers(0, max(rows, 1), (rows + 1) // 2, dtype=torch.int64).unique() for rows, _ in shapes]
     counts = [n for n, _ in shapes] if all_rows else [x.shape[0] for x in rows]
     wide = dtype if narrow or dtype == torch.float64 else torch.float32
     values = [random.floats(n, dim, dtype=wide) for n, (_, dim) in zip(counts, shapes, strict=True)]

@@ -20,6 +20,7 @@ from . import (
     hash,
     indexed_slices,
     keras,
+    optimizers,
     row_update,
     segment,
     sparse_segment,
@@ -39,6 +40,7 @@ _FAMILIES = (
     embedding,
     indexed_slices,
     row_update,
+    optimizers,
     bucketize,
 )
 

@@ -9,6 +9,7 @@ from . import compat as compat
 from . import linalg as linalg
 from . import math as math
 from . import nn as nn
+from . import optimizers as optimizers
 from . import raw_ops as raw_ops
 from . import sparse as sparse
 from . import strings as strings

@@ -34,7 +34,7 @@ struct BagTable {
   }
 };
 
-// Everything both gradients share. write(groups, meaning, grad pointer) is called once, with the types chosen.
+// Everything both gradients share. write(groups, meaning, T()) is called once, with the types chosen.
 struct BackwardInputs {
   Tensor grad, indices;
   std::optional<Tensor> offsets, per_sample_weights, argmax;
@@ -58,7 +58,7 @@ struct BackwardInputs {
   template <class T, class U, class F>
   void group(GradientRows written, const F& write) const {
     BagTable<T, U> table;
-    ItemMeaning<T, U> meaning;
+    ItemMeaning<T, U> meaning{grad.const_data_ptr<T>(), dim()};
     const U* payloads = nullptr;
     if (offsets) {
       dispatch_index(indices.scalar_type(), kBackwardOp, "indices", [&](auto tag) {
@@ -78,7 +78,7 @@ struct BackwardInputs {
     }
     meaning.scale_by_count = scale_grad_by_freq;
     const RowGroups<U> groups(kBackwardOp, indices, payloads, num_embeddings, padding_idx, dim(), written);
-    write(groups, meaning, grad.const_data_ptr<T>());
+    write(groups, meaning, T());
   }
 };
 
@@ -101,10 +101,10 @@ Tensor embedding_dense_backward_cpu(const Tensor& grad, const Tensor& indices, c
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
   const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type());
-  inputs.with_groups(GradientRows::kAll, [&](const auto& groups, const auto& meaning, const auto* values) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
-    write_gradient(groups, meaning, values, inputs.dim(), out.mutable_data_ptr<T>(), static_cast<int64_t*>(nullptr),
-                   num_embeddings, OutputMemory::kFresh);
+  inputs.with_groups(GradientRows::kAll, [&](const auto& groups, const auto& meaning, auto element) {
+    using T = decltype(element);
+    const GradientOutput<T, int64_t> to{out.mutable_data_ptr<T>(), nullptr, num_embeddings};
+    write_gradient(groups, meaning, to);
   });
   return out;
 }
@@ -117,12 +117,12 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cpu(const Tensor& grad, con
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
   Tensor out, rows;
-  inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, const auto& meaning, const auto* values) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
+  inputs.with_groups(GradientRows::kPresent, [&](const auto& groups, const auto& meaning, auto element) {
+    using T = decltype(element);
     out = new_empty(grad, {groups.groups(), inputs.dim()}, grad.scalar_type());
     rows = new_empty(grad, {groups.groups()}, ScalarType::Long);
-    write_gradient(groups, meaning, values, inputs.dim(), out.mutable_data_ptr<T>(), rows.mutable_data_ptr<int64_t>(),
-                   groups.groups(), OutputMemory::kFresh);
+    const GradientOutput<T, int64_t> to{out.mutable_data_ptr<T>(), rows.mutable_data_ptr<int64_t>(), groups.groups()};
+    write_gradient(groups, meaning, to);
   });
   return {out, rows};
 }

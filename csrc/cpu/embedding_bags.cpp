@@ -20,16 +20,12 @@ void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embedding
   TSR_CHECK_VALUE(!first_nan.found(), op, ": per_sample_weights[", first_nan.position(), "] must be a number, got nan");
 }
 
-namespace {
-
 Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets) {
   if (offsets) return checked_offsets(op, *offsets, indices.size(0));
   Buffer<int64_t> starts(indices.size(0) + 1);
   std::iota(starts.data(), starts.data() + indices.size(0) + 1, int64_t{0});
   return starts;
 }
-
-}  // namespace
 
 template <class T, class I>
 Bags<T, I>::Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
@@ -39,7 +35,8 @@ Bags<T, I>::Bags(const char* op, const Tensor& indices, const std::optional<Tens
       padding_(padding_idx),
       block_items_(block_items),
       count_(offsets ? offsets->size(0) - 1 : indices.size(0)),
-      offsets_(bag_starts(op, indices, offsets)) {
+      own_offsets_(bag_starts(op, indices, offsets)),
+      offsets_(own_offsets_.data()) {
   scratch_items_ = std::min(block_items_, items());
   for (int64_t b = 0; b < count_; ++b) scratch_items_ = std::max(scratch_items_, offsets_[b + 1] - offsets_[b]);
 }
@@ -103,9 +100,18 @@ PoolArguments<T, typename Bags<T, I>::Row> Bags<T, I>::decode(int64_t b, int64_t
   const Row* rows = reinterpret_cast<const Row*>(indices_);
   if (padding_ < 0 && !max && (weights_ == nullptr || std::is_same_v<T, A>)) {
     // The caller's own arrays serve as they are.
-    return {nullptr,         0,       rows,    reinterpret_cast<const A*>(weights_), offsets_.data() + b,
-            divisors,        end - b, nullptr,
-            /*stream=*/false};
+    return {nullptr,
+            0,
+            rows,
+            reinterpret_cast<const A*>(weights_),
+            offsets_ + b,
+            divisors,
+            end - b,
+            nullptr,
+            /*stream=*/false,
+            /*stride=*/0,
+            /*out_stride=*/0,
+            /*fetch_end=*/offsets_[count_]};
   }
   int64_t kept = 0;
   for (int64_t bag = b; bag < end; ++bag) {

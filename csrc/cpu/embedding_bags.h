@@ -20,6 +20,9 @@ struct BagScratch {
 void throw_bad_bags(const char* op, const Tensor& indices, int64_t num_embeddings, const FirstPosition& first_bad,
                     const FirstPosition& first_nan);
 
+// Offsets, checked; without them every index is a bag of its own.
+Buffer<int64_t> bag_starts(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets);
+
 template <class T, class I>
 class Bags {
  public:
@@ -34,10 +37,20 @@ class Bags {
   Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
        const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems);
 
+  // The bags between starts [count + 1], which have been checked and outlive this; items keep their positions in indices.
+  Bags(const I* indices, const T* weights, int64_t padding_idx, const int64_t* starts, int64_t count,
+       int64_t block_items = kBlockItems)
+      : indices_(indices),
+        weights_(weights),
+        padding_(padding_idx),
+        block_items_(block_items),
+        count_(count),
+        offsets_(starts) {}
+
   int64_t count() const { return count_; }
-  int64_t items() const { return offsets_[count_]; }
-  const int64_t* offsets() const { return offsets_.data(); }
-  // The most items a block has that needs scratch memory.
+  int64_t items() const { return offsets_[count_] - offsets_[0]; }
+  const int64_t* offsets() const { return offsets_; }
+  // The most items a block has that needs scratch memory; not of bags that were given as starts.
   int64_t scratch_items() const { return scratch_items_; }
 
   // A block begins at bag b and ends before `end`: some bags, with few items unless one bag alone has many.
@@ -67,7 +80,8 @@ class Bags {
   int64_t padding_;
   int64_t block_items_;
   int64_t count_;
-  Buffer<int64_t> offsets_;
+  Buffer<int64_t> own_offsets_;
+  const int64_t* offsets_;
   int64_t scratch_items_ = 0;
 };
 
@@ -77,8 +91,23 @@ int64_t pool_workers(const Bags<T, I>& bags, int64_t dim) {
   return workers_for((bags.items() + bags.count()) * dim);
 }
 
-// Checks and decodes all bags, block by block: a thread decodes a block into its scratch, or finds it usable as it is,
-// and hands it to pool_block(worker, first bag, arguments, scratch), with table and out left open.
+// Checks and decodes the bags [first, end), block by block: decodes a block into scratch, or finds it usable as it is,
+// and hands it to pool_block(first bag, arguments), with table and out left open.
+template <class T, class I, class F>
+void for_each_block_of(const Bags<T, I>& bags, int64_t first, int64_t end, int64_t dim, int64_t num_embeddings,
+                       Reduction reduction, bool stream, BagScratch<T, typename Bags<T, I>::Row>& scratch,
+                       FirstPosition& first_bad, FirstPosition& first_nan, const F& pool_block) {
+  for (int64_t b = first, next; b < end; b = next) {
+    next = bags.block_end(b, end);
+    if (!bags.check(b, next, num_embeddings, first_bad, first_nan)) continue;  // an earlier offender may follow
+    auto arguments = bags.decode(b, next, reduction, scratch);
+    arguments.dim = dim;
+    arguments.stream = stream;
+    pool_block(b, arguments);
+  }
+}
+
+// The same of all bags, by several threads: pool_block(worker, first bag, arguments, scratch).
 template <class T, class I, class F>
 void for_each_block(const Bags<T, I>& bags, int64_t dim, int64_t num_embeddings, Reduction reduction,
                     FirstPosition& first_bad, FirstPosition& first_nan, const F& pool_block) {
@@ -92,15 +121,10 @@ void for_each_block(const Bags<T, I>& bags, int64_t dim, int64_t num_embeddings,
   const bool stream = bags.count() * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
   parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
     BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
-    const int64_t end = ranges[static_cast<size_t>(task + 1)];
-    for (int64_t b = ranges[static_cast<size_t>(task)], next; b < end; b = next) {
-      next = bags.block_end(b, end);
-      if (!bags.check(b, next, num_embeddings, first_bad, first_nan)) continue;  // an earlier offender may follow
-      PoolArguments<T, R> arguments = bags.decode(b, next, reduction, mine);
-      arguments.dim = dim;
-      arguments.stream = stream;
-      pool_block(worker, b, arguments, mine);
-    }
+    for_each_block_of(
+        bags, ranges[static_cast<size_t>(task)], ranges[static_cast<size_t>(task + 1)], dim, num_embeddings, reduction,
+        stream, mine, first_bad, first_nan,
+        [&](int64_t b, const PoolArguments<T, R>& arguments) { pool_block(worker, b, arguments, mine); });
   });
 }
 

@@ -6,14 +6,24 @@
 
 namespace tsr {
 
-// What the items of a RowGroups<U> mean. Null pointers: not used.
+// What the items of a RowGroups<U> mean, for one table. Null pointers: not used.
 template <class T, class U>
 struct ItemMeaning {
+  const T* grad = nullptr;  // [segments, dim]
+  int64_t dim = 0;
   const U* segments = nullptr;                // of an item, when payloads are positions; null: payloads are segments
   const acc_t<T>* item_weights = nullptr;     // by item: then payloads must be positions
   const acc_t<T>* segment_weights = nullptr;  // by segment
   const int64_t* winners = nullptr;           // argmax [segments, dim] of mode max: then payloads must be positions
   bool scale_by_count = false;                // divide a row's items by their number
+  // Where grad is part of something larger: elements between its rows (0 stands for dim), or by segment, the element
+  // where its row begins.
+  int64_t stride = 0;
+  const U* places = nullptr;
+  // Likewise, where a segment's winners begin (-1: it is not of mode max), and what makes its items' payloads the
+  // positions that winners hold.
+  const int64_t* winner_places = nullptr;
+  const int64_t* position_shifts = nullptr;
 
   bool weighted() const { return item_weights != nullptr || segment_weights != nullptr || scale_by_count; }
 };
@@ -22,11 +32,15 @@ struct ItemMeaning {
 template <class T, class U>
 struct SliceScratch {
   SliceScratch(int64_t items, int64_t rows, bool weighted, bool with_positions)
-      : segments(items), starts(rows + 1), weights(weighted ? items : 0), positions(with_positions ? items : 0) {}
+      : segments(items),
+        starts(rows + 1),
+        weights(weighted ? items : 0),
+        positions(with_positions ? items : 0),
+        places(with_positions ? items : 0) {}
   Buffer<U> segments;
   Buffer<int64_t> starts;
   Buffer<acc_t<T>> weights;
-  Buffer<int64_t> positions;
+  Buffer<int64_t> positions, places;
 };
 
 // The starts of all rows [first_row, end_row) in the slice's items, empty ones too. Returns their number.
@@ -81,52 +95,82 @@ void describe_items(const Item<U>* items, const Slice& slice, const ItemMeaning<
     }
   }
   if (meaning.winners != nullptr) {
-    for (int64_t e = 0; e < n; ++e) scratch.positions[e] = static_cast<int64_t>(items[e].payload);
+    for (int64_t e = 0; e < n; ++e) {
+      const int64_t segment = static_cast<int64_t>(scratch.segments[e]);
+      const int64_t shift = meaning.position_shifts != nullptr ? meaning.position_shifts[segment] : 0;
+      scratch.positions[e] = static_cast<int64_t>(items[e].payload) + shift;
+      scratch.places[e] = meaning.winner_places != nullptr ? meaning.winner_places[segment] : segment * meaning.dim;
+    }
+  }
+  if (meaning.places != nullptr) {
+    for (int64_t e = 0; e < n; ++e) scratch.segments[e] = meaning.places[scratch.segments[e]];
+  }
+}
+
+// Writes what `count` rows of a described slice add up to, from its row `first` on. Out: T or its accumulator.
+template <class T, class U, class Out>
+void pool_items(const ItemMeaning<T, U>& meaning, const SliceScratch<T, U>& scratch, int64_t first, int64_t count,
+                Out* out, bool stream) {
+  const PoolArguments<T, U, Out> arguments{meaning.grad,
+                                           meaning.dim,
+                                           scratch.segments.data(),
+                                           meaning.weighted() ? scratch.weights.data() : nullptr,
+                                           scratch.starts.data() + first,
+                                           nullptr,
+                                           count,
+                                           out,
+                                           stream,
+                                           meaning.places != nullptr ? 1 : meaning.stride};
+  const RowLoops<T, U>& loops = row_loops<T, U>();
+  if constexpr (std::is_same_v<Out, T>) {
+    if (meaning.winners == nullptr) return loops.pool(arguments);
+    loops.pool_won(arguments, scratch.positions.data(), meaning.winners, scratch.places.data());
+  } else {
+    if (meaning.winners == nullptr) return loops.pool_wide(arguments);
+    loops.pool_won_wide(arguments, scratch.positions.data(), meaning.winners, scratch.places.data());
   }
 }
 
 enum class OutputMemory { kFresh, kReused };
 
-// Writes the gradient: dense, row v at out + v * dim; or compact, group g at out + g * dim with its row in rows_out
-// (type I, null when dense). out_rows: the rows of out.
+// Where a gradient goes. Dense (rows null): row v at out + v * dim; compact: group g at out + g * dim and its row, of
+// type I, at rows + g.
+template <class T, class I>
+struct GradientOutput {
+  T* out;
+  I* rows;
+  int64_t count;  // of rows
+  OutputMemory memory = OutputMemory::kFresh;
+};
+
+// One slice's part of a gradient.
 template <class T, class U, class I>
-void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning, const T* grad, int64_t dim, T* out,
-                    I* rows_out, int64_t out_rows, OutputMemory memory) {
-  if (out_rows == 0) return;  // the rows_out of an empty compact gradient is null too
+void write_slice(const Item<U>* all_items, const Slice& slice, const ItemMeaning<T, U>& meaning,
+                 const GradientOutput<T, I>& to, SliceScratch<T, U>& scratch) {
+  const bool dense = to.rows == nullptr;
+  // Memory that is mapped already is best written past the caches; fresh memory is in them, freshly cleared.
+  const bool stream = to.memory == OutputMemory::kReused &&
+                      to.count * meaning.dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
+  const Item<U>* items = all_items + slice.begin;
+  const int64_t first = dense ? slice.first_row : slice.first_group;
+  const int64_t count = dense ? start_all_rows(items, slice, scratch.starts.data())
+                              : start_present_rows(items, slice, scratch.starts.data(), to.rows + first);
+  describe_items(items, slice, meaning, count, scratch);
+  pool_items(meaning, scratch, 0, count, to.out + first * meaning.dim, stream);
+}
+
+// Writes the gradient of one table.
+template <class T, class U, class I>
+void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning, const GradientOutput<T, I>& to) {
+  if (to.count == 0) return;  // the rows of an empty compact gradient are null too
   const std::vector<Slice>& slices = groups.slices();
-  const int64_t tasks = static_cast<int64_t>(slices.size());
-  const bool dense = rows_out == nullptr;
   std::vector<SliceScratch<T, U>> scratch;
   for (int64_t worker = 0; worker < groups.workers(); ++worker) {
-    scratch.emplace_back(groups.most_items(), dense ? groups.most_rows() : groups.most_items(), meaning.weighted(),
-                         meaning.winners != nullptr);
+    scratch.emplace_back(groups.most_items(), to.rows == nullptr ? groups.most_rows() : groups.most_items(),
+                         meaning.weighted(), meaning.winners != nullptr);
   }
-  // Memory that is mapped already is best written past the caches; fresh memory is in them, freshly cleared.
-  const bool stream =
-      memory == OutputMemory::kReused && out_rows * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
-  const RowLoops<T, U>& loops = row_loops<T, U>();
-  parallel_dynamic(tasks, groups.workers(), [&, grad, dim, out, rows_out, stream, dense](int64_t worker, int64_t task) {
-    const Slice slice = slices[static_cast<size_t>(task)];
-    SliceScratch<T, U>& mine = scratch[static_cast<size_t>(worker)];
-    const Item<U>* items = groups.items() + slice.begin;
-    const int64_t first = dense ? slice.first_row : slice.first_group;
-    const int64_t count = dense ? start_all_rows(items, slice, mine.starts.data())
-                                : start_present_rows(items, slice, mine.starts.data(), rows_out + first);
-    describe_items(items, slice, meaning, count, mine);
-    const PoolArguments<T, U> arguments{grad,
-                                        dim,
-                                        mine.segments.data(),
-                                        meaning.weighted() ? mine.weights.data() : nullptr,
-                                        mine.starts.data(),
-                                        nullptr,
-                                        count,
-                                        out + first * dim,
-                                        stream};
-    if (meaning.winners != nullptr) {
-      loops.pool_won(arguments, mine.positions.data(), meaning.winners);
-    } else {
-      loops.pool(arguments);
-    }
+  parallel_dynamic(static_cast<int64_t>(slices.size()), groups.workers(), [&](int64_t worker, int64_t task) {
+    write_slice(groups.items(), slices[static_cast<size_t>(task)], meaning, to, scratch[static_cast<size_t>(worker)]);
   });
 }
 

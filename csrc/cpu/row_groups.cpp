@@ -77,45 +77,65 @@ int64_t count_rows(const Item<U>* items, int64_t n) {
 template <class U>
 RowGroups<U>::RowGroups(const char* op, const Tensor& indices, const U* payloads, int64_t num_rows, int64_t padding,
                         int64_t row_elements, GradientRows written)
-    : num_rows_(num_rows), slice_rows_(INT64_MAX) {
+    : num_rows_(num_rows) {
   const int64_t n = indices.size(0);
+  plan(n, padding, row_elements, written);
+  FirstPosition first_bad;
+  dispatch_index(indices.scalar_type(), op, "indices", [&](auto tag) {
+    distribute(indices.const_data_ptr<typename decltype(tag)::type>(), n, payloads, padding, &first_bad);
+  });
+  if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), num_rows_);
+  sort_buckets();
+}
+
+template <class U>
+template <class I>
+RowGroups<U>::RowGroups(const I* ids, int64_t n, const U* payloads, int64_t num_rows, int64_t padding,
+                        int64_t row_elements, GradientRows written)
+    : num_rows_(num_rows) {
+  plan(n, padding, row_elements, written);
+  distribute(ids, n, payloads, padding, nullptr);
+  sort_buckets();
+}
+
+// How many buckets and threads.
+template <class U>
+void RowGroups<U>::plan(int64_t n, int64_t padding, int64_t row_elements, GradientRows written) {
   int64_t work = n * row_elements;
+  slice_rows_ = INT64_MAX;
   if (written == GradientRows::kAll) {
-    work += num_rows * row_elements;
+    work += num_rows_ * row_elements;
     slice_rows_ = std::max<int64_t>(1, kSliceElements / std::max<int64_t>(row_elements, 1));
   }
   workers_ = workers_for(work);
   const int64_t for_cache = n / kBucketItems;
   const int64_t for_threads = workers_ == 1 ? 1 : std::min(workers_ * 4, n / 64);
   const int bucket_bits = bits_of(std::clamp<int64_t>(std::max(for_cache, for_threads), 1, kMaxBuckets));
-  shift_ = std::max(0, bits_of(num_rows) - bucket_bits);
+  shift_ = std::max(0, bits_of(num_rows_) - bucket_bits);
   // Padding that is no row has its place among the buckets, empty.
-  const int64_t bound = index_bound(num_rows, padding);
+  const int64_t bound = index_bound(num_rows_, padding);
   buckets_ = bound == 0 ? 0 : ((bound - 1) >> shift_) + 1;
-  dispatch_index(indices.scalar_type(), op, "indices",
-                 [&](auto tag) { distribute<typename decltype(tag)::type>(op, indices, payloads, padding); });
-  sort_buckets();
 }
 
-// Stable counting sort into buckets: each thread counts, then places, its own consecutive part of the items.
+// Stable counting sort into buckets: each thread counts, then places, its own consecutive part of the items. Does
+// nothing if it reports a bad id to first_bad, which is null where ids have been checked.
 template <class U>
 template <class I>
-void RowGroups<U>::distribute(const char* op, const Tensor& indices, const U* payloads, int64_t padding) {
-  const int64_t n = indices.size(0);
-  const I* rows = indices.const_data_ptr<I>();
+void RowGroups<U>::distribute(const I* rows, int64_t n, const U* payloads, int64_t padding, FirstPosition* first_bad) {
   const int64_t parts = workers_for(n);
   std::vector<int64_t> cursors(static_cast<size_t>(parts * buckets_), 0);
   const int shift = shift_;
   const int64_t bound = index_bound(num_rows_, padding);
-  FirstPosition first_bad;
   parallel_tasks(parts, [&, n, parts, padding](int64_t part) {
     int64_t* count = cursors.data() + part * buckets_;
     const int64_t begin = n * part / parts, end = n * (part + 1) / parts;
-    report_bad_ids(rows, begin, end, bound, first_bad);
-    if (first_bad.found()) return;
+    if (first_bad != nullptr) {
+      report_bad_ids(rows, begin, end, bound, *first_bad);
+      if (first_bad->found()) return;
+    }
     for (int64_t i = begin; i < end; ++i) count[static_cast<int64_t>(rows[i]) >> shift] += rows[i] != padding;
   });
-  if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), num_rows_);
+  if (first_bad != nullptr && first_bad->found()) return;
   bucket_starts_.resize(static_cast<size_t>(buckets_ + 1));
   int64_t total = 0;
   for (int64_t bucket = 0; bucket < buckets_; ++bucket) {
@@ -211,7 +231,12 @@ void RowGroups<U>::number_slices(const std::vector<std::vector<Slice>>& by_bucke
   }
 }
 
-template class RowGroups<uint32_t>;
-template class RowGroups<int64_t>;
+#define TSR_INSTANTIATE(U)                                                                            \
+  template class RowGroups<U>;                                                                        \
+  template RowGroups<U>::RowGroups(const int32_t*, int64_t, const U*, int64_t, int64_t, int64_t, GradientRows); \
+  template RowGroups<U>::RowGroups(const int64_t*, int64_t, const U*, int64_t, int64_t, int64_t, GradientRows);
+TSR_INSTANTIATE(uint32_t)
+TSR_INSTANTIATE(int64_t)
+#undef TSR_INSTANTIATE
 
 }  // namespace tsr

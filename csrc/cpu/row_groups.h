@@ -37,6 +37,10 @@ class RowGroups {
   // index.
   RowGroups(const char* op, const Tensor& indices, const U* payloads, int64_t num_rows, int64_t padding,
             int64_t row_elements, GradientRows written);
+  // The same of ids [n] that have been checked; it throws nothing.
+  template <class I>
+  RowGroups(const I* ids, int64_t n, const U* payloads, int64_t num_rows, int64_t padding, int64_t row_elements,
+            GradientRows written);
 
   const Item<U>* items() const { return items_.data(); }
   const std::vector<Slice>& slices() const { return slices_; }
@@ -48,8 +52,9 @@ class RowGroups {
   int64_t workers() const { return workers_; }
 
  private:
+  void plan(int64_t n, int64_t padding, int64_t row_elements, GradientRows written);
   template <class I>
-  void distribute(const char* op, const Tensor& indices, const U* payloads, int64_t padding);
+  void distribute(const I* rows, int64_t n, const U* payloads, int64_t padding, FirstPosition* first_bad);
   void sort_buckets();
   void cut(int64_t bucket, std::vector<Slice>& slices) const;
   void number_slices(const std::vector<std::vector<Slice>>& by_bucket);

@@ -34,20 +34,6 @@ void for_slices(const OptimizerStep<A>& step, const std::vector<TableSlice>& sli
   });
 }
 
-template <class T>
-std::vector<RowStepper<T>> steppers_of(const OptimizerStep<acc_t<T>>& step, const std::vector<Tensor>& weights,
-                                       const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-                                       const std::vector<int64_t>& rounding_seeds) {
-  std::vector<RowStepper<T>> steppers;
-  steppers.reserve(weights.size());
-  for (size_t k = 0; k < weights.size(); ++k) {
-    steppers.emplace_back(step, weights[k], states.data() + k * static_cast<size_t>(step.states),
-                          last_steps.empty() ? nullptr : &last_steps[k],
-                          rounding_seeds.empty() ? std::nullopt : std::optional<int64_t>(rounding_seeds[k]));
-  }
-  return steppers;
-}
-
 void check_increasing(const char* op, const std::vector<Tensor>& rows, const std::vector<Tensor>& weights) {
   for (size_t k = 0; k < rows.size(); ++k) {
     const int64_t n = rows[k].size(0), bound = weights[k].size(0);
@@ -62,15 +48,6 @@ void check_increasing(const char* op, const std::vector<Tensor>& rows, const std
                       row[u - 1], " at position ", u);
     }
   }
-}
-
-double scale_of(const std::optional<Tensor>& grad_scale, bool maximize) {
-  double scale = 1;
-  if (grad_scale) {
-    scale = grad_scale->scalar_type() == ScalarType::Double ? *grad_scale->const_data_ptr<double>()
-                                                            : static_cast<double>(*grad_scale->const_data_ptr<float>());
-  }
-  return maximize ? -scale : scale;
 }
 
 // values [begin, end) in the accumulator's type.

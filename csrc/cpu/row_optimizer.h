@@ -192,4 +192,29 @@ class RowStepper {
   std::optional<int64_t> rounding_seed_;
 };
 
+// Of K tables that are stepped together; states and last_steps table after table.
+template <class T>
+std::vector<RowStepper<T>> steppers_of(const OptimizerStep<acc_t<T>>& step, const std::vector<Tensor>& weights,
+                                       const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+                                       const std::vector<int64_t>& rounding_seeds) {
+  std::vector<RowStepper<T>> steppers;
+  steppers.reserve(weights.size());
+  for (size_t k = 0; k < weights.size(); ++k) {
+    steppers.emplace_back(step, weights[k], states.data() + k * static_cast<size_t>(step.states),
+                          last_steps.empty() ? nullptr : &last_steps[k],
+                          rounding_seeds.empty() ? std::nullopt : std::optional<int64_t>(rounding_seeds[k]));
+  }
+  return steppers;
+}
+
+// What a call multiplies its gradients by.
+inline double scale_of(const std::optional<Tensor>& grad_scale, bool maximize) {
+  double scale = 1;
+  if (grad_scale) {
+    scale = grad_scale->scalar_type() == ScalarType::Double ? *grad_scale->const_data_ptr<double>()
+                                                            : static_cast<double>(*grad_scale->const_data_ptr<float>());
+  }
+  return maximize ? -scale : scale;
+}
+
 }  // namespace tsr

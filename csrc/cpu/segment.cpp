@@ -97,7 +97,7 @@ void with_groups(const Tensor& grad, const Tensor& indices, const Tensor& segmen
                  Reduction reduction, GradientRows written, const F& write) {
   const SegmentTable<T, U> table(segment_ids, grad.size(0), reduction);
   const RowGroups<U> groups(kGradOp, indices, table.ids.data(), rows, /*padding=*/-1, row_elements(grad), written);
-  ItemMeaning<T, U> meaning;
+  ItemMeaning<T, U> meaning{grad.const_data_ptr<T>(), row_elements(grad)};
   if (reduction != Reduction::kSum) meaning.segment_weights = table.weights.data();
   write(groups, meaning);
 }
@@ -109,7 +109,6 @@ Tensor dense_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor&
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, rows, reduction_);
   const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
                segment_ids = as_contiguous(segment_ids_);
-  const int64_t dim = row_elements(grad);
   Tensor out;
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
@@ -118,8 +117,8 @@ Tensor dense_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor&
       with_groups<T, U>(grad, indices, segment_ids, rows, reduction, GradientRows::kAll,
                         [&](const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning) {
                           out = allocate(shape_with_rows(grad, rows));
-                          write_gradient<T, U, int64_t>(groups, meaning, grad.const_data_ptr<T>(), dim,
-                                                        out.mutable_data_ptr<T>(), nullptr, rows, memory);
+                          write_gradient<T, U, int64_t>(groups, meaning,
+                                                        {out.mutable_data_ptr<T>(), nullptr, rows, memory});
                         });
     });
   });
@@ -134,7 +133,6 @@ std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& i
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_);
   const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
                segment_ids = as_contiguous(segment_ids_);
-  const int64_t dim = row_elements(grad);
   std::tuple<Tensor, Tensor> out;
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
@@ -146,9 +144,9 @@ std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& i
                           auto& [values, rows] = out;
                           dispatch_index(indices.scalar_type(), kGradOp, "indices", [&](auto index_tag) {
                             using I = typename decltype(index_tag)::type;
-                            write_gradient<T, U, I>(groups, meaning, grad.const_data_ptr<T>(), dim,
-                                                    values.template mutable_data_ptr<T>(),
-                                                    rows.template mutable_data_ptr<I>(), groups.groups(), memory);
+                            write_gradient<T, U, I>(groups, meaning,
+                                                    {values.template mutable_data_ptr<T>(),
+                                                     rows.template mutable_data_ptr<I>(), groups.groups(), memory});
                           });
                         });
     });

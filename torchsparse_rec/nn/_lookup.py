@@ -20,7 +20,7 @@ _ID_DTYPES = (torch.int64, torch.int32)
 # Half types are not here: torch adds them in their own precision.
 _TORCH_DTYPES = (torch.float32, torch.float64)
 
-_WHY_UNTRACED = (
+WHY_UNTRACED = (
     "torch.compile cannot trace sparse gradients: use grad_mode='dense', or compile without fullgraph, "
     "which leaves this lookup out of the graph"
 )
@@ -116,12 +116,12 @@ def pool(
     )
 
 
-@torch.compiler.disable(reason=_WHY_UNTRACED)
+@torch.compiler.disable(reason=WHY_UNTRACED)
 def _look_up_untraced(weight: Tensor, input: Tensor, padding_idx: int | None, scale_grad_by_freq: bool) -> Tensor:
     return look_up(weight, input, padding_idx, scale_grad_by_freq, True)
 
 
-@torch.compiler.disable(reason=_WHY_UNTRACED)
+@torch.compiler.disable(reason=WHY_UNTRACED)
 def _pool_untraced(
     weight: Tensor,
     input: Tensor,

@@ -7,14 +7,14 @@ from torch.optim import Optimizer
 
 from .embedding import Embedding
 from .embedding_bag import EmbeddingBag
-from .grad_mode import GradModeMixin
+from .grad_mode import GradModeMixin, HasGradMode
 
 __all__ = ["convert", "explain", "use_optimizer"]
 
 _CONVERTED: dict[type, type[GradModeMixin]] = {torch.nn.Embedding: Embedding, torch.nn.EmbeddingBag: EmbeddingBag}
 
 
-def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn.Module:
+def convert(model: torch.nn.Module, *, grad_mode: str | None = None, apply: str = "step") -> torch.nn.Module:
     """
     Turn every ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` of a model into ours, in place.
 
@@ -27,13 +27,14 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn
     Args:
         model: the model, or a table itself.
         grad_mode: of the converted tables, see :class:`Embedding`. Default None: each follows its ``sparse``.
+        apply: of the converted tables, see :class:`Embedding`.
 
     Returns:
         ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: an unknown grad_mode; nothing is converted.
+        ValueError: an unknown grad_mode or apply; nothing is converted.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 3), torch.nn.Linear(3, 1))
@@ -41,18 +42,18 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn
         Embedding(10, 3, grad_mode='sparse')
     """
     _check_model("convert", model)
-    Embedding(1, 1, grad_mode=grad_mode)  # raises before anything is changed
+    Embedding(1, 1, grad_mode=grad_mode, apply=apply)  # raises before anything is changed
     for module in model.modules():
         converted = _CONVERTED.get(type(module))
         if converted is not None:
             module.__class__ = converted
-            module._init_grad_mode(grad_mode)  # type: ignore[operator]
+            module._init_grad_mode(grad_mode, apply)  # type: ignore[operator]
     return model
 
 
 def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
     """
-    Announce optimizers to every table of a model that one of them holds: :meth:`Embedding.use_optimizer` for all.
+    Announce optimizers of torch to every table of a model that one of them holds: :meth:`Embedding.use_optimizer`.
 
     Args:
         model: the model, or a table itself.
@@ -73,8 +74,10 @@ def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
         for parameter in group["params"]
     }
     for module in model.modules():
-        if isinstance(module, GradModeMixin) and id(module.weight) in held:
-            module.use_optimizer(held[id(module.weight)])
+        if isinstance(module, HasGradMode):
+            of_module = {id(weight): held.get(id(weight)) for weight in module._stored_weights()}
+            for optimizer in {id(x): x for x in of_module.values() if x is not None}.values():
+                module.use_optimizer(optimizer)
 
 
 def explain(model: torch.nn.Module) -> str:
@@ -99,7 +102,7 @@ def explain(model: torch.nn.Module) -> str:
     return "\n".join(
         f"{name}: {module.explain()}" if name else module.explain()
         for name, module in model.named_modules()
-        if isinstance(module, GradModeMixin)
+        if isinstance(module, HasGradMode)
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from ._lookup import check_ids, look_up, renormalise
+from ..ops._reduction import SUM
+from ._lookup import bad_id, check_ids, look_up, renormalise
+from ._plan import Ids
 from .grad_mode import GradModeMixin
 
 __all__ = ["Embedding"]
@@ -42,11 +45,24 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             * ``None`` (default): as ``sparse`` says;
             * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
             * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed;
-            * ``"auto"``: sparse where an optimizer announced with :meth:`use_optimizer` takes it exactly and a cost
-              model finds it cheaper, else dense. :meth:`explain` says which and why.
+            * ``"fused"``: none; an optimizer of :mod:`torchsparse_rec.optim` that holds the table updates the rows that
+              occur, at the moment that ``apply`` says;
+            * ``"auto"``: the one that a cost model finds cheapest among those that the optimizer takes exactly: all for
+              ours, dense and sparse for one of torch's announced with :meth:`use_optimizer`, else dense.
+              :meth:`explain` says which and why.
 
             A sparse lookup cannot be traced by ``torch.compile``: it breaks the graph, and is an error with
             ``fullgraph=True``.
+        apply: when ``"fused"`` updates:
+
+            * ``"step"`` (default): in the optimizer's step. Until then the rows wait: gradients can be accumulated over
+              several backwards, clipped by ``torch.nn.utils.clip_grad_norm_`` (2-norm) and scaled by ``GradScaler``,
+              which see one parameter more, the anchor, whose gradient is the norm of these rows.
+              ``torchsparse_rec.optim`` has functions that clip by any norm and by value;
+            * ``"backward"``: in ``backward()``. Faster, and there is no gradient at any time: nothing can be accumulated,
+              clipped or scaled. A table looked up several times is updated once, by the last backward.
+
+            ``zero_grad()`` lets go of rows that wait.
 
     Shape:
         ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
@@ -80,6 +96,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
         dtype=None,
         *,
         grad_mode: str | None = None,
+        apply: str = "step",
     ) -> None:
         check_padding_idx("Embedding", padding_idx, num_embeddings)
         super().__init__(
@@ -95,7 +112,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             device,
             dtype,
         )
-        self._init_grad_mode(grad_mode)
+        self._init_grad_mode(grad_mode, apply)
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``; see the class."""
@@ -104,11 +121,19 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             rows = self(input.values())
             offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
             return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
-        weight = self.weight
+        weight = self._stored_weight()
         if self.max_norm is not None:
+            self._make_current()
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
-        sparse_grad = self._wants_sparse_grad(weight, input.numel())
-        return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, sparse_grad)
+        kind = self._gradient_kind(weight, input.numel())
+        if self._is_plain(weight, kind):
+            return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
+        ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)
+        try:
+            rows = self._look_up_otherwise(kind, weight, SUM, self.padding_idx, ids)
+        except IndexError:
+            raise (bad_id("Embedding", input, weight.shape[0]) or sys.exc_info()[1]) from None  # type: ignore[misc]
+        return rows.reshape(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:
         """As torch's, with the gradient mode where one was chosen."""
@@ -127,6 +152,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
         sparse: bool = False,
         *,
         grad_mode: str | None = None,
+        apply: str = "step",
     ) -> Embedding:
         """
         Make a module around an existing table.
@@ -140,6 +166,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             scale_grad_by_freq: as for the class.
             sparse: as for the class.
             grad_mode: as for the class.
+            apply: as for the class.
 
         Returns:
             The module.
@@ -153,5 +180,5 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             Embedding,
             super().from_pretrained(embeddings, freeze, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse),
         )
-        module.grad_mode = grad_mode
+        module._init_grad_mode(grad_mode, apply)
         return module

@@ -6,14 +6,17 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from ..ops import _reduction
 from ._lookup import bad_id, check_ids, pool, renormalise
+from ._plan import Ids
 from .embedding import check_padding_idx
 from .grad_mode import GradModeMixin
 
 __all__ = ["EmbeddingBag"]
 
-_MODES = ("sum", "mean", "sqrtn", "max")
+_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN, "max": _reduction.MAX}
 
 
 def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
@@ -65,6 +68,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         device: where a drawn table lives.
         dtype: of a drawn table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
         grad_mode: as for :class:`Embedding`.
+        apply: as for :class:`Embedding`.
 
     Shape:
         ``input``: int32 or int64, ``[B, L]`` (B bags of L ids), or ``[N]`` with ``offsets`` ``[B]`` (where each bag
@@ -100,6 +104,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         dtype=None,
         *,
         grad_mode: str | None = None,
+        apply: str = "step",
     ) -> None:
         if mode not in _MODES:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
@@ -118,27 +123,39 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
             device,
             dtype,
         )
-        self._init_grad_mode(grad_mode)
+        self._init_grad_mode(grad_mode, apply)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``; see the class."""
         check_ids("EmbeddingBag", input)
         _check_shapes(input, offsets, per_sample_weights)
         ids, ends, weights = self._bags(input, offsets, per_sample_weights)
-        weight = self.weight
+        weight = self._stored_weight()
         if self.max_norm is not None:
+            self._make_current()
             renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
-        sparse_grad = self._wants_sparse_grad(weight, ids.shape[0])
-        arguments = (weight, ids, ends, weights, self.mode, self.padding_idx, self.scale_grad_by_freq, sparse_grad)
+        kind = self._gradient_kind(weight, ids.shape[0])
         if torch.compiler.is_compiling():
-            return pool(*arguments)
+            return self._pooled(kind, weight, ids, ends, weights)
         try:
-            return pool(*arguments)
+            return self._pooled(kind, weight, ids, ends, weights)
         except IndexError:
             error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, weight.shape[0])
             if error is None:
                 raise
             raise error from None
+
+    def _pooled(
+        self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        if self._is_plain(weight, kind):
+            options = (self.mode, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
+            return pool(weight, ids, ends, weights, *options)
+        bags = ends.shape[0] - 1
+        rows = self._look_up_otherwise(
+            kind, weight, _MODES[self.mode], self.padding_idx, Ids(ids, ends, weights, (bags,), True)
+        )
+        return rows
 
     def _bags(
         self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
@@ -187,6 +204,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         padding_idx: int | None = None,
         *,
         grad_mode: str | None = None,
+        apply: str = "step",
     ) -> EmbeddingBag:
         """
         Make a module around an existing table.
@@ -202,6 +220,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
             include_last_offset: as for the class.
             padding_idx: as for the class.
             grad_mode: as for the class.
+            apply: as for the class.
 
         Returns:
             The module.
@@ -220,5 +239,5 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
                 padding_idx,
             ),
         )
-        module.grad_mode = grad_mode
+        module._init_grad_mode(grad_mode, apply)
         return module

@@ -1,231 +1,37 @@
-"""
-Which layout a table's gradient has: the modes, the rule of ``"auto"``, and what ``explain()`` says of it.
-
-All modes give the same parameters after a step, to rounding, so the choice is a matter of cost.
-"""
+"""Which layout a table's gradient has: the modes of single tables and of collections, and what ``explain()`` says."""
 
 from __future__ import annotations
 
-import math
-import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
-__all__ = ["GradModeMixin", "step_costs"]
+from ..optim._tables import table_of
+from ._owner import AnchorOwner, TableOwner
+from ._plan import Ids, Plan
+from ._read import any_behind, look_up_behind, read
+from .auto import Announced, AutoChoice, as_bytes
 
-GRAD_MODES = (None, "sparse", "dense", "auto")
+__all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
-# Training lookups after which the estimate of rows per lookup no longer changes.
-FREEZE_AFTER = 100
+GRAD_MODES = (None, "sparse", "dense", "fused", "auto")
 
 # Key of the estimate in a module's metadata within a state_dict; the state_dict's own keys stay torch's.
 _METADATA_KEY = "torchsparse_rec_lookups"
 
-# How many times a step passes over the elements of the gradient's rows, (dense, sparse), counted from torch's formulas:
-# the backward writes them; SGD reads gradient and weight and writes the weight; Adagrad also has state and temporaries.
-# Other optimizers take one layout only; for what explain() prints of them, the gradient is written and read.
-_PASSES = {"SGD": (4, 4), "Adagrad": (12, 18)}
-_OTHER_PASSES = (2, 2)
 
-# Time of a step, on two cores. Fixed part: lookup, backward and optimizer on a table of 16 x 4, (dense, sparse).
-# Rate: derived, for both, from torch's steps of 6.5 GB (dense) and 21 MB (sparse) at 793,471 x 512, 2,560 ids, SGD.
-_FIXED_MICROSECONDS = {"SGD": (55.0, 120.0), "Adagrad": (85.0, 190.0)}
-_OTHER_FIXED_MICROSECONDS = (85.0, 190.0)
-_BYTES_PER_MICROSECOND = 12e3
+class HasGradMode(AnchorOwner):
+    """A module with one or more tables and one ``grad_mode``."""
 
-
-def expected_rows(num_embeddings: int, ids: float) -> float:
-    """Different rows among so many uniformly drawn ids: no distribution of the ids is expected to have more."""
-    if num_embeddings <= 1:
-        return float(min(num_embeddings, ids))
-    return -num_embeddings * math.expm1(ids * math.log1p(-1.0 / num_embeddings))
-
-
-class StepCost(NamedTuple):
-    """What one step with one gradient mode costs: bytes moved, and the time they and the fixed part take."""
-
-    bytes: int
-    microseconds: float
-
-
-def step_costs(
-    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float
-) -> dict[str, StepCost]:
-    """
-    Estimate a training step's cost in each gradient mode: a pure function of sizes and shipped constants.
-
-    Args:
-        num_embeddings: rows of the table.
-        embedding_dim: elements of a row.
-        element_size: bytes of an element.
-        optimizer: name of the optimizer's class.
-        rows: different rows that a step touches.
-
-    Returns:
-        The costs of ``"dense"`` and ``"sparse"``.
-
-    Example:
-        >>> costs = step_costs(793_471, 512, 4, "SGD", 2_556)
-        >>> costs["dense"].bytes // costs["sparse"].bytes
-        310
-    """
-    dense_passes, sparse_passes = _PASSES.get(optimizer, _OTHER_PASSES)
-    dense_fixed, sparse_fixed = _FIXED_MICROSECONDS.get(optimizer, _OTHER_FIXED_MICROSECONDS)
-    row_bytes = embedding_dim * element_size
-    dense = round(dense_passes * num_embeddings * row_bytes)
-    sparse = round(sparse_passes * rows * row_bytes)
-    return {
-        "dense": StepCost(dense, dense_fixed + dense / _BYTES_PER_MICROSECOND),
-        "sparse": StepCost(sparse, sparse_fixed + sparse / _BYTES_PER_MICROSECOND),
-    }
-
-
-# ---- Which optimizers take sparse gradients exactly ------------------------------------------------------------------
-
-
-def _sgd_obstacle(group: dict[str, Any]) -> str | None:
-    for name in ("momentum", "weight_decay"):
-        if group[name] != 0:
-            return f"its {name}, {group[name]}, moves rows without gradient"
-    return "fused=True refuses sparse gradients" if group.get("fused") else None
-
-
-def _adagrad_obstacle(group: dict[str, Any]) -> str | None:
-    if group["weight_decay"] != 0:
-        return f"its weight_decay, {group['weight_decay']}, moves rows without gradient"
-    return "fused=True refuses sparse gradients" if group.get("fused") else None
-
-
-# By exact class: what a subclass does with a gradient is unknown.
-_OBSTACLES: dict[type, Callable[[dict[str, Any]], str | None]] = {
-    SGD: _sgd_obstacle,
-    Adagrad: _adagrad_obstacle,
-    SparseAdam: lambda group: None,
-}
-
-
-class _Announced:
-    """The place of a table in an optimizer: its parameter group and its position there."""
-
-    def __init__(self, optimizer: Optimizer, weight: Tensor) -> None:
-        places = [
-            (g, p)
-            for g, group in enumerate(optimizer.param_groups)
-            for p, parameter in enumerate(group["params"])
-            if parameter is weight
-        ]
-        if not places:
-            raise ValueError(
-                f"use_optimizer: optimizer must hold the module's weight, got a {_name(optimizer)} without"
-            )
-        self.optimizer = weakref.ref(optimizer)
-        self.group, self.position = places[0]
-
-    def obstacle(self, weight: Tensor) -> str | None:
-        """Why the gradient must be dense, or None. Looked up anew each time: schedules change hyperparameters."""
-        optimizer = self.optimizer()
-        if optimizer is None:
-            return "the announced optimizer no longer exists"
-        group = optimizer.param_groups[self.group]
-        if group["params"][self.position] is not weight:
-            return "the announced optimizer no longer holds this table"
-        rule = _OBSTACLES.get(type(optimizer))
-        if rule is None:
-            return "it refuses sparse gradients, or is not known to treat them as dense ones"
-        return rule(group)
-
-    def name(self) -> str:
-        """The class of the optimizer."""
-        return _name(self.optimizer())
-
-
-def _name(optimizer: Optimizer | None) -> str:
-    return type(optimizer).__name__ if optimizer is not None else "none"
-
-
-# ---- The choice ------------------------------------------------------------------------------------------------------
-
-
-class AutoChoice:
-    """What ``"auto"`` remembers of one table: how many ids its lookups have, its optimizer, and the last choice."""
-
-    def __init__(self) -> None:
-        self.lookups = 0
-        self.ids = 0
-        self.announced: _Announced | None = None
-        self.sparse = False
-        self._chosen_for: str | None = None
-
-    def __getstate__(self) -> dict[str, int]:
-        """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
-        return {"lookups": self.lookups, "ids": self.ids}
-
-    def __setstate__(self, state: dict[str, int]) -> None:
-        """See :meth:`__getstate__`."""
-        self.__init__()  # type: ignore[misc]
-        self.restore(state)
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Take over a saved estimate."""
-        self.lookups, self.ids = state["lookups"], state["ids"]
-        self._chosen_for = None
-
-    def ids_per_lookup(self) -> float | None:
-        """The mean over the training lookups counted so far, None before the first."""
-        return self.ids / self.lookups if self.lookups else None
-
-    def count(self, ids: int) -> None:
-        """Count a training lookup, unless the estimate is frozen."""
-        if self.lookups < FREEZE_AFTER:
-            self.lookups += 1
-            self.ids += ids
-            self._chosen_for = None
-
-    def choose(self, weight: Tensor) -> bool:
-        """Whether the next gradient is sparse."""
-        if self.announced is None or self.announced.obstacle(weight) is not None:
-            self.sparse = False
-            self._chosen_for = None
-        elif self._chosen_for != self.announced.name():
-            self._chosen_for = self.announced.name()
-            self.sparse = self._sparse_is_cheaper(weight)
-        return self.sparse
-
-    def _sparse_is_cheaper(self, weight: Tensor) -> bool:
-        if self._chosen_for == "SparseAdam":
-            return True
-        costs = self.costs(weight)
-        return costs is not None and costs["sparse"].microseconds < costs["dense"].microseconds
-
-    def costs(self, weight: Tensor) -> dict[str, StepCost] | None:
-        """The cost of each mode, None before the first training lookup."""
-        ids = self.ids_per_lookup()
-        if ids is None:
-            return None
-        name = self.announced.name() if self.announced is not None else "none"
-        rows = expected_rows(weight.shape[0], ids)
-        return step_costs(weight.shape[0], weight.shape[1], weight.element_size(), name, rows)
-
-
-class GradModeMixin(torch.nn.Module):
-    """The part of a table module that decides on the layout of its gradient."""
-
-    weight: Tensor
-    sparse: bool
     _grad_mode: str | None
-    _auto: AutoChoice
-
-    def _init_grad_mode(self, grad_mode: str | None) -> None:
-        self._auto = AutoChoice()
-        self.grad_mode = grad_mode
 
     @property
     def grad_mode(self) -> str | None:
-        """``None``, ``"sparse"``, ``"dense"`` or ``"auto"``; may be set at any time."""
+        """``None``, ``"sparse"``, ``"dense"``, ``"fused"`` or ``"auto"``; may be set at any time."""
         return self._grad_mode
 
     @grad_mode.setter
@@ -233,35 +39,92 @@ class GradModeMixin(torch.nn.Module):
         if value not in GRAD_MODES:
             raise ValueError(f"grad_mode must be one of {', '.join(map(repr, GRAD_MODES))}, got {value!r}")
         self._grad_mode = value
+        for weight in self._stored_weights():
+            table_of(weight).mark_owned()
+            table_of(weight).make_current()
+        self._set_anchor(value in ("fused", "auto"))
+
+    def _kind(self, auto: AutoChoice, weight: Tensor, ids: int | None) -> str:
+        """The layout of the gradient that a lookup of ``ids`` ids gives a table, None where they are not known."""
+        if self._grad_mode != "auto" or not weight.requires_grad:
+            return self._grad_mode or "dense"
+        if torch.compiler.is_compiling():
+            return "dense" if auto.mode == "sparse" else auto.mode
+        if self.training and ids is not None:
+            auto.count(ids)
+        return auto.choose(weight)
+
+    def _explain_table(self, auto: AutoChoice, weight: Tensor, title: str, default: str) -> str:
+        size = weight.numel() * weight.element_size()
+        table = (
+            f"  table: {weight.shape[0]:,} rows x {weight.shape[1]:,}, {weight.element_size()} bytes an element, "
+            f"{as_bytes(size)}"
+        )
+        title = f"{title}: grad_mode={self._grad_mode!r} -> "
+        if self._grad_mode == "auto":
+            return "\n".join([f"{title}{auto.choose(weight)}", table, *auto.explain(weight)])
+        why = default if self._grad_mode is None else "as asked"
+        kind = "sparse" if self._grad_mode is None and default == "follows sparse=True" else self._grad_mode or "dense"
+        return f"{title}{kind} ({why})\n{table}"
+
+
+class GradModeMixin(HasGradMode, TableOwner):
+    """The part of a table module that decides on the layout of its gradient."""
+
+    sparse: bool
+    _auto: AutoChoice
+
+    def _init_grad_mode(self, grad_mode: str | None, apply: str = "step") -> None:
+        self._auto = AutoChoice()
+        self._last_plan: Plan | None = None
+        self._init_fused(apply)
+        self.grad_mode = grad_mode
+
+    def _stored_weights(self) -> list[Parameter]:
+        return [self._stored_weight()]
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """
-        Tell ``"auto"`` which optimizer updates this table, so that it may choose sparse gradients.
+        Tell ``"auto"`` which optimizer of torch updates this table, so that it may choose sparse gradients.
+
+        Optimizers of :mod:`torchsparse_rec.optim` make themselves known.
 
         Args:
-            optimizer: a torch optimizer that holds ``self.weight``. It is not kept alive, saved or copied.
+            optimizer: an optimizer that holds ``self.weight``. It is not kept alive, saved or copied.
 
         Raises:
             ValueError: the optimizer does not hold ``self.weight``.
         """
-        self._auto.announced = _Announced(optimizer, self.weight)
-        self._auto._chosen_for = None
-        self._auto.choose(self.weight)
+        self._auto.announced = Announced(optimizer, self._stored_weight())
+        self._auto.restore(self._auto.__getstate__())
+        self._auto.choose(self._stored_weight())
 
-    def _wants_sparse_grad(self, weight: Tensor, ids: int) -> bool:
-        """Whether this lookup's gradient is sparse. False where there is no gradient."""
-        mode = self._grad_mode
-        if mode == "dense" or (mode is None and not self.sparse):
-            return False
-        if not (weight.requires_grad and torch.is_grad_enabled()):
-            return False
-        if mode != "auto":
-            return True
-        if torch.compiler.is_compiling():
-            return self._auto.sparse
-        if self.training:
-            self._auto.count(ids)
-        return self._auto.choose(weight)
+    def _gradient_kind(self, weight: Tensor, ids: int) -> str:
+        """The layout of the gradient of a lookup of so many ids."""
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return "dense"
+        if self._grad_mode is None:
+            return "sparse" if self.sparse else "dense"
+        return self._kind(self._auto, weight, ids)
+
+    def _is_plain(self, weight: Tensor, kind: str) -> bool:
+        """Whether storage and gradient are those of torch's modules: then the lookup needs nothing else."""
+        return kind != "fused" and (torch.compiler.is_compiling() or not any_behind((weight,)))
+
+    def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
+        """A fused lookup, or one of a table of which rows may be behind."""
+        sizes = ((weight.shape[0],), (weight.shape[1],))
+        scaled = bool(self.scale_grad_by_freq)
+        plan = Plan((0,), (0,), (mode,), *sizes, (-1 if padding is None else padding,), scaled)
+        if plan != self._last_plan:
+            self._last_plan = plan
+        plan = self._last_plan
+        assert plan is not None
+        if kind == "fused":
+            return self._fused_lookups(plan, (0,))(self.fused_anchor, ids)
+        if not torch.is_grad_enabled():
+            return read(plan, [weight], ids).output
+        return look_up_behind(plan, kind, [weight], ids)
 
     def explain(self) -> str:
         """
@@ -271,72 +134,31 @@ class GradModeMixin(torch.nn.Module):
             A text of several lines: the choice; the table; under ``grad_mode="auto"`` the optimizer, the estimate of
             rows per lookup, and the bytes and time of a step in each mode.
         """
-        weight = self.weight
-        size = weight.numel() * weight.element_size()
-        table = (
-            f"  table: {weight.shape[0]:,} rows x {weight.shape[1]:,}, {weight.element_size()} bytes an element, "
-            f"{_bytes(size)}"
-        )
-        title = f"{type(self).__name__}: grad_mode={self._grad_mode!r} -> "
-        if self._grad_mode != "auto":
-            sparse = self.sparse if self._grad_mode is None else self._grad_mode == "sparse"
-            why = f"follows sparse={self.sparse}" if self._grad_mode is None else "as asked"
-            return f"{title}{'sparse' if sparse else 'dense'} ({why})\n{table}"
-        sparse = self._auto.choose(weight)
-        lines = [f"{title}{'sparse' if sparse else 'dense'}", table, *self._explain_auto(weight)]
-        return "\n".join(lines)
-
-    def _explain_auto(self, weight: Tensor) -> list[str]:
-        auto = self._auto
-        ids = auto.ids_per_lookup()
-        costs = auto.costs(weight)
-        if auto.announced is None:
-            obstacle: str | None = "no optimizer was announced: call use_optimizer(optimizer)"
-        else:
-            obstacle = auto.announced.obstacle(weight)
-        name = auto.announced.name() if auto.announced is not None else "none"
-        lines = [f"  optimizer: {name}"]
-        if ids is None or costs is None:
-            lines.append("  estimate: none before the first training lookup")
-        else:
-            state = "frozen" if auto.lookups >= FREEZE_AFTER else f"frozen after {FREEZE_AFTER}"
-            lines.append(
-                f"  estimate: {ids:,.0f} ids a lookup (mean of {auto.lookups}, {state}), "
-                f"at most {expected_rows(weight.shape[0], ids):,.0f} different rows expected"
-            )
-            for mode, cost in costs.items():
-                lines.append(f"  {mode}: {_bytes(cost.bytes)} moved a step, about {cost.microseconds:,.0f} us")
-        return [*lines, f"  why: {obstacle or self._why(auto, costs)}"]
-
-    @staticmethod
-    def _why(auto: AutoChoice, costs: dict[str, StepCost] | None) -> str:
-        if auto.announced is not None and auto.announced.name() == "SparseAdam":
-            return "SparseAdam takes sparse gradients only"
-        if costs is None:
-            return "nothing is known of the lookups yet"
-        ratio = costs["dense"].microseconds / costs["sparse"].microseconds
-        return f"the optimizer takes both exactly; by estimate dense takes {ratio:,.2f} times as long as sparse"
+        default = f"follows sparse={self.sparse}"
+        return self._explain_table(self._auto, self._stored_weight(), type(self).__name__, default)
 
     # ---- The estimate travels with the state ------------------------------------------------------------------------
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None and self._auto.lookups:
-            metadata[_METADATA_KEY] = self._auto.__getstate__()
+        save_estimate(self._auto, destination, prefix)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
-        estimate = local_metadata.get(_METADATA_KEY)
-        if estimate is not None:
-            self._auto.restore(estimate)
+        load_estimate(self._auto, local_metadata)
 
 
-def _bytes(count: int) -> str:
-    """A number of bytes in the largest unit it fills."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:,.2f} {unit}"
-    return f"{count} bytes"
+def save_estimate(auto: AutoChoice, destination: Any, prefix: str) -> None:
+    """Keep the estimate in a state_dict's metadata."""
+    metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+    if metadata is not None and auto.lookups:
+        metadata[_METADATA_KEY] = auto.__getstate__()
+
+
+def load_estimate(auto: AutoChoice, local_metadata: dict[str, Any]) -> None:
+    """Take it from there."""
+    estimate = local_metadata.get(_METADATA_KEY)
+    if estimate is not None:
+        auto.restore(estimate)

@@ -4,6 +4,7 @@ from . import _vmap as _vmap
 from .bucketize import bucketize as bucketize
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
+from .embedding_collection import embedding_collection as embedding_collection
 from .embedding_lookup import embedding_lookup as embedding_lookup
 from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
 from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse

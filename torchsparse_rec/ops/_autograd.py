@@ -10,10 +10,10 @@ from torch.autograd import forward_ad
 
 from .. import _library as _library  # loads the schemas
 
-_below_autograd = torch._C._AutoDispatchBelowAutograd
+below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a mode (tracing, fake tensors) or forward-mode derivatives want to see the operators themselves."""
     return torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0
 
@@ -38,7 +38,7 @@ def differentiable(
     operator = getattr(torch.ops.torchsparse_rec, name).default
 
     def forward_at_once(ctx: Any, *arguments: Any) -> Any:
-        with _below_autograd():
+        with below_autograd():
             output = operator(*arguments)
         setup_context(ctx, arguments, output)
         return output
@@ -65,11 +65,11 @@ def differentiable(
             return operator(*arguments)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return transformed.apply(*arguments)
-        if _is_watched():
+        if is_watched():
             return operator(*arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return eager.apply(*arguments)
-        with _below_autograd():
+        with below_autograd():
             return operator(*arguments)
 
     return call

@@ -125,6 +125,28 @@ class RowOptimizer(Checkpoints):
                 )
         table.optimizer = self
 
+    def hold_anchor(self, anchor: Tensor, weight: Tensor) -> None:
+        """Have the anchor of a table's lookups beside the table, for those who look at all gradients."""
+        if self.holds(anchor):
+            return
+        for group in self.param_groups:
+            if any(parameter is weight for parameter in group["params"]):
+                group["params"].append(anchor)
+                if "param_names" in group:
+                    group["param_names"].append("fused_anchor")
+
+    def sparse_obstacle(self, weight: Tensor) -> str | None:
+        """Why a sparse or fused gradient of this table is not worth having, or None."""
+        for group in self.param_groups:
+            if any(parameter is weight for parameter in group["params"]):
+                try:
+                    rule = self._rule(group)
+                    if not group["lazy"]:
+                        idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
+                except ValueError:
+                    return f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
+        return None
+
     def holds(self, parameter: Tensor) -> bool:
         """Whether a parameter is in one of the groups."""
         return any(p is parameter for group in self.param_groups for p in group["params"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
     from ._clock import Clock
@@ -99,12 +100,14 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "pending", "_optimizer", "rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "pending", "outstanding", "_optimizer", "rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         self._parameter = weakref.ref(parameter)
         self.owned = False
         self.pending: Pending | None = None
+        # Lookups whose backward can still come, by number; the engine's.
+        self.outstanding: dict[int, StorageWeakRef] = {}
         self.rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
         for optimizer in _optimizers:
@@ -121,6 +124,11 @@ class Table:
         parameter = self._parameter()
         assert parameter is not None
         return parameter
+
+    @property
+    def num_embeddings(self) -> int:
+        """The number of rows."""
+        return self.parameter.shape[0]
 
     @property
     def optimizer(self) -> RowOptimizer | None:

@@ -139,12 +139,12 @@ def train(trainer: Trainer, epochs: int, output: Path) -> None:
 
 
 def compare(arguments: argparse.Namespace, interactions: data.Interactions) -> int:
-    """Run --compare tensorflow; 1 if losses differ that must agree."""
+    """Run --compare tensorflow; 1 if the losses differ."""
     from . import compare_tensorflow
 
     settings = Settings(**given_settings(arguments))
     found = compare_tensorflow.compare(settings, interactions, arguments.epochs)
-    return int(settings.grad_mode != "sparse" and found.largest_difference() > compare_tensorflow.TOLERANCE)
+    return int(found.largest_difference() > compare_tensorflow.TOLERANCE)
 
 
 def main(argv: list[str] | None = None) -> int:

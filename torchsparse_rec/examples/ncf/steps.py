@@ -15,9 +15,9 @@ from .model import NeuMF, table_factory
 
 KINDS = ("ours", "torch", "tensorflow")
 OPTIMIZERS = ("adam", "sgd", "adagrad")
-GRAD_MODES = ("sparse", "dense", "auto")
+GRAD_MODES = ("sparse", "dense", "fused", "auto")
 LEARNING_RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
-KERAS_EPS = 1e-7
+KERAS_EPS = 1e-7  # added to sqrt(v), before the correction of its bias
 
 Batch = tuple[Any, Any, Any]
 
@@ -35,44 +35,18 @@ class Step(Protocol):
         """A network with the present weights, to evaluate."""
 
 
-class KerasAdam(torch.optim.Adam):
-    """
-    Adam with eps where Keras and TensorFlow have it: ``w -= alpha_t m / (sqrt(v) + eps)``.
-
-    torch adds eps to ``sqrt(v / (1 - beta2^t))``: both agree if torch's eps is ``eps / sqrt(1 - beta2^t)`` at step t.
-
-    Args:
-        params: as for :class:`torch.optim.Adam`, which also takes the rest.
-        lr: default 1e-3.
-        eps: Keras's, default 1e-7.
-        fused: default True.
-    """
-
-    def __init__(self, params: Any, lr: float = 1e-3, eps: float = KERAS_EPS, fused: bool = True) -> None:
-        super().__init__(params, lr=lr, eps=eps, fused=fused)
-        self._keras_eps = eps
-        self._steps = 0
-
-    def step(self, closure: Any = None) -> Any:
-        """Perform one step."""
-        self._steps += 1
-        for group in self.param_groups:
-            group["eps"] = self._keras_eps / (1.0 - group["betas"][1] ** self._steps) ** 0.5
-        return super().step(closure)
-
-
 class TorchStep:
     """
     Forward, backward and update in PyTorch.
 
     Args:
-        model: the network; its tables may have sparse gradients.
-        optimizers: together they hold every parameter once.
+        model: the network; its tables may have gradients in any mode that the optimizer takes.
+        optimizer: holds every parameter.
     """
 
-    def __init__(self, model: NeuMF, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, model: NeuMF, optimizer: Optimizer) -> None:
         self.model = model
-        self.optimizers = list(optimizers)
+        self.optimizer = optimizer
         self._loss = nn.BCEWithLogitsLoss()
 
     def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[Batch]:
@@ -81,12 +55,10 @@ class TorchStep:
 
     def __call__(self, users: Tensor, items: Tensor, labels: Tensor) -> Tensor:
         """Train on one batch; returns its mean loss without a graph."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss = self._loss(self.model(users, items), labels)
         loss.backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.optimizer.step()
         return loss.detach()
 
     def network(self) -> NeuMF:
@@ -103,27 +75,17 @@ def initial_weights(
         return NeuMF(num_users, num_items, factors, layers).state_dict()
 
 
-def make_optimizers(model: NeuMF, optimizer: str, lr: float, sparse: bool, keras_rule: bool) -> list[Optimizer]:
-    """One optimizer for the whole model; with sparse gradients Adam trains the tables by torch's SparseAdam."""
+def make_optimizer(model: NeuMF, optimizer: str, lr: float, ours: bool, keras_rule: bool) -> Optimizer:
+    """Ours, which takes gradients in every mode and gives torch's dense results in each, or torch's."""
+    library = torchsparse_rec.optim if ours else torch.optim
     parameters = list(model.parameters())
     if optimizer == "sgd":
-        return [torch.optim.SGD(parameters, lr=lr)]
+        return library.SGD(parameters, lr=lr)
     if optimizer == "adagrad":
-        # Its sparse update makes a sparse tensor, and torch wants to be told whether to check such tensors.
-        if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
-            torch.sparse.check_sparse_tensor_invariants.disable()
-        return [torch.optim.Adagrad(parameters, lr=lr)]
-    if optimizer != "adam":
-        raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {optimizer!r}")
-
-    def dense_adam(chosen: list[nn.Parameter]) -> Optimizer:
-        return KerasAdam(chosen, lr=lr) if keras_rule else torch.optim.Adam(chosen, lr=lr, fused=True)
-
-    if not sparse:
-        return [dense_adam(parameters)]
-    tables = [table.weight for table in model.tables()]
-    rest = [parameter for parameter in parameters if all(parameter is not table for table in tables)]
-    return [torch.optim.SparseAdam(tables, lr=lr), dense_adam(rest)]
+        return library.Adagrad(parameters, lr=lr)
+    if keras_rule:
+        return torchsparse_rec.optim.Adam(parameters, lr=lr, eps=KERAS_EPS, tensorflow_eps=True)
+    return library.Adam(parameters, lr=lr, fused=True)
 
 
 def build_step(
@@ -148,7 +110,7 @@ def build_step(
             ``tensorflow`` (a ``tf.function``, gradients made dense; always Keras's Adam).
         num_users, num_items: rows of the tables.
         factors, layers: of :class:`NeuMF`.
-        grad_mode: of our tables: ``sparse``, ``dense`` or ``auto``.
+        grad_mode: of our tables: ``sparse``, ``dense``, ``fused`` or ``auto``. All train alike.
         optimizer: ``adam``, ``sgd`` or ``adagrad``.
         lr: learning rate, default that of LEARNING_RATES.
         seed: of the initial weights.
@@ -182,9 +144,4 @@ def build_step(
 
         return TensorflowStep(model, optimizer, lr)
     model.to(device)
-    optimizers = make_optimizers(model, optimizer, lr, kind == "ours" and grad_mode == "sparse", keras_rule)
-    if kind == "ours":
-        for table in model.tables():
-            assert isinstance(table, torchsparse_rec.nn.Embedding)
-            table.use_optimizer(optimizers[0])
-    return TorchStep(model, optimizers)
+    return TorchStep(model, make_optimizer(model, optimizer, lr, kind == "ours", keras_rule))

@@ -118,7 +118,7 @@ class Trainer:
             "data": {"name": self.interactions.name, "checksum": self.interactions.checksum()},
             "device": torch.device(self.device).type,
             "model": self.step.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.step.optimizers],
+            "optimizer": self.step.optimizer.state_dict(),
             "generator": self.sampler.generator.get_state(),
             "history": [asdict(record) for record in self.history],
         }
@@ -135,8 +135,7 @@ class Trainer:
         if checkpoint["device"] != torch.device(self.device).type:
             raise ValueError(f"the checkpoint was trained on {checkpoint['device']}, got device {self.device}")
         self.step.model.load_state_dict(checkpoint["model"])
-        for optimizer, state in zip(self.step.optimizers, checkpoint["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        self.step.optimizer.load_state_dict(checkpoint["optimizer"])
         self.sampler.generator.set_state(checkpoint["generator"])
         self.history = [Record(**{**each, "metrics": Metrics(**each["metrics"])}) for each in checkpoint["history"]]
 

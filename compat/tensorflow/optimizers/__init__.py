@@ -1,0 +1,12 @@
+"""
+TensorFlow's optimizers as torch optimizers, for models whose training goes on as it was in TensorFlow.
+
+:mod:`.v1` has those of ``tf.compat.v1.train``, :mod:`.keras` Keras 3's. Their rules differ from torch's, and from each
+other, in what they do with rows that are not in a sparse gradient and with rows that occur twice.
+"""
+
+from . import keras as keras
+from . import v1 as v1
+from ._lazy_adam import LazyAdam as LazyAdam
+from ._slots import export_slots as export_slots
+from ._slots import import_slots as import_slots

@@ -1,0 +1,238 @@
+"""Of ``tf.compat.v1.train``: the optimizers with l1 and l2 penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .... import ops
+from ._optimizer import check_not_negative, check_positive
+from ._v1 import RowOptimizer
+
+
+def _penalties(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "lr": group["lr"],
+        "l1": group["l1_regularization_strength"],
+        "l2": group["l2_regularization_strength"],
+    }
+
+
+class AdagradDAOptimizer(RowOptimizer):
+    """
+    Adagrad with dual averaging: the weight follows from the sums of gradients and of their squares alone.
+
+    Args:
+        params, learning_rate, use_locking, name: as of all.
+        global_step: the number of steps done: a number or scalar tensor, which is read here and then counted on.
+        initial_gradient_squared_accumulator_value: what the sum of squares begins with.
+        l1_regularization_strength: of the l1 penalty.
+        l2_regularization_strength: of the l2 penalty.
+
+    Source: ``tf.compat.v1.train.AdagradDAOptimizer``. Formulas: :func:`.sparse_apply_adagrad_da_`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> AdagradDAOptimizer([weight], 0.5, 0, 5.0).apply_gradients([(torch.tensor([2.0]), weight)])
+        >>> weight.detach()
+        tensor([-0.3333])
+    """
+
+    slot_names = ("gradient_accumulator", "gradient_squared_accumulator")
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any,
+        global_step: Any,
+        initial_gradient_squared_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "AdagradDA",
+    ) -> None:
+        initial = initial_gradient_squared_accumulator_value
+        check_positive("initial_gradient_squared_accumulator_value", initial)
+        hyperparameters = {
+            "initial_gradient_squared_accumulator_value": initial,
+            "l1_regularization_strength": l1_regularization_strength,
+            "l2_regularization_strength": l2_regularization_strength,
+        }
+        super().__init__(params, learning_rate, name, hyperparameters)
+        self.iterations = int(global_step)
+
+    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
+        return dict(zip(self.slot_names, (0.0, group["initial_gradient_squared_accumulator_value"]), strict=True))
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+        return _penalties(group)
+
+    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
+        return partial(ops.sparse_apply_adagrad_da_, step=group["iterations"] + 1)
+
+
+class FtrlOptimizer(RowOptimizer):
+    """
+    Follow the regularized leader, proximal.
+
+    Args:
+        params, learning_rate, use_locking, name: as of all. The learning rate must be positive.
+        learning_rate_power: how the learning rate falls as the accumulator grows, <= 0.
+        initial_accumulator_value: what the sum of squares begins with, >= 0.
+        l1_regularization_strength: of the l1 penalty, >= 0.
+        l2_regularization_strength: of the l2 penalty, >= 0.
+        accum_name: in the names of the accumulators, in place of ``name``.
+        linear_name: in the names of the linear slots, in place of ``name``.
+        l2_shrinkage_regularization_strength: of the l2 penalty that goes into the gradient alone, >= 0.
+        beta: adds ``beta / (2 * learning_rate)`` to the l2 penalty; None is 0.
+
+    Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = FtrlOptimizer([weight], 0.5, initial_accumulator_value=0.0, l1_regularization_strength=1.0)
+        >>> optimizer.apply_gradients([(torch.tensor([2.0]), weight)])
+        >>> weight.detach()
+        tensor([-0.2500])
+    """
+
+    slot_names = ("accum", "linear")
+    _kept = (*RowOptimizer._kept, "accum_name", "linear_name")
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "Ftrl",
+        accum_name: str | None = None,
+        linear_name: str | None = None,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float | None = None,
+    ) -> None:
+        hyperparameters = {
+            "initial_accumulator_value": initial_accumulator_value,
+            "l1_regularization_strength": l1_regularization_strength,
+            "l2_regularization_strength": l2_regularization_strength,
+            "l2_shrinkage_regularization_strength": l2_shrinkage_regularization_strength,
+        }
+        check_not_negative(**hyperparameters)
+        if learning_rate_power > 0:
+            raise ValueError(f"learning_rate_power must not be positive, got {learning_rate_power}")
+        hyperparameters |= {"learning_rate_power": learning_rate_power, "beta": beta or 0.0}
+        super().__init__(params, learning_rate, name, hyperparameters)
+        self.accum_name, self.linear_name = accum_name or name, linear_name or name
+
+    @property
+    def slot_scopes(self) -> tuple[str, ...]:
+        """What TensorFlow calls each slot after the variable."""
+        return self.accum_name, self.linear_name
+
+    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"accum": group["initial_accumulator_value"], "linear": 0.0}
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+        # The sum in float32, as TensorFlow has it.
+        lr, beta = torch.tensor(float(group["lr"])), torch.tensor(float(group["beta"]))
+        l2 = group["l2_regularization_strength"] + beta / (2 * lr.clamp_min(1e-36))
+        return _penalties(group) | {
+            "l2": l2,
+            "l2_shrinkage": group["l2_shrinkage_regularization_strength"],
+            "lr_power": group["learning_rate_power"],
+        }
+
+    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
+        return ops.sparse_apply_ftrl_
+
+
+class ProximalAdagradOptimizer(RowOptimizer):
+    """
+    Proximal Adagrad.
+
+    ``a += g * g``, ``r = lr / sqrt(a)``, ``w = shrunk(w - r * g, r * l1) / (1 + r * l2)``, where ``shrunk(x, y)`` is
+    ``x`` moved towards zero by ``y``, and zero where it is not further away.
+
+    Source: ``tf.compat.v1.train.ProximalAdagradOptimizer``.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = ProximalAdagradOptimizer([weight], 0.5, 5.0, l1_regularization_strength=1.0)
+        >>> optimizer.apply_gradients([(torch.tensor([2.0]), weight)])
+        >>> weight.detach()
+        tensor([0.5000])
+    """
+
+    slot_names = ("accumulator",)
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalAdagrad",
+    ) -> None:
+        check_positive("initial_accumulator_value", initial_accumulator_value)
+        hyperparameters = {
+            "initial_accumulator_value": initial_accumulator_value,
+            "l1_regularization_strength": l1_regularization_strength,
+            "l2_regularization_strength": l2_regularization_strength,
+        }
+        super().__init__(params, learning_rate, name, hyperparameters)
+
+    def _slots(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"accumulator": group["initial_accumulator_value"]}
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+        return _penalties(group)
+
+    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
+        return ops.sparse_apply_proximal_adagrad_
+
+
+class ProximalGradientDescentOptimizer(RowOptimizer):
+    """
+    Proximal gradient descent: ``w = shrunk(w - lr * g, lr * l1) / (1 + lr * l2)``.
+
+    ``shrunk(x, y)`` is ``x`` moved towards zero by ``y``, and zero where it is not further away.
+
+    Source: ``tf.compat.v1.train.ProximalGradientDescentOptimizer``.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = ProximalGradientDescentOptimizer([weight], 0.25, l2_regularization_strength=4.0)
+        >>> optimizer.apply_gradients([(torch.tensor([2.0]), weight)])
+        >>> weight.detach()
+        tensor([0.2500])
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        use_locking: bool = False,
+        name: str = "ProximalGradientDescent",
+    ) -> None:
+        hyperparameters = {
+            "l1_regularization_strength": l1_regularization_strength,
+            "l2_regularization_strength": l2_regularization_strength,
+        }
+        super().__init__(params, learning_rate, name, hyperparameters)
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+        return _penalties(group)
+
+    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
+        return ops.sparse_apply_proximal_gradient_descent_

@@ -1,0 +1,103 @@
+// An optimizer's step on the rows that a collection has looked up.
+#include "../embedding_collection.h"
+#include "collection_groups.h"
+#include "row_optimizer.h"
+
+namespace tsr {
+namespace {
+
+// Gradients of so many rows are summed and then applied: they stay in the second-level cache.
+constexpr int64_t kUpdateBytes = 256 << 10;
+
+// What one thread keeps for its slices.
+template <class A, class U>
+struct UpdateWorker {
+  UpdateWorker(const OptimizerStep<A>& call, int64_t rows_, int64_t elements)
+      : step(call), rows(rows_), values(elements) {}
+  StepWorker<A> step;
+  Buffer<U> rows;
+  Buffer<A> values;
+};
+
+int64_t update_rows(int64_t dim, int64_t width) {
+  return std::max<int64_t>(1, kUpdateBytes / (std::max<int64_t>(dim, 1) * width));
+}
+
+// steppers: of the wanted tables; places: where among them a table is.
+template <class T, class I, class U>
+void step_rows(const CollectionGroups<T, I, U>& groups, const OptimizerStep<acc_t<T>>& call,
+               const std::vector<RowStepper<T>>& steppers, const std::vector<int64_t>& places) {
+  using A = acc_t<T>;
+  std::vector<std::unique_ptr<UpdateWorker<A, U>>> mine;
+  const auto prepare = [&](int64_t workers) {
+    int64_t rows = 0, elements = 0;
+    for (const TableEntries<T, U>& table : groups.tables()) {
+      const int64_t most = groups.groups(table).most_items(), dim = table.meaning.dim;
+      rows = std::max(rows, most);
+      elements = std::max(elements, dim * std::min(most, update_rows(dim, sizeof(A))));
+    }
+    for (int64_t worker = 0; worker < workers; ++worker) {
+      mine.push_back(std::make_unique<UpdateWorker<A, U>>(call, rows, elements));
+    }
+  };
+  groups.for_each_slice(
+      /*dense=*/false, prepare,
+      [&](int64_t worker, const TableEntries<T, U>& table, const Slice& slice, SliceScratch<T, U>& scratch) {
+        UpdateWorker<A, U>& my = *mine[static_cast<size_t>(worker)];
+        const RowStepper<T>& stepper =
+            steppers[static_cast<size_t>(places[static_cast<size_t>(table.table)])];
+        const Item<U>* items = groups.groups(table).items() + slice.begin;
+        const int64_t count = start_present_rows(items, slice, scratch.starts.data(), my.rows.data());
+        describe_items(items, slice, table.meaning, count, scratch);
+        const int64_t most = update_rows(table.meaning.dim, sizeof(A));
+        for (int64_t first = 0; first < count; first += most) {
+          const int64_t n = std::min(most, count - first);
+          pool_items(table.meaning, scratch, first, n, my.values.data(), /*stream=*/false);
+          stepper.step(my.step, my.rows.data() + first, my.values.data(), n);
+        }
+      });
+}
+
+}  // namespace
+
+void embedding_collection_update_cpu(
+    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
+    const std::optional<Tensor>& history_, const Tensor& grad_, const Tensor& indices_,
+    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights_,
+    const std::optional<Tensor>& argmax_, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
+    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule,
+    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
+    const std::vector<int64_t>& rounding_seeds) {
+  const Collection c =
+      check_embedding_collection_update(weights, grad_, indices_, offsets, per_sample_weights_, argmax_,
+                                        {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
+  const CollectionStep stepped = check_collection_step(c, weights, states, last_steps, history_, wanted, grad_scale,
+                                                       rule, hyperparameters, step, base, rounding_seeds);
+  const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_);
+  const std::optional<Tensor> history = as_contiguous(history_), argmax = as_contiguous(argmax_),
+                              per_sample_weights = as_contiguous(per_sample_weights_);
+  dispatch_float(grad.scalar_type(), c.op, "grad", [&](auto value_tag) {
+    using T = typename decltype(value_tag)::type;
+    const OptimizerStep<acc_t<T>> call(stepped.rule, hyperparameters, step, base, /*now=*/step - 1,
+                                       last_steps.empty() ? nullptr : &*history, scale_of(grad_scale, maximize));
+    const auto steppers = steppers_of<T>(call, stepped.weights, states, last_steps, rounding_seeds);
+    dispatch_index(indices.scalar_type(), c.op, "indices", [&](auto index_tag) {
+      using I = typename decltype(index_tag)::type;
+      const CollectionInput<T, I> input(c, indices, offsets, per_sample_weights);
+      dispatch_collection_width(input, [&](auto width_tag) {
+        using U = typename decltype(width_tag)::type;
+        const CollectionGroups<T, I, U> groups(input, grad.const_data_ptr<T>(),
+                                               argmax ? argmax->const_data_ptr<int64_t>() : nullptr, wanted,
+                                               GradientRows::kPresent);
+        step_rows(groups, call, steppers, stepped.places);
+      });
+    });
+  });
+}
+
+}  // namespace tsr
+
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
+  TSR_IMPL(m, "embedding_collection_update_", &tsr::embedding_collection_update_cpu);
+}

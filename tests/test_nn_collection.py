@@ -1,0 +1,346 @@
+"""Collections: the results, gradients and updates of their tables one by one, and TorchRec's names."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim
+from torchsparse_rec.nn.configs import PoolingType
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+GRAD_MODES = (None, "dense", "sparse", "fused", "auto")
+
+
+def config(name: str, rows: int, dim: int, features: list[str], pooling="sum", **more) -> nn.EmbeddingBagConfig:
+    """One table."""
+    return nn.EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, pooling=pooling, **more
+    )
+
+
+MIXED = [
+    config("a", 20, 3, ["f"], "mean"),
+    config("b", 7, 1, ["g", "f"], "sum"),
+    config("c", 11, 16, ["h"], "sqrtn", padding_idx=2),
+    config("d", 9, 2, ["g"], "max"),
+]
+NAMES = ["f@a", "g@b", "f@b", "h", "g@d"]
+
+
+def batch(size: int = 4, seed: int = 0, weighted: bool = False, sizes: list[int] | None = None) -> KeyedJaggedTensor:
+    """Ids that every table of MIXED has, in features f, g, h."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [size] * 3 if sizes is None else sizes
+    lengths = torch.randint(0, 4, (sum(sizes),), generator=generator)
+    values = torch.randint(0, 7, (int(lengths.sum()),), generator=generator)
+    weights = torch.rand(values.shape[0], generator=generator) if weighted else None
+    strides = [[s] for s in sizes] if len(set(sizes)) > 1 else None
+    return KeyedJaggedTensor(["f", "g", "h"], values, weights, lengths, stride_per_key_per_rank=strides)
+
+
+def one_by_one(collection: nn.EmbeddingBagCollection, grad_mode="as the collection") -> list[nn.EmbeddingBag]:
+    """A module for each table, with a copy of its weight."""
+    grad_mode = collection.grad_mode if grad_mode == "as the collection" else grad_mode
+    made = []
+    for its in collection.embedding_bag_configs():
+        weight = collection.embedding_bags[its.name].weight.detach().clone()
+        made.append(
+            nn.EmbeddingBag(
+                *weight.shape,
+                mode=its.pooling.value.lower(),
+                padding_idx=its.padding_idx,
+                _weight=weight,
+                include_last_offset=True,
+                grad_mode=grad_mode,
+                apply=collection._apply_at,
+            )
+        )
+    return made
+
+
+def look_up_one_by_one(modules, configs, x: KeyedJaggedTensor) -> list[Tensor]:
+    """Every lookup by itself, in the order of the collection."""
+    found = []
+    for module, its in zip(modules, configs, strict=True):
+        for feature in its.feature_names:
+            rows = x[feature]
+            found.append(module(rows.values(), rows.offsets(), rows.weights_or_none()))
+    return found
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("grad_mode", [None, "sparse"])
+def test_results_and_gradients_are_those_of_single_bags_bit_for_bit(grad_mode, weighted: bool) -> None:
+    tables = MIXED[:3] if weighted else MIXED
+    collection = nn.EmbeddingBagCollection(tables, is_weighted=weighted, grad_mode=grad_mode)
+    modules = one_by_one(collection)
+    x = batch(weighted=weighted)
+    pooled = collection(x)
+    singles = look_up_one_by_one(modules, tables, x)
+    assert pooled.keys() == (["f@a", "g", "f@b", "h"] if weighted else NAMES)
+    assert torch.equal(pooled.values(), torch.cat(singles, 1))
+    weights = torch.rand(pooled.values().shape, generator=torch.Generator().manual_seed(5))
+    (pooled.values() * weights).sum().backward()
+    (torch.cat(singles, 1) * weights).sum().backward()
+    for its, module in zip(tables, modules, strict=True):
+        grad = collection.embedding_bags[its.name].weight.grad
+        assert grad.layout == (torch.sparse_coo if grad_mode == "sparse" else torch.strided)
+        want, got = module.weight.grad.to_dense(), grad.to_dense()
+        if len(its.feature_names) == 1:
+            assert torch.equal(got, want), its.name
+        else:
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+@pytest.mark.parametrize("rule", [optim.SGD, optim.Adagrad, optim.Adam, optim.RowWiseAdagrad])
+def test_training_is_that_of_single_bags(rule, grad_mode, apply: str) -> None:
+    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode, apply=apply)
+    reference = nn.EmbeddingBagCollection(MIXED)
+    reference.load_state_dict(collection.state_dict())
+    modules = one_by_one(reference)
+    optimizer = rule(collection.parameters(), lr=0.05)
+    its = rule([module.weight for module in modules], lr=0.05)
+    for seed in range(5):
+        x = batch(seed=seed)
+        optimizer.zero_grad()
+        its.zero_grad()
+        collection(x).values().square().sum().backward()
+        torch.cat(look_up_one_by_one(modules, MIXED, x), 1).square().sum().backward()
+        optimizer.step()
+        its.step()
+    for table, module in zip(MIXED, modules, strict=True):
+        torch.testing.assert_close(collection.embedding_bags[table.name].weight, module.weight, rtol=2e-5, atol=1e-6)
+
+
+def test_fused_updates_are_those_of_single_bags_bit_for_bit() -> None:
+    tables = [config("a", 20, 3, ["f"], "mean"), config("b", 7, 8, ["g"]), config("c", 11, 1, ["h"])]
+    for apply in ("step", "backward"):
+        collection = nn.EmbeddingBagCollection(tables, grad_mode="fused", apply=apply)
+        modules = one_by_one(collection)
+        optimizer = optim.Adam(collection.parameters(), lr=0.05)
+        its = optim.Adam([p for module in modules for p in module.parameters()], lr=0.05)
+        for seed in range(4):
+            x = batch(seed=seed)
+            optimizer.zero_grad()
+            its.zero_grad()
+            collection(x).values().square().sum().backward()
+            torch.cat(look_up_one_by_one(modules, tables, x), 1).square().sum().backward()
+            optimizer.step()
+            its.step()
+        for table, module in zip(tables, modules, strict=True):
+            assert torch.equal(collection.embedding_bags[table.name].weight, module.weight), (apply, table.name)
+
+
+@pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
+def test_dtypes_may_differ(grad_mode: str) -> None:
+    tables = [
+        config("a", 20, 3, ["f"], "mean", data_type="FP16"),
+        config("b", 7, 4, ["g"], data_type=torch.bfloat16),
+        config("c", 11, 2, ["h"]),
+    ]
+    collection = nn.EmbeddingBagCollection(tables, grad_mode=grad_mode)
+    assert [collection.embedding_bags[t.name].weight.dtype for t in tables] == [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    optimizer = optim.SGD(collection.parameters(), lr=0.1)
+    modules = one_by_one(collection, grad_mode=None)
+    x = batch()
+    pooled = collection(x).values()
+    assert pooled.dtype == torch.float32
+    assert torch.equal(pooled, torch.cat(look_up_one_by_one(modules, tables, x), 1).float())
+    before = {t.name: collection.embedding_bags[t.name].weight.detach().clone() for t in tables}
+    pooled.square().sum().backward()
+    optimizer.step()
+    for t in tables:
+        assert not torch.equal(collection.embedding_bags[t.name].weight, before[t.name])
+
+
+def test_batch_sizes_may_differ() -> None:
+    collection = nn.EmbeddingBagCollection(MIXED)
+    x = batch(sizes=[2, 5, 3])
+    with pytest.raises(ValueError, match="one batch size, or inverse_indices"):
+        collection(x)
+    found = collection.lookup(x)
+    singles = look_up_one_by_one(one_by_one(collection), MIXED, x)
+    assert list(found) == NAMES
+    for got, want in zip(found.values(), singles, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_inverse_indices_give_the_full_batch() -> None:
+    collection = nn.EmbeddingBagCollection(MIXED)
+    x = batch(sizes=[2, 3, 4])
+    inverse = torch.tensor([[0, 1, 1, 0], [2, 1, 0, 0], [0, 1, 2, 3]])
+    with_inverse = KeyedJaggedTensor(
+        x.keys(),
+        x.values(),
+        lengths=x.lengths(),
+        stride_per_key_per_rank=x.stride_per_key_per_rank(),
+        inverse_indices=(x.keys(), inverse),
+    )
+    pooled, plain = collection(with_inverse), collection.lookup(x)
+    for name in NAMES:
+        row = "fgh".index(name[0])
+        assert torch.equal(pooled[name], plain[name][inverse[row]])
+
+
+def test_forms_of_features_and_those_of_other_names() -> None:
+    collection = nn.EmbeddingBagCollection(MIXED)
+    x = batch()
+    want = collection(x).values()
+    reordered = x.permute([2, 0, 1])
+    assert torch.equal(collection(reordered).values(), want)
+    more = KeyedJaggedTensor.concat([KeyedJaggedTensor(["z"], torch.arange(4) + 99, lengths=torch.ones(4).long()), x])
+    assert torch.equal(collection(more).values(), want)
+    assert torch.equal(collection({key: x[key] for key in x.keys()} | {"z": torch.arange(4)}).values(), want)
+    torchrecs = SimpleNamespace(
+        keys=x.keys,
+        values=x.values,
+        lengths=x.lengths,
+        weights_or_none=x.weights_or_none,
+        stride_per_key_per_rank=x.stride_per_key_per_rank,
+        variable_stride_per_key=x.variable_stride_per_key,
+    )
+    assert torch.equal(collection(torchrecs).values(), want)
+    with pytest.raises(ValueError, match="none named 'f'"):
+        collection(KeyedJaggedTensor(["g"], torch.tensor([1]), lengths=torch.tensor([1])))
+
+
+@pytest.mark.parametrize("grad_mode", GRAD_MODES)
+def test_sequences(grad_mode) -> None:
+    tables = [
+        nn.EmbeddingConfig(name="a", num_embeddings=20, embedding_dim=3, feature_names=["f"]),
+        nn.EmbeddingConfig(name="b", num_embeddings=9, embedding_dim=2, feature_names=["g", "f"]),
+    ]
+    collection = nn.EmbeddingCollection(tables, need_indices=True, grad_mode=grad_mode)
+    optimizer = optim.SGD(collection.parameters(), lr=0.1)
+    x = batch()
+    before = {t.name: collection.embeddings[t.name].weight.detach().clone() for t in tables}
+    rows = collection(x)
+    assert list(rows) == ["f@a", "g", "f@b"]
+    for name, table, feature in (("f@a", "a", "f"), ("g", "b", "g"), ("f@b", "b", "f")):
+        assert isinstance(rows[name], JaggedTensor)
+        assert torch.equal(rows[name].values(), before[table][x[feature].values()])
+        assert torch.equal(rows[name].lengths(), x[feature].lengths())
+        assert torch.equal(rows[name].weights(), x[feature].values())
+    sum(rows[name].values().square().sum() for name in rows).backward()
+    optimizer.step()
+    for name, features in (("a", ["f"]), ("b", ["g", "f"])):
+        weight = before[name].clone().requires_grad_()
+        sum(weight[x[feature].values()].square().sum() for feature in features).backward()
+        want = before[name] - 0.1 * weight.grad
+        torch.testing.assert_close(collection.embeddings[name].weight, want)
+
+
+def test_names_fields_and_state_are_torchrecs() -> None:
+    collection = nn.EmbeddingBagCollection(MIXED, grad_mode="fused")
+    assert list(collection.state_dict()) == [f"embedding_bags.{t.name}.weight" for t in MIXED]
+    assert not collection.is_weighted()
+    assert collection.embedding_names() == NAMES
+    sequences = nn.EmbeddingCollection([nn.EmbeddingConfig(5, 2, "t", "FP32", ["f"])])
+    assert list(sequences.state_dict()) == ["embeddings.t.weight"]
+    for name in ("SUM", "mean", PoolingType.MEAN, SimpleNamespace(value="MEAN")):
+        assert config("t", 2, 2, ["f"], name).pooling in PoolingType
+    with pytest.raises(ValueError, match="pooling must be"):
+        config("t", 2, 2, ["f"], "median")
+    weight = nn.EmbeddingBagCollection([config("t", 100, 50, ["f"])]).embedding_bags["t"].weight
+    assert 0.09 < weight.abs().max() <= 0.1
+    filled = config("t", 4, 2, ["f"], init_fn=torch.nn.init.ones_)
+    assert (nn.EmbeddingBagCollection([filled]).embedding_bags["t"].weight == 1).all()
+
+
+def test_bad_tables_are_refused() -> None:
+    for tables, words in (
+        ([], "at least one config"),
+        ([config("", 2, 2, ["f"])], r"tables\[0\].name must be distinct"),
+        ([config("a", 2, 2, ["f"]), config("a", 2, 2, ["g"])], r"tables\[1\].name must be distinct"),
+        ([config("a", 2, 2, [])], r"tables\[0\].feature_names"),
+        ([config("a", 0, 2, ["f"])], r"tables\[0\].num_embeddings must be at least 1, got 0"),
+        ([config("a", 2, 2, ["f"], padding_idx=2)], r"tables\[0\].padding_idx must be None or in \[-2, 2\), got 2"),
+        ([config("a", 2, 2, ["f"], data_type="INT8")], "data_type must be"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            nn.EmbeddingBagCollection(tables)
+    with pytest.raises(ValueError, match="apply must be"):
+        nn.EmbeddingBagCollection(MIXED, apply="later")
+
+
+def test_bad_ids_are_named() -> None:
+    collection = nn.EmbeddingBagCollection([config("a", 5, 2, ["f"]), config("b", 3, 2, ["g"])])
+    x = KeyedJaggedTensor(["f", "g"], torch.tensor([4, 1, 3]), lengths=torch.tensor([2, 1]))
+    with pytest.raises(IndexError, match=r"indices\[2\].*3"):
+        collection(x)
+
+
+@pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
+def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
+    collection = nn.EmbeddingBagCollection(MIXED[:3], grad_mode=grad_mode)
+    optimizer = optim.Adam(collection.parameters(), lr=0.1)
+    collection.embedding_bags["a"].weight.requires_grad_(False)
+    collection.embedding_bags["c"].double()
+    before = {name: table.weight.detach().clone() for name, table in collection.embedding_bags.items()}
+    collection(batch()).values().square().sum().backward()
+    optimizer.step()
+    assert torch.equal(collection.embedding_bags["a"].weight, before["a"])
+    for name in "bc":
+        assert not torch.equal(collection.embedding_bags[name].weight, before[name])
+    saved = collection.embedding_bags["b"].state_dict()
+    other = nn.EmbeddingBagCollection(MIXED[:3], grad_mode=grad_mode)
+    other.embedding_bags["b"].load_state_dict(saved)
+    assert torch.equal(other.embedding_bags["b"].weight, collection.embedding_bags["b"].weight)
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "fused", "auto"])
+def test_copies_train_on_by_themselves(grad_mode: str) -> None:
+    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
+    optimizer = optim.Adam(collection.parameters(), lr=0.1)
+    for seed in range(3):
+        optimizer.zero_grad()
+        collection(batch(seed=seed)).values().square().sum().backward()
+        optimizer.step()
+    for copied in (copy.deepcopy(collection), pickle.loads(pickle.dumps(collection))):
+        before = {name: value.clone() for name, value in collection.state_dict().items()}
+        for name, value in copied.state_dict().items():
+            assert torch.equal(value, before[name])
+        its = optim.Adam(copied.parameters(), lr=0.1)
+        copied(batch(seed=9)).values().square().sum().backward()
+        its.step()
+        assert not torch.equal(copied.embedding_bags["a"].weight, before["embedding_bags.a.weight"])
+        for name, value in collection.state_dict().items():
+            assert torch.equal(value, before[name])
+
+
+def test_auto_chooses_table_by_table_and_says_why() -> None:
+    tables = [config("small", 10, 4, ["f"]), config("large", 200_000, 16, ["g"])]
+    collection = nn.EmbeddingBagCollection(tables, grad_mode="auto")
+    optimizer = optim.Adam(collection.parameters(), lr=0.1)
+    x = KeyedJaggedTensor(["f", "g"], torch.arange(8), lengths=torch.ones(8).long())
+    collection(x).values().sum().backward()
+    optimizer.step()
+    text = collection.explain()
+    assert "small: grad_mode='auto' -> dense" in text
+    assert "large: grad_mode='auto' -> fused" in text
+    assert "fused: " in text and "dense takes" in text
+    state = collection.state_dict()
+    other = nn.EmbeddingBagCollection(tables, grad_mode="auto")
+    other.load_state_dict(state)
+    assert "mean of 1" in other.explain()
+
+
+def test_the_collate_function_feeds_a_collection() -> None:
+    from torchsparse_rec import KeyedJaggedCollate
+
+    examples = [{"f": [1, 2], "g": [3], "h": []}, {"f": [], "g": [0, 1], "h": [4]}]
+    features = KeyedJaggedCollate(["f", "g", "h"])(examples)["features"]
+    assert nn.EmbeddingBagCollection(MIXED)(features).values().shape == (2, 23)

@@ -1,0 +1,475 @@
+"""The fused gradient mode: the parameters after training are those of torch's dense gradients and optimizers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchsparse_rec import nn as ours
+from torchsparse_rec import optim
+
+ROWS, DIM = 30, 5
+OPTIMIZERS = {
+    "sgd": (optim.SGD, torch.optim.SGD, {"lr": 0.1}),
+    "momentum": (optim.SGD, torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2, "nesterov": True}),
+    "adagrad": (optim.Adagrad, torch.optim.Adagrad, {"lr": 0.1}),
+    "adam": (optim.Adam, torch.optim.Adam, {"lr": 0.01}),
+    "adamw": (optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "rmsprop": (optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}),
+    "adam coupled": (optim.Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
+}
+pytestmark = [
+    pytest.mark.usefixtures("kernels"),
+    pytest.mark.filterwarnings("ignore:.*weight_decay.*goes through the second moment"),
+]
+
+
+class Model(nn.Module):
+    """A table and a dense layer."""
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table, self.head = table, nn.Linear(DIM, 1)
+
+    def forward(self, *ids: Tensor) -> Tensor:
+        """A score for every bag."""
+        return self.head(self.table(*ids)).squeeze(-1)
+
+
+def pair(grad_mode: str = "fused", apply: str = "step", make=ours.EmbeddingBag, **arguments) -> tuple[Model, Model]:
+    """Our model and torch's, with the same weights."""
+    torch.manual_seed(0)
+    model = Model(make(ROWS, DIM, grad_mode=grad_mode, apply=apply, **arguments))
+    theirs = nn.EmbeddingBag if make is ours.EmbeddingBag else nn.Embedding
+    reference = Model(theirs(ROWS, DIM, **arguments))
+    reference.load_state_dict(model.state_dict())
+    return model, reference
+
+
+def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Bags of ids of which few are frequent, and labels."""
+    ids = (torch.rand(6, 4, generator=generator) ** 3 * ROWS).long()
+    return ids, torch.rand(6, generator=generator)
+
+
+def loss_of(model: Model, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Any loss."""
+    ids, labels = batch
+    return ((model(ids) - labels) ** 2).mean()
+
+
+def assert_same(model: Model, reference: Model, rtol: float = 2e-5) -> None:
+    """Both have the same parameters, to rounding."""
+    assert model.state_dict().keys() == reference.state_dict().keys()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=rtol, atol=rtol / 10)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_is_that_of_dense_gradients(name: str, apply: str) -> None:
+    model, reference = pair(apply=apply)
+    make, make_reference, arguments = OPTIMIZERS[name]
+    optimizer = make(model.parameters(), **arguments)
+    reference_optimizer = make_reference(reference.parameters(), **arguments)
+    schedulers = [torch.optim.lr_scheduler.StepLR(x, 3, 0.7) for x in (optimizer, reference_optimizer)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(12):
+        batch = draw(generator)
+        losses = []
+        for side, its in ((model, optimizer), (reference, reference_optimizer)):
+            its.zero_grad()
+            loss = loss_of(side, batch)
+            loss.backward()
+            its.step()
+            losses.append(loss.item())
+        for scheduler in schedulers:
+            scheduler.step()
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert model.table._parameters["weight"].grad is None
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_modes_padding_and_embedding(mode: str, apply: str) -> None:
+    for make, arguments in (
+        (ours.EmbeddingBag, {"mode": mode, "padding_idx": 2}),
+        (ours.Embedding, {"padding_idx": 0}),
+    ):
+        model, reference = pair(apply=apply, make=make, **arguments)
+        optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            ids, _ = draw(generator)
+            for side, optimizer in zip((model, reference), optimizers, strict=True):
+                optimizer.zero_grad()
+                side(ids).square().sum().backward()
+                optimizer.step()
+        assert_same(model, reference)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_a_table_looked_up_twice_is_updated_once(apply: str) -> None:
+    model, reference = pair(apply=apply, make=ours.Embedding)
+    optimizers = [optim.Adagrad(model.parameters(), lr=0.1), torch.optim.Adagrad(reference.parameters(), lr=0.1)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        (positive, _), (negative, _) = draw(generator), draw(generator)
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            (side(positive) - side(negative)).sigmoid().log().neg().mean().backward()
+            optimizer.step()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_an_output_that_is_dropped_or_kept_without_backward(apply: str) -> None:
+    model, reference = pair(apply=apply)
+    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    generator = torch.Generator().manual_seed(1)
+    kept = []
+    for step in range(4):
+        batch, other = draw(generator), draw(generator)
+        model(other[0])  # dropped
+        if step == 2:
+            kept.append(model(other[0]))  # never used: the update waits for the optimizer's step
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(side, batch).backward()
+            optimizer.step()
+    assert kept
+    assert_same(model, reference)
+
+
+def test_gradients_accumulate_over_backwards() -> None:
+    model, reference = pair()
+    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        batches = [draw(generator) for _ in range(3)]
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            for batch in batches:
+                (loss_of(side, batch) / 3).backward()
+            optimizer.step()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_torchs_clip_grad_norm(between: bool) -> None:
+    model, reference = pair()
+    optimizers = [optim.SGD(model.parameters(), lr=0.3), torch.optim.SGD(reference.parameters(), lr=0.3)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        batches = [draw(generator) for _ in range(2)]
+        norms = []
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            for batch in batches:
+                loss_of(side, batch).backward()
+                if between:
+                    nn.utils.clip_grad_norm_(side.parameters(), 0.01)
+            norms.append(nn.utils.clip_grad_norm_(side.parameters(), 0.02).item())
+            optimizer.step()
+        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_our_clips(norm_type: float) -> None:
+    model, reference = pair()
+    optimizers = [optim.SGD(model.parameters(), lr=0.3), torch.optim.SGD(reference.parameters(), lr=0.3)]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(4):
+        batch = draw(generator)
+        norms = []
+        for side, optimizer, tools in zip((model, reference), optimizers, (optim, nn.utils), strict=True):
+            optimizer.zero_grad()
+            loss_of(side, batch).backward()
+            if step % 2:
+                norms.append(tools.clip_grad_norm_(side.parameters(), 0.01, norm_type=norm_type).item())
+            else:
+                tools.clip_grad_value_(side.parameters(), 1e-3)
+            optimizer.step()
+        if norms:
+            assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert_same(model, reference)
+
+
+def test_grad_scaler_with_an_infinity() -> None:
+    model, reference = pair()
+    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) for _ in range(2)]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(8):
+        batches = [draw(generator) for _ in range(2)]
+        for side, optimizer, scaler in zip((model, reference), optimizers, scalers, strict=True):
+            optimizer.zero_grad()
+            for number, batch in enumerate(batches):
+                factor = float("inf") if (step, number) in ((3, 0), (5, 1)) else 1.0
+                scaler.scale(loss_of(side, batch) * factor).backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(side.parameters(), 0.05)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_zero_grad_lets_go_of_the_rows(set_to_none: bool) -> None:
+    model, _ = pair()
+    optimizer = optim.SGD(model.parameters(), lr=0.3)
+    before = model.table.weight.clone()
+    loss_of(model, draw(torch.Generator().manual_seed(1))).backward()
+    optimizer.zero_grad(set_to_none=set_to_none)
+    optimizer.step()
+    assert torch.equal(model.table.weight, before)
+
+
+def test_steps_without_zero_grad_apply_the_gradient_again() -> None:
+    model, reference = pair()
+    optimizers = [optim.SGD(model.parameters(), lr=0.3), torch.optim.SGD(reference.parameters(), lr=0.3)]
+    batch = draw(torch.Generator().manual_seed(1))
+    for side, optimizer in zip((model, reference), optimizers, strict=True):
+        loss_of(side, batch).backward()
+        optimizer.step()
+        optimizer.step()
+        loss_of(side, batch).backward()
+        optimizer.step()
+    assert_same(model, reference)
+
+
+def test_an_optimizer_of_ours_is_needed() -> None:
+    model, _ = pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    with pytest.raises(RuntimeError, match="grad_mode='fused' needs an optimizer of torchsparse_rec.optim"):
+        loss_of(model, draw(torch.Generator().manual_seed(1)))
+    with torch.no_grad():
+        model(torch.tensor([[1, 2]]))
+    del optimizer
+
+
+def test_the_optimizer_may_hold_the_table_alone() -> None:
+    model, reference = pair()
+    table = model.table._parameters["weight"]
+    optimizers = [
+        optim.Adam([table, *model.head.parameters()], lr=0.01),
+        torch.optim.Adam([reference.table.weight, *reference.head.parameters()], lr=0.01),
+    ]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        batch = draw(generator)
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(side, batch).backward()
+            nn.utils.clip_grad_norm_(side.parameters(), 0.01)
+            optimizer.step()
+    assert_same(model, reference)
+
+
+def test_frozen_tables_and_periods() -> None:
+    model, reference = pair()
+    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(9):
+        batch = draw(generator)
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            side.table._parameters["weight"].requires_grad_(not 3 <= step < 6)
+            optimizer.zero_grad()
+            loss_of(side, batch).backward()
+            optimizer.step()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_gradient_of_per_sample_weights(apply: str) -> None:
+    model, reference = pair(apply=apply, mode="sum")
+    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        ids, _ = draw(generator)
+        drawn = torch.rand(6, 4, generator=generator)
+        grads = []
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            weights = drawn.clone().requires_grad_()
+            optimizer.zero_grad()
+            side.head(side.table(ids, None, weights)).sum().backward()
+            optimizer.step()
+            grads.append(weights.grad)
+        torch.testing.assert_close(*grads, rtol=2e-5, atol=1e-6)
+    assert_same(model, reference)
+
+
+def test_weights_of_a_table_that_has_changed_have_no_gradient() -> None:
+    model, _ = pair(mode="sum")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    weights = torch.rand(2, 2, requires_grad=True)
+    early = model.table(torch.tensor([[1, 2], [3, 1]]), None, weights)
+    loss_of(model, draw(torch.Generator().manual_seed(1))).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="have been updated since"):
+        early.sum().backward()
+
+
+# ---- What a reader may see -------------------------------------------------------------------------------------------
+
+
+def trained(grad_mode: str, steps: int = 5):
+    """A model whose rows are behind, its optimizer, and what they should be."""
+    model, reference = pair(grad_mode)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    reference_optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        batch = draw(generator)
+        for side, its in ((model, optimizer), (reference, reference_optimizer)):
+            its.zero_grad()
+            loss_of(side, batch).backward()
+            its.step()
+    return model, optimizer, reference.table.weight.detach()
+
+
+READERS = {
+    "weight": lambda model, _: model.table.weight.detach(),
+    "state_dict": lambda model, _: model.state_dict()["table.weight"],
+    "deepcopy": lambda model, _: copy.deepcopy(model).table.weight.detach(),
+    "copied storage": lambda model, _: copy.deepcopy(model).table._parameters["weight"].detach(),
+    "pickle": lambda model, _: pickle.loads(pickle.dumps(model)).table.weight.detach(),
+    "saved": lambda model, _: _saved(model).table.weight.detach(),
+    "to": lambda model, _: model.to(torch.float64).table._parameters["weight"].detach().float(),
+    "eval": lambda model, _: model.eval().table._parameters["weight"].detach(),
+    "flush": lambda model, optimizer: optimizer.flush() or model.table._parameters["weight"].detach(),
+    "optimizer's state_dict": lambda model, optimizer: (
+        optimizer.state_dict() and model.table._parameters["weight"].detach()
+    ),
+    "lookup": lambda model, _: model.table(torch.arange(ROWS).unsqueeze(1)).detach(),
+    "lookup without gradient": lambda model, _: _without_gradient(model),
+}
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@torch.no_grad()
+def _without_gradient(model: Model) -> Tensor:
+    return model.table(torch.arange(ROWS).unsqueeze(1))
+
+
+@pytest.mark.parametrize("grad_mode", ["fused", "sparse"])
+@pytest.mark.parametrize("reader", READERS)
+def test_readers_see_current_rows(reader: str, grad_mode: str) -> None:
+    model, optimizer, want = trained(grad_mode)
+    stored = model.table._parameters["weight"].detach().clone()
+    assert not torch.allclose(stored, want, rtol=2e-5, atol=1e-6), "no row is behind: the test shows nothing"
+    torch.testing.assert_close(READERS[reader](model, optimizer), want, rtol=2e-5, atol=2e-6)
+
+
+def test_parameters_give_the_storage_as_it_is() -> None:
+    model, optimizer, want = trained("fused")
+    held = next(model.table.parameters())
+    before = held.detach().clone()
+    list(model.parameters()), optimizer.param_groups
+    assert torch.equal(held, before)
+    assert not torch.allclose(held, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("grad_mode", ["fused", "sparse"])
+def test_lookups_write_nothing(grad_mode: str) -> None:
+    model, optimizer, _ = trained(grad_mode)
+    stored = model.table._parameters["weight"]
+    before, version = stored.detach().clone(), stored._version
+    model(torch.arange(ROWS).unsqueeze(1))
+    _without_gradient(model)
+    assert torch.equal(stored, before)
+    assert stored._version == version
+    assert optimizer.holds(stored)
+
+
+def test_copies_train_on_by_themselves() -> None:
+    model, optimizer, _ = trained("fused")
+    copied = copy.deepcopy(model)
+    its = optim.Adam(copied.parameters(), lr=0.01)
+    batch = draw(torch.Generator().manual_seed(7))
+    before = model.state_dict()["table.weight"].clone()
+    loss_of(copied, batch).backward()
+    its.step()
+    assert torch.equal(model.state_dict()["table.weight"], before)
+    assert not torch.equal(copied.state_dict()["table.weight"], before)
+    loss_of(model, batch).backward()
+    optimizer.step()
+    assert not torch.equal(model.state_dict()["table.weight"], before)
+
+
+@pytest.mark.parametrize("grad_mode", ["fused", "sparse"])
+def test_a_resumed_run_equals_one_that_went_on(grad_mode: str) -> None:
+    model, optimizer, _ = trained(grad_mode)
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    resumed, _ = pair(grad_mode)
+    resumed.load_state_dict(checkpoint[0])
+    its = optim.Adam(resumed.parameters(), lr=0.5)
+    its.load_state_dict(checkpoint[1])
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(6):
+        batch = draw(generator)
+        for side, at in ((model, optimizer), (resumed, its)):
+            at.zero_grad()
+            loss_of(side, batch).backward()
+            at.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+def test_the_anchor_is_a_parameter_without_state() -> None:
+    model, optimizer, _ = trained("fused")
+    assert "table.fused_anchor" in dict(model.named_parameters())
+    assert "table.fused_anchor" not in model.state_dict()
+    assert len(optimizer.state_dict()["param_groups"][0]["params"]) == 3
+    model.table.grad_mode = "dense"
+    assert "table.fused_anchor" not in dict(model.named_parameters())
+
+
+def test_modes_can_change_at_any_time() -> None:
+    model, reference = pair("dense")
+    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    generator = torch.Generator().manual_seed(1)
+    for step in range(12):
+        model.table.grad_mode = ("dense", "sparse", "fused", "auto")[step // 2 % 4]
+        batch = draw(generator)
+        for side, optimizer in zip((model, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(side, batch).backward()
+            optimizer.step()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_two_modules_that_share_a_table(apply: str) -> None:
+    model, reference = pair(apply=apply)
+    other = ours.EmbeddingBag(ROWS, DIM, mode="sum", grad_mode="fused", apply=apply)
+    other.weight = model.table._parameters["weight"]
+    shared = nn.EmbeddingBag(ROWS, DIM, mode="sum")
+    shared.weight = reference.table.weight
+    optimizers = [
+        optim.Adam([*model.parameters(), other.fused_anchor], lr=0.01),
+        torch.optim.Adam(reference.parameters(), lr=0.01),
+    ]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        batch = draw(generator)
+        for side, second, optimizer in ((model, other, optimizers[0]), (reference, shared, optimizers[1])):
+            optimizer.zero_grad()
+            (loss_of(side, batch) + second(batch[0]).square().mean()).backward()
+            optimizer.step()
+    assert_same(model, reference)

@@ -1,0 +1,272 @@
+"""What both collections are made of: their tables, what is looked up where, and by which calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from ..jagged import KeyedJaggedTensor
+from ..ops.embedding_collection import lookup
+from ._lookup import WHY_UNTRACED
+from ._owner import AnchorOwner, TableOwner
+from ._plan import Ids, Plan, joined
+from ._read import any_behind, look_up_behind, read
+from .configs import as_dtype, embedding_names_by_table
+from .auto import Announced, AutoChoice
+from .grad_mode import HasGradMode, load_estimate, save_estimate
+from .gradients import keep_coalesced
+
+
+
+@torch.compiler.disable(reason=WHY_UNTRACED)
+def _look_up_untraced(plan: Plan, weights: list[Parameter], ids: Ids) -> Tensor:
+    return lookup(weights, *ids[:3], *plan.lists(ids), True)[0]  # type: ignore[arg-type]
+
+
+class CollectionTable(TableOwner):
+    """One table of a collection; it can be saved, loaded, frozen or cast by itself."""
+
+    def __init__(self, config: Any, device: torch.device | str | None) -> None:
+        super().__init__()
+        rows = torch.empty(
+            config.num_embeddings, config.embedding_dim, device=device, dtype=as_dtype(config.data_type)
+        )
+        self.register_parameter("weight", Parameter(rows))
+        self.auto = AutoChoice()
+        with torch.no_grad():
+            if config.init_fn is not None:
+                config.init_fn(rows)
+            elif rows.numel():
+                rows.uniform_(config.get_weight_init_min(), config.get_weight_init_max())
+            padding_idx = getattr(config, "padding_idx", None)
+            if padding_idx is not None:
+                rows[padding_idx] = 0
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        save_estimate(self.auto, destination, prefix)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        load_estimate(self.auto, local_metadata)
+
+    def extra_repr(self) -> str:
+        """Its sizes."""
+        weight = self._stored_weight()
+        return f"{weight.shape[0]}, {weight.shape[1]}"
+
+
+class Collection(HasGradMode):
+    """
+    Tables that are looked up together.
+
+    Args:
+        configs: one for each table.
+        modes: the reduction of each.
+        device: where the tables are made.
+        grad_mode: see the subclasses.
+        apply: likewise.
+    """
+
+    _children: str
+
+    def __init__(
+        self,
+        configs: Sequence[Any],
+        modes: Sequence[int],
+        device: torch.device | str | None,
+        grad_mode: str | None,
+        apply: str,
+    ) -> None:
+        super().__init__()
+        _check_configs(type(self).__name__, configs)
+        self._configs = list(configs)
+        self._features = list(dict.fromkeys(feature for config in configs for feature in config.feature_names))
+        self._lookup_features = [feature for config in configs for feature in config.feature_names]
+        self._names = [name for names in embedding_names_by_table(list(configs)) for name in names]
+        self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
+        self._tables = [CollectionTable(config, device) for config in configs]
+        children = torch.nn.ModuleDict(
+            {config.name: table for config, table in zip(configs, self._tables, strict=True)}
+        )
+        self.add_module(self._children, children)
+        tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
+        self._whole = Plan(
+            tuple(tables),
+            tuple(self._features.index(feature) for feature in self._lookup_features),
+            tuple(modes[k] for k in tables),
+            tuple(config.num_embeddings for config in configs),
+            tuple(config.embedding_dim for config in configs),
+            tuple(_padding(config) for config in configs),
+        )
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._init_fused(apply)
+        self.grad_mode = grad_mode
+
+    def embedding_names(self) -> list[str]:
+        """The names of the results, in order."""
+        return list(self._names)
+
+    def _stored_weights(self) -> list[Parameter]:
+        return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
+
+    # ---- Where features are -----------------------------------------------------------------------------------------
+
+    def _wanted(self, features: Any) -> list[str] | None:
+        """Which features of a mapping to take. A KeyedJaggedTensor is taken whole: nothing of it is copied."""
+        return self._features if isinstance(features, Mapping) else None
+
+    def _places(self, x: KeyedJaggedTensor) -> list[int]:
+        """Where each of our features is in ``x``."""
+        if x.keys() == self._features:
+            return list(range(len(self._features)))
+        found = x.index_per_key()
+        for feature in self._features:
+            if feature not in found:
+                raise ValueError(
+                    f"{type(self).__name__}: features must have every key, got none named {feature!r} among "
+                    f"{x.keys()}"
+                )
+        return [found[feature] for feature in self._features]
+
+    def _plan(self, places: list[int]) -> Plan:
+        key = tuple(places)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._whole._replace(keys=tuple(places[key] for key in self._whole.keys))
+        return plan
+
+    # ---- Lookups ----------------------------------------------------------------------------------------------------
+
+    def _look_up(self, places: list[int], ids: Ids) -> Tensor:
+        plan, weights = self._plan(places), self._stored_weights()
+        kinds = self._kinds(plan, weights, ids)
+        first = (kinds[0], weights[0].dtype)
+        if all(kind == first[0] for kind in kinds) and all(weight.dtype == first[1] for weight in weights):
+            return self._look_up_part(plan, range(len(weights)), weights, kinds[0], ids)
+        parts: dict[tuple[str, torch.dtype], list[int]] = {}
+        for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
+            parts.setdefault((kind, weight.dtype), []).append(k)
+        results = []
+        for (kind, _), tables in parts.items():
+            part = plan.part(tables)
+            its = [weights[k] for k in tables]
+            results.append(
+                (plan.lookups_of(tables), self._look_up_part(plan, tables, its, kind, ids), part.sizes(ids))
+            )
+        return joined(results)
+
+    def _look_up_part(
+        self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids
+    ) -> Tensor:
+        """Some tables of one dtype, whose gradients are of one kind."""
+        if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
+            ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
+        if kind == "fused":
+            return self._fused_lookups(plan, tables)(self.fused_anchor, ids)
+        part = plan.part(tables)
+        if not torch.compiler.is_compiling() and any_behind(weights):
+            return look_up_behind(part, kind, weights, ids) if torch.is_grad_enabled() else read(part, weights, ids)[0]
+        if kind == "sparse" and torch.compiler.is_compiling():
+            return _look_up_untraced(part, weights, ids)
+        if kind == "sparse":
+            for weight in weights:
+                keep_coalesced(weight)
+        return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
+
+    def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[str]:
+        """The layout of each table's gradient."""
+        if not torch.is_grad_enabled():
+            return ["dense"] * len(weights)
+        if self._grad_mode != "auto":
+            kind = self._grad_mode or "dense"
+            return [kind if kind != "fused" or weight.requires_grad else "dense" for weight in weights]
+        autos = [table.auto for table in self._tables]
+        counts: list[int | None] = [None] * len(weights)
+        if not torch.compiler.is_compiling() and not all(auto.frozen for auto in autos):
+            by_key = _ids_of_keys(ids)
+            counts = [0] * len(weights)
+            for table, key in zip(plan.tables, plan.keys, strict=True):
+                counts[table] += by_key[key]  # type: ignore[operator]
+        return [
+            self._kind(auto, weight, count) for auto, weight, count in zip(autos, weights, counts, strict=True)
+        ]
+
+    def use_optimizer(self, optimizer: Optimizer) -> None:
+        """
+        Tell ``"auto"`` which optimizer of torch updates the tables, so that it may choose sparse gradients.
+
+        Optimizers of :mod:`torchsparse_rec.optim` make themselves known.
+
+        Args:
+            optimizer: an optimizer that holds the tables, or some of them. It is not kept alive, saved or copied.
+
+        Raises:
+            ValueError: the optimizer holds none of the tables.
+        """
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        chosen = [table for table in self._tables if id(table._stored_weight()) in held]
+        if not chosen:
+            name = type(optimizer).__name__
+            raise ValueError(f"use_optimizer: optimizer must hold a table of the collection, got a {name} without")
+        for table in chosen:
+            table.auto.announced = Announced(optimizer, table._stored_weight())
+            table.auto.restore(table.auto.__getstate__())
+
+    def explain(self) -> str:
+        """
+        Say of every table which layout its gradient has, and why, with the numbers behind it.
+
+        Returns:
+            The tables' explanations, one after the other.
+        """
+        return "\n".join(
+            self._explain_table(table.auto, table._stored_weight(), config.name, "the default")
+            for config, table in zip(self._configs, self._tables, strict=True)
+        )
+
+    def extra_repr(self) -> str:
+        """The gradient mode, where one was chosen."""
+        return "" if self.grad_mode is None else f"grad_mode={self.grad_mode!r}"
+
+
+def _ids_of_keys(ids: Ids) -> list[int]:
+    """How many ids each feature has; on CUDA, where looking would wait, as if all had equally many per bag."""
+    if ids.offsets is None:
+        return list(ids.bags)
+    ends = list(accumulate(ids.bags))
+    if ids.offsets.device.type != "cpu":
+        return [ids.indices.shape[0] * bags // max(ends[-1], 1) for bags in ids.bags]
+    bounds = [0, *ids.offsets[torch.tensor(ends)].tolist()]
+    return [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def _padding(config: Any) -> int:
+    padding = getattr(config, "padding_idx", None)
+    return -1 if padding is None else padding % config.num_embeddings
+
+
+def _check_configs(owner: str, configs: Sequence[Any]) -> None:
+    if len(configs) == 0:
+        raise ValueError(f"{owner}: tables must have at least one config, got none")
+    names = set()
+    for k, config in enumerate(configs):
+        if not config.name or "." in config.name or config.name in names:
+            raise ValueError(f"{owner}: tables[{k}].name must be distinct and without a dot, got {config.name!r}")
+        names.add(config.name)
+        if not config.feature_names:
+            raise ValueError(f"{owner}: tables[{k}].feature_names must have at least one feature, got none")
+        for what in ("num_embeddings", "embedding_dim"):
+            if getattr(config, what) < 1:
+                raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
+        padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
+        if padding is not None and not -rows <= padding < rows:
+            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")

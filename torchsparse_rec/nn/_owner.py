@@ -1,0 +1,147 @@
+"""What modules that own tables have in common: rows are current wherever the whole table is seen, and the anchor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..optim._tables import table_of
+from ._fused import FusedLookups, new_anchor
+from ._plan import Plan
+
+APPLY = ("backward", "step")
+_ANCHOR = "fused_anchor"
+
+
+class TableOwner(torch.nn.Module):
+    """
+    A module with a table ``weight`` of which an optimizer of ours may leave rows behind.
+
+    They are brought up to date before anyone sees the table as a whole: by ``weight``, ``state_dict()``, ``eval()``,
+    copies, ``.to()``.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """The table, ``[num_embeddings, embedding_dim]``, with all rows current."""
+        stored = self._parameters.get("weight")
+        if stored is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
+        table_of(stored).make_current()
+        return stored
+
+    def _stored_weight(self) -> Parameter:
+        """The table as it is stored, rows behind or not. A table that is computed (parametrized) is taken as it is."""
+        stored = self._parameters.get("weight")
+        return stored if stored is not None else self.weight  # type: ignore[return-value]
+
+    def _make_current(self) -> None:
+        stored = self._parameters.get("weight")
+        if stored is not None:
+            table_of(stored).make_current()
+
+    def train(self, mode: bool = True):
+        """As :meth:`torch.nn.Module.train`; ``eval()`` makes all rows current."""
+        if not mode:
+            self._make_current()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True):
+        self._make_current()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles."""
+        self._make_current()
+        return self.__dict__.copy()
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._make_current()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._make_current()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+class AnchorOwner(torch.nn.Module):
+    """A module with fused lookups: the holder of their anchor, which belongs to no state_dict."""
+
+    _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
+    _apply_at: str
+
+    def _init_fused(self, apply: str) -> None:
+        if apply not in APPLY:
+            raise ValueError(f"{type(self).__name__}: apply must be 'backward' or 'step', got {apply!r}")
+        self._apply_at = apply
+        self._fused = {}
+
+    def _stored_weights(self) -> list[Parameter]:
+        """The tables as they are stored, in the order of the whole plan."""
+        raise NotImplementedError
+
+    def _set_anchor(self, wanted: bool) -> None:
+        """Have an anchor, or none."""
+        if not wanted:
+            self._parameters.pop(_ANCHOR, None)
+        elif _ANCHOR not in self._parameters:
+            self.register_parameter(_ANCHOR, new_anchor(self._stored_weights()))
+        self._fused.clear()
+
+    def _fused_lookups(self, plan: Plan, tables: Sequence[int]) -> FusedLookups:
+        """The fused lookups of some tables of the whole plan."""
+        chosen = tuple(tables)
+        key = (plan, chosen)
+        found = self._fused.get(key)
+        if found is None:
+            owner = weakref.ref(self)
+
+            def weights() -> list[Parameter]:
+                module = owner()
+                assert module is not None
+                stored = module._stored_weights()
+                return [stored[k] for k in chosen]
+
+            anchor = self._parameters[_ANCHOR]
+            assert anchor is not None
+            found = self._fused[key] = FusedLookups(plan.part(chosen), weights, anchor, self._apply_at)
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True):
+        result = super()._apply(fn, recurse)
+        anchor = self._parameters.get(_ANCHOR)
+        if anchor is not None and anchor.dtype in (torch.float16, torch.bfloat16):
+            anchor.data = anchor.data.float()  # a norm needs its range
+        self._fused.clear()
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which make their own fused lookups."""
+        parent = getattr(super(), "__getstate__", None)
+        state = self.__dict__.copy() if parent is None else dict(parent())
+        state["_fused"] = {}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See :meth:`__getstate__`."""
+        super().__setstate__(state)
+        anchor = self._parameters.get(_ANCHOR)
+        if anchor is not None:
+            anchor._torchsparse_rec_anchor = True  # type: ignore[attr-defined]  # copies lose it
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.pop(prefix + _ANCHOR, None)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        anchor = self._parameters.pop(_ANCHOR, None)
+        try:
+            super()._load_from_state_dict(*args, **kwargs)
+        finally:
+            if anchor is not None:
+                self._parameters[_ANCHOR] = anchor

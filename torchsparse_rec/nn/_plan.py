@@ -1,0 +1,203 @@
+"""What a module looks up, in the words of the operators: which tables, by which features, pooled how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.torchsparse_rec
+
+Row = tuple[Tensor, Tensor]
+
+
+class Ids(NamedTuple):
+    """
+    The ids of a lookup, feature after feature.
+
+    ``bags[k]`` consecutive bags of feature k lie in ``indices`` between the ``offsets``; without offsets every id is a
+    bag of its own. ``side_by_side``: the result is ``[B, sum of dims]``, else all results lie end to end.
+    """
+
+    indices: Tensor
+    offsets: Tensor | None
+    per_sample_weights: Tensor | None
+    bags: Sequence[int]
+    side_by_side: bool
+
+
+class Behind(NamedTuple):
+    """What brings rows up to date: the tail of the arguments of the operators that read them so."""
+
+    states: list[Tensor]
+    last_steps: list[Tensor]
+    history: Tensor | None
+    rule: int
+    hyperparameters: list[float]
+    step: int
+    base: int
+
+
+# Nothing is behind.
+CURRENT = Behind([], [], None, 0, [], 0, 0)
+
+
+class Plan(NamedTuple):
+    """
+    Lookup l takes table ``tables[l]`` with the ids of feature ``keys[l]``, reduced by ``modes[l]``.
+
+    Of table k: ``num_embeddings[k]`` rows of ``dims[k]``, of which ``padding[k]`` does not count (-1: none).
+    ``scale_grad_by_freq`` is for plans of one lookup.
+    """
+
+    tables: tuple[int, ...]
+    keys: tuple[int, ...]
+    modes: tuple[int, ...]
+    num_embeddings: tuple[int, ...]
+    dims: tuple[int, ...]
+    padding: tuple[int, ...]
+    scale_grad_by_freq: bool = False
+
+    def lookups_of(self, tables: Sequence[int]) -> list[int]:
+        """The lookups of some of the tables."""
+        wanted = set(tables)
+        return [number for number, table in enumerate(self.tables) if table in wanted]
+
+    def part(self, tables: Sequence[int]) -> Plan:
+        """The plan of some of the tables, which become its tables 0, 1, ..."""
+        if len(tables) == len(self.dims):
+            return self
+        place = {table: k for k, table in enumerate(tables)}
+        lookups = self.lookups_of(tables)
+        return Plan(
+            tuple(place[self.tables[number]] for number in lookups),
+            tuple(self.keys[number] for number in lookups),
+            tuple(self.modes[number] for number in lookups),
+            tuple(self.num_embeddings[table] for table in tables),
+            tuple(self.dims[table] for table in tables),
+            tuple(self.padding[table] for table in tables),
+            self.scale_grad_by_freq,
+        )
+
+    def columns(self) -> list[int]:
+        """The width of each lookup's result."""
+        return [self.dims[table] for table in self.tables]
+
+    def sizes(self, ids: Ids) -> list[int]:
+        """The extent of each lookup's result in the dimension in which results follow one another."""
+        if ids.side_by_side:
+            return self.columns()
+        return [ids.bags[key] * width for key, width in zip(self.keys, self.columns(), strict=True)]
+
+    def argmax_sizes(self, ids: Ids) -> list[int]:
+        """The extent of each lookup's part of the argmax."""
+        from ..ops._reduction import MAX
+
+        return [
+            ids.bags[key] * width if mode == MAX else 0
+            for key, width, mode in zip(self.keys, self.columns(), self.modes, strict=True)
+        ]
+
+    def output_shape(self, ids: Ids) -> list[int]:
+        """The shape of the result."""
+        total = sum(self.sizes(ids))
+        return [ids.bags[self.keys[0]], total] if ids.side_by_side else [total]
+
+    def lists(self, ids: Ids) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
+        """The arguments that all operators have: tables, keys, modes, bags, padding_idx, side_by_side."""
+        return (
+            list(self.tables),
+            list(self.keys),
+            list(self.modes),
+            list(ids.bags),
+            list(self.padding),
+            ids.side_by_side,
+        )
+
+    # ---- Operators --------------------------------------------------------------------------------------------------
+
+    def forward(self, weights: list[Tensor], ids: Ids, behind: Behind = CURRENT) -> Row:
+        """Results and argmax, from the storage of the tables or with what brings it up to date."""
+        lists = self.lists(ids)
+        with torch._C._AutoDispatchBelowAutograd():
+            if not behind.last_steps:
+                return _ops.embedding_collection.default(weights, *ids[:3], *lists, False)
+            states, last_steps, history, *rule = behind
+            return _ops.embedding_collection_current.default(
+                weights, states, last_steps, history, *ids[:3], *lists, *rule
+            )
+
+    def gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
+        """
+        The gradient of the tables that are wanted.
+
+        ``kind`` is ``"dense"``, for a list of tensors, or ``"sparse"``, for lists of values and of rows.
+        """
+        if self.scale_grad_by_freq:
+            return self._scaled_gradient(kind, grad, ids, argmax)
+        operator = getattr(_ops, f"embedding_collection_{kind}_backward").default
+        return operator(
+            grad.contiguous(),
+            *ids[:3],
+            argmax,
+            list(self.num_embeddings),
+            list(self.dims),
+            *self.lists(ids),
+            wanted,
+        )
+
+    def _scaled_gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None) -> Any:
+        """The one table's gradient by the operators of single tables, which divide by the number of occurrences."""
+        from ..ops._reduction import MAX
+
+        shape = (-1, self.dims[0])
+        won = None if self.modes[0] != MAX or argmax is None else argmax.reshape(shape)
+        operator = getattr(_ops, f"embedding_{kind}_backward").default
+        made = operator(
+            grad.reshape(shape), *ids[:3], won, self.num_embeddings[0], self.modes[0], self.padding[0], True
+        )
+        return [made] if kind == "dense" else tuple([x] for x in made)
+
+    def weights_gradient(
+        self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, behind: Behind = CURRENT
+    ) -> Tensor:
+        """The gradient of ``per_sample_weights``."""
+        states, last_steps, history, *rule = behind
+        return _ops.embedding_collection_weights_backward.default(
+            grad.contiguous(),
+            weights,
+            states,
+            last_steps,
+            history,
+            *ids[:3],
+            output,
+            *self.lists(ids),
+            *rule,
+        )
+
+
+def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tensor:
+    """
+    Several parts' results in the order of the lookups.
+
+    Args:
+        parts: of each part its lookups' numbers, its result, and the extents of its lookups in the result's last
+            dimension.
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    pieces: dict[int, Tensor] = {}
+    for lookups, result, sizes in parts:
+        pieces.update(zip(lookups, result.split(list(sizes), -1), strict=True))
+    return torch.cat([pieces[number] for number in sorted(pieces)], -1)
+
+
+def part_of(lookups: Sequence[int], whole: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The results of some lookups, cut out of all."""
+    if len(lookups) == len(sizes):
+        return whole
+    ends = [0, *accumulate(sizes)]
+    return torch.cat([whole[..., ends[number] : ends[number + 1]] for number in lookups], -1)

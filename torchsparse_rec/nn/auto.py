@@ -1,0 +1,327 @@
+"""
+The rule of the gradient mode ``"auto"``.
+
+All modes give the same parameters after a step, to rounding, so the choice is a matter of cost.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
+
+from ..optim._tables import table_of
+
+__all__ = ["AutoChoice", "calibrate", "step_costs"]
+
+MODES = ("dense", "sparse", "fused")
+
+# Training lookups after which the estimate of rows per lookup no longer changes.
+FREEZE_AFTER = 100
+
+class Constants(NamedTuple):
+    """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
+
+    # Microseconds of a step on a table of 16 x 4, (dense, sparse, fused).
+    fixed: dict[str, tuple[float, ...]]
+    # How many times a step passes over the elements of the rows it touches, likewise: the backward writes a gradient,
+    # the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
+    # gradients, ours all three; of other optimizers of torch only what explain() prints is counted here.
+    passes: dict[str, tuple[float, ...]]
+    # Of memory that is passed over in order.
+    bytes_per_microsecond: float
+    # What a row takes beyond its bytes, because it lies anywhere.
+    row_microseconds: float
+
+
+# Of two cores. "torch" and "ours" stand for all others.
+_SHIPPED = Constants(
+    fixed={
+        "torch.SGD": (55.0, 120.0),
+        "torch.Adagrad": (85.0, 190.0),
+        "torch": (85.0, 190.0),
+        "ours": (60.0, 110.0, 70.0),
+    },
+    passes={
+        "torch.SGD": (4, 4),
+        "torch.Adagrad": (12, 18),
+        "torch": (2, 2),
+        "SGD": (4, 4, 2),
+        "Adagrad": (6, 6, 4),
+        "RowWiseAdagrad": (4, 4, 2),
+        "Adam": (8, 8, 6),
+        "ours": (8, 8, 6),
+    },
+    bytes_per_microsecond=12e3,
+    row_microseconds=0.0,
+)
+_constants = _SHIPPED
+
+
+def constants() -> Constants:
+    """Those that are in use."""
+    return _constants
+
+
+def calibrate(device: torch.device | str | None = None) -> Constants:
+    """
+    Measure the constants of ``grad_mode="auto"`` on this machine, and use them from now on, in this process.
+
+    Without it, choices follow constants that were measured once, so that the same program makes the same choices
+    everywhere. Tables whose estimate is frozen choose anew as well.
+
+    Args:
+        device: where to measure. Default: torch's default device.
+
+    Returns:
+        The constants.
+
+    It takes some seconds, and torch's global random numbers.
+
+    Example:
+        >>> calibrate().bytes_per_microsecond > 0
+        True
+    """
+    global _constants
+    from ._calibrate import measure
+
+    _constants = measure(torch.device(device) if device is not None else torch.get_default_device())
+    return _constants
+
+
+def expected_rows(num_embeddings: int, ids: float) -> float:
+    """Different rows among so many uniformly drawn ids: no distribution of the ids is expected to have more."""
+    if num_embeddings <= 1:
+        return float(min(num_embeddings, ids))
+    return -num_embeddings * math.expm1(ids * math.log1p(-1.0 / num_embeddings))
+
+
+class StepCost(NamedTuple):
+    """What one step with one gradient mode costs: bytes moved, and the time they and the fixed part take."""
+
+    bytes: int
+    microseconds: float
+
+
+def step_costs(
+    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float
+) -> dict[str, StepCost]:
+    """
+    Estimate a training step's cost in each gradient mode: a pure function of sizes and constants.
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: elements of a row.
+        element_size: bytes of an element.
+        optimizer: name of the optimizer's class, after ``"torch."`` if it is torch's.
+        rows: different rows that a step touches.
+
+    Returns:
+        The costs of ``"dense"`` and ``"sparse"``, and for an optimizer of :mod:`torchsparse_rec.optim` of ``"fused"``.
+
+    Example:
+        >>> costs = step_costs(793_471, 512, 4, "torch.SGD", 2_556)
+        >>> costs["dense"].bytes // costs["sparse"].bytes
+        310
+    """
+    torchs = optimizer.startswith("torch")
+    other = "torch" if torchs else "ours"
+    passes = _constants.passes.get(optimizer, _constants.passes[other])
+    fixed = _constants.fixed.get(optimizer, _constants.fixed[other])
+    row_bytes = embedding_dim * element_size
+    costs = {}
+    for mode, times, start in zip(MODES, passes, fixed, strict=False):
+        count = num_embeddings if mode == "dense" else rows
+        moved = round(times * count * row_bytes)
+        waiting = 0.0 if mode == "dense" else rows * _constants.row_microseconds
+        costs[mode] = StepCost(moved, start + moved / _constants.bytes_per_microsecond + waiting)
+    return costs
+
+
+# ---- Which optimizers take sparse gradients exactly ------------------------------------------------------------------
+
+
+def _sgd_obstacle(group: dict[str, Any]) -> str | None:
+    for name in ("momentum", "weight_decay"):
+        if group[name] != 0:
+            return f"its {name}, {group[name]}, moves rows without gradient"
+    return "fused=True refuses sparse gradients" if group.get("fused") else None
+
+
+def _adagrad_obstacle(group: dict[str, Any]) -> str | None:
+    if group["weight_decay"] != 0:
+        return f"its weight_decay, {group['weight_decay']}, moves rows without gradient"
+    return "fused=True refuses sparse gradients" if group.get("fused") else None
+
+
+# By exact class: what a subclass does with a gradient is unknown.
+_OBSTACLES: dict[type, Callable[[dict[str, Any]], str | None]] = {
+    SGD: _sgd_obstacle,
+    Adagrad: _adagrad_obstacle,
+    SparseAdam: lambda group: None,
+}
+
+
+class Announced:
+    """The place of a table in an optimizer: its parameter group and its position there."""
+
+    def __init__(self, optimizer: Optimizer, weight: Tensor) -> None:
+        places = [
+            (g, p)
+            for g, group in enumerate(optimizer.param_groups)
+            for p, parameter in enumerate(group["params"])
+            if parameter is weight
+        ]
+        if not places:
+            raise ValueError(
+                f"use_optimizer: optimizer must hold the module's weight, got a {_name(optimizer)} without"
+            )
+        self.optimizer = weakref.ref(optimizer)
+        self.group, self.position = places[0]
+
+    def obstacle(self, weight: Tensor) -> str | None:
+        """Why the gradient must be dense, or None. Looked up anew each time: schedules change hyperparameters."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return "the announced optimizer no longer exists"
+        group = optimizer.param_groups[self.group]
+        if group["params"][self.position] is not weight:
+            return "the announced optimizer no longer holds this table"
+        rule = _OBSTACLES.get(type(optimizer))
+        if rule is None:
+            return "it refuses sparse gradients, or is not known to treat them as dense ones"
+        return rule(group)
+
+    def name(self) -> str:
+        """The class of the optimizer."""
+        return _name(self.optimizer())
+
+
+def _name(optimizer: Optimizer | None) -> str:
+    return type(optimizer).__name__ if optimizer is not None else "none"
+
+
+# ---- The choice ------------------------------------------------------------------------------------------------------
+
+
+class AutoChoice:
+    """What ``"auto"`` remembers of one table: how many ids its lookups have, its optimizer, and the last choice."""
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        self.ids = 0
+        self.announced: Announced | None = None
+        self.mode = "dense"
+        self._chosen_for: tuple[str, Constants] | None = None
+
+    def __getstate__(self) -> dict[str, int]:
+        """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
+        return {"lookups": self.lookups, "ids": self.ids}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        """See :meth:`__getstate__`."""
+        self.__init__()  # type: ignore[misc]
+        self.restore(state)
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Take over a saved estimate."""
+        self.lookups, self.ids = state["lookups"], state["ids"]
+        self._chosen_for = None
+
+    def ids_per_lookup(self) -> float | None:
+        """The mean over the training lookups counted so far, None before the first."""
+        return self.ids / self.lookups if self.lookups else None
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the estimate no longer changes."""
+        return self.lookups >= FREEZE_AFTER
+
+    def count(self, ids: int) -> None:
+        """Count a training lookup, unless the estimate is frozen."""
+        if not self.frozen:
+            self.lookups += 1
+            self.ids += ids
+            self._chosen_for = None
+
+    def optimizer(self, weight: Tensor) -> str:
+        """Which optimizer updates the table: its class's name, after ``"torch."`` if it is torch's."""
+        ours = table_of(weight).optimizer
+        if ours is not None:
+            return type(ours).__name__
+        return f"torch.{self.announced.name()}" if self.announced is not None else "none"
+
+    def obstacle(self, weight: Tensor) -> str | None:
+        """Why the gradient must be dense, or None."""
+        ours = table_of(weight).optimizer
+        if ours is not None:
+            return ours.sparse_obstacle(weight)
+        if self.announced is None:
+            return "no optimizer was announced: call use_optimizer(optimizer)"
+        return self.announced.obstacle(weight)
+
+    def choose(self, weight: Tensor) -> str:
+        """The layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
+        if self.obstacle(weight) is not None:
+            self.mode, self._chosen_for = "dense", None
+            return self.mode
+        name = self.optimizer(weight)
+        if self._chosen_for is None or self._chosen_for[0] != name or self._chosen_for[1] is not _constants:
+            self._chosen_for = (name, _constants)
+            self.mode = self._cheapest(weight)
+        return self.mode
+
+    def _cheapest(self, weight: Tensor) -> str:
+        if self.optimizer(weight) == "torch.SparseAdam":
+            return "sparse"
+        costs = self.costs(weight)
+        return "dense" if costs is None else min(costs, key=lambda mode: costs[mode].microseconds)
+
+    def costs(self, weight: Tensor) -> dict[str, StepCost] | None:
+        """The cost of each mode, None before the first training lookup."""
+        ids = self.ids_per_lookup()
+        if ids is None:
+            return None
+        rows = expected_rows(weight.shape[0], ids)
+        return step_costs(weight.shape[0], weight.shape[1], weight.element_size(), self.optimizer(weight), rows)
+
+    def explain(self, weight: Tensor) -> list[str]:
+        """The choice in words, with the numbers behind it."""
+        ids, costs, obstacle = self.ids_per_lookup(), self.costs(weight), self.obstacle(weight)
+        name = self.optimizer(weight)
+        lines = [f"  optimizer: {name.removeprefix('torch.')}"]
+        if ids is None or costs is None:
+            lines.append("  estimate: none before the first training lookup")
+        else:
+            state = "frozen" if self.frozen else f"frozen after {FREEZE_AFTER}"
+            lines.append(
+                f"  estimate: {ids:,.0f} ids a lookup (mean of {self.lookups}, {state}), "
+                f"at most {expected_rows(weight.shape[0], ids):,.0f} different rows expected"
+            )
+            for mode, cost in costs.items():
+                lines.append(f"  {mode}: {as_bytes(cost.bytes)} moved a step, about {cost.microseconds:,.0f} us")
+        return [*lines, f"  why: {obstacle or _why(name, costs)}"]
+
+
+def _why(optimizer: str, costs: dict[str, StepCost] | None) -> str:
+    if optimizer == "torch.SparseAdam":
+        return "SparseAdam takes sparse gradients only"
+    if costs is None:
+        return "nothing is known of the lookups yet"
+    others = [mode for mode in costs if mode != "dense"]
+    best = min(others, key=lambda mode: costs[mode].microseconds)
+    ratio = costs["dense"].microseconds / costs[best].microseconds
+    return f"the optimizer takes all exactly; by estimate dense takes {ratio:,.2f} times as long as {best}"
+
+
+def as_bytes(count: int) -> str:
+    """A number of bytes in the largest unit it fills."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count} bytes"

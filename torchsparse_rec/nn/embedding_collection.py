@@ -1,0 +1,213 @@
+"""Many tables looked up in one pass: pooled per bag, or one row per id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from ..jagged._inputs import as_keyed_jagged_tensor
+from ..ops import _reduction
+from ._collection import Collection
+from ._plan import Ids
+from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling
+
+__all__ = ["EmbeddingBagCollection", "EmbeddingCollection"]
+
+_MODES = {"SUM": _reduction.SUM, "MEAN": _reduction.MEAN, "SQRTN": _reduction.SQRTN, "MAX": _reduction.MAX}
+
+
+class EmbeddingBagCollection(Collection):
+    """
+    Tables whose lookups are pooled, all looked up by one operator call, and their gradients made by another.
+
+    A collection gives the bits that :class:`EmbeddingBag` gives table by table.
+
+    Args:
+        tables: an :class:`EmbeddingBagConfig` for each table, or TorchRec's. Dims, poolings and dtypes may differ, and
+            several tables may have a feature in common, and several features a table.
+        is_weighted: whether the features come with weights, one for each id. Default False: weights are ignored.
+        device: where the tables are made. Default: torch's default device.
+        grad_mode: the layout of the tables' gradients.
+
+            * ``None`` (default) and ``"dense"``: strided;
+            * ``"sparse"``: COO with unique, sorted rows;
+            * ``"fused"``: none; an optimizer of :mod:`torchsparse_rec.optim` that holds the tables updates their rows,
+              at the moment that ``apply`` says;
+            * ``"auto"``: for each table the cheapest that its optimizer takes exactly, see :meth:`explain`.
+        apply: when ``"fused"`` updates: ``"step"`` (default), in the optimizer's step, as everybody expects: gradients
+            can be accumulated, clipped by ``torch.nn.utils.clip_grad_norm_`` and scaled by ``GradScaler``; or
+            ``"backward"``, inside ``backward()``, which is faster and keeps no gradient at all, but leaves no moment
+            for any of these.
+
+    Shape:
+        ``features``: a :class:`KeyedJaggedTensor` (ours or TorchRec's), or a mapping from names to features in any
+        form, see :func:`torchsparse_rec.jagged`; features of other names are ignored. The result is a
+        :class:`KeyedTensor` with ``[B, sum of dims]`` values (``.values()`` is the plain tensor): for each table, for
+        each of its features, the pooled rows. Its keys are the features, or ``feature@table`` where tables share one.
+
+    Raises:
+        IndexError: an id outside its table, named with its position (on CUDA: by a later call).
+        ValueError: tables without or with equal names; features that are missing; batch sizes that differ and no
+            ``inverse_indices`` (see :meth:`lookup`).
+
+    Each table is a parameter of its own, ``embedding_bags.<name>.weight``, the key that TorchRec's class has.
+
+    Source: ``torchrec.modules.embedding_modules.EmbeddingBagCollection``.
+
+    Example:
+        >>> tables = [
+        ...     EmbeddingBagConfig(num_embeddings=10, embedding_dim=2, name="users", feature_names=["user"]),
+        ...     EmbeddingBagConfig(num_embeddings=5, embedding_dim=3, name="items", feature_names=["item", "seen"]),
+        ... ]
+        >>> bags = EmbeddingBagCollection(tables, grad_mode="sparse")
+        >>> features = {"user": torch.tensor([3, 1]), "item": torch.tensor([4, 4]), "seen": torch.tensor([[1, 2], [0, 3]])}
+        >>> pooled = bags(features)
+        >>> pooled.keys(), pooled.values().shape
+        (['user', 'item', 'seen'], torch.Size([2, 8]))
+        >>> bool((pooled["seen"][0] == bags.embedding_bags["items"].weight[1:3].sum(0)).all())
+        True
+    """
+
+    _children = "embedding_bags"
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+        *,
+        grad_mode: str | None = None,
+        apply: str = "step",
+    ) -> None:
+        modes = [_MODES[as_pooling(config.pooling).value] for config in tables]
+        super().__init__(tables, modes, device, grad_mode, apply)
+        self._is_weighted = is_weighted
+
+    def is_weighted(self) -> bool:
+        """Whether the features come with weights."""
+        return self._is_weighted
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What the tables were made from."""
+        return list(self._configs)
+
+    def forward(self, features: Any) -> KeyedTensor:
+        """Look up and pool ``features``; see the class."""
+        x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
+        bags = x.stride_per_key()
+        places = self._places(x)
+        sizes = {bags[place] for place in places}
+        names, widths = self._names, self._widths
+        if len(sizes) <= 1:
+            return KeyedTensor(names, widths, self._look_up(places, self._ids(x, bags, True)))
+        inverse = x.inverse_indices_or_none()
+        if inverse is None:
+            raise ValueError(
+                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes {bags}; "
+                "lookup() takes them as they are"
+            )
+        rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
+        pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False)))
+        whole = [part.index_select(0, rows[key]) for part, key in zip(pooled, self._lookup_features, strict=True)]
+        return KeyedTensor(names, widths, torch.cat(whole, 1))
+
+    def lookup(self, features: Any) -> dict[str, Tensor]:
+        """
+        The same as plain tensors, for features of any batch sizes.
+
+        Args:
+            features: as for the module.
+
+        Returns:
+            By name, ``[B, dim]`` with the feature's own batch size B.
+        """
+        x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
+        bags = x.stride_per_key()
+        result = self._look_up(self._places(x), self._ids(x, bags, False))
+        return dict(zip(self._names, self._split(x, bags, result), strict=True))
+
+    def _ids(self, x: KeyedJaggedTensor, bags: list[int], side_by_side: bool) -> Ids:
+        return Ids(x.values(), x.offsets(), x.weights() if self._is_weighted else None, bags, side_by_side)
+
+    def _split(self, x: KeyedJaggedTensor, bags: list[int], result: Tensor) -> list[Tensor]:
+        place = x.index_per_key()
+        counts = [bags[place[feature]] for feature in self._lookup_features]
+        parts = result.split([count * width for count, width in zip(counts, self._widths, strict=True)])
+        return [
+            part.reshape(count, width) for part, count, width in zip(parts, counts, self._widths, strict=True)
+        ]
+
+
+class EmbeddingCollection(Collection):
+    """
+    Tables looked up without pooling, one row per id: sequences.
+
+    Args:
+        tables: an :class:`EmbeddingConfig` for each table, or TorchRec's; as for :class:`EmbeddingBagCollection`.
+        device: where the tables are made. Default: torch's default device.
+        need_indices: whether the results carry the ids as their weights. Default False.
+        grad_mode: as for :class:`EmbeddingBagCollection`.
+        apply: likewise.
+
+    Shape:
+        ``features`` as for :class:`EmbeddingBagCollection`. The result is a dict from names to
+        :class:`JaggedTensor`, whose values are ``[N, dim]``: the rows of the feature's N ids, with its lengths.
+
+    On CUDA, a KeyedJaggedTensor of several features of which it is not known how many ids each has waits for the
+    device once to read that back (see :meth:`KeyedJaggedTensor.sync`).
+
+    Each table is a parameter of its own, ``embeddings.<name>.weight``.
+
+    Source: ``torchrec.modules.embedding_modules.EmbeddingCollection``.
+
+    Example:
+        >>> config = EmbeddingConfig(num_embeddings=10, embedding_dim=2, name="t", feature_names=["clicks"])
+        >>> rows = EmbeddingCollection([config])({"clicks": torch.tensor([[3, 1], [4, 1]])})
+        >>> rows["clicks"].values().shape, rows["clicks"].lengths()
+        (torch.Size([4, 2]), tensor([2, 2]))
+    """
+
+    _children = "embeddings"
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
+        *,
+        grad_mode: str | None = None,
+        apply: str = "step",
+    ) -> None:
+        super().__init__(tables, [_reduction.SUM] * len(tables), device, grad_mode, apply)
+        self._need_indices = need_indices
+
+    def need_indices(self) -> bool:
+        """Whether the results carry the ids."""
+        return self._need_indices
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What the tables were made from."""
+        return list(self._configs)
+
+    def forward(self, features: Any) -> dict[str, JaggedTensor]:
+        """Look up ``features``; see the class."""
+        x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
+        counts = x.length_per_key()
+        result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False))
+        place, by_feature = x.index_per_key(), x.to_dict()
+        sizes = [counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)]
+        rows = {}
+        for name, feature, width, part in zip(
+            self._names, self._lookup_features, self._widths, result.split(sizes), strict=True
+        ):
+            ids = by_feature[feature]
+            rows[name] = JaggedTensor(
+                part.reshape(-1, width), ids.values() if self._need_indices else None, lengths=ids.lengths()
+            )
+        return rows
+
+

@@ -1,0 +1,417 @@
+"""
+Family ``embedding_collection``: the pooled lookups of many features in many tables, in one call, and their gradients.
+
+Contract and order of summation: csrc/embedding_collection.h. Kernels: csrc/cpu/embedding_collection.cpp,
+csrc/cuda/embedding_collection.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+from . import _embedding_collection_gradients as _gradients
+from . import _reduction
+from ._autograd import below_autograd, is_watched
+
+__all__ = ["embedding_collection"]
+
+_ops = torch.ops.torchsparse_rec
+_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN, "max": _reduction.MAX}
+
+
+def embedding_collection(
+    weights: Sequence[Tensor],
+    indices: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    tables: Sequence[int],
+    keys: Sequence[int],
+    modes: Sequence[str],
+    bags: Sequence[int],
+    per_sample_weights: Tensor | None = None,
+    padding_idx: Sequence[int | None] | None = None,
+    side_by_side: bool = True,
+    sparse: bool = False,
+) -> Tensor:
+    """
+    Look up many features in many tables and pool them per bag, in one pass over everything.
+
+    The input has features, called keys here: key ``k`` owns ``bags[k]`` consecutive bags of ``offsets``, and their
+    ids. Lookup ``l`` pools the bags of key ``keys[l]`` in table ``tables[l]`` by ``modes[l]``, exactly as
+    :func:`embedding_bag` does. Lookups may share tables and keys.
+
+    Args:
+        weights: the tables, ``[V, D]`` each, of one dtype (float16, bfloat16, float32, float64) and device.
+        indices: ``[N]``, int32 or int64: the ids of all keys, one key after the other.
+        offsets: ``[sum(bags) + 1]``, int32 or int64, not decreasing, from 0 to ``N``. None: each id is a bag of its
+            own, and ``bags`` says how many ids each key has.
+        tables: for each lookup, which of ``weights`` it reads.
+        keys: for each lookup, which key it pools.
+        modes: for each lookup, ``"sum"``, ``"mean"``, ``"sqrtn"`` or ``"max"``; without ``offsets`` ``"sum"``.
+        bags: for each key, the number of its bags.
+        per_sample_weights: ``[N]``, with the dtype of ``weights``; not with mode max.
+        padding_idx: for each table, the row whose entries are left out of the bags and receive no gradient, or None;
+            default: none has one.
+        side_by_side: put the lookups' columns side by side; else put their results one after the other.
+        sparse: give the tables sparse COO gradients whose rows are unique and sorted (coalesced), instead of dense
+            ones. The sums are the same, bit for bit.
+
+    Returns:
+        Side by side, ``[B, sum of the lookups' D]``, where all keys that are looked up have ``B`` bags. Else a vector:
+        lookup after lookup, its ``[bags, D]`` row by row. Differentiable in ``weights`` and ``per_sample_weights``.
+
+    Raises:
+        IndexError: an index outside its table, named with its position.
+        ValueError: bad offsets, NaN weights, weights in mode max; lists that do not fit each other, and wrong shapes,
+            dtypes or devices.
+
+    On CUDA nothing waits for the device, and CUDA graphs can capture it (the gradient too if it is not sparse).
+
+    Source: ``torch.nn.functional.embedding_bag``; FBGEMM's table-batched embeddings.
+
+    Example:
+        >>> users, items = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]])
+        >>> indices, offsets = torch.tensor([1, 0, 2, 0, 1]), torch.tensor([0, 1, 2, 4, 5])
+        >>> embedding_collection(
+        ...     [users, items], indices, offsets, tables=[0, 1], keys=[0, 1], modes=["sum", "mean"], bags=[2, 2]
+        ... )
+        tensor([[2.0000, 1.0000, 1.5000],
+                [1.0000, 1.0000, 1.5000]])
+    """
+    for mode in modes:
+        if mode not in _MODES:
+            raise ValueError(f"modes must be of {', '.join(map(repr, _MODES))}, got {mode!r}")
+    lists = (list(tables), list(keys), [_MODES[mode] for mode in modes], list(bags), _padding(padding_idx, len(weights)))
+    return lookup(list(weights), indices, offsets, per_sample_weights, *lists, side_by_side, sparse)[0]
+
+
+def _padding(padding_idx: Sequence[int | None] | None, tables: int) -> list[int]:
+    if padding_idx is None:
+        return [-1] * tables
+    for k, row in enumerate(padding_idx):
+        if row is not None and row < 0:
+            raise ValueError(f"padding_idx[{k}] must be None or >= 0, got {row}")
+    return [-1 if row is None else row for row in padding_idx]
+
+
+# ---- Fake kernels ---------------------------------------------------------------------------------------------------
+
+
+def _fake_lookup(
+    weights: Sequence[Tensor],
+    indices: Tensor,
+    tables: Sequence[int],
+    keys: Sequence[int],
+    modes: Sequence[int],
+    bags: Sequence[int],
+    side_by_side: bool,
+) -> tuple[Tensor, Tensor]:
+    sizes = [(bags[key], weights[table].shape[1]) for table, key in zip(tables, keys, strict=True)]
+    elements = [rows * columns for rows, columns in sizes]
+    shape = (sizes[0][0], sum(columns for _, columns in sizes)) if side_by_side else (sum(elements),)
+    of_max = sum(size for size, mode in zip(elements, modes, strict=True) if mode == _reduction.MAX)
+    return weights[0].new_empty(shape), indices.new_empty(of_max, dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection")
+def _(
+    weights: list[Tensor],
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    sparse: bool,
+) -> tuple[Tensor, Tensor]:
+    return _fake_lookup(weights, indices, tables, keys, modes, bags, side_by_side)
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection_current")
+def _(
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    rule: int,
+    hyperparameters: list[float],
+    step: int,
+    base: int,
+) -> tuple[Tensor, Tensor]:
+    return _fake_lookup(weights, indices, tables, keys, modes, bags, side_by_side)
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection_dense_backward")
+def _(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    argmax: Tensor | None,
+    num_embeddings: list[int],
+    dims: list[int],
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    wanted: list[bool],
+) -> list[Tensor]:
+    sizes = zip(num_embeddings, dims, wanted, strict=True)
+    return [grad.new_empty(rows if want else 0, columns) for rows, columns, want in sizes]
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection_sparse_backward")
+def _(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    argmax: Tensor | None,
+    num_embeddings: list[int],
+    dims: list[int],
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    wanted: list[bool],
+) -> tuple[list[Tensor], list[Tensor]]:
+    sizes = [torch.library.get_ctx().new_dynamic_size() if want else 0 for want in wanted]
+    values = [grad.new_empty(rows, columns) for rows, columns in zip(sizes, dims, strict=True)]
+    return values, [indices.new_empty(rows, dtype=torch.int64) for rows in sizes]
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection_weights_backward")
+def _(
+    grad: Tensor,
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor | None,
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor,
+    output: Tensor,
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    rule: int,
+    hyperparameters: list[float],
+    step: int,
+    base: int,
+) -> Tensor:
+    return per_sample_weights.new_empty(per_sample_weights.shape)
+
+
+@torch.library.register_fake("torchsparse_rec::embedding_collection_update_")
+def _(
+    weights: list[Tensor],
+    states: list[Tensor],
+    last_steps: list[Tensor],
+    history: Tensor | None,
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    argmax: Tensor | None,
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    wanted: list[bool],
+    grad_scale: Tensor | None,
+    rule: int,
+    hyperparameters: list[float],
+    step: int,
+    base: int,
+    maximize: bool,
+    rounding_seeds: list[int],
+) -> None:
+    return None
+
+
+# ---- Autograd -------------------------------------------------------------------------------------------------------
+
+
+class _Saved:
+    """What the gradients of one call need besides tensors."""
+
+    def __init__(self, weights: Sequence[Tensor], lists: tuple, sparse: bool, rule: tuple | None = None) -> None:
+        self.num_embeddings = [weight.shape[0] for weight in weights]
+        self.dims = [weight.shape[1] for weight in weights]
+        self.lists = lists  # tables, keys, modes, bags, padding_idx, side_by_side
+        self.sparse = sparse
+        self.rule = rule  # of rows that were brought up to date for the lookup: rule, hyperparameters, step, base
+
+    def table_gradients(self, grad: Tensor, inputs: tuple, wanted: list[bool]) -> list[Tensor | None]:
+        """``inputs``: indices, offsets, per_sample_weights, argmax."""
+        if not any(wanted):
+            return [None] * len(wanted)
+        arguments = (grad, *inputs, self.num_embeddings, self.dims, *self.lists, wanted)
+        if not self.sparse:
+            dense = _call(_ops.embedding_collection_dense_backward.default, arguments)
+            return [x if want else None for x, want in zip(dense, wanted, strict=True)]
+        values, rows = _call(_ops.embedding_collection_sparse_backward.default, arguments)
+        return [
+            torch.sparse_coo_tensor(row.unsqueeze(0), x, size, is_coalesced=True, check_invariants=False)
+            if want
+            else None
+            for x, row, size, want in zip(
+                values, rows, zip(self.num_embeddings, self.dims, strict=True), wanted, strict=True
+            )
+        ]
+
+
+def _call(operator: Any, arguments: tuple) -> Any:
+    """Straight to the kernel, unless there is someone who wants to see the operator."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched():
+        return operator(*arguments)
+    with below_autograd():
+        return operator(*arguments)
+
+
+def _save(
+    ctx: Any, saved: _Saved, inputs: tuple, output: tuple[Tensor, Tensor], tables: Sequence[Tensor], weighted: bool
+) -> None:
+    """``inputs``: indices, offsets, per_sample_weights; ``tables``: what the gradient of these weights reads again."""
+    pooled, argmax = output
+    ctx.mark_non_differentiable(argmax)
+    ctx.saved = saved
+    ctx.save_for_backward(
+        *inputs,
+        argmax if _reduction.MAX in saved.lists[2] else None,
+        pooled if weighted else None,
+        *(tables if weighted else ()),
+    )
+
+
+def _gradients_of(ctx: Any, grad: Tensor, wanted: list[bool], weights_wanted: bool) -> tuple[list, Tensor | None]:
+    indices, offsets, per_sample_weights, argmax, pooled, *tensors = ctx.saved_tensors
+    saved: _Saved = ctx.saved
+    grads = saved.table_gradients(grad, (indices, offsets, per_sample_weights, argmax), wanted)
+    if not weights_wanted:
+        return grads, None
+    count = len(saved.dims)
+    weights, rest = tensors[:count], tensors[count:]
+    history = rest[0] if rest else None
+    last_steps, states = rest[1 : 1 + count], rest[1 + count :]
+    arguments = (grad, weights, states, last_steps, history, indices, offsets, per_sample_weights, pooled)
+    rule = saved.rule or (0, [], 0, 0)
+    return grads, _call(_ops.embedding_collection_weights_backward.default, (*arguments, *saved.lists, *rule))
+
+
+def _lookup_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    weights, *bags, tables, keys, modes, counts, padding_idx, side_by_side, sparse = inputs
+    saved = _Saved(weights, (tables, keys, modes, counts, padding_idx, side_by_side), sparse)
+    _save(ctx, saved, tuple(bags), output, weights, bags[2] is not None and bags[2].requires_grad)
+
+
+def _lookup_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
+    grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[0]), ctx.needs_input_grad[3])
+    return grads, None, None, weights_grad, *(None,) * 7
+
+
+def _current_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    weights, states, last_steps, history, *bags = inputs[:7]
+    saved = _Saved(weights, inputs[7:13], False, inputs[13:])
+    _save(
+        ctx,
+        saved,
+        tuple(bags),
+        output,
+        (*weights, history, *last_steps, *states),
+        bags[2] is not None and bags[2].requires_grad,
+    )
+    ctx.counts = len(states), len(last_steps)
+
+
+def _current_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
+    """With respect to the tables as they were looked up, up to date: what an optimizer takes for their gradient."""
+    grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[0]), ctx.needs_input_grad[6])
+    states, last_steps = ([None] * count for count in ctx.counts)
+    return grads, states, last_steps, None, None, None, weights_grad, *(None,) * 10
+
+
+class _Lookup(torch.autograd.Function):
+    """The same for eager calls: the registered way takes them more time than a small lookup itself."""
+
+    @staticmethod
+    def forward(ctx: Any, lists: tuple, sparse: bool, indices: Any, offsets: Any, per_sample_weights: Any, *weights):
+        """``weights`` come last, one by one: a list of them would not be seen."""
+        with below_autograd():
+            output = _ops.embedding_collection.default(
+                weights, indices, offsets, per_sample_weights, *lists, sparse
+            )
+        weighted = ctx.needs_input_grad[4]
+        _save(ctx, _Saved(weights, lists, sparse), (indices, offsets, per_sample_weights), output, weights, weighted)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, _argmax: Any) -> tuple:
+        """As of :func:`_lookup_backward`."""
+        grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[5:]), ctx.needs_input_grad[4])
+        return None, None, None, None, weights_grad, *grads
+
+
+def lookup(
+    weights: list[Tensor],
+    indices: Tensor,
+    offsets: Tensor | None,
+    per_sample_weights: Tensor | None,
+    tables: list[int],
+    keys: list[int],
+    modes: list[int],
+    bags: list[int],
+    padding_idx: list[int],
+    side_by_side: bool,
+    sparse: bool,
+) -> tuple[Tensor, Tensor]:
+    """The operator ``embedding_collection`` as modules should call it: its arguments, with little on the way."""
+    lists = (tables, keys, modes, bags, padding_idx, side_by_side)
+    inputs = (indices, offsets, per_sample_weights)
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or is_watched()
+    ):
+        return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(per_sample_weights, *weights):
+        return _Lookup.apply(lists, sparse, *inputs, *weights)
+    with below_autograd():
+        return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
+
+
+def _register(name: str, backward: Any, setup_context: Any) -> None:
+    torch.library.register_autograd(f"torchsparse_rec::{name}", backward, setup_context=setup_context)
+
+
+_register("embedding_collection", _lookup_backward, _lookup_setup_context)
+_register("embedding_collection_current", _current_backward, _current_setup_context)
+_register("embedding_collection_dense_backward", _gradients.dense_backward, _gradients.dense_setup_context)
+_register("embedding_collection_sparse_backward", _gradients.sparse_backward, _gradients.sparse_setup_context)
+_register("embedding_collection_weights_backward", _gradients.weights_backward, _gradients.weights_setup_context)
