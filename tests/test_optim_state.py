@@ -182,6 +182,22 @@ def test_copies_of_a_model_have_no_tables_and_no_optimizer():
     optim.Adam(twin.parameters())
 
 
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "rmsprop-centered-momentum"])
+def test_a_table_that_changes_its_dtype_goes_on(name):
+    case, run = BY_NAME[name], batches(40)
+    expected = torch.nn.Parameter(initial().double())
+    train_densely(case.dense([expected], lr=0.02), expected, run, 0.02)
+    parameter = owned_table(initial())
+    mine = case.ours([parameter], lr=0.02)
+    train(mine, parameter, run[:20], 0.02)
+    table_of(parameter).make_current()  # as a module does before it changes its parameters
+    parameter.grad = None
+    parameter.data = parameter.data.double()
+    train(mine, parameter, run[20:], 0.02, first=20)
+    assert {value.dtype for key, value in mine.state[parameter].items() if key != "step"} == {torch.float64}
+    assert (current_rows(parameter, EVERYTHING) - expected).abs().max() <= 3e-6
+
+
 # ---- One optimizer at a time -----------------------------------------------------------------------------------------
 
 
