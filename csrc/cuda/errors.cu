@@ -55,6 +55,8 @@ std::optional<FaultDetails> take_fault(ErrorRecord* record) {
     copy.argument = const_cast<const Argument&>(details.argument);
     copy.fault = const_cast<const Fault&>(details.fault);
     copy.column = details.column;
+    copy.item = details.item;
+    copy.begin = details.begin;
     r->first = kNoError;
     return copy;
   }
@@ -86,8 +88,9 @@ const char* argument_name(Argument argument) {
 
 // The words of the CPU's errors.
 [[noreturn]] void raise(const FaultDetails& e) {
-  const uint64_t position = e.key & ((uint64_t{1} << kPositionBits) - 1);
-  const std::string argument = message(e.op, ": ", argument_name(e.argument));
+  const uint64_t position = (e.key & ((uint64_t{1} << kPositionBits) - 1)) - static_cast<uint64_t>(e.begin);
+  std::string argument = message(e.op, ": ", argument_name(e.argument));
+  if (e.item >= 0) argument += message("[", e.item, "]");
   const std::string element =
       e.column < 0 ? message(argument, "[", position, "]") : message(argument, "[", position, ", ", e.column, "]");
   const std::string got = message(", got ", e.value, " at position ", position);
@@ -133,6 +136,9 @@ const char* argument_name(Argument argument) {
                                           " of the dense tensor again at position ", position));
     case Fault::kNoRow:
       throw std::out_of_range(message(element, " must name a row that its shard has, got ", e.value));
+    case Fault::kNotIncreasing:
+      throw std::invalid_argument(
+          message(argument, " must increase strictly, got ", e.value, " after ", e.bound, " at position ", position));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

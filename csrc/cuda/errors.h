@@ -48,9 +48,16 @@ enum class Fault : int32_t {
   kUnsortedIndex,   // an index of an element before its predecessor's, bound
   kRepeatedIndex,   // an index of its predecessor's element
   kNoRow,           // an id whose row its shard does not have
+  kNotIncreasing,   // a row not above its predecessor, bound
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};
+
+// Where an argument is a list of tensors: which of them, and where it begins if all are one. Positions count in all.
+struct ListItem {
+  int32_t item = -1;
+  int64_t begin = 0;
+};
 
 // A bad value, as kernels tell it.
 struct FaultDetails {
@@ -61,6 +68,8 @@ struct FaultDetails {
   Argument argument{};
   Fault fault{};
   int32_t column = -1;  // of a matrix; the position is the row then
+  int32_t item = -1;    // of a list
+  int64_t begin = 0;
 };
 
 // Of all faults only those are written down that come before all others seen so far: few. The last of them is the
@@ -85,7 +94,7 @@ struct ErrorSink {
 #if defined(__CUDACC__) || defined(TSR_EMULATED)
   // Keeps the fault if it comes before what the record holds. No thread waits for another.
   __device__ void report(Argument argument, Fault fault, int64_t position, int64_t value, int64_t bound,
-                         int32_t column = -1) const {
+                         int32_t column = -1, const ListItem& item = ListItem()) const {
     const uint64_t key = call | static_cast<uint64_t>(argument) << kPositionBits | static_cast<uint64_t>(position);
     if (static_cast<volatile ErrorRecord*>(record)->first <= key) return;
     if (atomicMin(&record->first, static_cast<unsigned long long>(key)) <= key) return;
@@ -96,6 +105,8 @@ struct ErrorSink {
     details.argument = argument;
     details.fault = fault;
     details.column = column;
+    details.item = item.item;
+    details.begin = item.begin;
     __threadfence_system();
     details.key = key;
   }

@@ -3,26 +3,35 @@
 namespace tsr {
 namespace {
 
-constexpr int64_t kWords = 64;
+template <int64_t size>
 struct Words {
-  int64_t at[kWords];
+  int64_t at[size];
 };
 
 // One thread per word.
-__global__ void upload_kernel(Words words, int64_t count, int64_t* to) {
+template <int64_t size>
+__global__ void upload_kernel(Words<size> words, int64_t count, int64_t* to) {
   for (int64_t i = thread_index(); i < count; i += thread_count()) to[i] = words.at[i];
+}
+
+template <int64_t size>
+void upload_some(const DeviceCall& call, const int64_t* from, int64_t count, int64_t* to) {
+  Words<size> words{};
+  std::copy_n(from, count, words.at);
+  launch(call, one_thread_each(count), upload_kernel<size>, words, count, to);
 }
 
 }  // namespace
 
 const int64_t* upload(DeviceCall& call, const std::vector<int64_t>& values) {
+  // What a kernel's arguments may hold, 4 KiB, but for some, and what most calls need.
+  constexpr int64_t kMost = 496, kFew = 64;
   const int64_t size = static_cast<int64_t>(values.size());
   int64_t* const uploaded = call.workspace<int64_t>(size);
-  for (int64_t begin = 0; begin < size; begin += kWords) {
-    const int64_t count = std::min(kWords, size - begin);
-    Words words{};
-    std::copy_n(values.begin() + begin, count, words.at);
-    launch(call, one_thread_each(count), upload_kernel, words, count, uploaded + begin);
+  for (int64_t begin = 0; begin < size; begin += kMost) {
+    const int64_t count = std::min(kMost, size - begin);
+    const auto upload_them = count <= kFew ? upload_some<kFew> : upload_some<kMost>;
+    upload_them(call, values.data() + begin, count, uploaded + begin);
   }
   return uploaded;
 }

@@ -1,5 +1,7 @@
 // A table that is split over several tensors, as kernels read it.
 #pragma once
+#include <cstring>
+
 #include "../cuda.h"
 #include "device.cuh"
 
@@ -22,6 +24,15 @@ struct ShardedTable {
 
 // The host's numbers in the device's memory. They travel as arguments of kernels: a CUDA graph keeps them.
 const int64_t* upload(DeviceCall& call, const std::vector<int64_t>& values);
+
+// The same of structures made of words of 8 bytes.
+template <class T>
+const T* upload_all(DeviceCall& call, const std::vector<T>& structures) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0 && alignof(T) <= 8);
+  std::vector<int64_t> words(structures.size() * (sizeof(T) / sizeof(int64_t)));
+  if (!words.empty()) std::memcpy(words.data(), structures.data(), structures.size() * sizeof(T));
+  return reinterpret_cast<const T*>(upload(call, words));
+}
 
 ShardedTable upload_table(DeviceCall& call, const std::vector<Tensor>& params);
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from sample import map_tensors, tensors_of
 
 from emulation.build import build
 
@@ -71,14 +72,14 @@ def _bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
 
 def _copies(arguments: Sequence[Any], written: list[int]) -> list[Any]:
     """The arguments, with copies of the memory that is written: in the same layout, and as far as it is shared."""
-    memory = [arguments[i].untyped_storage() for i in written]
+    memory = [x.untyped_storage() for i in written for x in tensors_of(arguments[i])]
     copied = {storage._cdata: storage.clone() for storage in memory}
 
-    def copy(x: Any) -> Any:
-        storage = copied.get(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else None
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        storage = copied.get(x.untyped_storage()._cdata)
         return x if storage is None else x.new_empty(0).set_(storage, x.storage_offset(), x.shape, x.stride())
 
-    return [copy(x) for x in arguments]
+    return [map_tensors(copy, x) for x in arguments]
 
 
 def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None]:
@@ -93,15 +94,14 @@ def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None
 def run_in_every_order(name: str, *arguments: Any) -> Any:
     """Call an emulated operator once per order, assert that all agree to the bit, and raise what it recorded."""
     schema = operator(name)._schema
-    may_be_written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
-    written = [i for i in may_be_written if arguments[i] is not None]
+    written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
     seen = []
     for order in _ORDERS:
         set_order(order)
         # The last order writes to the caller's tensors.
         mine = list(arguments) if order == "random" else _copies(arguments, written)
         result, error = _attempt(name, mine)
-        tensors = _outputs(result) + [mine[i] for i in written]
+        tensors = _outputs(result) + [x for i in written for x in tensors_of(mine[i])]
         seen.append((type(error), str(error)) if error else [_bits(x) for x in tensors])
         assert seen[-1] == seen[0], f"{name}: {order} order of threads gives another result than ascending order"
     set_order("ascending")

@@ -172,6 +172,8 @@ def row_optimizer_update_(
         ...     rule=0, hyperparameters=sgd, step=3).T
         tensor([[ 0.1250, -0.2500,  1.0000]])
     """
+    if not weights:
+        return
     _refuse_gradients((*weights, *states, *values))
     _ops.row_optimizer_update_.default(
         weights,
@@ -304,6 +306,8 @@ def row_optimizer_make_current_(
         >>> weight.T, last
         (tensor([[1.0000, 0.7500]]), tensor([1, 1], dtype=torch.int32))
     """
+    if not weights:
+        return
     _refuse_gradients((*weights, *states))
     _ops.row_optimizer_make_current_.default(
         weights, states, last_steps, history, rule, hyperparameters, step, base, rounding_seeds
