@@ -213,6 +213,24 @@ def test_a_table_has_one_optimizer():
     assert table_of(parameter).optimizer is second
 
 
+def test_a_group_with_a_table_of_another_is_not_added():
+    parameter, mine, other = owned_table(initial()), owned_table(initial()), owned_table(initial())
+    first, second = optim.Adam([parameter]), optim.SGD([mine])
+    with pytest.raises(ValueError, match="SGD: parameter 1 of the parameter group is a table that another"):
+        second.add_param_group({"params": [other, parameter]})
+    assert len(second.param_groups) == 1 and table_of(other).optimizer is None
+    assert table_of(parameter).optimizer is first
+
+
+def test_two_optimizers_of_a_foreign_table():
+    parameter = torch.nn.Parameter(initial())
+    optimizers = [optim.SGD([parameter]), optim.Adagrad([parameter])]
+    parameter.grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 4), parameter.shape, check_invariants=True)
+    with pytest.raises(ValueError, match="a parameter with a sparse gradient is a table that another optimizer"):
+        for optimizer in optimizers:
+            optimizer.step()
+
+
 def test_an_optimizer_in_a_cycle_is_no_obstacle():
     parameter = owned_table(initial())
     first = optim.Adam([parameter])
@@ -246,6 +264,16 @@ def test_a_table_made_after_its_optimizer_finds_it():
 # ---- Anchors ---------------------------------------------------------------------------------------------------------
 
 
+def test_anchors_do_not_change_how_tables_are_rounded():
+    seeds = []
+    for parameters in ([], [anchor()]):
+        parameter = owned_table(initial())
+        mine = optim.SGD([*parameters, torch.nn.Parameter(torch.zeros(2)), parameter])
+        train(mine, parameter, batches(1), 0.05)
+        seeds.append(table_of(parameter).rows.seed)
+    assert seeds == [1, 1]
+
+
 def anchor():
     parameter = torch.nn.Parameter(torch.ones(()))
     parameter._torchsparse_rec_anchor = True
@@ -271,6 +299,7 @@ def test_anchors_are_neither_stepped_nor_saved(cls, named):
         assert [group["param_names"] for group in state["param_groups"]] == [["p1"], []]
     assert [len(group["params"]) for group in mine.param_groups] == [3, 1] and mine.param_groups[0]["params"][2] is two
     mine.load_state_dict(state)
+    assert mine.state.keys() <= {bias}
     assert [p is q for p, q in zip(mine.param_groups[0]["params"], [one, bias, two], strict=True)] == [True] * 3
     if named:
         assert mine.param_groups[0]["param_names"] == ["p0", "p1", "p2"]
