@@ -33,7 +33,7 @@ class Waiting(Pending):
 
 
 def parameters(dtype=torch.float32, waiting=True):
-    """The same gradients in many forms, and as dense ones: repeated rows, unique ones, a strided one, one that waits."""
+    """The same gradient with repeated rows, with unique ones, strided, and waiting; and as dense ones."""
     generator = torch.Generator().manual_seed(3)
     mine = [torch.nn.Parameter(initial().to(dtype)) for _ in range(4 if waiting else 3)]
     dense = [torch.nn.Parameter(p.detach().clone()) for p in mine]

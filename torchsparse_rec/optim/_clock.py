@@ -46,8 +46,8 @@ class Clock:
     """
     The steps of tables of one parameter group that have always stepped together.
 
-    ``history`` has, for every step since ``base``, what it did to idle rows; ``Rows.last_step`` says from where on a row
-    needs it.
+    ``history`` has, for every step since ``base``, what it did to idle rows; ``Rows.last_step`` says from where on a
+    row needs it.
     """
 
     def __init__(self, group: int, owned: bool, step: int) -> None:
@@ -160,7 +160,7 @@ class Clock:
         row_optimizer_make_current_(
             [t.weight() for t, _ in behind],
             [state for _, r in behind for state in r.states],
-            [r.last_step for _, r in behind],
+            [r.last_step for _, r in behind if r.last_step is not None],
             self.history,
             rule=self.rule,
             hyperparameters=self.hyperparameters,

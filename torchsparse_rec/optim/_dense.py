@@ -15,7 +15,7 @@ __all__ = ["check_betas", "check_not_negative", "dense_parameters", "per_row", "
 
 
 def dense_parameters(optimizer: RowOptimizer) -> Iterator[tuple[dict[str, Any], Tensor, Tensor, dict[str, Any], int]]:
-    """For each parameter: its group, itself, the gradient to descend, its state, made at first, and the step's number."""
+    """For each parameter: its group, itself, the gradient to descend, its state, and the step's number."""
     for group in optimizer.param_groups:
         names = optimizer._rule(group).states
         for parameter in group["params"]:
@@ -39,7 +39,7 @@ def per_row(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
 
 
-def check_not_negative(optimizer: str, **arguments: float) -> None:
+def check_not_negative(optimizer: str, **arguments: float | Tensor) -> None:
     """Raise unless all are at least 0."""
     for name, value in arguments.items():
         if not value >= 0:

@@ -1,18 +1,17 @@
-"""The part that all optimizers share: which parameters are tables, when each steps, and what a checkpoint holds."""
+"""The part that all optimizers share: which parameters are tables, and how and when each of them steps."""
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
+from ._checkpoints import Checkpoints
 from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
 from ._gradients import gradient_of, update
 from ._tables import (
@@ -59,7 +58,7 @@ class StepGroup(NamedTuple):
     clock: Clock
 
 
-class RowOptimizer(Optimizer):
+class RowOptimizer(Checkpoints):
     """
     An optimizer that steps tables by rows, and everything else as torch does.
 
@@ -69,14 +68,9 @@ class RowOptimizer(Optimizer):
 
     # States with one value per row; the others have the parameter's shape.
     _per_row: frozenset[str] = frozenset()
-    # Whether the state has a "step".
-    _counts_steps = True
-    # Whether rows without gradient are left alone by rule, as lazy=True does: also those of zeros in a strided gradient.
+    # Whether rows without gradient are left alone by rule, as by lazy=True: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
-    _row_defaults: dict[str, Any] = {}
     _warned: frozenset[str] = frozenset()
-    # States of half parameters as they were loaded, until the first step, which knows what is a table.
-    _wide: dict[Tensor, dict[str, Any]] = {}
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -87,10 +81,6 @@ class RowOptimizer(Optimizer):
     def _initial(self, name: str) -> float:
         """What a state is filled with."""
         return 0.0
-
-    def _steps_taken(self, state: dict[str, Any]) -> int:
-        """How many steps a parameter's state has seen; without a count, whether it has seen any."""
-        return int(state.get("step", 0))
 
     def _dense_step(self) -> None:
         """One step of what ``param_groups`` has now: parameters with strided gradients that are no tables."""
@@ -107,6 +97,9 @@ class RowOptimizer(Optimizer):
         super().__init__(params, *args, **kwargs)
         # torch's own fused steps take GradScaler's scale from the optimizer. Rows take what its unscale_() leaves.
         self._step_supports_amp_scaling = False
+        self._register()
+
+    def _register(self) -> None:
         _optimizers.add(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -114,23 +107,28 @@ class RowOptimizer(Optimizer):
         for name, value in self._row_defaults.items():
             self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
-        for position, parameter in enumerate(self.param_groups[-1]["params"]):
-            table = table_if_any(parameter)
+        tables = [table_if_any(parameter) for parameter in self.param_groups[-1]["params"]]
+        try:
+            for position, table in enumerate(tables):
+                if table is not None:
+                    self._check_holder(table, f"parameter {position} of the parameter group")
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        for table in tables:
             if table is not None:
-                self._hold(table, f"parameter {position} of the parameter group")
+                table.optimizer = self
 
-    def _hold(self, table: Table, what: str) -> None:
+    def _check_holder(self, table: Table, what: str) -> None:
+        if table.optimizer is None or table.optimizer is self:
+            return
+        gc.collect()  # it may only be waiting to be collected
         other = table.optimizer
-        if other is not None and other is not self:
-            del other
-            gc.collect()  # it may only be waiting to be collected
-            other = table.optimizer
-            if other is not None:
-                raise ValueError(
-                    f"{type(self).__name__}: {what} is a table that another optimizer, {type(other).__name__}, holds: "
-                    "delete that one first (a table has one optimizer at a time)"
-                )
-        table.optimizer = self
+        if other is not None:
+            raise ValueError(
+                f"{type(self).__name__}: {what} is a table that another optimizer, {type(other).__name__}, holds: "
+                "delete that one first (a table has one optimizer at a time)"
+            )
 
     def hold_anchor(self, anchor: Tensor, weight: Tensor) -> None:
         """Have the anchor of a table's lookups beside the table, for those who look at all gradients."""
@@ -151,7 +149,9 @@ class RowOptimizer(Optimizer):
                     if not group["lazy"]:
                         idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
                 except ValueError:
-                    return f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
+                    return (
+                        f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
+                    )
         return None
 
     def holds(self, parameter: Tensor) -> bool:
@@ -251,8 +251,10 @@ class RowOptimizer(Optimizer):
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
         """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
         table.release()
-        self._hold(table, "a parameter with a sparse gradient")
-        everything = [(group, p) for group in self.param_groups for p in group["params"]]
+        self._check_holder(table, "a parameter with a sparse gradient")
+        table.optimizer = self
+        everything = [(group, p) for group in self.param_groups for p in group["params"] if not is_anchor(p)]
+        # Rounding depends on the place among the parameters: the same in a run that resumes this one.
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
         state = self.state[parameter]
         state.update(self._wide.get(parameter, {}))
@@ -302,7 +304,7 @@ class RowOptimizer(Optimizer):
         clock.start(plan)
 
     def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
-        """One of the operator's states, made or converted if need be; ``state`` keeps it with torch's name and shape."""
+        """One of the operator's states, made or converted if need be; ``state`` keeps it in torch's shape."""
         dtype = accumulator_dtype(parameter.dtype)
         value = state.get(name)
         if value is None:
@@ -332,9 +334,9 @@ class RowOptimizer(Optimizer):
                 others = ALL_ROWS
             if motion == "weight" and not owned:
                 self._warn_once(
-                    f"{type(self).__name__}: a sparse gradient of a table whose lookups are not ours: every step updates "
-                    "all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step costs what the batch "
-                    "touches; lazy=True leaves the other rows alone"
+                    f"{type(self).__name__}: a sparse gradient of a table whose lookups are not ours: every step "
+                    "updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step costs what "
+                    "the batch touches; lazy=True leaves the other rows alone"
                 )
                 others = ALL_ROWS
             elif not rule.regular:
@@ -355,15 +357,6 @@ class RowOptimizer(Optimizer):
 
     # ---- What others see ---------------------------------------------------------------------------------------------
 
-    def _clocks(self) -> list[Clock]:
-        tables = [table_if_any(p) for group in self.param_groups for p in group["params"]]
-        return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})
-
-    def flush(self) -> None:
-        """Make all rows of all tables current, at the cost of a pass over those that are behind."""
-        for clock in self._clocks():
-            clock.make_current(clock.tables())
-
     @torch.no_grad()
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
@@ -373,82 +366,3 @@ class RowOptimizer(Optimizer):
                 table = table_if_any(parameter)
                 if table is not None and table.pending is not None:
                     table.pending.discard()
-
-    def _restart_clocks(self) -> None:
-        for clock in self._clocks():
-            clock.restart(None if self._counts_steps else self._steps_taken(clock.tables()[0].rows.state))
-
-    def state_dict(self) -> dict[str, Any]:
-        """
-        The optimizer's state as torch's: :meth:`torch.optim.Optimizer.state_dict`.
-
-        All rows are made current first, and what is known of past steps is dropped: a run that is resumed from here gives
-        the same bits as this one, which goes on.
-        """
-        self._restart_clocks()
-        with self._without_anchors():
-            state_dict = super().state_dict()
-        state_dict["state"] = {key: state for key, state in state_dict["state"].items() if state}
-        return state_dict
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """
-        Take over a state, this class's or that of torch's optimizer of the same name.
-
-        Args:
-            state_dict: of an optimizer with the same parameters in the same order.
-        """
-        kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
-        self._release_tables()
-        with self._without_anchors():
-            super().load_state_dict(state_dict)
-            self._keep_wide_states(state_dict)
-        for group, values in zip(self.param_groups, kept, strict=True):
-            for name, value in values.items():
-                group.setdefault(name, value)
-
-    def _release_tables(self) -> None:
-        for clock in self._clocks():
-            for table in clock.tables():
-                table.release()
-
-    def _keep_wide_states(self, state_dict: dict[str, Any]) -> None:
-        """Torch casts loaded states to the parameter's dtype. The next step wants those of half tables in float32."""
-        self._wide = {}
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for key, parameter in zip(saved["params"], group["params"], strict=True):
-                if accumulator_dtype(parameter.dtype) != parameter.dtype:
-                    state = state_dict["state"].get(key, {})
-                    self._wide[parameter] = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
-
-    @contextmanager
-    def _without_anchors(self) -> Iterator[None]:
-        """Parameters and their names without the anchors, which a saved state does not have."""
-        removed = []
-        for group in self.param_groups:
-            lists = [name for name in ("params", "param_names") if name in group]
-            places = [i for i, parameter in enumerate(group["params"]) if is_anchor(parameter)]
-            removed.append({name: [(i, group[name][i]) for i in places] for name in lists if places})
-            for name in lists if places else []:
-                group[name] = [x for i, x in enumerate(group[name]) if i not in places]
-        try:
-            yield
-        finally:
-            for group, lists_removed in zip(self.param_groups, removed, strict=True):
-                for name, anchors in lists_removed.items():
-                    group[name] = list(group[name])
-                    for i, anchor in anchors:
-                        group[name].insert(i, anchor)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies are taken of current rows, as checkpoints are."""
-        self._restart_clocks()
-        return {**super().__getstate__(), "_row_defaults": self._row_defaults}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """See :meth:`__getstate__`; torch loads a state through this too."""
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self._row_defaults.items():
-                group.setdefault(name, value)
-        _optimizers.add(self)

@@ -18,8 +18,8 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
 
     Args:
         params, lr, rho, eps, weight_decay, foreach, capturable, maximize, differentiable: as torch's. ``foreach``,
-            ``capturable`` and ``differentiable`` concern parameters that are no tables. ``weight_decay`` steps every row
-            of a table at every step, at that cost; a warning says so.
+            ``capturable`` and ``differentiable`` concern parameters that are no tables. ``weight_decay`` steps every
+            row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, averages included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
 

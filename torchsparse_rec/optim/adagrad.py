@@ -128,7 +128,7 @@ class RowWiseAdagrad(RowOptimizer):
         lazy: bool = False,
         stochastic_rounding: bool = False,
     ) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "lr_decay": lr_decay,
             "eps": eps,

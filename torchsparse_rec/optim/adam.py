@@ -152,8 +152,8 @@ class PartialRowWiseAdam(RowOptimizer):
     Adam with one second moment per row: of the means of the row's squared gradients.
 
     ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * mean(g * g)`` over the row, both corrected for
-    their bias, ``w = (1 - lr * weight_decay) * w - lr * m / (sqrt(v) + eps)``. A row is a slice of a parameter along its
-    first dimension; of a vector every element is one.
+    their bias, ``w = (1 - lr * weight_decay) * w - lr * m / (sqrt(v) + eps)``. A row is a slice of a parameter along
+    its first dimension; of a vector every element is one.
 
     Args:
         params: parameters, named parameters, or groups of them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,8 +57,7 @@ def clip_grad_norm_(
     norms = [norm for pending in waiting if (norm := pending.norm(float(norm_type))) is not None]
     # The norm of norms is the norm of everything.
     total = utils.get_total_norm([*gradients, *norms], norm_type, error_if_nonfinite, foreach)
-    # What torch's functions read of a parameter is its grad.
-    utils.clip_grads_with_norm_([SimpleNamespace(grad=grad) for grad in gradients], max_norm, total, foreach)
+    utils.clip_grads_with_norm_(_holding(gradients), max_norm, total, foreach)
     if norms:
         factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
         for pending in waiting:
@@ -66,9 +66,7 @@ def clip_grad_norm_(
 
 
 @torch.no_grad()
-def clip_grad_value_(
-    parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None
-) -> None:
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
     """
     Clamp the elements of the gradients of parameters, of whatever layout, to ``[-clip_value, clip_value]``, in place.
 
@@ -91,9 +89,14 @@ def clip_grad_value_(
     """
     gradients, waiting = _gradients(parameters)
     if gradients:
-        utils.clip_grad_value_([SimpleNamespace(grad=grad) for grad in gradients], clip_value, foreach)
+        utils.clip_grad_value_(_holding(gradients), clip_value, foreach)
     for pending in waiting:
         pending.clamp(float(clip_value))
+
+
+def _holding(gradients: list[Tensor]) -> list[Any]:
+    """What torch's functions take for parameters, of which they read ``grad`` alone."""
+    return [SimpleNamespace(grad=grad) for grad in gradients]
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> tuple[list[Tensor], list[Pending]]:

@@ -67,7 +67,7 @@ class Ftrl(RowOptimizer):
         lazy: bool = False,
         stochastic_rounding: bool = False,
     ) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "lr_power": lr_power,
             "initial_accumulator_value": initial_accumulator_value,

@@ -68,7 +68,7 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         names = "lr", "alpha", "eps", "weight_decay", "momentum", "centered"
-        states = ("square_avg",)
+        states: tuple[str, ...] = ("square_avg",)
         if group["momentum"] > 0:
             states += ("momentum_buffer",)
         if group["centered"]:

@@ -17,8 +17,8 @@ class SGD(RowOptimizer, torch.optim.SGD):
     :class:`torch.optim.SGD` for tables too: with momentum and decay, what a step costs is what the batch touches.
 
     Args:
-        params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as torch's. The
-            last three concern parameters that are no tables.
+        params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as torch's.
+            The last three concern parameters that are no tables.
         lazy: leave rows without gradient alone, momentum and decay included. Default False: they move as torch's do.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
 
