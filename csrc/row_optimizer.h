@@ -51,7 +51,8 @@ namespace tsr {
 // ---- Rules ----------------------------------------------------------------------------------------------------------
 
 inline const std::vector<const char*>& hyperparameter_names(OptimizerRule rule) {
-  static const std::vector<const char*> adam{"lr", "beta1", "beta2", "eps", "weight_decay", "decoupled"};
+  static const std::vector<const char*> adam{"lr",           "beta1",     "beta2",         "eps",
+                                             "weight_decay", "decoupled", "tensorflow_eps"};
   static const std::array<std::vector<const char*>, kOptimizerRules> names{{
       {"lr", "momentum", "dampening", "nesterov", "weight_decay"},
       {"lr", "lr_decay", "eps", "weight_decay"},
@@ -155,7 +156,7 @@ inline OptimizerRule check_optimizer_rule(const char* op, int64_t value, const s
       must(h[k] <= 0, "<= 0");
     } else if (name == "dampening") {
       must(h[k] == h[k], "a number");
-    } else if (name == "nesterov" || name == "decoupled" || name == "centered") {
+    } else if (name == "nesterov" || name == "decoupled" || name == "centered" || name == "tensorflow_eps") {
       must(h[k] == 0 || h[k] == 1, "0 or 1");
     } else if (name == "lr" && rule == OptimizerRule::kFtrl) {
       must(h[k] > 0, "> 0");

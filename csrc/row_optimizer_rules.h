@@ -177,7 +177,8 @@ struct RowwiseAdagradRule {
 template <class A>
 struct AdamScalars {
   A beta1, beta2, incoming1, incoming2, step_size, inverse_root, eps, kept, decay;
-  AdamScalars(const double* h, int64_t step, bool decoupled)
+  // tensorflow_eps: eps is added to sqrt(v), not to the root of v without its bias.
+  AdamScalars(const double* h, int64_t step, bool decoupled, bool tensorflow_eps = false)
       : beta1(static_cast<A>(h[1])),
         beta2(static_cast<A>(h[2])),
         incoming1(static_cast<A>(1 - h[1])),
@@ -186,7 +187,12 @@ struct AdamScalars {
         inverse_root(static_cast<A>(1 / std::sqrt(1 - std::pow(h[2], static_cast<double>(step))))),
         eps(static_cast<A>(h[3])),
         kept(static_cast<A>(decoupled ? 1 - h[0] * h[4] : 1)),
-        decay(static_cast<A>(decoupled ? 0 : h[4])) {}
+        decay(static_cast<A>(decoupled ? 0 : h[4])) {
+    if (!tensorflow_eps) return;
+    const double t = static_cast<double>(step);
+    step_size = static_cast<A>(h[0] * std::sqrt(1 - std::pow(h[2], t)) / (1 - std::pow(h[1], t)));
+    inverse_root = A(1);
+  }
 
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE A divisor(A v) const { return std::sqrt(v) * inverse_root + eps; }
 };
@@ -196,7 +202,7 @@ struct AdamRule : ElementRule<A> {
   using Map = AdamMap<!kAmsgrad>;
   static constexpr int kStates = kAmsgrad ? 3 : 2;
   AdamScalars<A> at;
-  AdamRule(const double* h, int64_t step) : at(h, step, h[5] != 0) {}
+  AdamRule(const double* h, int64_t step) : at(h, step, h[5] != 0, h[6] != 0) {}
 
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE A eps() const { return at.eps; }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE A root(const A* state) const { return std::sqrt(state[kStates - 1]); }
@@ -410,14 +416,16 @@ inline LinearMap linear_leaf(OptimizerRule rule, const double* h, int64_t step) 
 }
 
 template <class Map>
-Map adam_leaf(bool decoupled, const double* h, int64_t step) {
+Map adam_leaf(bool decoupled, bool tensorflow_eps, const double* h, int64_t step) {
   const double t = static_cast<double>(step);
   Map leaf;
   leaf.p1 = h[1];
   leaf.root2 = std::sqrt(h[2]);
   leaf.d = decoupled ? 1 - h[0] * h[4] : 1;
-  const double factor = leaf.shrinking() / std::sqrt(1 - std::pow(h[2], t));
-  double weight = h[0] / (1 - std::pow(h[1], t)) * h[1];
+  const double root = std::sqrt(1 - std::pow(h[2], t));
+  // Where eps stands before the correction of the bias, the root is the weight's instead of A's.
+  const double factor = leaf.shrinking() / (tensorflow_eps ? 1 : root);
+  double weight = h[0] / (1 - std::pow(h[1], t)) * h[1] * (tensorflow_eps ? root : 1);
   for (double& n : leaf.n) {
     n = weight;
     weight *= factor;
@@ -450,7 +458,8 @@ Map leaf_of(OptimizerRule rule, const std::vector<double>& hyperparameters, int6
   if constexpr (std::is_same_v<Map, LinearMap>) {
     return linear_leaf(rule, h, step);
   } else {
-    return adam_leaf<Map>(rule == OptimizerRule::kPartialRowwiseAdam || h[5] != 0, h, step);
+    const bool row_wise = rule == OptimizerRule::kPartialRowwiseAdam;
+    return adam_leaf<Map>(row_wise || h[5] != 0, !row_wise && h[6] != 0, h, step);
   }
 }
 
