@@ -247,7 +247,16 @@ def test_gradients_of_weights(case: Case, once: bool) -> None:
     for lookup, (rows, pooled) in enumerate(zip(case.parts(grad), case.parts(output), strict=True)):
         ids, ends, item_weights, first = case.lookup(lookup)
         table = case.tables[lookup]
-        arguments = (rows, case.weights[table], ids, ends, item_weights, pooled, case.modes[lookup], case.padding[table])
+        arguments = (
+            rows,
+            case.weights[table],
+            ids,
+            ends,
+            item_weights,
+            pooled,
+            case.modes[lookup],
+            case.padding[table],
+        )
         expected[first : first + len(ids)] += fixture.operator("embedding_weights_backward")(*arguments)
     if once:
         assert torch.equal(found, expected)
@@ -282,9 +291,7 @@ class Optimizer:
     rule: tuple[int, list[float]]
 
     def clone(self) -> Optimizer:
-        return replace(
-            self, states=[x.clone() for x in self.states], last_steps=[x.clone() for x in self.last_steps]
-        )
+        return replace(self, states=[x.clone() for x in self.states], last_steps=[x.clone() for x in self.last_steps])
 
 
 def _optimizer(name: str, weights: list[Tensor]) -> Optimizer:

@@ -166,9 +166,7 @@ def weights_backward(ctx: Any, result_grad: Tensor) -> tuple:
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         aliases = [x.view_as(x) for x in (grad, per_sample_weights, pooled, *tables)]
-        result = _weights_composite(
-            ctx.lists, aliases[0], indices, offsets, aliases[1], aliases[2], aliases[3:]
-        )
+        result = _weights_composite(ctx.lists, aliases[0], indices, offsets, aliases[1], aliases[2], aliases[3:])
         grads = partial_derivatives(result, aliases, needed, result_grad, create_graph)
     states, last_steps = ([None] * count for count in ctx.counts)
     return grads[0], grads[3:], states, last_steps, None, None, None, grads[1], grads[2], *(None,) * 10
