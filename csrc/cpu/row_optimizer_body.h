@@ -151,19 +151,14 @@ static inline __attribute__((always_inline)) void move_row(const RowLoop<Rule, A
   }
 }
 
-// The elements' parts of the sums: of sum s in scratch + s * dim. What gather changes of the states is stored.
+// n elements' parts of the (at most two) sums. What gather changes of the states is stored.
 template <class Rule, class A>
-static inline __attribute__((always_inline)) void gather_elements(const RowLoop<Rule, A>& loop,
-                                                                  const RowPlace<A>& row) {
-  const Rule rule = loop.rule;
-  const A scale = loop.scale;
-  const A* __restrict weight = row.weight;
-  const A* __restrict grad = row.grad;
-  A* __restrict state0 = row.state[0];
-  A* __restrict state1 = row.state[1];
-  A* __restrict parts0 = loop.scratch;
-  A* __restrict parts1 = loop.scratch + loop.dim;
-  for (int64_t d = 0; d < loop.dim; ++d) {
+static inline __attribute__((always_inline)) void gather_elements(const Rule& rule, const A* __restrict weight,
+                                                                  A* __restrict state0, A* __restrict state1,
+                                                                  const A* __restrict grad, A scale,
+                                                                  A* __restrict parts0, A* __restrict parts1,
+                                                                  int64_t n) {
+  for (int64_t d = 0; d < n; ++d) {
     A state[kMostOptimizerStates], part[2] = {};
     if constexpr (Rule::kStates > 0) state[0] = state0[d];
     if constexpr (Rule::kStates > 1) state[1] = state1[d];
@@ -207,10 +202,12 @@ static inline __attribute__((always_inline)) void step_row(const RowLoop<Rule, A
     if constexpr (kIdles) {
       if (idle != nullptr) move_row<false, true>(loop, row, idle);
     }
-    gather_elements(loop, row);
+    const Rule rule = loop.rule;
+    gather_elements(rule, row.weight, row.state[0], row.state[1], row.grad, loop.scale, loop.scratch,
+                    loop.scratch + loop.dim, loop.dim);
     A sums[Rule::kRowSums];
     for (int s = 0; s < Rule::kRowSums; ++s) sums[s] = sum_of(loop.scratch + s * loop.dim, loop.dim);
-    const A of_row = loop.rule.row(sums, loop.dim, row.state[Rule::kStates]);
+    const A of_row = rule.row(sums, loop.dim, row.state[Rule::kStates]);
     move_elements<Lag::kNone, true, !Rule::kGatherWrites>(loop, row, idle, of_row);
   } else {
     if constexpr (kIdles) {
