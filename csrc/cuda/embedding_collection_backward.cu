@@ -25,13 +25,13 @@ void write_gradients(DeviceCall& call, const CollectionGradient& in, const Colle
     constexpr int wide = 16 / sizeof(T);
     PartList list(wide, wide);
     for (size_t w = 0; w < groups.tables.size(); ++w) {
-      Part part = part_of_groups<T>(in, groups, w);
+      Part part = part_of_groups(in, groups, w);
       const Tensor& out = outputs[static_cast<size_t>(groups.tables[w])];
       part.first_offset = first_groups[w];
       part.bags = first_groups[w + 1] - first_groups[w];
       part.out = out.data_ptr();
       part.out_stride = part.columns;
-      part.out_aligned = vector_width<T>(part.columns, {part.out}) == wide;
+      part.out_aligned = moves_wide(part.out, part.columns, part.columns, sizeof(T));
       list.add(part);
     }
     PartInputs<T> inputs = inputs_of_groups<T>(call, groups);

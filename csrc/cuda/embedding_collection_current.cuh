@@ -5,6 +5,15 @@
 
 namespace tsr {
 
+// A weight as its table would hold it.
+template <class A>
+__device__ A rounded_weight(const OptimizerCall<A>& call, A weight) {
+  with_weight_type<A>(call.weight_dtype, [&](auto* type) {
+    weight = static_cast<A>(static_cast<std::remove_pointer_t<decltype(type)>>(weight));
+  });
+  return weight;
+}
+
 // What the operators take of an optimizer.
 struct CollectionOptimizer {
   const std::vector<Tensor>&weights, &states, &last_steps;
