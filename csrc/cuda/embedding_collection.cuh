@@ -52,8 +52,8 @@ PartInputs<T> inputs_of(const DeviceCall& call, const CollectionInput& input) {
   return in;
 }
 
-// What a bad index of each lookup is told to be below: the rows of the smallest table that the lookup's key is looked up
-// in. Whichever lookup finds it, the error is the same.
+// What a bad index of each lookup is told to be below: the rows of the smallest table that the lookup's key is looked
+// up in. Whichever lookup finds it, the error is the same.
 inline std::vector<int64_t> index_bounds(const Collection& c) {
   std::vector<int64_t> of_key, of_lookup;
   for (const CollectionLookup& lookup : c.lookups) {

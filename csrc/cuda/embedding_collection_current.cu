@@ -81,8 +81,8 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
   const std::optional<Tensor> given_history(history);
-  const OptimizerRule rule = check_collection_current(op, weights, states, last_steps, given_history, rule_value,
-                                                      hyperparameters, step, base);
+  const OptimizerRule rule =
+      check_collection_current(op, weights, states, last_steps, given_history, rule_value, hyperparameters, step, base);
   DeviceCall call(op, weights[0]);
   Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
   const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, hyperparameters, step, base};

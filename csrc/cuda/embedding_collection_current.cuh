@@ -46,7 +46,7 @@ void with_current_tables(DeviceCall& call, const CollectionOptimizer& given, con
   const std::vector<Tensor> weights = readable(given.weights), states = readable(given.states);
   std::vector<Tensor> last_steps;
   for (const Tensor& x : given.last_steps) last_steps.push_back(as_contiguous(x));
-  const CollectionOptimizer o{weights,    states,     last_steps, given.history, given.rule, given.hyperparameters,
+  const CollectionOptimizer o{weights,    states,    last_steps, given.history, given.rule, given.hyperparameters,
                               given.step, given.base};
   const std::optional<Tensor> no_scale;
   const OptimizerArguments arguments{o.rule,    o.hyperparameters, o.step, o.base, o.step, o.weights[0].scalar_type(),

@@ -48,9 +48,8 @@ inline PartList forward_parts(const Forward& f, int width, bool of_max) {
 template <class Total, class View, class LongView = View>
 void pool_lookups(DeviceCall& call, const Forward& f, const typename View::Inputs& in, bool of_max) {
   PartList list = forward_parts(f, Total::width, of_max);
-  const int64_t entries = most_entries(f.c, f.input.items, [&](const CollectionLookup& lookup) {
-    return (lookup.mode == Reduction::kMax) == of_max;
-  });
+  const int64_t entries = most_entries(
+      f.c, f.input.items, [&](const CollectionLookup& lookup) { return (lookup.mode == Reduction::kMax) == of_max; });
   launch_parts<Total, View, LongView>(call, list, in, entries);
 }
 

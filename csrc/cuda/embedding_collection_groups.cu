@@ -1,5 +1,4 @@
 #include "embedding_collection_groups.cuh"
-
 #include "pool_weighted.cuh"
 #include "table_shards.cuh"
 
@@ -48,7 +47,7 @@ struct GroupedLookup {
   int64_t index_bound;
   int64_t padding_idx;
   int64_t output, stride;
-  int64_t argmax;   // where its maxima begin, or -1
+  int64_t argmax;  // where its maxima begin, or -1
   int64_t dim;
   int64_t divisor;  // where its divisors begin, or -1
 };
@@ -259,10 +258,11 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   if (has_max) groups.winners = call.data<int64_t>(*in.argmax);
 }
 
-// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no group.
+// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no
+// group.
 template <class K>
-__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs, const int64_t* first_rows,
-                                    int64_t tables, int64_t* bounds) {
+__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs,
+                                    const int64_t* first_rows, int64_t tables, int64_t* bounds) {
   for (int64_t w = thread_index(); w <= tables; w += thread_count()) {
     int64_t begin = 0, end = *runs - 1;
     while (begin < end) {
@@ -317,16 +317,14 @@ CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in
     groups.first_rows.push_back(groups.first_rows.back() + in.c.num_embeddings[static_cast<size_t>(table)]);
   }
   const int64_t rows = groups.first_rows.back();
-  const int64_t entries = most_entries(in.c, input.items, [&](const CollectionLookup& lookup) {
-    return in.wanted[static_cast<size_t>(lookup.table)];
-  });
+  const int64_t entries = most_entries(
+      in.c, input.items, [&](const CollectionLookup& lookup) { return in.wanted[static_cast<size_t>(lookup.table)]; });
   constexpr int64_t kLargestKey = std::numeric_limits<uint32_t>::max();
   constexpr int64_t kLargestSource = std::numeric_limits<int32_t>::max();
   const bool wide = rows > kLargestKey || std::max(entries, in.c.output_elements) > kLargestSource;
   groups.groups = RowGroups{entries, rows, wide};
-  with_accumulator(in.grad.scalar_type(), [&](auto tag) {
-    group_entries<typename decltype(tag)::type>(call, in, input, groups);
-  });
+  with_accumulator(in.grad.scalar_type(),
+                   [&](auto tag) { group_entries<typename decltype(tag)::type>(call, in, input, groups); });
   return groups;
 }
 

@@ -34,8 +34,8 @@ struct CollectionGroups {
 
 CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input);
 
-// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1]. first_rows: those of
-// groups, on the device.
+// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1]. first_rows: those
+// of groups, on the device.
 const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs,
                                       const int64_t* first_rows);
 

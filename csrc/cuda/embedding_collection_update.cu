@@ -1,5 +1,5 @@
-// An optimizer's step on the rows that a collection looked up, with gradients that no one ever writes down whole: a team
-// adds up the entries of its row as it steps it. How many rows there are stays on the device.
+// An optimizer's step on the rows that a collection looked up, with gradients that no one ever writes down whole: a
+// team adds up the entries of its row as it steps it. How many rows there are stays on the device.
 #include "embedding_collection_current.cuh"
 #include "embedding_collection_groups.cuh"
 
@@ -12,8 +12,8 @@ constexpr int64_t kStepThreads = 128;
 // A row of more than kPiece entries is added up before, in pieces: its gradient, in the accumulator's dtype.
 template <class A>
 struct GradientInputs : PartInputs<A> {
-  ScalarType dtype{};    // of grad
-  A* values = nullptr;   // [long rows, stride]
+  ScalarType dtype{};   // of grad
+  A* values = nullptr;  // [long rows, stride]
   int64_t stride = 0;
   const int64_t* slots = nullptr;  // [groups]: which of them, for those that are long
 };
@@ -69,11 +69,11 @@ __global__ void long_slots_kernel(PoolPlan plan, const Part* parts, int64_t* slo
 
 template <class A>
 struct StepInputs : GradientInputs<A> {
-  Parts parts{};                               // first_blocks: of kStepThreads threads
-  const OptimizerTable* tables = nullptr;      // [parts]
-  const int64_t* first_rows = nullptr;         // [parts]
-  const void* keys = nullptr;                  // of sorted entries
-  bool wide = false;                           // whether keys are
+  Parts parts{};                           // first_blocks: of kStepThreads threads
+  const OptimizerTable* tables = nullptr;  // [parts]
+  const int64_t* first_rows = nullptr;     // [parts]
+  const void* keys = nullptr;              // of sorted entries
+  bool wide = false;                       // whether keys are
   OptimizerCall<A> optimizer{};
 
   __device__ int64_t key(int64_t j) const {
@@ -173,34 +173,34 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);
   // As many blocks as there may be: those without rows return at once.
   const LaunchShape shape{capacity / least_teams + count, kStepThreads};
-  with_rules(in.optimizer, [&](auto rules) {
-    launch(call, shape, collection_update_kernel<decltype(rules), A>, in);
-  });
+  with_rules(in.optimizer, [&](auto rules) { launch(call, shape, collection_update_kernel<decltype(rules), A>, in); });
 }
 
-void embedding_collection_update_cuda(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const std::optional<Tensor>& history, const Tensor& grad, const Tensor& indices,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights,
-    const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
-    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule_value,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-    const std::vector<int64_t>& rounding_seeds) {
+void embedding_collection_update_cuda(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                                      const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
+                                      const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                                      const std::optional<Tensor>& per_sample_weights,
+                                      const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables,
+                                      const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
+                                      const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+                                      bool side_by_side, const std::vector<bool>& wanted,
+                                      const std::optional<Tensor>& grad_scale, int64_t rule_value,
+                                      const std::vector<double>& hyperparameters, int64_t step, int64_t base,
+                                      bool maximize, const std::vector<int64_t>& rounding_seeds) {
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
-  const Collection c = check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax,
-                                                         lists, wanted);
+  const Collection c =
+      check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax, lists, wanted);
   const CollectionStep checked = check_collection_step(c, weights, states, last_steps, history, wanted, grad_scale,
                                                        rule_value, hyperparameters, step, base, rounding_seeds);
   if (checked.weights.empty()) return;
   DeviceCall call(c.op, weights[0]);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
   const CollectionGroups groups = group_collection(call, gradient, collection_input(call, indices, offsets));
-  const CollectionOptimizer optimizer{checked.weights, states, last_steps, history, checked.rule, hyperparameters,
-                                      step,            base};
-  const OptimizerArguments arguments{
-      checked.rule, hyperparameters, step,       base,     step - 1, weights[0].scalar_type(),
-      history,      grad_scale,      maximize, !rounding_seeds.empty()};
+  const CollectionOptimizer optimizer{checked.weights, states,          last_steps, history,
+                                      checked.rule,    hyperparameters, step,       base};
+  const OptimizerArguments arguments{checked.rule, hyperparameters,          step,    base,
+                                     step - 1,     weights[0].scalar_type(), history, grad_scale,
+                                     maximize,     !rounding_seeds.empty()};
   const std::vector<OptimizerTable> on_host = optimizer_tables(optimizer, arguments, rounding_seeds);
   with_accumulator(grad.scalar_type(), [&](auto tag) {
     step_rows<typename decltype(tag)::type>(call, gradient, groups, on_host, arguments);

@@ -25,10 +25,10 @@ template <class T>
 struct WeightsBackward {
   Integers indices;
   int64_t items;
-  const int64_t* bags;           // [items], of all keys
-  const int64_t* key_bags;       // [keys]: the first of each key's
+  const int64_t* bags;      // [items], of all keys
+  const int64_t* key_bags;  // [keys]: the first of each key's
   int64_t keys;
-  const int64_t* first_lookups;  // [keys + 1]
+  const int64_t* first_lookups;   // [keys + 1]
   const WeightedLookup* lookups;  // those of key 0, then those of key 1 ...
   const T* grad;
   const T* output;
@@ -86,8 +86,7 @@ __device__ acc_t<T> lookup_weight_gradient(const WeightsBackward<T>& w, const We
   Products<A> products;
   if (lane < lookup.lanes) {
     products = lane_products<width, false>(w.grad + at, is_divided ? w.output + at : nullptr, lookup.columns, aligned,
-                                           lane, lookup.lanes,
-                                           [&](int64_t c) { return x.template load<width>(c); });
+                                           lane, lookup.lanes, [&](int64_t c) { return x.template load<width>(c); });
   }
   for (int step = lookup.lanes / 2; step > 0; step /= 2) {
     products.with_row += __shfl_xor_sync(team, products.with_row, step);
@@ -152,8 +151,8 @@ std::vector<WeightedLookup> lookups_by_key(const Collection& c, const std::vecto
       const bool is_wide = lookup.dim % wide == 0;
       const int width = is_wide ? wide : 1;
       const RowTiling tiling(1, std::min<int64_t>(lookup.dim, kWarp * width), width);
-      const bool aligned = vector_width<T>(lookup.dim, {tables[k], grad, output}) == wide && lookup.output % wide == 0 &&
-                           lookup.stride % wide == 0;
+      const bool aligned = vector_width<T>(lookup.dim, {tables[k], grad, output}) == wide &&
+                           lookup.output % wide == 0 && lookup.stride % wide == 0;
       sorted.push_back({tables[k], c.num_embeddings[k], bounds[l], c.padding_idx[k], lookup.dim, lookup.first_bag,
                         lookup.output, lookup.stride, divisors.first[l], lookup.mode == Reduction::kMean, is_wide,
                         aligned, 1 << tiling.lanes_log2});
@@ -242,7 +241,8 @@ Tensor embedding_collection_weights_backward_cuda(
                                                                    offsets, per_sample_weights, output, lists);
   OptimizerRule rule{};
   if (history) {
-    rule = check_collection_current(c.op, weights, states, last_steps, history, rule_value, hyperparameters, step, base);
+    rule =
+        check_collection_current(c.op, weights, states, last_steps, history, rule_value, hyperparameters, step, base);
   }
   DeviceCall call(c.op, weights[0]);
   const WeightsGradient gradient{c, grad, indices, offsets, per_sample_weights, output};

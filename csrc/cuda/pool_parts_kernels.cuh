@@ -151,8 +151,7 @@ struct WidestTiling {
   int lanes_log2;
   int64_t tiles_per_row;
 
-  explicit WidestTiling(const RowTiling& tiling)
-      : lanes_log2(tiling.lanes_log2), tiles_per_row(tiling.tiles_per_row) {}
+  explicit WidestTiling(const RowTiling& tiling) : lanes_log2(tiling.lanes_log2), tiles_per_row(tiling.tiles_per_row) {}
   __host__ __device__ int64_t lanes_per_row() const { return tiles_per_row << lanes_log2; }
 };
 
@@ -252,7 +251,8 @@ void launch_parts(DeviceCall& call, PartList& list, const typename View::Inputs&
   // Bags of one entry need no pieces.
   const PoolPlan plan = plan_parts(call, parts, in.offsets, in.offsets == nullptr ? 0 : entries, run, tiling);
   Total* const totals = call.workspace<Total>(plan.total_capacity * widest.lanes_per_row());
-  launch(call, {list.blocks() + plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, parts, in, plan, totals, widest);
+  launch(call, {list.blocks() + plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, parts, in, plan, totals,
+         widest);
   const int64_t long_bags = std::min(plan.total_capacity, list.bags()) * widest.tiles_per_row;
   launch(call, {std::min(long_bags, kFullDevice / kThreads + 1), LongView::kMergingThreads},
          long_bags_of_parts_kernel<Total, LongView>, parts, in, plan, static_cast<const Total*>(totals), widest);

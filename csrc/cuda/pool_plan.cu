@@ -1,7 +1,6 @@
-#include "pool_plan.cuh"
-
 #include <cstring>
 
+#include "pool_plan.cuh"
 #include "table_shards.cuh"
 
 namespace tsr {
