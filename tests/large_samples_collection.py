@@ -1,11 +1,14 @@
-"""Large samples of the family ``embedding_collection``: tables of all widths, on several threads."""
+"""
+Collections of lookups among the large samples: a third of a size's bags to each of three keys, in two tables; and mixed
+ones, of all modes and widths.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
 import torch
-from large_sizes import Build
+from large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of
 from reference import MAX, MEAN, SQRTN, SUM
 from sample import Sample
 from samples_embedding_collection import Collection, random_collection
@@ -14,7 +17,7 @@ ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0])
 _ops = torch.ops.torchsparse_rec
 
 
-def _collection(bags: int, weighted: bool, side_by_side: bool) -> Collection:
+def _mixed_collection(bags: int, weighted: bool, side_by_side: bool) -> Collection:
     return random_collection(
         "",
         rows=(bags // 3, 7, 3 * bags, bags),
@@ -31,8 +34,8 @@ def _collection(bags: int, weighted: bool, side_by_side: bool) -> Collection:
     )
 
 
-def _sample(operator: str, bags: int, weighted: bool, side_by_side: bool) -> Sample:
-    x = _collection(bags, weighted, side_by_side)
+def _mixed(operator: str, bags: int, weighted: bool, side_by_side: bool) -> Sample:
+    x = _mixed_collection(bags, weighted, side_by_side)
     output, argmax = _ops.embedding_collection.default(x.weights, *x.inputs, *x.lists, False)
     winners = None if weighted else argmax
     states = [torch.full_like(weight, 0.5) for weight in x.weights for _ in range(2)]
@@ -57,7 +60,7 @@ def _sample(operator: str, bags: int, weighted: bool, side_by_side: bool) -> Sam
     return Sample(operator, "", arguments)
 
 
-def builds_of_collections() -> list[Build]:
+def _builds_of_mixed() -> list[Build]:
     builds = []
     for operator, bags in (
         ("embedding_collection", 20_000),
@@ -72,5 +75,36 @@ def builds_of_collections() -> list[Build]:
                 continue
             for count in (bags, 1_000):
                 name = f"{operator}-{count}x{'_weighted' if weighted else ''}"
-                builds.append(Build(name, partial(_sample, operator, count, weighted, side_by_side)))
+                builds.append(Build(name, partial(_mixed, operator, count, weighted, side_by_side)))
     return builds
+
+
+def _collection(operator: str, size: Size) -> Sample:
+    """The first table is looked up for two of the keys; the second has rows of another width."""
+    indices, offsets, third = ids_of(size), offsets_of(size), size.segments // 3
+    tables = [floats_of(size, size.rows), floats_of(size, size.rows)[:, : size.dim // 2 + 1].contiguous()]
+    weights = torch.rand(size.items, generator=generator_of(size)).to(size.dtype) + 0.5
+    bags = [third, third, size.segments - 2 * third]
+    lists = ([0, 1, 0], [0, 1, 2], [SUM, MEAN, SQRTN], bags, [-1, -1], False)
+    dims = [table.shape[1] for table in tables]
+    if operator == "embedding_collection":
+        return Sample(operator, str(size), (tables, indices, offsets, weights, *lists, False))
+    elements = sum(bags[key] * dims[table] for table, key in zip(*lists[:2], strict=True))
+    grad = torch.randn(elements, generator=generator_of(size)).to(size.dtype)
+    if operator == "embedding_collection_weights_backward":
+        # Any output of the shape will do.
+        output = grad.flip(0)
+        states = (grad, tables, [], [], None, indices, offsets, weights, output, *lists, 0, [], 0, 0)
+        return Sample(operator, str(size), states)
+    shapes = ([size.rows] * 2, dims)
+    return Sample(operator, str(size), (grad, indices, offsets, weights, None, *shapes, *lists, [True, True]))
+
+
+def builds_of_collections() -> list[Build]:
+    """One of each size for the operators whose tables are as they are, and mixed ones for all operators."""
+    names = ("", "_dense_backward", "_sparse_backward", "_weights_backward")
+    operators = [f"embedding_collection{name}" for name in names]
+    builds = [
+        Build(f"{operator}-{size}-", partial(_collection, operator, size)) for size in SIZES for operator in operators
+    ]
+    return builds + _builds_of_mixed()
