@@ -7,107 +7,15 @@ Many tables of all widths in one launch, long bags, popular rows, keys that seve
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
+from emulated_collection_cases import CASES, TABLES, Case, make_case
 from emulation import fixture
-from reference import MAX, MEAN, SQRTN, SUM
+from reference import MAX, MEAN, SUM
 from sample import Random
 from torch import Tensor
-
-
-@dataclass
-class Case:
-    """The arguments that the operators of the family share."""
-
-    weights: list[Tensor]
-    indices: Tensor
-    offsets: Tensor | None
-    item_weights: Tensor | None
-    tables: list[int]
-    keys: list[int]
-    modes: list[int]
-    bags: list[int]
-    padding: list[int]
-    side_by_side: bool
-
-    @property
-    def lists(self) -> tuple[Any, ...]:
-        """The last arguments of every schema, up to side_by_side."""
-        return self.tables, self.keys, self.modes, self.bags, self.padding, self.side_by_side
-
-    def key_of_items(self, key: int) -> tuple[Tensor, int]:
-        """The offsets of a key's bags, and the first of its items."""
-        first = sum(self.bags[:key])
-        assert self.offsets is not None
-        ends = self.offsets[first : first + self.bags[key] + 1]
-        return ends - ends[0], int(ends[0])
-
-    def lookup(self, lookup: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        """One lookup's ids, offsets and weights, and the position of its first item."""
-        ends, first = self.key_of_items(self.keys[lookup])
-        items = slice(first, first + int(ends[-1]))
-        return self.indices[items], ends, None if self.item_weights is None else self.item_weights[items], first
-
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        """What each lookup has of a tensor of the output's shape."""
-        dims = [self.weights[table].shape[1] for table in self.tables]
-        if self.side_by_side:
-            return list(flat.split(dims, dim=1))
-        sizes = [self.bags[key] * dim for key, dim in zip(self.keys, dims, strict=True)]
-        return [x.view(-1, dim) for x, dim in zip(flat.split(sizes), dims, strict=True)]
-
-
-def _case(
-    tables: list[tuple[int, int]],
-    lookups: list[tuple[int, int, int]],
-    lengths: list[list[int]],
-    *,
-    weighted: bool = False,
-    side_by_side: bool = True,
-    padding: list[int] | None = None,
-    dtype: torch.dtype = torch.float32,
-    index: torch.dtype = torch.int64,
-    seed: int = 0,
-) -> Case:
-    """Tables by (rows, columns), lookups by (table, key, mode), keys by the lengths of their bags."""
-    random = Random(seed)
-    rows = [min((max(tables[t][0], 1) for t, k, _ in lookups if k == key), default=1) for key in range(len(lengths))]
-    ids = [random.integers(0, rows[key], sum(of_key), dtype=index) for key, of_key in enumerate(lengths)]
-    ends = torch.tensor([0, *accumulate(n for of_key in lengths for n in of_key)], dtype=index)
-    return Case(
-        [random.floats(*shape, dtype=dtype) for shape in tables],
-        torch.cat(ids),
-        ends,
-        random.weights(int(ends[-1]), dtype) if weighted else None,
-        [table for table, _, _ in lookups],
-        [key for _, key, _ in lookups],
-        [mode for _, _, mode in lookups],
-        [len(of_key) for of_key in lengths],
-        padding or [-1] * len(tables),
-        side_by_side,
-    )
-
-
-LONG = [[3, 300, 0, 1, 129, 17], [0, 1, 2, 700, 16, 128], [1, 1, 1, 1, 1, 1], [20, 2, 140, 1, 0, 5]]
-SHORT = [[n % 4 for n in range(70)], [1] * 70, [n % 3 for n in range(70)], [2, 150] + [1] * 68]
-TABLES = [(50, 8), (20, 3), (9, 132), (31, 16), (6, 1)]
-PLAIN = [(0, 0, SUM), (1, 1, MEAN), (2, 3, SQRTN), (3, 2, SUM), (1, 0, MEAN), (0, 3, SQRTN), (4, 1, SUM)]
-WITH_MAX = [(0, 0, MAX), (1, 1, MEAN), (2, 3, MAX), (3, 2, SUM), (0, 3, SUM), (1, 1, MAX), (4, 2, MAX)]
-CASES = [
-    _case(TABLES, lookups, lengths, weighted=weighted, side_by_side=side, dtype=dtype, index=index, **more)
-    for lookups, lengths, weighted, side, dtype, index, more in [
-        (PLAIN, LONG, False, True, torch.float32, torch.int64, {}),
-        (PLAIN, LONG, True, False, torch.float32, torch.int32, {"padding": [7, -1, 9, 0, 2]}),
-        (PLAIN, SHORT, True, True, torch.float64, torch.int64, {"padding": [7, -1, 9, 0, -1]}),
-        (PLAIN, SHORT, False, False, torch.float16, torch.int32, {}),
-        (WITH_MAX, LONG, False, False, torch.float32, torch.int64, {"padding": [7, -1, 9, 0, 2]}),
-        (WITH_MAX, SHORT, False, True, torch.bfloat16, torch.int64, {}),
-        (WITH_MAX, LONG, False, True, torch.float64, torch.int32, {}),
-    ]
-]
 
 
 def _forward(case: Case) -> tuple[Tensor, Tensor]:
@@ -139,14 +47,14 @@ def test_many_tables(tables: int) -> None:
     shapes = [(3 + t % 5, (4, 8, 1, 12)[t % 4]) for t in range(tables)]
     lookups = [(t, (t * 7) % tables, SUM) for t in range(tables)]
     lengths = [[(k + b) % 3 for b in range(3)] for k in range(tables)]
-    case = _case(shapes, lookups, lengths, seed=tables)
+    case = make_case(shapes, lookups, lengths, seed=tables)
     for lookup, mine in enumerate(case.parts(_forward(case)[0])):
         assert torch.equal(mine, _single(case, lookup)[0]), lookup
 
 
 def test_every_id_of_its_own() -> None:
     """Without offsets: rows of tables of several widths, one after the other."""
-    case = _case(TABLES, [(0, 0, SUM), (2, 2, SUM), (1, 1, SUM), (1, 2, SUM)], [[1] * 90, [1] * 4, [1] * 50, []])
+    case = make_case(TABLES, [(0, 0, SUM), (2, 2, SUM), (1, 1, SUM), (1, 2, SUM)], [[1] * 90, [1] * 4, [1] * 50, []])
     case.offsets, case.side_by_side = None, False
     output, _ = _forward(case)
     ids = case.indices.split(case.bags)
@@ -247,7 +155,16 @@ def test_gradients_of_weights(case: Case, once: bool) -> None:
     for lookup, (rows, pooled) in enumerate(zip(case.parts(grad), case.parts(output), strict=True)):
         ids, ends, item_weights, first = case.lookup(lookup)
         table = case.tables[lookup]
-        arguments = (rows, case.weights[table], ids, ends, item_weights, pooled, case.modes[lookup], case.padding[table])
+        arguments = (
+            rows,
+            case.weights[table],
+            ids,
+            ends,
+            item_weights,
+            pooled,
+            case.modes[lookup],
+            case.padding[table],
+        )
         expected[first : first + len(ids)] += fixture.operator("embedding_weights_backward")(*arguments)
     if once:
         assert torch.equal(found, expected)
@@ -282,9 +199,7 @@ class Optimizer:
     rule: tuple[int, list[float]]
 
     def clone(self) -> Optimizer:
-        return replace(
-            self, states=[x.clone() for x in self.states], last_steps=[x.clone() for x in self.last_steps]
-        )
+        return replace(self, states=[x.clone() for x in self.states], last_steps=[x.clone() for x in self.last_steps])
 
 
 def _optimizer(name: str, weights: list[Tensor]) -> Optimizer:
@@ -398,7 +313,7 @@ def test_rows_beyond_32_bits(mode: int) -> None:
 
 def test_nothing_to_look_up() -> None:
     """Keys without bags or items, a table without rows, no wanted table."""
-    case = _case([(4, 3), (0, 8), (2, 5)], [(0, 0, MEAN), (1, 1, SUM), (2, 2, SUM)], [[], [0, 0], [3]])
+    case = make_case([(4, 3), (0, 8), (2, 5)], [(0, 0, MEAN), (1, 1, SUM), (2, 2, SUM)], [[], [0, 0], [3]])
     case.side_by_side = False
     output, _ = _forward(case)
     assert output.shape == (21,) and not output[:16].any() and output[16:].any()
@@ -409,13 +324,13 @@ def test_nothing_to_look_up() -> None:
         assert [len(x) for x in dense] == sizes[0]
         assert [len(x) for x in values] == [len(x) for x in rows] == sizes[1]
         assert not wanted[0] or (not dense[0].any() and dense[2].any())
-    case = _case([(4, 3)], [(0, 0, SUM)], [[]])
+    case = make_case([(4, 3)], [(0, 0, SUM)], [[]])
     assert _forward(case)[0].shape == (0, 3)
 
 
 def test_launches_do_not_grow_with_the_tables() -> None:
     def launches(tables: int, name: str) -> int:
-        case = _case([(5, 4)] * tables, [(t, t, SUM) for t in range(tables)], [[2]] * tables)
+        case = make_case([(5, 4)] * tables, [(t, t, SUM) for t in range(tables)], [[2]] * tables)
         before = fixture.library().tsr_emulated_launches()
         output, _ = _forward(case)
         if name != "forward":
@@ -449,7 +364,7 @@ NAN = "per_sample_weights[2] must be a number, got nan"
 @pytest.mark.parametrize("what", ["id", "nan"])
 def test_bad_values_are_skipped_and_recorded(what: str) -> None:
     """A key that is looked up in two tables: the error is one, told by whichever finds it, and names the smaller."""
-    case = _case([(5, 2), (3, 4)], [(0, 0, SUM), (1, 0, SUM)], [[2, 1]], weighted=True)
+    case = make_case([(5, 2), (3, 4)], [(0, 0, SUM), (1, 0, SUM)], [[2, 1]], weighted=True)
     assert case.item_weights is not None
     case.item_weights[:] = 2
     good = replace(case, item_weights=case.item_weights.clone(), indices=case.indices.clone())

@@ -12,7 +12,7 @@ std::tuple<Tensor, Tensor> embedding_collection_cuda(
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
   DeviceCall call(op, weights[0]);
-  Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets, per_sample_weights);
+  Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
   f.tables.resize(weights.size());
   for (const CollectionLookup& lookup : c.lookups) {
     const size_t table = static_cast<size_t>(lookup.table);
@@ -22,8 +22,9 @@ std::tuple<Tensor, Tensor> embedding_collection_cuda(
     using T = typename decltype(tag)::type;
     using View = PartView<T>;
     constexpr int wide = 16 / sizeof(T);
-    const PartInputs<T> in = forward_inputs<T>(call, f);
-    if (in.weights != nullptr) {
+    PartInputs<T> in = inputs_of<T>(call, f.input);
+    if (per_sample_weights) {
+      in.weights = call.data<T>(*per_sample_weights);
       pool_lookups<WeightedSum<T, wide>, View>(call, f, in, /*of_max=*/false);
     } else {
       pool_lookups<Sum<T, wide>, View>(call, f, in, /*of_max=*/false);

@@ -20,6 +20,28 @@ inline CollectionInput collection_input(DeviceCall& call, const Tensor& indices,
   return {call.data(indices), indices.scalar_type(), items, offsets ? bag_offsets(call, *offsets, items) : nullptr};
 }
 
+// Calls f with the tag of the type in which values of this dtype are added up: kernels that are not worth one for each
+// dtype take what is small in that type, and rows by dtypes that are chosen as they run.
+template <class F>
+void with_accumulator(ScalarType dtype, const F& f) {
+  dtype == ScalarType::Double ? f(type_tag<double>{}) : f(type_tag<float>{});
+}
+
+// A contiguous copy in the accumulator's type, or x itself where that is its own.
+inline Tensor accumulated(const Tensor& x) {
+  const bool is_half = x.scalar_type() == ScalarType::Half || x.scalar_type() == ScalarType::BFloat16;
+  return as_contiguous(is_half ? torch::stable::to(x, ScalarType::Float) : x);
+}
+inline const void* accumulated(DeviceCall& call, const std::optional<Tensor>& x) {
+  return x ? call.data(accumulated(*x)) : nullptr;
+}
+
+// Whether rows of this many elements, `stride` apart from `first` on, can be moved 16 bytes at once.
+inline bool moves_wide(const void* first, int64_t stride, int64_t columns, size_t element_size) {
+  const int64_t size = static_cast<int64_t>(element_size);
+  return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride * size % 16 == 0 && columns * size % 16 == 0;
+}
+
 // Of the items themselves, without weights.
 template <class T>
 PartInputs<T> inputs_of(const DeviceCall& call, const CollectionInput& input) {
@@ -30,8 +52,8 @@ PartInputs<T> inputs_of(const DeviceCall& call, const CollectionInput& input) {
   return in;
 }
 
-// What a bad index of each lookup is told to be below: the rows of the smallest table that the lookup's key is looked up
-// in. Whichever lookup finds it, the error is the same.
+// What a bad index of each lookup is told to be below: the rows of the smallest table that the lookup's key is looked
+// up in. Whichever lookup finds it, the error is the same.
 inline std::vector<int64_t> index_bounds(const Collection& c) {
   std::vector<int64_t> of_key, of_lookup;
   for (const CollectionLookup& lookup : c.lookups) {
@@ -73,7 +95,7 @@ struct CollectionDivisors {
   std::vector<int64_t> first;  // by lookup: where those of its bags begin; -1: it has none
 };
 
-// Of the lookups in wanted tables. weights: per_sample_weights, or null.
+// Of the lookups in wanted tables of this dtype. weights: per_sample_weights in the accumulator's, or null.
 CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, const CollectionInput& input,
                                        ScalarType dtype, const void* weights, const std::vector<bool>& wanted);
 

@@ -25,13 +25,13 @@ void write_gradients(DeviceCall& call, const CollectionGradient& in, const Colle
     constexpr int wide = 16 / sizeof(T);
     PartList list(wide, wide);
     for (size_t w = 0; w < groups.tables.size(); ++w) {
-      Part part = part_of_groups<T>(in, groups, w);
+      Part part = part_of_groups(in, groups, w);
       const Tensor& out = outputs[static_cast<size_t>(groups.tables[w])];
       part.first_offset = first_groups[w];
       part.bags = first_groups[w + 1] - first_groups[w];
       part.out = out.data_ptr();
       part.out_stride = part.columns;
-      part.out_aligned = vector_width<T>(part.columns, {part.out}) == wide;
+      part.out_aligned = moves_wide(part.out, part.columns, part.columns, sizeof(T));
       list.add(part);
     }
     PartInputs<T> inputs = inputs_of_groups<T>(call, groups);
@@ -78,8 +78,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const RowRuns runs = row_runs(call, groups.groups);
   const int64_t* const first_rows = upload(call, groups.first_rows);
   const int64_t* const bounds = first_groups_of_tables(call, groups, runs, first_rows);
-  const std::vector<int64_t> first_groups =
-      call.read_back(bounds, count + 1, "the number of rows that have entries");
+  const std::vector<int64_t> first_groups = call.read_back(bounds, count + 1, "the number of rows that have entries");
 
   std::vector<Tensor> values, rows;
   std::vector<int64_t> addresses;
@@ -95,8 +94,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const int64_t* const uploaded = upload(call, addresses);
   with_pairs(groups.groups, [&](const auto& pairs) {
     using K = std::remove_pointer_t<decltype(pairs.keys)>;
-    launch(call, one_thread_each(first_groups.back()), table_rows_kernel<K>, pairs.keys, runs.starts, first_rows, bounds,
-           count, uploaded);
+    launch(call, one_thread_each(first_groups.back()), table_rows_kernel<K>, pairs.keys, runs.starts, first_rows,
+           bounds, count, uploaded);
   });
   write_gradients(call, in, groups, runs.starts, first_groups, values);
   return {values, rows};

@@ -5,39 +5,55 @@
 namespace tsr {
 namespace {
 
-template <class T>
-struct CurrentInputs : PartInputs<T> {
-  OptimizerCall<acc_t<T>> optimizer{};
+template <class A>
+struct CurrentInputs : PartInputs<A> {
+  OptimizerCall<A> optimizer{};
 };
 
-// A part's rows are an OptimizerTable's.
-template <class T, class Rules>
-struct CurrentView : PartView<T> {
-  using A = acc_t<T>;
-  using Inputs = CurrentInputs<T>;
-  // Lanes own fewer columns of half types than 16 bytes hold: those that the optimizer moves at a time.
-  static constexpr int64_t kMergingThreads = kThreads * static_cast<int64_t>(sizeof(A) / sizeof(T));
+// Results are of the dtype of the tables, in A until they are stored.
+template <class A>
+struct ResultView : PartView<A> {
+  using Inputs = CurrentInputs<A>;
+  // Of half types a lane owns half as many columns as in a lookup of stored rows.
+  static constexpr int64_t kMergingThreads = kThreads * (sizeof(A) == sizeof(float) ? 2 : 1);
 
   const Inputs& inputs;
 
-  __device__ CurrentView(const Inputs& in, const Part& part, Offsets offsets)
-      : PartView<T>(in, part, offsets), inputs(in) {}
+  __device__ ResultView(const Inputs& in, const Part& part, Offsets offsets)
+      : PartView<A>(in, part, offsets), inputs(in) {}
 
   template <int width>
-  __device__ Vector<T, width> load_row(int64_t index, const RowTile& tile) const {
+  __device__ void store_row(int64_t bag, const RowTile& tile, const Vector<A, width>& row) const {
+    with_weight_type<A>(inputs.optimizer.weight_dtype, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      T* const to = static_cast<T*>(this->part.out) + bag * this->part.out_stride + tile.column;
+      store_each<width>(to, this->columns - tile.column, this->part.out_aligned != 0,
+                        [&](int c) { return static_cast<T>(row.at[c]); });
+    });
+  }
+};
+
+// A part's rows are an OptimizerTable's. They are rounded to its dtype before they are added up.
+template <class A, class Rules>
+struct CurrentView : ResultView<A> {
+  using ResultView<A>::ResultView;
+
+  template <int width>
+  __device__ Vector<A, width> load_row(int64_t index, const RowTile& tile) const {
+    const OptimizerCall<A>& optimizer = this->inputs.optimizer;
     const OptimizerTable& table = *static_cast<const OptimizerTable*>(this->part.rows);
     A now[width];
-    TableRow<A, Rules>(inputs.optimizer, table, index).now(tile.column, now);
-    Vector<T, width> row;
+    TableRow<A, Rules>(optimizer, table, index).now(tile.column, now);
+    Vector<A, width> row;
 #pragma unroll
-    for (int c = 0; c < width; ++c) row.at[c] = static_cast<T>(now[c]);
+    for (int c = 0; c < width; ++c) row.at[c] = rounded_weight(optimizer, now[c]);
     return row;
   }
 };
 
 // One entry after the other: to bring a row up to date takes too many registers for more.
-template <class Total, class T, class Rules, class Before>
-__device__ void add_entries(const CurrentView<T, Rules>& p, const RowTile& tile, int64_t begin, int n, Total& total,
+template <class Total, class A, class Rules, class Before>
+__device__ void add_entries(const CurrentView<A, Rules>& p, const RowTile& tile, int64_t begin, int n, Total& total,
                             const Before& before) {
   bool any_bad = false;
 #pragma unroll 1
@@ -65,24 +81,24 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
   const Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
   const std::optional<Tensor> given_history(history);
-  const OptimizerRule rule = check_collection_current(op, weights, states, last_steps, given_history, rule_value,
-                                                      hyperparameters, step, base);
+  const OptimizerRule rule =
+      check_collection_current(op, weights, states, last_steps, given_history, rule_value, hyperparameters, step, base);
   DeviceCall call(op, weights[0]);
-  Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets, per_sample_weights);
+  Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
   const CollectionOptimizer optimizer{weights, states, last_steps, given_history, rule, hyperparameters, step, base};
-  dispatch_float(weights[0].scalar_type(), op, "weights", [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    using A = acc_t<T>;
+  with_accumulator(weights[0].scalar_type(), [&](auto tag) {
+    using A = typename decltype(tag)::type;
     with_current_tables<A>(call, optimizer, [&](const auto& step_call, auto rules, const OptimizerTable* on_device) {
-      using View = CurrentView<T, decltype(rules)>;
+      using View = CurrentView<A, decltype(rules)>;
       constexpr int width = kLaneColumns<A>;
       for (size_t k = 0; k < weights.size(); ++k) f.tables.push_back(on_device + k);
-      CurrentInputs<T> in;
-      static_cast<PartInputs<T>&>(in) = forward_inputs<T>(call, f);
+      CurrentInputs<A> in;
+      static_cast<PartInputs<A>&>(in) = inputs_of<A>(call, f.input);
+      in.weights = static_cast<const A*>(accumulated(call, per_sample_weights));
       in.optimizer = step_call;
       // Weights of 1 add up to the bits of a plain sum.
-      pool_lookups<WeightedSum<T, width>, View>(call, f, in, /*of_max=*/false);
-      pool_lookups<Max<T, width>, View>(call, f, in, /*of_max=*/true);
+      pool_lookups<WeightedSum<A, width>, View, ResultView<A>>(call, f, in, /*of_max=*/false);
+      pool_lookups<Max<A, width>, View, ResultView<A>>(call, f, in, /*of_max=*/true);
     });
   });
   return {f.out, f.argmax};

@@ -5,6 +5,15 @@
 
 namespace tsr {
 
+// A weight as its table would hold it.
+template <class A>
+__device__ A rounded_weight(const OptimizerCall<A>& call, A weight) {
+  with_weight_type<A>(call.weight_dtype, [&](auto* type) {
+    weight = static_cast<A>(static_cast<std::remove_pointer_t<decltype(type)>>(weight));
+  });
+  return weight;
+}
+
 // What the operators take of an optimizer.
 struct CollectionOptimizer {
   const std::vector<Tensor>&weights, &states, &last_steps;
@@ -37,7 +46,7 @@ void with_current_tables(DeviceCall& call, const CollectionOptimizer& given, con
   const std::vector<Tensor> weights = readable(given.weights), states = readable(given.states);
   std::vector<Tensor> last_steps;
   for (const Tensor& x : given.last_steps) last_steps.push_back(as_contiguous(x));
-  const CollectionOptimizer o{weights,    states,     last_steps, given.history, given.rule, given.hyperparameters,
+  const CollectionOptimizer o{weights,    states,    last_steps, given.history, given.rule, given.hyperparameters,
                               given.step, given.base};
   const std::optional<Tensor> no_scale;
   const OptimizerArguments arguments{o.rule,    o.hyperparameters, o.step, o.base, o.step, o.weights[0].scalar_type(),

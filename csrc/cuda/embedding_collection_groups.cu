@@ -1,8 +1,42 @@
 #include "embedding_collection_groups.cuh"
-
+#include "pool_weighted.cuh"
 #include "table_shards.cuh"
 
 namespace tsr {
+
+CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, const CollectionInput& input,
+                                       ScalarType dtype, const void* weights, const std::vector<bool>& wanted) {
+  const auto has_divisors = [&](const CollectionLookup& lookup) {
+    return wanted[static_cast<size_t>(lookup.table)] && divisor_of(lookup.mode) != Divisor::kOne;
+  };
+  CollectionDivisors result{nullptr, std::vector<int64_t>(c.lookups.size(), -1)};
+  int64_t bags = 0;
+  for (size_t l = 0; l < c.lookups.size(); ++l) {
+    if (!has_divisors(c.lookups[l])) continue;
+    result.first[l] = bags;
+    bags += c.lookups[l].bags;
+  }
+  if (bags == 0) return result;
+  with_accumulator(dtype, [&](auto tag) {
+    using A = typename decltype(tag)::type;
+    A* const divisors = call.workspace<A>(bags);
+    result.divisors = divisors;
+    const std::vector<int64_t> bounds = index_bounds(c);
+    PartList list(1, 1);
+    for (size_t l = 0; l < c.lookups.size(); ++l) {
+      if (result.first[l] < 0) continue;
+      Part part = part_of(c, c.lookups[l], bounds[l]);
+      part.divisor = divisor_of(c.lookups[l].mode);
+      part.out = divisors + result.first[l];
+      list.add(part);
+    }
+    PartInputs<A> in = inputs_of<A>(call, input);
+    in.weights = static_cast<const A*>(weights);
+    launch_parts<DivisorOnly<A>, PartView<A>>(call, list, in, most_entries(c, input.items, has_divisors));
+  });
+  return result;
+}
+
 namespace {
 
 // In words of 8 bytes: they are uploaded as such.
@@ -13,7 +47,7 @@ struct GroupedLookup {
   int64_t index_bound;
   int64_t padding_idx;
   int64_t output, stride;
-  int64_t argmax;   // where its maxima begin, or -1
+  int64_t argmax;  // where its maxima begin, or -1
   int64_t dim;
   int64_t divisor;  // where its divisors begin, or -1
 };
@@ -41,13 +75,13 @@ __global__ void lookup_items_kernel(Entries e, int64_t* counts) {
 }
 
 // What is written of each entry. Null: not needed. If only its source is, that is its value, else its own number.
-template <class T>
+template <class A>
 struct EntryOutputs {
   void* keys;
   void* values;
   bool wide;  // whether keys and values are
   int64_t* sources;
-  acc_t<T>* coefficients;
+  A* coefficients;
   int64_t* won_at;
   int64_t* positions;
 
@@ -62,11 +96,10 @@ struct EntryOutputs {
   }
 };
 
-template <class T>
-__device__ acc_t<T> coefficient_of(const T* weights, const acc_t<T>* divisors, int64_t item, int64_t divisor_at,
-                                   const ErrorSink& errors) {
-  using A = acc_t<T>;
-  const A weight = weights == nullptr ? A(1) : static_cast<A>(weights[item]);
+template <class A>
+__device__ A coefficient_of(const A* weights, const A* divisors, int64_t item, int64_t divisor_at,
+                            const ErrorSink& errors) {
+  const A weight = weights == nullptr ? A(1) : weights[item];
   const bool is_nan = weight != weight;
   if (is_nan) errors.report(Argument::kWeights, Fault::kNotANumber, item, 0, 0);
   const A divisor = divisor_at < 0 ? A(1) : divisors[divisor_at];
@@ -74,12 +107,11 @@ __device__ acc_t<T> coefficient_of(const T* weights, const acc_t<T>* divisors, i
 }
 
 // One thread per entry, and for what may be behind the last of them: that counts for no row.
-template <class T>
-__global__ void entries_kernel(Entries e, const T* weights, const acc_t<T>* divisors, ErrorSink errors,
-                               EntryOutputs<T> out) {
+template <class A>
+__global__ void entries_kernel(Entries e, const A* weights, const A* divisors, ErrorSink errors, EntryOutputs<A> out) {
   for (int64_t entry = thread_index(); entry < e.capacity; entry += thread_count()) {
     int64_t key = e.rows, source = -1, won_at = -1, item = -1;
-    acc_t<T> coefficient = 0;
+    A coefficient = 0;
     if (entry < e.first_entries[e.lookup_count]) {
       const int64_t l = lower_bound(e.first_entries, e.lookup_count, entry + 1) - 1;
       const GroupedLookup& lookup = e.lookups[l];
@@ -167,11 +199,10 @@ Pairs<K> sorted_pairs_of(DeviceCall& call, const RowGroups& groups, const F& wri
   return sort_pairs(call, pairs, spare, groups.entries, bits);
 }
 
-template <class T>
+template <class A>
 void group_entries(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
                    CollectionGroups& groups) {
-  using A = acc_t<T>;
-  const T* const weights = in.per_sample_weights ? call.data<T>(*in.per_sample_weights) : nullptr;
+  const A* const weights = static_cast<const A*>(accumulated(call, in.per_sample_weights));
   const CollectionDivisors of_bags = collection_divisors(call, in.c, input, in.grad.scalar_type(), weights, in.wanted);
   const A* const divisors = static_cast<const A*>(of_bags.divisors);
   const std::vector<GroupedLookup> grouped = grouped_lookups(in, groups, of_bags);
@@ -191,7 +222,7 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   launch(call, one_thread_each(count), lookup_items_kernel, entries, counts);
   sums_before(call, counts, count, first_entries);
 
-  EntryOutputs<T> out{};
+  EntryOutputs<A> out{};
   const bool has_coefficients = weights != nullptr || divisors != nullptr;
   if (has_coefficients || has_max) out.sources = call.workspace<int64_t>(n);
   if (has_coefficients) out.coefficients = call.workspace<A>(n);
@@ -203,7 +234,7 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   const auto write = [&](void* keys, void* values) {
     out.keys = keys;
     out.values = values;
-    launch(call, one_thread_each(n), entries_kernel<T>, entries, weights, divisors, call.errors(), out);
+    launch(call, one_thread_each(n), entries_kernel<A>, entries, weights, divisors, call.errors(), out);
   };
   if (out.wide) {
     groups.groups.wide_pairs = sorted_pairs_of<uint64_t>(call, groups.groups, write);
@@ -227,10 +258,11 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   if (has_max) groups.winners = call.data<int64_t>(*in.argmax);
 }
 
-// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no group.
+// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no
+// group.
 template <class K>
-__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs, const int64_t* first_rows,
-                                    int64_t tables, int64_t* bounds) {
+__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs,
+                                    const int64_t* first_rows, int64_t tables, int64_t* bounds) {
   for (int64_t w = thread_index(); w <= tables; w += thread_count()) {
     int64_t begin = 0, end = *runs - 1;
     while (begin < end) {
@@ -259,6 +291,22 @@ const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& 
   return bounds;
 }
 
+Part part_of_groups(const CollectionGradient& in, const CollectionGroups& groups, size_t w) {
+  Part part;
+  part.rows = groups.grad;
+  part.row_stride = 1;  // a source is an element
+  part.row_count = in.c.output_elements;
+  part.columns = static_cast<int32_t>(in.c.dims[static_cast<size_t>(groups.tables[w])]);
+  bool aligned = true;
+  for (const CollectionLookup& lookup : in.c.lookups) {
+    if (lookup.table != groups.tables[w]) continue;
+    const uint8_t* const first = static_cast<const uint8_t*>(groups.grad) + lookup.output * in.grad.element_size();
+    aligned = aligned && moves_wide(first, lookup.stride, lookup.dim, in.grad.element_size());
+  }
+  part.rows_aligned = aligned;
+  return part;
+}
+
 CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input) {
   CollectionGroups groups{};
   groups.grad = call.data(in.grad);
@@ -269,16 +317,14 @@ CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in
     groups.first_rows.push_back(groups.first_rows.back() + in.c.num_embeddings[static_cast<size_t>(table)]);
   }
   const int64_t rows = groups.first_rows.back();
-  const int64_t entries = most_entries(in.c, input.items, [&](const CollectionLookup& lookup) {
-    return in.wanted[static_cast<size_t>(lookup.table)];
-  });
+  const int64_t entries = most_entries(
+      in.c, input.items, [&](const CollectionLookup& lookup) { return in.wanted[static_cast<size_t>(lookup.table)]; });
   constexpr int64_t kLargestKey = std::numeric_limits<uint32_t>::max();
   constexpr int64_t kLargestSource = std::numeric_limits<int32_t>::max();
   const bool wide = rows > kLargestKey || std::max(entries, in.c.output_elements) > kLargestSource;
   groups.groups = RowGroups{entries, rows, wide};
-  dispatch_float(in.grad.scalar_type(), call.op(), "grad", [&](auto tag) {
-    group_entries<typename decltype(tag)::type>(call, in, input, groups);
-  });
+  with_accumulator(in.grad.scalar_type(),
+                   [&](auto tag) { group_entries<typename decltype(tag)::type>(call, in, input, groups); });
   return groups;
 }
 

@@ -34,28 +34,13 @@ struct CollectionGroups {
 
 CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input);
 
-// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1]. first_rows: those of
-// groups, on the device.
+// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1]. first_rows: those
+// of groups, on the device.
 const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs,
                                       const int64_t* first_rows);
 
-// The groups of table w as a part, all but its bags and its output; T is grad's dtype.
-template <class T>
-Part part_of_groups(const CollectionGradient& in, const CollectionGroups& groups, size_t w) {
-  constexpr int wide = 16 / sizeof(T);
-  Part part;
-  part.rows = groups.grad;
-  part.row_stride = 1;  // a source is an element
-  part.row_count = in.c.output_elements;
-  part.columns = static_cast<int32_t>(in.c.dims[static_cast<size_t>(groups.tables[w])]);
-  bool aligned = vector_width<T>(part.columns, {groups.grad}) == wide;
-  for (const CollectionLookup& lookup : in.c.lookups) {
-    if (lookup.table != groups.tables[w]) continue;
-    aligned = aligned && lookup.output % wide == 0 && lookup.stride % wide == 0;
-  }
-  part.rows_aligned = aligned;
-  return part;
-}
+// The groups of table w as a part, all but its bags and its output.
+Part part_of_groups(const CollectionGradient& in, const CollectionGroups& groups, size_t w);
 
 // All but the offsets of the groups.
 template <class T>

@@ -58,8 +58,9 @@ __global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, const I
     if (used) {
       const T* const x = rows.row(index, w.columns);
       const T* const output = w.divisors == nullptr ? nullptr : w.output + bag * w.columns;
-      products = lane_products<width, Rows::kClips>(w.grad + bag * w.columns, output, w.columns, w.aligned, lane, lanes,
-                                                    [&](int64_t c) { return load_columns<T, width>(x + c, w.aligned); });
+      products =
+          lane_products<width, Rows::kClips>(w.grad + bag * w.columns, output, w.columns, w.aligned, lane, lanes,
+                                             [&](int64_t c) { return load_columns<T, width>(x + c, w.aligned); });
     }
     products.with_row = team_sum(tiling, products.with_row);
     products.with_output = team_sum(tiling, products.with_output);

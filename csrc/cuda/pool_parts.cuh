@@ -43,8 +43,8 @@ struct Parts {
 };
 
 // Says how the part's rows are dealt to lanes. width: the columns that a lane owns; wide: those that pooling one table
-// alone would let it own, where a row is a multiple of that. How long bags are merged, and so their last bit, depends on
-// the latter alone.
+// alone would let it own, where a row is a multiple of that. How long bags are merged, and so their last bit, depends
+// on the latter alone.
 void deal_lanes(Part& part, int width, int wide);
 
 // On the host: what a call pools together.

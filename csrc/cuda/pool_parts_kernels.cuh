@@ -151,8 +151,7 @@ struct WidestTiling {
   int lanes_log2;
   int64_t tiles_per_row;
 
-  explicit WidestTiling(const RowTiling& tiling)
-      : lanes_log2(tiling.lanes_log2), tiles_per_row(tiling.tiles_per_row) {}
+  explicit WidestTiling(const RowTiling& tiling) : lanes_log2(tiling.lanes_log2), tiles_per_row(tiling.tiles_per_row) {}
   __host__ __device__ int64_t lanes_per_row() const { return tiles_per_row << lanes_log2; }
 };
 
@@ -240,8 +239,9 @@ __global__ void long_bags_of_parts_kernel(Parts parts, const __grid_constant__ t
   }
 }
 
-// Pools all parts; they have at most so many entries together.
-template <class Total, class View>
+// Pools all parts; they have at most so many entries together. LongView: what stores results as View does, of the same
+// Inputs.
+template <class Total, class View, class LongView = View>
 void launch_parts(DeviceCall& call, PartList& list, const typename View::Inputs& in, int64_t entries) {
   if (list.empty()) return;
   const RowTiling tiling = list.widest();
@@ -251,10 +251,11 @@ void launch_parts(DeviceCall& call, PartList& list, const typename View::Inputs&
   // Bags of one entry need no pieces.
   const PoolPlan plan = plan_parts(call, parts, in.offsets, in.offsets == nullptr ? 0 : entries, run, tiling);
   Total* const totals = call.workspace<Total>(plan.total_capacity * widest.lanes_per_row());
-  launch(call, {list.blocks() + plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, parts, in, plan, totals, widest);
+  launch(call, {list.blocks() + plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, parts, in, plan, totals,
+         widest);
   const int64_t long_bags = std::min(plan.total_capacity, list.bags()) * widest.tiles_per_row;
-  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1), View::kMergingThreads},
-         long_bags_of_parts_kernel<Total, View>, parts, in, plan, static_cast<const Total*>(totals), widest);
+  launch(call, {std::min(long_bags, kFullDevice / kThreads + 1), LongView::kMergingThreads},
+         long_bags_of_parts_kernel<Total, LongView>, parts, in, plan, static_cast<const Total*>(totals), widest);
 }
 
 }  // namespace tsr
