@@ -158,7 +158,7 @@ MUTATIONS = [
     Mutation("row_optimizer.cu", "sign", "if (row <= before)", "if (row < before)", "skipped_and"),
     Mutation("row_optimizer.cu", "bound", "row >= rows) {", "row > rows) {", "own_table"),
     Mutation("row_optimizer.cu", "step", "store(column, zeros);", ";", "read_as_zeros"),
-    Mutation("row_optimizer.cu", "sign", "result.now = arguments.now", "result.now = arguments.step", "caught_up"),
+    Mutation("row_optimizer.cu", "sign", "result.now = arguments.now", "result.now = arguments.step", "many_tables"),
     Mutation("row_optimizer.cu", "step", "  append_map(history, at, leaf);\n", "", "row_optimizer_advance"),
     Mutation("row_optimizer.cuh", "step", "  team.wait();  // until all lanes have read\n    A", "  A", "many_tables"),
     Mutation("row_optimizer.cuh", "bound", "if (column + c < table_.columns) rule", "rule", "beyond_the_last"),
