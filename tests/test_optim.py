@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from optim_cases import (
+    BY_NAME,
     CASES,
     ROWS,
     batches,
@@ -43,6 +44,17 @@ def check_against_dense(case, run):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_dense_optimizer(case, layout):
     check_against_dense(case, batches(STEPS, layout))
+
+
+ON_CUDA = ["sgd", "sgd-nesterov-decay", "adagrad", "rowwise-adagrad", "adam", "adamw-amsgrad", "adam-decay"]
+ON_CUDA += ["partial-rowwise-adam-decay", "rmsprop-centered-momentum", "ftrl-penalties", "adadelta", "lamb"]
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_equals_the_dense_optimizer_on_emulated_cuda(name, emulated):
+    before = emulated()
+    check_against_dense(BY_NAME[name], batches(20, "mixed"))
+    assert emulated() > before
 
 
 @pytest.mark.full
