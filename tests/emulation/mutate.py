@@ -22,16 +22,8 @@ from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
 _FILES = (
     "emulated",
-<<<<<<< HEAD
     "emulated_collection",
     "emulated_row_optimizer",
-=======
-<<<<<<< HEAD
-    "emulated_collection",
-=======
-    "emulated_row_optimizer",
->>>>>>> row_optimizer
->>>>>>> embedding_collection
     "emulated_shards",
     "emulated_unique",
     "operators",
