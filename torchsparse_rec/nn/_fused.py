@@ -320,9 +320,7 @@ class FusedLookups:
             if any(others):
                 self._collect(weights, grad, ids, argmax, others)
 
-    def _leave(
-        self, tables: list[Table], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]
-    ) -> None:
+    def _leave(self, tables: list[Table], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Let the rows wait for the optimizer."""
         values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
         chosen = [k for k, want in enumerate(wanted) if want]

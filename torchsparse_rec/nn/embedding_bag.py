@@ -146,9 +146,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
                 raise
             raise error from None
 
-    def _pooled(
-        self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None
-    ) -> Tensor:
+    def _pooled(self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
         if self._is_plain(weight, kind):
             options = (self.mode, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
             return pool(weight, ids, ends, weights, *options)

@@ -137,9 +137,7 @@ class EmbeddingBagCollection(Collection):
         place = x.index_per_key()
         counts = [bags[place[feature]] for feature in self._lookup_features]
         parts = result.split([count * width for count, width in zip(counts, self._widths, strict=True)])
-        return [
-            part.reshape(count, width) for part, count, width in zip(parts, counts, self._widths, strict=True)
-        ]
+        return [part.reshape(count, width) for part, count, width in zip(parts, counts, self._widths, strict=True)]
 
 
 class EmbeddingCollection(Collection):
@@ -199,7 +197,9 @@ class EmbeddingCollection(Collection):
         counts = x.length_per_key()
         result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False))
         place, by_feature = x.index_per_key(), x.to_dict()
-        sizes = [counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)]
+        sizes = [
+            counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)
+        ]
         rows = {}
         for name, feature, width, part in zip(
             self._names, self._lookup_features, self._widths, result.split(sizes), strict=True
@@ -209,5 +209,3 @@ class EmbeddingCollection(Collection):
                 part.reshape(-1, width), ids.values() if self._need_indices else None, lengths=ids.lengths()
             )
         return rows
-
-
