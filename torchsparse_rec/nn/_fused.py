@@ -296,7 +296,9 @@ class FusedLookups:
                     f"{len(optimizers)}"
                 )
             for optimizer, weight in optimizers.values():
-                optimizer.hold_anchor(self.anchor(), weight)
+                anchor = self.anchor()
+                assert anchor is not None
+                optimizer.hold_anchor(anchor, weight)
             self.gradient.held_by = set(optimizers)
 
     def finish(self, token: Tensor, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:

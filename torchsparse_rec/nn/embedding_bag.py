@@ -41,7 +41,7 @@ def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Ten
         )
 
 
-class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
+class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[override]
     """
     :class:`torch.nn.EmbeddingBag` with TensorFlow's combiners and a choice of gradient layout.
 

@@ -64,7 +64,8 @@ class EmbeddingBagCollection(Collection):
         ...     EmbeddingBagConfig(num_embeddings=5, embedding_dim=3, name="items", feature_names=["item", "seen"]),
         ... ]
         >>> bags = EmbeddingBagCollection(tables, grad_mode="sparse")
-        >>> features = {"user": torch.tensor([3, 1]), "item": torch.tensor([4, 4]), "seen": torch.tensor([[1, 2], [0, 3]])}
+        >>> seen = torch.tensor([[1, 2], [0, 3]])
+        >>> features = {"user": torch.tensor([3, 1]), "item": torch.tensor([4, 4]), "seen": seen}
         >>> pooled = bags(features)
         >>> pooled.keys(), pooled.values().shape
         (['user', 'item', 'seen'], torch.Size([2, 8]))
@@ -107,8 +108,8 @@ class EmbeddingBagCollection(Collection):
         inverse = x.inverse_indices_or_none()
         if inverse is None:
             raise ValueError(
-                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes {bags}; "
-                "lookup() takes them as they are"
+                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes "
+                f"{bags}; lookup() takes them as they are"
             )
         rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
         pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False)))

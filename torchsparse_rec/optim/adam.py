@@ -28,7 +28,7 @@ class _Adam(RowOptimizer):
         return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
 
     def _dense_step(self) -> None:
-        """Torch's step, whose eps stands after the correction of the bias: ``eps / sqrt(1 - beta2^t)`` is TensorFlow's."""
+        """As torch, whose eps stands after the correction of the bias: ``eps / sqrt(1 - beta2^t)`` is TensorFlow's."""
         together = self.param_groups
         split: list[dict[str, Any]] = []
         for group in together:
