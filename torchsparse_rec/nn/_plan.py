@@ -96,7 +96,7 @@ class Plan(NamedTuple):
         for size in (lookups, lookups, lookups, tables, tables, tables):
             parts.append(tuple(rest[:size]))
             rest = rest[size:]
-        return Plan(*parts, scale_grad_by_freq=bool(scaled))  # type: ignore[misc]
+        return Plan(*parts, scale_grad_by_freq=bool(scaled))  # type: ignore[misc, arg-type]
 
     def columns(self) -> list[int]:
         """The width of each lookup's result."""
