@@ -22,11 +22,8 @@ from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
 _FILES = (
     "emulated",
-<<<<<<< HEAD
     "emulated_collection",
-=======
     "emulated_row_optimizer",
->>>>>>> row_optimizer
     "emulated_shards",
     "emulated_unique",
     "operators",
