@@ -14,7 +14,7 @@ from . import _reduction
 from .embedding import partial_derivatives, picked_rows, weights_backward_composite
 
 _ops = torch.ops.torchsparse_rec
-_NO_RULE: tuple[int, list[float], int, int] = (0, [], 0, 0)
+_NO_RULE: tuple = (0, [], 0, 0)
 
 
 class _Lookup(NamedTuple):
@@ -78,17 +78,7 @@ def _transposed(ctx: Any, tables: dict[int, tuple[Tensor, Tensor, int]]) -> tupl
         pooled, _ = _ops.embedding_collection.default([table], indices, offsets, per_sample_weights, *one, False)
         parts.append(pooled)
         if weights_grad is not None:
-            inputs: tuple[Any, ...] = (
-                lookup.result,
-                [table],
-                [],
-                [],
-                None,
-                indices,
-                offsets,
-                per_sample_weights,
-                pooled,
-            )
+            inputs: tuple = (lookup.result, [table], [], [], None, indices, offsets, per_sample_weights, pooled)
             weights_grad = weights_grad + _ops.embedding_collection_weights_backward.default(*inputs, *one, *_NO_RULE)
     return _joined(parts, side_by_side), weights_grad
 
