@@ -166,14 +166,18 @@ class DeviceCall {
     return static_cast<const T*>(data(x));
   }
 
-  // A value that only the device knows: waits for the stream, which a graph capture does not allow.
+  // Values that only the device knows: waits for the stream, which a graph capture does not allow.
   template <class T>
   T read_back(const T* value, const char* what) const {
+    return read_back(value, 1, what)[0];
+  }
+  template <class T>
+  std::vector<T> read_back(const T* values, int64_t n, const char* what) const {
     TSR_CHECK_VALUE(!is_capturing(stream_), op_, ": ", what,
                     " is read back from the device, which must not happen while a CUDA graph is captured");
-    T result;
+    std::vector<T> result(static_cast<size_t>(n));
     try {
-      copy_to_host(like_.get_device_index(), &result, value, sizeof(T));
+      copy_to_host(like_.get_device_index(), result.data(), values, result.size() * sizeof(T));
     } catch (const std::exception&) {
       // torch's own text does not come through.
       throw std::runtime_error(message(op_, ": ", what, " could not be read back from the device: an earlier kernel",

@@ -34,7 +34,7 @@
 // * Errors: ValueError for shapes, dtypes, layouts, hyperparameters outside their range and rows that do not increase;
 //   IndexError for a row outside [0, V). After an error nothing is written. On CUDA a row that is outside, or not above
 //   its predecessor, is skipped and reported.
-// * NaN and infinite gradients follow the formulas.
+// * NaN and infinite gradients follow the formulas. The mean over a row without elements is 0.
 //
 // Determinism: one thread owns a row: the same bits on every run, for every number of threads and, on the CPU, every
 // instruction set. CUDA's differ: products are fused with additions.
@@ -51,7 +51,8 @@ namespace tsr {
 // ---- Rules ----------------------------------------------------------------------------------------------------------
 
 inline const std::vector<const char*>& hyperparameter_names(OptimizerRule rule) {
-  static const std::vector<const char*> adam{"lr", "beta1", "beta2", "eps", "weight_decay", "decoupled"};
+  static const std::vector<const char*> adam{"lr",           "beta1",     "beta2",         "eps",
+                                             "weight_decay", "decoupled", "tensorflow_eps"};
   static const std::array<std::vector<const char*>, kOptimizerRules> names{{
       {"lr", "momentum", "dampening", "nesterov", "weight_decay"},
       {"lr", "lr_decay", "eps", "weight_decay"},
@@ -155,7 +156,7 @@ inline OptimizerRule check_optimizer_rule(const char* op, int64_t value, const s
       must(h[k] <= 0, "<= 0");
     } else if (name == "dampening") {
       must(h[k] == h[k], "a number");
-    } else if (name == "nesterov" || name == "decoupled" || name == "centered") {
+    } else if (name == "nesterov" || name == "decoupled" || name == "centered" || name == "tensorflow_eps") {
       must(h[k] == 0 || h[k] == 1, "0 or 1");
     } else if (name == "lr" && rule == OptimizerRule::kFtrl) {
       must(h[k] > 0, "> 0");

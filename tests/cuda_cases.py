@@ -40,6 +40,7 @@ READ_BACKS = {
     "unique_rows": _DISTINCT,
     "cross_hashed": _CROSSES,
     "embedding_sparse_backward": _PRESENT_ROWS,
+    "embedding_collection_sparse_backward": _PRESENT_ROWS,
 }
 
 

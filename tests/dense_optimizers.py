@@ -35,7 +35,7 @@ class Dense:
             rows = RULES[self.rule]([self.weight, *self.states], grad.to(self.weight.dtype), self.steps, *h)
             self.weight, *self.states = rows
             return
-        self.optimizer.param_groups[0].update(_groups(self.rule, h))
+        self.optimizer.param_groups[0].update(_groups(self.rule, h, self.steps))
         self.parameter.grad = grad.to(self.parameter.dtype)
         self.optimizer.step()
         self.weight = self.parameter.detach()
@@ -56,7 +56,7 @@ _TORCH: dict[int, Callable[[list], torch.optim.Optimizer]] = {
 }
 
 
-def _groups(rule: int, h: Sequence[float]) -> dict:
+def _groups(rule: int, h: Sequence[float], step: int) -> dict:
     """The hyperparameters as torch.optim names them."""
     if rule == 0:
         names = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
@@ -64,7 +64,8 @@ def _groups(rule: int, h: Sequence[float]) -> dict:
     if rule == 1:
         return dict(zip(("lr", "lr_decay", "eps", "weight_decay"), h, strict=True))
     if rule in (3, 4):
-        adam = {"lr": h[0], "betas": (h[1], h[2]), "eps": h[3], "weight_decay": h[4]}
+        eps = h[3] / (1 - h[2] ** step) ** 0.5 if h[6] else h[3]
+        adam = {"lr": h[0], "betas": (h[1], h[2]), "eps": eps, "weight_decay": h[4]}
         return adam | {"decoupled_weight_decay": bool(h[5])}
     if rule == 6:
         names = ("lr", "alpha", "eps", "weight_decay", "momentum", "centered")

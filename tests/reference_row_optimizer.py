@@ -62,6 +62,7 @@ def adam(
     eps: float,
     decay: float,
     decoupled: float,
+    tensorflow_eps: float,
 ) -> Row:
     w, m, v, *most = row
     if decoupled:
@@ -70,8 +71,9 @@ def adam(
         g = g + decay * w
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
     most = [torch.maximum(x, v) for x in most]
-    root = (most[0] if most else v).sqrt() / sqrt(1 - beta2**step)
-    return [w - lr / (1 - beta1**step) * m / (root + eps), m, v, *most]
+    unbias = sqrt(1 - beta2**step)
+    root = (most[0] if most else v).sqrt() / unbias
+    return [w - lr / (1 - beta1**step) * m / (root + (eps / unbias if tensorflow_eps else eps)), m, v, *most]
 
 
 def partial_rowwise_adam(
@@ -127,7 +129,7 @@ def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, 
     return [w - lr * _by_element(trust) * move, m, v]
 
 
-# By the number of the rule in csrc/row_optimizer_rules.h.
+# By the number of the rule in csrc/row_optimizer_idle.h.
 RULES = (sgd, adagrad, rowwise_adagrad, adam, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
 AMSGRAD = 4
 

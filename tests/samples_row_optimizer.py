@@ -15,9 +15,10 @@ IDLE_RULES: dict[str, tuple[int, list[float]]] = {
     "sgd": (0, [0.25, 0.0, 0.0, 0.0, 0.125]),
     "momentum": (0, [0.25, 0.75, 0.25, 0.0, 0.125]),
     "nesterov": (0, [0.25, 0.75, 0.0, 1.0, 0.125]),
-    "adam": (3, [0.125, 0.75, 0.875, 1e-3, 0.0, 0.0]),
-    "adamw": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0]),
-    "amsgrad": (4, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0]),
+    "adam": (3, [0.125, 0.75, 0.875, 1e-3, 0.0, 0.0, 0.0]),
+    "adamw": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0]),
+    "adam_tensorflow": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 1.0]),
+    "amsgrad": (4, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0]),
     "partial_rowwise_adam": (5, [0.125, 0.75, 0.875, 1e-3, 0.25]),
     "rmsprop": (6, [0.125, 0.75, 1e-3, 0.0, 0.0, 0.0]),
     "rmsprop_momentum": (6, [0.125, 0.75, 1e-3, 0.0, 0.5, 0.0]),
@@ -29,7 +30,7 @@ OTHER_RULES: dict[str, tuple[int, list[float]]] = {
     "plain_sgd": (0, [0.25, 0.0, 0.0, 0.0, 0.0]),
     "adagrad": (1, [0.25, 0.125, 1e-3, 0.125]),
     "rowwise_adagrad": (2, [0.25, 0.125, 1e-3, 0.125]),
-    "coupled_adam": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 0.0]),
+    "coupled_adam": (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 0.0, 0.0]),
     "coupled_rmsprop": (6, [0.125, 0.75, 1e-3, 0.25, 0.5, 0.0]),
     "ftrl": (7, [0.25, -0.5, 0.125, 0.25, 0.125, 0.5]),
     "ftrl_power": (7, [0.25, -0.25, 0.125, 0.25, 0.0, 0.0]),
@@ -136,7 +137,8 @@ def update_samples() -> Iterator[Sample]:
         yield update_sample("maximize", rule, maximize=True)
     yield update_sample("scaled", "adam", scale=torch.tensor(0.25))
     yield update_sample("scaled", "adamw", scale=torch.tensor([0.125]), dtype=torch.float64, representative=True)
-    yield update_sample("by_chance", "adamw", ((6, 9), (2, 3)), dtype=torch.bfloat16, seeds=[3, -5], representative=True)
+    shapes = ((6, 9), (2, 3))
+    yield update_sample("by_chance", "adamw", shapes, dtype=torch.bfloat16, seeds=[3, -5], representative=True)
     yield update_sample("by_chance", "adagrad", ((6, 9),), dtype=torch.float16, seeds=[2**40])
     yield update_sample("no_tables", "adam", (), representative=True)
     yield update_sample("no_rows", "adam", ((0, 3),))

@@ -415,7 +415,7 @@ def test_command_refuses_what_it_cannot_use(small, tmp_path, monkeypatch, capsys
     assert list((tmp_path / "a").iterdir()) == []
     assert "must be at least 1, got 0" in refused(capsys, "--epochs", 0)
     assert "first one even, got 5,3" in refused(capsys, "--layers", "5,3")
-    assert "invalid choice: 'fused'" in refused(capsys, "--grad-mode", "fused")
+    assert "invalid choice: 'lazy'" in refused(capsys, "--grad-mode", "lazy")
     assert "finite number above 0, got nan" in refused(capsys, "--lr", "nan")
     assert "does not go with --resume" in refused(capsys, "--compare", "tensorflow", "--resume", "x")
     monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))

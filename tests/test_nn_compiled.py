@@ -65,6 +65,7 @@ def test_a_compiled_model_trains_as_eager(grad_mode: str, apply: str) -> None:
         torch.testing.assert_close(compiled.state_dict()[name], value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_inductor_too() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchsparse_rec import nn
-from torchsparse_rec.nn.grad_mode import FREEZE_AFTER, expected_rows, step_costs
+from torchsparse_rec.nn.auto import FREEZE_AFTER, expected_rows, step_costs
 
 BIG, SMALL = (50_000, 64), (40, 4)
 

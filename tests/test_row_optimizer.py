@@ -47,7 +47,7 @@ class Table:
         ops.row_optimizer_make_current_([self.weight], self.states, [self.last], self.history, **given)
 
 
-# ---- Equal to dense optimizers ----------------------------------------------------------------------------------------
+# ---- Equal to dense optimizers --------------------------------------------------------------------------------------
 
 # What users choose, and what is hard: slow first moments, second moments that forget faster than the first, complex
 # eigenvalues, eps that matters.
@@ -58,14 +58,16 @@ TRAINED: dict[str, tuple[int, Hyperparameters]] = {
     "nesterov": (0, [1e-2, 0.9, 0.0, 1.0, 1e-2]),
     "complex_eigenvalues": (0, [1.0, 0.9, 0.0, 0.0, 1e-2]),
     "complex_nesterov": (0, [1.0, 0.9, 0.0, 1.0, 1e-2]),
-    "adam": (3, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0]),
-    "adamw": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0]),
-    "adam_slow": (3, [1e-3, 0.99, 0.999, 1e-8, 0.0, 0.0]),
-    "adam_fast_second": (3, [1e-3, 0.9, 0.9, 1e-8, 0.0, 0.0]),
-    "adam_no_first": (3, [1e-3, 0.0, 0.999, 1e-8, 0.0, 0.0]),
-    "adam_eps": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0]),
-    "amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0]),
-    "amsgradw": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0]),
+    "adam": (3, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "adamw": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.0]),
+    "adam_slow": (3, [1e-3, 0.99, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "adam_fast_second": (3, [1e-3, 0.9, 0.9, 1e-8, 0.0, 0.0, 0.0]),
+    "adam_no_first": (3, [1e-3, 0.0, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "adam_eps": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0, 0.0]),
+    "adam_tensorflow": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0, 1.0]),
+    "amsgrad_tensorflow": (4, [1e-3, 0.9, 0.999, 1e-2, 1e-2, 1.0, 1.0]),
+    "amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "amsgradw": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.0]),
     "partial_rowwise_adam": (5, [1e-3, 0.9, 0.999, 1e-8, 1e-2]),
     "rmsprop": (6, [1e-3, 0.99, 1e-8, 0.0, 0.0, 0.0]),
     "rmsprop_momentum": (6, [1e-3, 0.99, 1e-8, 0.0, 0.9, 0.0]),
@@ -177,8 +179,9 @@ def test_very_long_idleness(steps: int, start: int) -> None:
         rows = torch.zeros(1, dtype=torch.int64)
         actual = ops.row_optimizer_current(weight, states, last, history, rows, step=start + steps, **given)
         m, v = (x[0].tolist() for x in states)
-        wanted = [_replayed(0.5, m[k], v[k], h, steps, start) for k in range(roots.shape[1])]
-        torch.testing.assert_close(actual[0].double(), torch.tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance)
+        replayed = [_replayed(0.5, m[k], v[k], h, steps, start) for k in range(roots.shape[1])]
+        wanted = torch.tensor(replayed, dtype=torch.float64)
+        torch.testing.assert_close(actual[0].double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_a_new_base_changes_nothing() -> None:
@@ -224,8 +227,8 @@ def test_more_room_for_history() -> None:
 
 _COUPLED = {
     "adagrad": (1, [1e-2, 1e-3, 1e-8, 1e-2]),
-    "coupled_adam": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0]),
-    "coupled_amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0]),
+    "coupled_adam": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0, 0.0]),
+    "coupled_amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0, 0.0]),
     "coupled_rmsprop": (6, [1e-3, 0.99, 1e-8, 1e-2, 0.9, 0.0]),
     "coupled_adadelta": (8, [1.0, 0.9, 1e-6, 1e-2]),
 }

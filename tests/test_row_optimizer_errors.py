@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 
-ADAMW = [0.1, 0.9, 0.99, 1e-3, 0.1, 1.0]
+ADAMW = [0.1, 0.9, 0.99, 1e-3, 0.1, 1.0, 0.0]
 
 
 def _arguments() -> dict:
@@ -38,15 +38,15 @@ def _second(argument: str, x: Tensor) -> dict:
 _IDS, _NARROW = torch.tensor([1]), [torch.ones(4, 3).half(), torch.ones(2, 5).half()]
 BAD = {
     "rule must be in [0, 10), got 10": {"rule": 10},
-    "hyperparameters must be 6, got 5": {"hyperparameters": ADAMW[:5]},
+    "hyperparameters must be 7, got 5": {"hyperparameters": ADAMW[:5]},
     "lr must be >= 0, got -1": {"hyperparameters": [-1.0, *ADAMW[1:]]},
     "lr must be >= 0, got nan": {"hyperparameters": [torch.nan, *ADAMW[1:]]},
     "beta1 must be in [0, 1), got 1": {"hyperparameters": [0.1, 1.0, *ADAMW[2:]]},
     "beta2 must be in [0, 1), got -0.5": {"hyperparameters": [0.1, 0.9, -0.5, *ADAMW[3:]]},
-    "decoupled must be 0 or 1, got 0.5": {"hyperparameters": [*ADAMW[:5], 0.5]},
-    "weight_decay must be at most 1 / lr, got 11 with lr 0.1": {"hyperparameters": [*ADAMW[:4], 11.0, 1.0]},
+    "decoupled must be 0 or 1, got 0.5": {"hyperparameters": [*ADAMW[:5], 0.5, 0.0]},
+    "weight_decay must be at most 1 / lr, got 11 with lr 0.1": {"hyperparameters": [*ADAMW[:4], 11.0, 1.0, 0.0]},
     "weight_decay must be 0 or decoupled, as it enters the second moment of idle rows, got 0.1": {
-        "hyperparameters": [*ADAMW[:5], 0.0]
+        "hyperparameters": [*ADAMW[:5], 0.0, 0.0]
     },
     "base must be >= 0, got -1": {"base": -1},
     "step must be in [base + 1, base + 2^31), got 1 with base 1": {"step": 1},
@@ -65,9 +65,7 @@ BAD = {
     "exp_avg[1] must be Float, got Double": {
         "states": [*_arguments()["states"][:2], torch.ones(2, 5).double(), torch.ones(2, 5)]
     },
-    "exp_avg_sq[1] must have rows that are contiguous": {
-        "states": [*_arguments()["states"][:3], torch.ones(5, 2).t()]
-    },
+    "exp_avg_sq[1] must have rows that are contiguous": {"states": [*_arguments()["states"][:3], torch.ones(5, 2).t()]},
     "last_steps must be none, or one for each of the 2 tables, got 1": {"last_steps": _arguments()["last_steps"][:1]},
     "last_steps[1] must be Int, got Long": _second("last_steps", torch.zeros(2, dtype=torch.int64)),
     "last_steps[1] must have one value for each row of weights[1], [2, 5], got shape [3]": _second(

@@ -34,7 +34,7 @@ struct RowBlock {
   A* state[kMostOptimizerStates];
   const int64_t* rows;
   int64_t state_stride[kMostOptimizerStates];
-  const A* grad;  // [count, dim]
+  const A* grad;  // [count, dim]; null where there is no step
   A scale;        // what grad is multiplied by
   int64_t dim, count;
   const IdleSteps<A>* const* idle;  // [count], null for a row that is not behind; null: none is

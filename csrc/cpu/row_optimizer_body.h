@@ -31,17 +31,17 @@ template <class A>
 struct RowPlace {
   A* weight;
   A* state[kMostOptimizerStates];
-  const A* grad;
+  const A* grad;  // null where there is no step
 };
 
 template <class Rule, class A>
 static inline __attribute__((always_inline)) RowPlace<A> row_place(const RowBlock<A>& block, int64_t i) {
-  RowPlace<A> place;
+  RowPlace<A> place{};
   place.weight = block.weight + block.weight_rows[i] * block.weight_stride;
   for (int s = 0; s < Rule::kStates + Rule::kRowState; ++s) {
     place.state[s] = block.state[s] + block.rows[i] * block.state_stride[s];
   }
-  place.grad = block.grad + i * block.dim;
+  if (block.grad != nullptr) place.grad = block.grad + i * block.dim;
   return place;
 }
 
@@ -54,7 +54,7 @@ static inline __attribute__((always_inline)) void fetch_place(const RowBlock<A>&
   for (int64_t b = 0; b < bytes; b += 64) {
     __builtin_prefetch(reinterpret_cast<const char*>(place.weight) + b);
     for (int s = 0; s < Rule::kStates; ++s) __builtin_prefetch(reinterpret_cast<const char*>(place.state[s]) + b);
-    __builtin_prefetch(reinterpret_cast<const char*>(place.grad) + b);
+    if (place.grad != nullptr) __builtin_prefetch(reinterpret_cast<const char*>(place.grad) + b);
   }
   if (Rule::kRowState) __builtin_prefetch(place.state[Rule::kStates]);
 }

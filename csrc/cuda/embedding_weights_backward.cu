@@ -5,6 +5,7 @@
 #include "device.cuh"
 #include "embedding_bags.cuh"
 #include "table_shards.cuh"
+#include "weight_products.cuh"
 
 namespace tsr {
 namespace {
@@ -42,36 +43,6 @@ struct WeightsBackward {
   bool aligned;  // whether rows can be read 16 bytes at once
 };
 
-// <grad[b], x>; where there are divisors, <grad[b], output[b]>; where rows are clipped, <x, x>.
-template <class A>
-struct Products {
-  A with_row = 0;
-  A with_output = 0;
-  A squares = 0;
-};
-
-// What the lane's own columns add to the products.
-template <int width, class T, class Rows>
-__device__ Products<acc_t<T>> lane_products(const WeightsBackward<T>& w, const Rows& rows, int64_t bag, int64_t index,
-                                            int lane, int lanes) {
-  using A = acc_t<T>;
-  Products<A> products;
-  const T* const x = rows.row(index, w.columns);
-  for (int64_t c = int64_t{lane} * width; c < w.columns; c += int64_t{lanes} * width) {
-    const Vector<T, width> grad = load_columns<T, width>(w.grad + bag * w.columns + c, w.aligned);
-    const Vector<T, width> row = load_columns<T, width>(x + c, w.aligned);
-    Vector<T, width> output{};
-    if (w.divisors != nullptr) output = load_columns<T, width>(w.output + bag * w.columns + c, w.aligned);
-#pragma unroll
-    for (int k = 0; k < width; ++k) {
-      products.with_row += static_cast<A>(grad.at[k]) * static_cast<A>(row.at[k]);
-      products.with_output += static_cast<A>(grad.at[k]) * static_cast<A>(output.at[k]);
-      if constexpr (Rows::kClips) products.squares += static_cast<A>(row.at[k]) * static_cast<A>(row.at[k]);
-    }
-  }
-  return products;
-}
-
 // A team owns out[i]: its lanes share the columns, and add up in a fixed tree.
 template <int width, class T, class I, class Rows>
 __global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, const I* indices, int64_t entries,
@@ -84,7 +55,13 @@ __global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, const I
     const bool in_range = index >= 0 && index < w.rows;
     const bool used = in_range && index != w.padding_idx && bag >= 0;
     Products<A> products;
-    if (used) products = lane_products<width>(w, rows, bag, index, lane, lanes);
+    if (used) {
+      const T* const x = rows.row(index, w.columns);
+      const T* const output = w.divisors == nullptr ? nullptr : w.output + bag * w.columns;
+      products =
+          lane_products<width, Rows::kClips>(w.grad + bag * w.columns, output, w.columns, w.aligned, lane, lanes,
+                                             [&](int64_t c) { return load_columns<T, width>(x + c, w.aligned); });
+    }
     products.with_row = team_sum(tiling, products.with_row);
     products.with_output = team_sum(tiling, products.with_output);
     if constexpr (Rows::kClips) products.squares = team_sum(tiling, products.squares);
@@ -97,9 +74,8 @@ __global__ void weights_backward_kernel(WeightsBackward<T> w, Rows rows, const I
       if (used) result *= clip_factor(products.squares, rows.max_norm, [](A squares) { return sqrt(squares); });
     }
     if (used && w.divisors != nullptr) {
-      const A divisor = w.divisors[bag];
-      const A share = w.reduction == Reduction::kMean ? A(1) : weight / divisor;
-      result = divisor == A(0) ? A(0) : (result - products.with_output * share) / divisor;
+      result = divided_weight_gradient(result, products.with_output, weight, w.divisors[bag],
+                                       w.reduction == Reduction::kMean);
     }
     out[i] = static_cast<T>(result);
   }

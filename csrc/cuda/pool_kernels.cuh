@@ -6,6 +6,8 @@
 //   add(entry, j)           takes in entry j
 //   merge(later)            takes in what later entries of the bag add up to
 //   store(view, bag, tile)  writes the bag's result
+//
+// A view says where bags, entries and rows are: PoolView, or that of one part of many (embedding_collection_pool.cuh).
 #pragma once
 #include "device.cuh"
 #include "pool.cuh"
@@ -19,6 +21,9 @@ constexpr int kInFlight = 4;
 
 template <class T, class I>
 struct PoolView {
+  using Element = T;
+  using Index = I;
+
   const T* table;
   int64_t rows;
   int64_t columns;
@@ -50,6 +55,20 @@ struct PoolView {
   // Also what marks entries to leave out, where that is no row.
   __device__ bool is_allowed(int64_t index) const {
     return static_cast<uint64_t>(index) < static_cast<uint64_t>(rows + (padding_idx == rows));
+  }
+  // The tile's columns of the table's row, and of the bag's result.
+  template <int width>
+  __device__ Vector<T, width> load_row(int64_t index, const RowTile& tile) const {
+    return load_vector<T, width>(table + index * columns + tile.column);
+  }
+  template <int width>
+  __device__ void store_row(int64_t bag, const RowTile& tile, const Vector<T, width>& row) const {
+    store_vector(out + bag * columns + tile.column, row);
+  }
+  template <int width>
+  __device__ void store_winners(int64_t bag, const RowTile& tile, const int64_t (&winners_of)[width]) const {
+#pragma unroll
+    for (int c = 0; c < width; ++c) argmax[bag * columns + tile.column + c] = winners_of[c];
   }
 };
 
@@ -127,10 +146,9 @@ struct Sums<double, width> {
 };
 
 // Writes sums / by, zero where `by` is.
-template <class T, class I, int width>
-__device__ void store_quotient(const PoolView<T, I>& p, int64_t bag, const RowTile& tile,
-                               const Sums<acc_t<T>, width>& sums, acc_t<T> by) {
-  using A = acc_t<T>;
+template <class View, class A, int width>
+__device__ void store_quotient(const View& p, int64_t bag, const RowTile& tile, const Sums<A, width>& sums, A by) {
+  using T = typename View::Element;
   if (tile.column >= p.columns) return;
   Vector<T, width> result;
   // Mostly: sums, and bags of one entry.
@@ -141,7 +159,7 @@ __device__ void store_quotient(const PoolView<T, I>& p, int64_t bag, const RowTi
 #pragma unroll
     for (int c = 0; c < width; ++c) result.at[c] = static_cast<T>(by == A(0) ? A(0) : sums.value(c) / by);
   }
-  store_vector(p.out + bag * p.columns + tile.column, result);
+  p.store_row(bag, tile, result);
 }
 
 // ---- Entries --------------------------------------------------------------------------------------------------------
@@ -163,20 +181,21 @@ __device__ inline int entry_count(int64_t begin, int64_t end) {
   return end > begin ? static_cast<int>(end - begin) : 0;
 }
 
-template <class I>
-__device__ void load_indices(const I* indices, int j, int n, I (&loaded)[kInFlight]) {
+template <class Indices, class I>
+__device__ void load_indices(const Indices& indices, int j, int n, I (&loaded)[kInFlight]) {
 #pragma unroll
   for (int k = 0; k < kInFlight; ++k) loaded[k] = j + k < n ? indices[j + k] : I(0);
 }
 
 // Adds the n entries from `begin` on to the total in their order; before(j) is called ahead of entry begin +
 // j. The indices of the next rows are loaded before the present rows are waited for.
-template <class Total, class T, class I, class Before>
-__device__ void add_entries(const PoolView<T, I>& p, const RowTile& tile, int64_t begin, int n, Total& total,
+template <class Total, class View, class Before>
+__device__ void add_entries(const View& p, const RowTile& tile, int64_t begin, int n, Total& total,
                             const Before& before) {
   using Entry = typename Total::Entry;
+  using I = typename View::Index;
   const bool has_columns = tile.column < p.columns;
-  const I* const indices = p.indices + begin;
+  const auto indices = p.indices + begin;
   bool any_bad = false;
   I ahead[kInFlight];
   load_indices(indices, 0, n, ahead);
@@ -275,9 +294,9 @@ __global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowT
 }
 
 // Pools the bags [first, last) as one run of entries.
-template <class Total, class T, class I>
-__device__ void pool_run(const PoolView<T, I>& p, const RowTile& tile, int64_t first, int64_t last) {
-  const int64_t* const ends = p.offsets + first + 1;
+template <class Total, class View>
+__device__ void pool_run(const View& p, const RowTile& tile, int64_t first, int64_t last) {
+  const auto ends = p.offsets + (first + 1);
   const int64_t begin = p.offsets[first];
   const int bags = static_cast<int>(last - first);
   Total total;

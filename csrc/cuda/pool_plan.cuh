@@ -9,6 +9,7 @@
 #pragma once
 #include "../cuda.h"
 #include "device.cuh"
+#include "pool_parts.cuh"
 
 namespace tsr {
 
@@ -21,12 +22,14 @@ struct Piece {
   int64_t end;
   int64_t bag;    // the bag that it is all of, or -1
   int64_t total;  // else where its total goes
+  int64_t part = 0;
 };
 
 struct LongBag {
   int64_t bag;
   int64_t first_total;
   int64_t pieces;
+  int64_t part = 0;
 };
 
 // Written on the device, read by the kernels that follow.
@@ -54,5 +57,13 @@ struct PoolPlan {
 
 // The plan for bags of `entries` entries in all; tiling is that of one bag per team.
 PoolPlan plan_pool(DeviceCall& call, const int64_t* offsets, int64_t bags, int64_t entries, const RowTiling& tiling);
+
+// The plan for the bags of many parts, which are numbered within their part; no run spans two parts. tiling: one bag
+// per team in the widest part, for as many bags as there may be; entries: at most that many.
+PoolPlan plan_parts(DeviceCall& call, const Parts& parts, const int64_t* offsets, int64_t entries, int64_t run,
+                    const RowTiling& tiling);
+
+// The bags that a team takes, where they are short and teams have enough to do.
+int64_t bags_per_team(int64_t bags, int64_t entries, int64_t lanes);
 
 }  // namespace tsr

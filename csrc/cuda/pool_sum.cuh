@@ -12,11 +12,11 @@ struct Sum {
   struct Entry {
     Vector<T, width> row;
 
-    template <class I>
-    __device__ void prepare(const PoolView<T, I>&, int64_t) {}
-    template <class I>
-    __device__ void load(const PoolView<T, I>& p, const RowTile& tile, bool has_columns, int64_t index, int64_t) {
-      if (has_columns) row = load_vector<T, width>(p.table + index * p.columns + tile.column);
+    template <class View>
+    __device__ void prepare(const View&, int64_t) {}
+    template <class View>
+    __device__ void load(const View& p, const RowTile& tile, bool has_columns, int64_t index, int64_t) {
+      if (has_columns) row = p.template load_row<width>(index, tile);
     }
     __device__ bool is_bad() const { return false; }
   };
@@ -40,8 +40,8 @@ struct Sum {
   }
 
   // Without weights each entry weighs 1.
-  template <class I>
-  __device__ void store(const PoolView<T, I>& p, int64_t bag, const RowTile& tile) const {
+  template <class View>
+  __device__ void store(const View& p, int64_t bag, const RowTile& tile) const {
     const A n = static_cast<A>(count);
     const A by = p.divisor == Divisor::kOne ? A(1) : p.divisor == Divisor::kRootSquares ? sqrt(n) : n;
     store_quotient(p, bag, tile, sums, by);

@@ -29,7 +29,7 @@ const int64_t* dense_offsets(DeviceCall& call, const RowGroups& groups) {
   return offsets;
 }
 
-PresentRows present_rows(DeviceCall& call, const RowGroups& groups) {
+RowRuns row_runs(DeviceCall& call, const RowGroups& groups) {
   int64_t* const offsets = call.workspace<int64_t>(groups.entries + 1);
   int64_t* const count = call.workspace<int64_t>(1);
   with_pairs(groups, [&](const auto& pairs) {
@@ -37,7 +37,12 @@ PresentRows present_rows(DeviceCall& call, const RowGroups& groups) {
     // The last run of real rows ends where the entries that count for no row begin, or behind all.
     select_run_starts(call, pairs.keys, groups.entries, static_cast<K>(groups.rows), offsets, count);
   });
-  return {call.read_back(count, "the number of rows that have entries") - 1, offsets};
+  return {offsets, count};
+}
+
+PresentRows present_rows(DeviceCall& call, const RowGroups& groups) {
+  const RowRuns runs = row_runs(call, groups);
+  return {call.read_back(runs.count, "the number of rows that have entries") - 1, runs.starts};
 }
 
 void write_row_ids(const DeviceCall& call, const RowGroups& groups, const PresentRows& present, const Tensor& ids) {

@@ -96,6 +96,14 @@ struct EntryItself {
 // Every row's range of sorted entries: [rows + 1].
 const int64_t* dense_offsets(DeviceCall& call, const RowGroups& groups);
 
+// Where the sorted entries of each present row begin, and behind the last row's where those begin that count for no
+// row, or the end: [count]. Nothing is read back.
+struct RowRuns {
+  const int64_t* starts;
+  const int64_t* count;  // on the device
+};
+RowRuns row_runs(DeviceCall& call, const RowGroups& groups);
+
 // The rows that have entries, ascending: their number is read back. Row r of them has the sorted entries
 // [offsets[r], offsets[r + 1]).
 struct PresentRows {

@@ -62,12 +62,19 @@ def set_order(name: str, seed: int = 0) -> None:
 def _outputs(result: Any) -> list[torch.Tensor]:
     if result is None:
         return []
-    return [result] if isinstance(result, torch.Tensor) else list(result)
+    return [result] if isinstance(result, torch.Tensor) else [x for part in result for x in _outputs(part)]
 
 
 def _bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
     """What must not depend on the order: NaN equals NaN, 0 differs from -0."""
     return x.shape, x.dtype, x.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _clones(result: Any) -> Any:
+    """The same in memory of its own: the emulation's tensors lie inside larger ones, between guards."""
+    if result is None or isinstance(result, torch.Tensor):
+        return result if result is None else result.clone()
+    return type(result)(_clones(x) for x in result)
 
 
 def _copies(arguments: Sequence[Any], written: list[int]) -> list[Any]:
@@ -107,8 +114,7 @@ def run_in_every_order(name: str, *arguments: Any) -> Any:
     set_order("ascending")
     if error is not None:
         raise error
-    # Clones: the emulation's tensors lie inside larger ones, between guards.
-    return result.clone() if isinstance(result, torch.Tensor) else result and tuple(x.clone() for x in result)
+    return _clones(result)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 
 _FILES = (
     "emulated",
+    "emulated_collection",
     "emulated_row_optimizer",
     "emulated_shards",
     "emulated_unique",

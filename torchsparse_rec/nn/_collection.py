@@ -14,14 +14,13 @@ from torch.optim import Optimizer
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ._lookup import WHY_UNTRACED
-from ._owner import AnchorOwner, TableOwner
+from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
 from ._read import any_behind, look_up_behind, read
-from .configs import as_dtype, embedding_names_by_table
 from .auto import Announced, AutoChoice
+from .configs import as_dtype, embedding_names_by_table
 from .grad_mode import HasGradMode, load_estimate, save_estimate
 from .gradients import keep_coalesced
-
 
 
 @torch.compiler.disable(reason=WHY_UNTRACED)
@@ -34,9 +33,7 @@ class CollectionTable(TableOwner):
 
     def __init__(self, config: Any, device: torch.device | str | None) -> None:
         super().__init__()
-        rows = torch.empty(
-            config.num_embeddings, config.embedding_dim, device=device, dtype=as_dtype(config.data_type)
-        )
+        rows = torch.empty(config.num_embeddings, config.embedding_dim, device=device, dtype=as_dtype(config.data_type))
         self.register_parameter("weight", Parameter(rows))
         self.auto = AutoChoice()
         with torch.no_grad():
@@ -132,8 +129,7 @@ class Collection(HasGradMode):
         for feature in self._features:
             if feature not in found:
                 raise ValueError(
-                    f"{type(self).__name__}: features must have every key, got none named {feature!r} among "
-                    f"{x.keys()}"
+                    f"{type(self).__name__}: features must have every key, got none named {feature!r} among {x.keys()}"
                 )
         return [found[feature] for feature in self._features]
 
@@ -159,27 +155,24 @@ class Collection(HasGradMode):
         for (kind, _), tables in parts.items():
             part = plan.part(tables)
             its = [weights[k] for k in tables]
-            results.append(
-                (plan.lookups_of(tables), self._look_up_part(plan, tables, its, kind, ids), part.sizes(ids))
-            )
+            results.append((plan.lookups_of(tables), self._look_up_part(plan, tables, its, kind, ids), part.sizes(ids)))
         return joined(results)
 
-    def _look_up_part(
-        self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids
-    ) -> Tensor:
+    def _look_up_part(self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids) -> Tensor:
         """Some tables of one dtype, whose gradients are of one kind."""
+        part = plan.part(tables)
         if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
             ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
         if kind == "fused":
-            return self._fused_lookups(plan, tables)(self.fused_anchor, ids)
-        part = plan.part(tables)
+            return self._look_up_fused(part, tables, ids)
         if not torch.compiler.is_compiling() and any_behind(weights):
             return look_up_behind(part, kind, weights, ids) if torch.is_grad_enabled() else read(part, weights, ids)[0]
         if kind == "sparse" and torch.compiler.is_compiling():
             return _look_up_untraced(part, weights, ids)
         if kind == "sparse":
             for weight in weights:
-                keep_coalesced(weight)
+                if weight.requires_grad:
+                    keep_coalesced(weight)
         return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
 
     def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[str]:
@@ -196,9 +189,7 @@ class Collection(HasGradMode):
             counts = [0] * len(weights)
             for table, key in zip(plan.tables, plan.keys, strict=True):
                 counts[table] += by_key[key]  # type: ignore[operator]
-        return [
-            self._kind(auto, weight, count) for auto, weight, count in zip(autos, weights, counts, strict=True)
-        ]
+        return [self._kind(auto, weight, count) for auto, weight, count in zip(autos, weights, counts, strict=True)]
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """

@@ -18,7 +18,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,9 +31,10 @@ from ..optim._tables import Gradient, Pending, Table, table_of
 from ._plan import Ids, Plan
 from ._read import Reading, check_unchanged, read, versions, weights_gradient
 
+if TYPE_CHECKING:
+    from ._owner import AnchorOwner
+
 _lock = threading.RLock()
-_numbers = itertools.count()
-_owners: weakref.WeakValueDictionary[int, FusedLookups] = weakref.WeakValueDictionary()
 _lookups = itertools.count()
 
 
@@ -257,16 +258,11 @@ class FusedLookups:
             gradient = AnchorGradient(anchor)
             anchor._torchsparse_rec_gradient = gradient  # type: ignore[attr-defined]
         self.gradient: AnchorGradient = gradient
-        self.number = next(_numbers)
-        _owners[self.number] = self
 
     def __call__(self, anchor: Parameter, ids: Ids) -> Tensor:
         """The result of a lookup."""
-        recorded = torch.is_grad_enabled() and anchor.requires_grad
-        if torch.compiler.is_compiling():
-            return _fused_lookup(anchor, *ids[:3], list(ids.bags), ids.side_by_side, self.number, recorded)[0]
-        if recorded:
-            return _Fused.apply(anchor, *ids[:3], ids.bags, ids.side_by_side, self.number)  # type: ignore[no-any-return]
+        if torch.is_grad_enabled() and anchor.requires_grad:
+            return _Fused.apply(anchor, *ids[:3], ids.bags, ids.side_by_side, self)  # type: ignore[no-any-return]
         return read(self.plan, self.weights(), ids).output
 
     def start(self, ids: Ids, recorded: bool) -> tuple[Reading, Tensor]:
@@ -300,7 +296,9 @@ class FusedLookups:
                     f"{len(optimizers)}"
                 )
             for optimizer, weight in optimizers.values():
-                optimizer.hold_anchor(self.anchor(), weight)
+                anchor = self.anchor()
+                assert anchor is not None
+                optimizer.hold_anchor(anchor, weight)
             self.gradient.held_by = set(optimizers)
 
     def finish(self, token: Tensor, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
@@ -324,9 +322,7 @@ class FusedLookups:
             if any(others):
                 self._collect(weights, grad, ids, argmax, others)
 
-    def _leave(
-        self, tables: list[Table], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]
-    ) -> None:
+    def _leave(self, tables: list[Table], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Let the rows wait for the optimizer."""
         values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
         chosen = [k for k, want in enumerate(wanted) if want]
@@ -430,8 +426,7 @@ _NO_OPTIMIZER = (
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor, indices, offsets, per_sample_weights, bags, side_by_side, number):
-        owner = _owners[number]
+    def forward(ctx, anchor, indices, offsets, per_sample_weights, bags, side_by_side, owner):
         reading, token = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), True)
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.bags, ctx.side_by_side, ctx.owner = bags, side_by_side, owner
@@ -457,66 +452,77 @@ class _Fused(torch.autograd.Function):
 
 # ---- Compiled graphs -------------------------------------------------------------------------------------------------
 
+_numbers = itertools.count()
+_owners: weakref.WeakValueDictionary[int, AnchorOwner] = weakref.WeakValueDictionary()
+
+
+def register_owner(module: AnchorOwner) -> int:
+    """A number by which operators find the module."""
+    number = next(_numbers)
+    _owners[number] = module
+    return number
+
+
+def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> FusedLookups:
+    return _owners[number]._fused_lookups(Plan.of_numbers(plan), tuple(tables))
+
+
 _library = torch.library.Library("torchsparse_rec", "FRAGMENT")
 _library.define(
     "fused_lookup(Tensor anchor, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
-    " bool side_by_side, int owner, bool recorded) -> (Tensor output, Tensor argmax, Tensor token)"
+    " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded)"
+    " -> (Tensor output, Tensor argmax, Tensor token)"
 )
 _library.define(
     "fused_lookup_backward(Tensor grad, Tensor anchor, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
-    " Tensor? output, Tensor argmax, Tensor token, SymInt[] bags, bool side_by_side, int owner)"
-    " -> (Tensor anchor_grad, Tensor weights_grad)"
+    " Tensor? output, Tensor argmax, Tensor token, SymInt[] bags, bool side_by_side, int owner, int[] tables,"
+    " int[] plan) -> (Tensor anchor_grad, Tensor weights_grad)"
 )
 
 
-def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, recorded):
-    reading, token = _owners[number].start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), recorded)
+def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded):
+    ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+    reading, token = _lookups_of(number, tables, plan).start(ids, recorded)
     return *reading, token
 
 
-def _look_up_fake(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, recorded):
-    owner = _owners[number]
+def _look_up_fake(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded):
+    made = Plan.of_numbers(plan)
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+    dtype = _owners[number]._stored_weights()[tables[0]].dtype
     return (
-        anchor.new_empty(owner.plan.output_shape(ids), dtype=owner.weights()[0].dtype),
-        anchor.new_empty(sum(owner.plan.argmax_sizes(ids)), dtype=torch.int64),
+        anchor.new_empty(made.output_shape(ids), dtype=dtype),
+        anchor.new_empty(sum(made.argmax_sizes(ids)), dtype=torch.int64),
         torch.empty(1, dtype=torch.int64),
     )
 
 
-def _backward(
-    grad, anchor, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, number
-):
-    owner, ids = _owners[number], Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+def _backward(grad, anchor, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, *where):
+    lookups, ids = _lookups_of(*where), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     weights_grad = grad.new_empty(0)
     if output is not None:
-        weights_grad = weights_gradient(owner.plan, owner.weights(), ids, grad, output)
-    owner.finish(token, grad, ids, argmax)
+        weights_grad = weights_gradient(lookups.plan, lookups.weights(), ids, grad, output)
+    lookups.finish(token, grad, ids, argmax)
     return torch.zeros_like(anchor), weights_grad
 
 
-def _backward_fake(
-    grad, anchor, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, number
-):
-    weighs = output is not None and per_sample_weights is not None
-    return torch.empty_like(anchor), torch.empty_like(per_sample_weights) if weighs else grad.new_empty(0)
+def _backward_fake(grad, anchor, indices, offsets, per_sample_weights, output, *_):
+    return torch.empty_like(anchor), grad.new_empty(0) if output is None else torch.empty_like(per_sample_weights)
 
 
 def _setup_context(ctx, inputs, output):
-    anchor, indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side, ctx.number, _ = inputs
+    anchor, indices, offsets, per_sample_weights, *ctx.where, _ = inputs
     result, argmax, token = output
     ctx.mark_non_differentiable(argmax, token)
     ctx.weighs = per_sample_weights is not None and per_sample_weights.requires_grad
-    ctx.save_for_backward(
-        anchor, indices, offsets, per_sample_weights, result if ctx.weighs else None, argmax, token
-    )
+    ctx.save_for_backward(anchor, indices, offsets, per_sample_weights, result if ctx.weighs else None, argmax, token)
 
 
 def _registered_backward(ctx, grad, _argmax, _token):
     anchor_grad, weights_grad = torch.ops.torchsparse_rec.fused_lookup_backward.default(
-        grad, *ctx.saved_tensors, ctx.bags, ctx.side_by_side, ctx.number
+        grad, *ctx.saved_tensors, *ctx.where
     )
-    return anchor_grad, None, None, weights_grad if ctx.weighs else None, None, None, None, None
+    return anchor_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 6
 
 
 _library.impl("fused_lookup", _look_up, "CompositeExplicitAutograd")
@@ -526,4 +532,4 @@ torch.library.register_fake("torchsparse_rec::fused_lookup_backward", _backward_
 torch.library.register_autograd(
     "torchsparse_rec::fused_lookup", _registered_backward, setup_context=_setup_context, lib=_library
 )
-_fused_lookup = torch.ops.torchsparse_rec.fused_lookup.default
+fused_lookup = torch.ops.torchsparse_rec.fused_lookup.default

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..optim._tables import table_of
-from ._fused import FusedLookups, new_anchor
-from ._plan import Plan
+from ._fused import FusedLookups, fused_lookup, new_anchor, register_owner
+from ._plan import Ids, Plan
 
 APPLY = ("backward", "step")
 _ANCHOR = "fused_anchor"
@@ -74,12 +74,14 @@ class AnchorOwner(torch.nn.Module):
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _apply_at: str
+    _number: int
 
     def _init_fused(self, apply: str) -> None:
         if apply not in APPLY:
             raise ValueError(f"{type(self).__name__}: apply must be 'backward' or 'step', got {apply!r}")
         self._apply_at = apply
         self._fused = {}
+        self._number = register_owner(self)
 
     def _stored_weights(self) -> list[Parameter]:
         """The tables as they are stored, in the order of the whole plan."""
@@ -93,11 +95,19 @@ class AnchorOwner(torch.nn.Module):
             self.register_parameter(_ANCHOR, new_anchor(self._stored_weights()))
         self._fused.clear()
 
-    def _fused_lookups(self, plan: Plan, tables: Sequence[int]) -> FusedLookups:
-        """The fused lookups of some tables of the whole plan."""
-        chosen = tuple(tables)
-        key = (plan, chosen)
-        found = self._fused.get(key)
+    def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
+        """A fused lookup of some tables of the whole; ``plan`` is theirs."""
+        anchor = self._parameters[_ANCHOR]
+        assert anchor is not None
+        if torch.compiler.is_compiling():
+            recorded = torch.is_grad_enabled() and anchor.requires_grad
+            where = (self._number, list(tables), plan.numbers(), recorded)
+            return fused_lookup(anchor, *ids[:3], list(ids.bags), ids.side_by_side, *where)[0]
+        return self._fused_lookups(plan, tuple(tables))(anchor, ids)
+
+    def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:
+        """What makes these lookups, and knows of them."""
+        found = self._fused.get((plan, tables))
         if found is None:
             owner = weakref.ref(self)
 
@@ -105,11 +115,11 @@ class AnchorOwner(torch.nn.Module):
                 module = owner()
                 assert module is not None
                 stored = module._stored_weights()
-                return [stored[k] for k in chosen]
+                return [stored[k] for k in tables]
 
             anchor = self._parameters[_ANCHOR]
             assert anchor is not None
-            found = self._fused[key] = FusedLookups(plan.part(chosen), weights, anchor, self._apply_at)
+            found = self._fused[plan, tables] = FusedLookups(plan, weights, anchor, self._apply_at)
         return found
 
     def _apply(self, fn: Any, recurse: bool = True):
@@ -130,6 +140,7 @@ class AnchorOwner(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`."""
         super().__setstate__(state)
+        self._number = register_owner(self)
         anchor = self._parameters.get(_ANCHOR)
         if anchor is not None:
             anchor._torchsparse_rec_anchor = True  # type: ignore[attr-defined]  # copies lose it

@@ -82,6 +82,22 @@ class Plan(NamedTuple):
             self.scale_grad_by_freq,
         )
 
+    def numbers(self) -> list[int]:
+        """All of it in one list, for the operators of compiled graphs; :meth:`of_numbers` is the reverse."""
+        lookups, tables = len(self.tables), len(self.dims)
+        parts = (self.tables, self.keys, self.modes, self.num_embeddings, self.dims, self.padding)
+        return [lookups, tables, int(self.scale_grad_by_freq), *(number for part in parts for number in part)]
+
+    @staticmethod
+    def of_numbers(numbers: Sequence[int]) -> Plan:
+        """See :meth:`numbers`."""
+        lookups, tables, scaled, *rest = numbers
+        parts = []
+        for size in (lookups, lookups, lookups, tables, tables, tables):
+            parts.append(tuple(rest[:size]))
+            rest = rest[size:]
+        return Plan(*parts, scale_grad_by_freq=bool(scaled))  # type: ignore[misc, arg-type]
+
     def columns(self) -> list[int]:
         """The width of each lookup's result."""
         return [self.dims[table] for table in self.tables]

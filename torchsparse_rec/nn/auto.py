@@ -24,6 +24,7 @@ MODES = ("dense", "sparse", "fused")
 # Training lookups after which the estimate of rows per lookup no longer changes.
 FREEZE_AFTER = 100
 
+
 class Constants(NamedTuple):
     """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
 

@@ -82,7 +82,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
     Source: ``torchrec.modules.embedding_configs.EmbeddingBagConfig``.
 
     Example:
-        >>> EmbeddingBagConfig(num_embeddings=1000, embedding_dim=8, name="t", feature_names=["f"], pooling="mean").pooling
+        >>> EmbeddingBagConfig(num_embeddings=9, embedding_dim=8, name="t", feature_names=["f"], pooling="mean").pooling
         <PoolingType.MEAN: 'MEAN'>
     """
 

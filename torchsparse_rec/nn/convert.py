@@ -77,7 +77,7 @@ def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
         if isinstance(module, HasGradMode):
             of_module = {id(weight): held.get(id(weight)) for weight in module._stored_weights()}
             for optimizer in {id(x): x for x in of_module.values() if x is not None}.values():
-                module.use_optimizer(optimizer)
+                module.use_optimizer(optimizer)  # type: ignore[operator]
 
 
 def explain(model: torch.nn.Module) -> str:
@@ -100,7 +100,7 @@ def explain(model: torch.nn.Module) -> str:
     """
     _check_model("explain", model)
     return "\n".join(
-        f"{name}: {module.explain()}" if name else module.explain()
+        f"{name}: {module.explain()}" if name else module.explain()  # type: ignore[operator]
         for name, module in model.named_modules()
         if isinstance(module, HasGradMode)
     )

@@ -24,7 +24,7 @@ def check_padding_idx(module: str, padding_idx: int | None, num_embeddings: int)
         )
 
 
-class Embedding(GradModeMixin, torch.nn.Embedding):
+class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     """
     :class:`torch.nn.Embedding` with a choice of gradient layout, faster and deterministic in all of them.
 
@@ -59,8 +59,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
               several backwards, clipped by ``torch.nn.utils.clip_grad_norm_`` (2-norm) and scaled by ``GradScaler``,
               which see one parameter more, the anchor, whose gradient is the norm of these rows.
               ``torchsparse_rec.optim`` has functions that clip by any norm and by value;
-            * ``"backward"``: in ``backward()``. Faster, and there is no gradient at any time: nothing can be accumulated,
-              clipped or scaled. A table looked up several times is updated once, by the last backward.
+            * ``"backward"``: in ``backward()``. Faster, and there is no gradient at any time: nothing can be
+              accumulated, clipped or scaled. A table looked up several times is updated once, by the last backward.
 
             ``zero_grad()`` lets go of rows that wait.
 
@@ -123,7 +123,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):
             return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
         weight = self._stored_weight()
         if self.max_norm is not None:
-            self._make_current()
+            if not torch.compiler.is_compiling():
+                self._make_current()
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
         kind = self._gradient_kind(weight, input.numel())
         if self._is_plain(weight, kind):

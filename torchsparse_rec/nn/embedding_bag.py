@@ -41,7 +41,7 @@ def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Ten
         )
 
 
-class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
+class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[override]
     """
     :class:`torch.nn.EmbeddingBag` with TensorFlow's combiners and a choice of gradient layout.
 
@@ -132,7 +132,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
         ids, ends, weights = self._bags(input, offsets, per_sample_weights)
         weight = self._stored_weight()
         if self.max_norm is not None:
-            self._make_current()
+            if not torch.compiler.is_compiling():
+                self._make_current()
             renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
         kind = self._gradient_kind(weight, ids.shape[0])
         if torch.compiler.is_compiling():
@@ -145,9 +146,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):
                 raise
             raise error from None
 
-    def _pooled(
-        self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None
-    ) -> Tensor:
+    def _pooled(self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
         if self._is_plain(weight, kind):
             options = (self.mode, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
             return pool(weight, ids, ends, weights, *options)

@@ -64,7 +64,8 @@ class EmbeddingBagCollection(Collection):
         ...     EmbeddingBagConfig(num_embeddings=5, embedding_dim=3, name="items", feature_names=["item", "seen"]),
         ... ]
         >>> bags = EmbeddingBagCollection(tables, grad_mode="sparse")
-        >>> features = {"user": torch.tensor([3, 1]), "item": torch.tensor([4, 4]), "seen": torch.tensor([[1, 2], [0, 3]])}
+        >>> seen = torch.tensor([[1, 2], [0, 3]])
+        >>> features = {"user": torch.tensor([3, 1]), "item": torch.tensor([4, 4]), "seen": seen}
         >>> pooled = bags(features)
         >>> pooled.keys(), pooled.values().shape
         (['user', 'item', 'seen'], torch.Size([2, 8]))
@@ -107,8 +108,8 @@ class EmbeddingBagCollection(Collection):
         inverse = x.inverse_indices_or_none()
         if inverse is None:
             raise ValueError(
-                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes {bags}; "
-                "lookup() takes them as they are"
+                f"{type(self).__name__}: features must have one batch size, or inverse_indices, got batch sizes "
+                f"{bags}; lookup() takes them as they are"
             )
         rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
         pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False)))
@@ -137,9 +138,7 @@ class EmbeddingBagCollection(Collection):
         place = x.index_per_key()
         counts = [bags[place[feature]] for feature in self._lookup_features]
         parts = result.split([count * width for count, width in zip(counts, self._widths, strict=True)])
-        return [
-            part.reshape(count, width) for part, count, width in zip(parts, counts, self._widths, strict=True)
-        ]
+        return [part.reshape(count, width) for part, count, width in zip(parts, counts, self._widths, strict=True)]
 
 
 class EmbeddingCollection(Collection):
@@ -199,7 +198,9 @@ class EmbeddingCollection(Collection):
         counts = x.length_per_key()
         result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False))
         place, by_feature = x.index_per_key(), x.to_dict()
-        sizes = [counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)]
+        sizes = [
+            counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)
+        ]
         rows = {}
         for name, feature, width, part in zip(
             self._names, self._lookup_features, self._widths, result.split(sizes), strict=True
@@ -209,5 +210,3 @@ class EmbeddingCollection(Collection):
                 part.reshape(-1, width), ids.values() if self._need_indices else None, lengths=ids.lengths()
             )
         return rows
-
-

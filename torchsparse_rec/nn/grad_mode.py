@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,7 +75,6 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _init_grad_mode(self, grad_mode: str | None, apply: str = "step") -> None:
         self._auto = AutoChoice()
-        self._last_plan: Plan | None = None
         self._init_fused(apply)
         self.grad_mode = grad_mode
 
@@ -116,12 +114,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         sizes = ((weight.shape[0],), (weight.shape[1],))
         scaled = bool(self.scale_grad_by_freq)
         plan = Plan((0,), (0,), (mode,), *sizes, (-1 if padding is None else padding,), scaled)
-        if plan != self._last_plan:
-            self._last_plan = plan
-        plan = self._last_plan
-        assert plan is not None
         if kind == "fused":
-            return self._fused_lookups(plan, (0,))(self.fused_anchor, ids)
+            return self._look_up_fused(plan, (0,), ids)
         if not torch.is_grad_enabled():
             return read(plan, [weight], ids).output
         return look_up_behind(plan, kind, [weight], ids)

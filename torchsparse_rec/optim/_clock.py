@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     states: tuple[str, ...]
     others: str  # ITS_ROWS, LATER or ALL_ROWS
     moves_weights: bool  # whether, with LATER, weights move too, not only states
-    eps: float | None
+    eps: tuple  # and its place
 
     @property
     def kind(self) -> tuple:

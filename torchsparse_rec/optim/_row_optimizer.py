@@ -94,6 +94,8 @@ class RowOptimizer(Checkpoints):
 
     def __init__(self, params: Any, *args: Any, lazy: bool, stochastic_rounding: bool, **kwargs: Any) -> None:
         self._row_defaults = {"lazy": lazy, "stochastic_rounding": stochastic_rounding}
+        if "tensorflow_eps" in kwargs:
+            self._row_defaults["tensorflow_eps"] = kwargs.pop("tensorflow_eps")
         super().__init__(params, *args, **kwargs)
         # torch's own fused steps take GradScaler's scale from the optimizer. Rows take what its unscale_() leaves.
         self._step_supports_amp_scaling = False
@@ -342,7 +344,7 @@ class RowOptimizer(Checkpoints):
             elif not rule.regular:
                 others = ALL_ROWS
         moves_weights = others == LATER and motion == "weight"
-        eps = group.get("eps")
+        eps = group.get("eps"), group.get("tensorflow_eps")
         return Plan(number, rule.hyperparameters, rule.states, others, moves_weights, eps)
 
     def _warn_once(self, text: str) -> None:

@@ -18,12 +18,34 @@ class _Adam(RowOptimizer):
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
+        place_of_eps = float(group.get("tensorflow_eps", False))
         hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
+        hyperparameters.append(place_of_eps)
         # A step that does not shrink the weights but turns their sign leaves idle rows nothing to expand around.
         regular = not decoupled or lr * weight_decay < 1
         if group["amsgrad"]:
             return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
         return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
+
+    def _dense_step(self) -> None:
+        """As torch, whose eps stands after the correction of the bias: ``eps / sqrt(1 - beta2^t)`` is TensorFlow's."""
+        together = self.param_groups
+        split: list[dict[str, Any]] = []
+        for group in together:
+            if not group.get("tensorflow_eps", False):
+                split.append(group)
+                continue
+            by_step: dict[int, list[Tensor]] = {}
+            for parameter in group["params"]:
+                by_step.setdefault(self._steps_taken(self.state[parameter]), []).append(parameter)
+            for step, parameters in by_step.items():
+                unbias = (1 - float(group["betas"][1]) ** (step + 1)) ** 0.5
+                split.append({**group, "params": parameters, "eps": float(group["eps"]) / unbias})
+        self.param_groups = split
+        try:
+            super()._dense_step()
+        finally:
+            self.param_groups = together
 
     def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
         if name == "max_exp_avg_sq":  # amsgrad may be turned on later; the maximum is never below the average
@@ -44,6 +66,8 @@ class Adam(_Adam, torch.optim.Adam):
             step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        tensorflow_eps: add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is corrected. Default
+            False.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -72,6 +96,7 @@ class Adam(_Adam, torch.optim.Adam):
         decoupled_weight_decay: bool = False,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        tensorflow_eps: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -88,6 +113,7 @@ class Adam(_Adam, torch.optim.Adam):
             decoupled_weight_decay=decoupled_weight_decay,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            tensorflow_eps=tensorflow_eps,
         )
 
 
@@ -102,6 +128,7 @@ class AdamW(_Adam, torch.optim.AdamW):
             The last four concern parameters that are no tables.
         lazy: leave rows without gradient alone, decay included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        tensorflow_eps: as for :class:`Adam`.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -129,6 +156,7 @@ class AdamW(_Adam, torch.optim.AdamW):
         fused: bool | None = None,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        tensorflow_eps: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -144,6 +172,7 @@ class AdamW(_Adam, torch.optim.AdamW):
             fused=fused,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            tensorflow_eps=tensorflow_eps,
         )
 
 

@@ -1,0 +1,56 @@
+// Pooling every lookup of a collection: in one launch, and one more where there are maxima.
+#pragma once
+#include "embedding_collection.cuh"
+#include "pool_max.cuh"
+#include "pool_weighted.cuh"
+
+namespace tsr {
+
+struct Forward {
+  const Collection& c;
+  CollectionInput input;
+  Tensor out, argmax;
+  std::vector<const void*> tables;  // what the view wants for a part's rows
+};
+
+inline Forward start_forward(DeviceCall& call, const Collection& c, ScalarType dtype, const Tensor& indices,
+                             const std::optional<Tensor>& offsets) {
+  return {c,
+          collection_input(call, indices, offsets),
+          call.empty(c.output_shape, dtype),
+          call.empty({c.argmax_elements}, ScalarType::Long),
+          {}};
+}
+
+// The lookups of mode max, or those of all other modes. width: the columns that a lane owns.
+inline PartList forward_parts(const Forward& f, int width, bool of_max) {
+  const size_t size = f.out.element_size();
+  const std::vector<int64_t> bounds = index_bounds(f.c);
+  PartList list(width, static_cast<int>(16 / size));
+  for (size_t l = 0; l < f.c.lookups.size(); ++l) {
+    const CollectionLookup& lookup = f.c.lookups[l];
+    if ((lookup.mode == Reduction::kMax) != of_max) continue;
+    Part part = part_of(f.c, lookup, bounds[l]);
+    part.rows = f.tables[static_cast<size_t>(lookup.table)];
+    part.row_stride = part.columns = static_cast<int32_t>(lookup.dim);
+    part.out = static_cast<uint8_t*>(f.out.data_ptr()) + static_cast<size_t>(lookup.output) * size;
+    part.out_stride = lookup.stride;
+    part.divisor = of_max ? Divisor::kOne : divisor_of(lookup.mode);
+    part.rows_aligned = moves_wide(part.rows, lookup.dim, lookup.dim, size);
+    part.out_aligned = moves_wide(part.out, lookup.stride, lookup.dim, size);
+    if (of_max) part.argmax = static_cast<int64_t*>(f.argmax.data_ptr()) + lookup.argmax;
+    list.add(part);
+  }
+  return list;
+}
+
+// One launch: the lookups of mode max, whose Total is Max, or those of all other modes.
+template <class Total, class View, class LongView = View>
+void pool_lookups(DeviceCall& call, const Forward& f, const typename View::Inputs& in, bool of_max) {
+  PartList list = forward_parts(f, Total::width, of_max);
+  const int64_t entries = most_entries(
+      f.c, f.input.items, [&](const CollectionLookup& lookup) { return (lookup.mode == Reduction::kMax) == of_max; });
+  launch_parts<Total, View, LongView>(call, list, in, entries);
+}
+
+}  // namespace tsr

@@ -1,0 +1,213 @@
+// An optimizer's step on the rows that a collection looked up, with gradients that no one ever writes down whole: a
+// team adds up the entries of its row as it steps it. How many rows there are stays on the device.
+#include "embedding_collection_current.cuh"
+#include "embedding_collection_groups.cuh"
+
+namespace tsr {
+namespace {
+
+// Threads of a block that steps rows: few, as each takes many registers.
+constexpr int64_t kStepThreads = 128;
+
+// A row of more than kPiece entries is added up before, in pieces: its gradient, in the accumulator's dtype.
+template <class A>
+struct GradientInputs : PartInputs<A> {
+  ScalarType dtype{};   // of grad
+  A* values = nullptr;  // [long rows, stride]
+  int64_t stride = 0;
+  const int64_t* slots = nullptr;  // [groups]: which of them, for those that are long
+};
+
+// Rows of grad, and sums that are stored as they are, not rounded.
+template <class A>
+struct GradientView : PartView<A> {
+  using Inputs = GradientInputs<A>;
+  // Of half types a lane owns half as many columns as where gradients are written.
+  static constexpr int64_t kMergingThreads = kThreads * (sizeof(A) == sizeof(float) ? 2 : 1);
+
+  const Inputs& inputs;
+
+  __device__ GradientView(const Inputs& in, const Part& part, Offsets offsets)
+      : PartView<A>(in, part, offsets), inputs(in) {}
+
+  template <int width>
+  __device__ Vector<A, width> load_row(int64_t index, const RowTile& tile) const {
+    Vector<A, width> row{};
+    load_as<width>(inputs.dtype, this->part.rows, index + tile.column, this->columns - tile.column, this->rows_aligned,
+                   row.at);
+    return row;
+  }
+  template <int width>
+  __device__ void store_row(int64_t bag, const RowTile& tile, const Vector<A, width>& row) const {
+    A* const to = inputs.values + inputs.slots[this->part.first_offset + bag] * inputs.stride + tile.column;
+    store_each<width>(to, this->columns - tile.column, /*aligned=*/false, [&](int c) { return row.at[c]; });
+  }
+};
+
+// ---- Where the rows are ---------------------------------------------------------------------------------------------
+
+// One thread per wanted table: its part's groups, and the blocks that step them. The last count is not read.
+__global__ void place_groups_kernel(const int64_t* bounds, int64_t tables, const OptimizerTable* optimizer_tables,
+                                    Part* parts, int64_t* blocks) {
+  for (int64_t w = thread_index(); w < tables; w += thread_count()) {
+    const int64_t groups = bounds[w + 1] - bounds[w], teams = kStepThreads >> optimizer_tables[w].lanes_log2;
+    parts[w].first_offset = bounds[w];
+    parts[w].bags = groups;
+    blocks[w] = (groups + teams - 1) / teams;
+  }
+}
+
+// One thread per long row.
+__global__ void long_slots_kernel(PoolPlan plan, const Part* parts, int64_t* slots) {
+  for (int64_t i = thread_index(); i < plan.long_bag_count(); i += thread_count()) {
+    const LongBag& bag = plan.long_bags[i];
+    slots[parts[bag.part].first_offset + bag.bag] = i;
+  }
+}
+
+// ---- The step -------------------------------------------------------------------------------------------------------
+
+template <class A>
+struct StepInputs : GradientInputs<A> {
+  Parts parts{};                           // first_blocks: of kStepThreads threads
+  const OptimizerTable* tables = nullptr;  // [parts]
+  const int64_t* first_rows = nullptr;     // [parts]
+  const void* keys = nullptr;              // of sorted entries
+  bool wide = false;                       // whether keys are
+  OptimizerCall<A> optimizer{};
+
+  __device__ int64_t key(int64_t j) const {
+    return wide ? static_cast<int64_t>(static_cast<const uint64_t*>(keys)[j])
+                : static_cast<int64_t>(static_cast<const uint32_t*>(keys)[j]);
+  }
+};
+
+// A team owns a row: the blocks are dealt to the tables in the order of their groups.
+template <class Rules, class A>
+__global__ void collection_update_kernel(const __grid_constant__ StepInputs<A> in) {
+  constexpr int width = kLaneColumns<A>;
+  if (blockIdx.x >= in.parts.first_blocks[in.parts.count]) return;
+  const int64_t w = last_at_most(in.parts.first_blocks, in.parts.count, blockIdx.x);
+  const Part& part = in.parts.parts[w];
+  const OptimizerTable& table = in.tables[w];
+  const RowTeam team(table.lanes_log2);
+  const int64_t teams = blockDim.x >> table.lanes_log2;
+  const int64_t local = (blockIdx.x - in.parts.first_blocks[w]) * teams + team.in_block();
+  if (local >= part.bags) return;
+  const int64_t group = part.first_offset + local, begin = in.offsets[group], end = in.offsets[group + 1];
+  TableRow<A, Rules>(in.optimizer, table, in.key(begin) - in.first_rows[w]).step(team, [&](int64_t column, A* to) {
+    if (end - begin > kPiece) {
+      const A* const values = in.values + in.slots[group] * in.stride + column;
+#pragma unroll
+      for (int c = 0; c < width; ++c) {
+        if (column + c < part.columns) to[c] = values[c];
+      }
+      return;
+    }
+    GradientSum<A, width> total;
+    add_entries(GradientView<A>(in, part, Offsets{}), RowTile{0, column, false}, begin, entry_count(begin, end), total,
+                [](int) {});
+#pragma unroll
+    for (int c = 0; c < width; ++c) to[c] = total.sums.value(c);
+  });
+}
+
+// ---- On the host ----------------------------------------------------------------------------------------------------
+
+// Adds up the rows of more than kPiece entries.
+template <class A>
+void pool_long_rows(DeviceCall& call, StepInputs<A>& in, const RowTiling& tiling, int64_t entries) {
+  using Total = GradientSum<A, kLaneColumns<A>>;
+  using View = GradientView<A>;
+  const WidestTiling widest(tiling);
+  const int64_t capacity = tiling.tiles / tiling.tiles_per_row;
+  const PoolPlan plan = plan_parts(call, in.parts, in.offsets, entries, /*run=*/1, tiling);
+  if (plan.piece_blocks == 0) return;
+  Total* const totals = call.workspace<Total>(plan.total_capacity * widest.lanes_per_row());
+  const int64_t long_rows = std::min(plan.total_capacity, capacity);
+  int64_t* const slots = call.workspace<int64_t>(capacity);
+  in.stride = widest.lanes_per_row() * Total::width;
+  in.values = call.workspace<A>(long_rows * in.stride);
+  in.slots = slots;
+  launch(call, {plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, in.parts,
+         static_cast<const GradientInputs<A>&>(in), plan, totals, widest);
+  launch(call, one_thread_each(long_rows), long_slots_kernel, plan, in.parts.parts, slots);
+  const int64_t blocks = std::min(long_rows * widest.tiles_per_row, kFullDevice / kThreads + 1);
+  launch(call, {blocks, View::kMergingThreads}, long_bags_of_parts_kernel<Total, View>, in.parts,
+         static_cast<const GradientInputs<A>&>(in), plan, static_cast<const Total*>(totals), widest);
+}
+
+template <class A>
+void step_rows(DeviceCall& call, const CollectionGradient& gradient, const CollectionGroups& groups,
+               const std::vector<OptimizerTable>& tables, const OptimizerArguments& arguments) {
+  const int64_t count = static_cast<int64_t>(tables.size()), entries = groups.groups.entries;
+  const int64_t capacity = std::min(entries, groups.groups.rows);
+  if (capacity == 0) return;
+  const int width = kLaneColumns<A>, wide = static_cast<int>(16 / gradient.grad.element_size());
+  std::vector<Part> listed;
+  int64_t columns = 0, least_teams = kStepThreads;
+  for (size_t w = 0; w < tables.size(); ++w) {
+    Part part = part_of_groups(gradient, groups, w);
+    deal_lanes(part, width, wide);
+    listed.push_back(part);
+    columns = std::max<int64_t>(columns, part.columns);
+    least_teams = std::min(least_teams, kStepThreads >> tables[w].lanes_log2);
+  }
+  Part* const parts = const_cast<Part*>(upload_all(call, listed));
+  const RowRuns runs = row_runs(call, groups.groups);
+  StepInputs<A> in;
+  static_cast<PartInputs<A>&>(in) = inputs_of_groups<A>(call, groups);
+  in.dtype = gradient.grad.scalar_type();
+  in.offsets = runs.starts;
+  in.tables = upload_all(call, tables);
+  in.first_rows = upload(call, groups.first_rows);
+  in.wide = groups.groups.wide;
+  in.keys = in.wide ? static_cast<const void*>(groups.groups.wide_pairs.keys) : groups.groups.narrow_pairs.keys;
+  in.optimizer = optimizer_call<A>(call, arguments);
+  const int64_t* const bounds = first_groups_of_tables(call, groups, runs, in.first_rows);
+  int64_t* const blocks = call.workspace<int64_t>(count + 1);
+  int64_t* const first_blocks = call.workspace<int64_t>(count + 1);
+  launch(call, one_thread_each(count), place_groups_kernel, bounds, count, in.tables, parts, blocks);
+  sums_before(call, blocks, count, first_blocks);
+  in.parts = {count, first_blocks, bounds, parts};
+  pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);
+  // As many blocks as there may be: those without rows return at once.
+  const LaunchShape shape{capacity / least_teams + count, kStepThreads};
+  with_rules(in.optimizer, [&](auto rules) { launch(call, shape, collection_update_kernel<decltype(rules), A>, in); });
+}
+
+void embedding_collection_update_cuda(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                                      const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
+                                      const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
+                                      const std::optional<Tensor>& per_sample_weights,
+                                      const std::optional<Tensor>& argmax, const std::vector<int64_t>& tables,
+                                      const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
+                                      const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+                                      bool side_by_side, const std::vector<bool>& wanted,
+                                      const std::optional<Tensor>& grad_scale, int64_t rule_value,
+                                      const std::vector<double>& hyperparameters, int64_t step, int64_t base,
+                                      bool maximize, const std::vector<int64_t>& rounding_seeds) {
+  const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
+  const Collection c =
+      check_embedding_collection_update(weights, grad, indices, offsets, per_sample_weights, argmax, lists, wanted);
+  const CollectionStep checked = check_collection_step(c, weights, states, last_steps, history, wanted, grad_scale,
+                                                       rule_value, hyperparameters, step, base, rounding_seeds);
+  if (checked.weights.empty()) return;
+  DeviceCall call(c.op, weights[0]);
+  const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
+  const CollectionGroups groups = group_collection(call, gradient, collection_input(call, indices, offsets));
+  const CollectionOptimizer optimizer{checked.weights, states,          last_steps, history,
+                                      checked.rule,    hyperparameters, step,       base};
+  const OptimizerArguments arguments{checked.rule, hyperparameters,          step,    base,
+                                     step - 1,     weights[0].scalar_type(), history, grad_scale,
+                                     maximize,     !rounding_seeds.empty()};
+  const std::vector<OptimizerTable> on_host = optimizer_tables(optimizer, arguments, rounding_seeds);
+  with_accumulator(grad.scalar_type(), [&](auto tag) {
+    step_rows<typename decltype(tag)::type>(call, gradient, groups, on_host, arguments);
+  });
+}
+
+}  // namespace
+}  // namespace tsr
+
+TSR_CUDA_KERNELS(m) { TSR_IMPL(m, "embedding_collection_update_", &tsr::embedding_collection_update_cuda); }
