@@ -159,14 +159,15 @@ struct RowwiseAdagradRule {
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void step(A& w, A*, A grad, A rate) const { w -= rate * decayed(grad, w, decay); }
 };
 
-// What the rules of Adam's family compute once a step.
+// What the rules of Adam's family compute once a step. The first moment moves towards the gradient by a share of what
+// is between them, as torch's lerp does: beta1 and 1 - beta1, once rounded, do not add up to 1, which it would
+// remember.
 template <class A>
 struct AdamScalars {
-  A beta1, beta2, incoming1, incoming2, step_size, inverse_root, eps, kept, decay;
+  A beta2, incoming1, incoming2, step_size, inverse_root, eps, kept, decay;
   // tensorflow_eps: eps is added to sqrt(v), not to the root of v without its bias.
   AdamScalars(const double* h, int64_t step, bool decoupled, bool tensorflow_eps = false)
-      : beta1(static_cast<A>(h[1])),
-        beta2(static_cast<A>(h[2])),
+      : beta2(static_cast<A>(h[2])),
         incoming1(static_cast<A>(1 - h[1])),
         incoming2(static_cast<A>(1 - h[2])),
         step_size(static_cast<A>(h[0] / (1 - std::pow(h[1], static_cast<double>(step))))),
@@ -195,7 +196,7 @@ struct AdamRule : ElementRule<A> {
 
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void step(A& w, A* state, A grad, A) const {
     const A g = decayed(grad, w, at.decay);
-    state[0] = at.beta1 * state[0] + at.incoming1 * g;
+    state[0] += at.incoming1 * (g - state[0]);
     state[1] = at.beta2 * state[1] + at.incoming2 * (g * g);
     // A NaN wins, as in torch.maximum.
     if constexpr (kAmsgrad) state[2] = state[1] > state[2] || state[1] != state[1] ? state[1] : state[2];
@@ -227,7 +228,7 @@ struct PartialRowwiseAdamRule {
     return at.step_size / at.divisor(*row_state);
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void step(A& w, A* state, A grad, A rate) const {
-    state[0] = at.beta1 * state[0] + at.incoming1 * grad;
+    state[0] += at.incoming1 * (grad - state[0]);
     w = at.kept * w - rate * state[0];
   }
   // The row's state is the caller's to multiply by p2, once.
@@ -329,7 +330,7 @@ struct LambRule {
     return decayed(at.step_size * state[0] / at.divisor(state[1]), w, at.decay);
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void gather(A w, A* state, A grad, A* sums) const {
-    state[0] = at.beta1 * state[0] + at.incoming1 * grad;
+    state[0] += at.incoming1 * (grad - state[0]);
     state[1] = at.beta2 * state[1] + at.incoming2 * (grad * grad);
     const A r = direction(w, state);
     sums[0] += w * w;

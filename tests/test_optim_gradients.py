@@ -209,11 +209,14 @@ def test_an_engine_may_step_by_itself():
 # ---- The optimizer as torch's ----------------------------------------------------------------------------------------
 
 
+OUR_ARGUMENTS = "lazy", "stochastic_rounding", "tensorflow_eps"
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta"])
 def test_signatures_are_those_of_torch(name):
     ours = inspect.signature(getattr(optim, name)).parameters
     theirs = inspect.signature(getattr(torch.optim, name)).parameters
-    assert [p for p in ours if p not in ("lazy", "stochastic_rounding")] == list(theirs)
+    assert [p for p in ours if p not in OUR_ARGUMENTS] == list(theirs)
     for key, parameter in theirs.items():
         assert (ours[key].default, ours[key].kind) == (parameter.default, parameter.kind)
 
