@@ -175,7 +175,7 @@ class WaitingRows(Pending):
         found = [Gradient(rows, values) for rows, values in self.own]
         for source in list(self.sources):
             waiting = source.rows.get(key)
-            if waiting is not None and source.is_valid():
+            if waiting is not None and waiting[0]() is self._table() and source.is_valid():
                 found.append(Gradient(waiting[1], waiting[2], source.factor()))
         return found
 
@@ -467,7 +467,8 @@ def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> Fuse
     return _owners[number]._fused_lookups(Plan.of_numbers(plan), tuple(tables))
 
 
-_library = torch.library.Library("torchsparse_rec", "FRAGMENT")
+# Not among the library's operators: they are Python, and mean nothing without the module that they name.
+_library = torch.library.Library("torchsparse_rec_nn", "DEF")
 _library.define(
     "fused_lookup(Tensor anchor, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
     " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded)"
@@ -519,7 +520,7 @@ def _setup_context(ctx, inputs, output):
 
 
 def _registered_backward(ctx, grad, _argmax, _token):
-    anchor_grad, weights_grad = torch.ops.torchsparse_rec.fused_lookup_backward.default(
+    anchor_grad, weights_grad = torch.ops.torchsparse_rec_nn.fused_lookup_backward.default(
         grad, *ctx.saved_tensors, *ctx.where
     )
     return anchor_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 6
@@ -527,9 +528,9 @@ def _registered_backward(ctx, grad, _argmax, _token):
 
 _library.impl("fused_lookup", _look_up, "CompositeExplicitAutograd")
 _library.impl("fused_lookup_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("torchsparse_rec::fused_lookup", _look_up_fake, lib=_library)
-torch.library.register_fake("torchsparse_rec::fused_lookup_backward", _backward_fake, lib=_library)
+torch.library.register_fake("torchsparse_rec_nn::fused_lookup", _look_up_fake, lib=_library)
+torch.library.register_fake("torchsparse_rec_nn::fused_lookup_backward", _backward_fake, lib=_library)
 torch.library.register_autograd(
-    "torchsparse_rec::fused_lookup", _registered_backward, setup_context=_setup_context, lib=_library
+    "torchsparse_rec_nn::fused_lookup", _registered_backward, setup_context=_setup_context, lib=_library
 )
-fused_lookup = torch.ops.torchsparse_rec.fused_lookup.default
+fused_lookup = torch.ops.torchsparse_rec_nn.fused_lookup.default

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -109,28 +108,11 @@ class RowOptimizer(Checkpoints):
         for name, value in self._row_defaults.items():
             self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
-        tables = [table_if_any(parameter) for parameter in self.param_groups[-1]["params"]]
-        try:
-            for position, table in enumerate(tables):
-                if table is not None:
-                    self._check_holder(table, f"parameter {position} of the parameter group")
-        except ValueError:
-            self.param_groups.pop()
-            raise
-        for table in tables:
+        # The last optimizer made is the one that fused lookups go to. Another that steps a table takes it over.
+        for parameter in self.param_groups[-1]["params"]:
+            table = table_if_any(parameter)
             if table is not None:
                 table.optimizer = self
-
-    def _check_holder(self, table: Table, what: str) -> None:
-        if table.optimizer is None or table.optimizer is self:
-            return
-        gc.collect()  # it may only be waiting to be collected
-        other = table.optimizer
-        if other is not None:
-            raise ValueError(
-                f"{type(self).__name__}: {what} is a table that another optimizer, {type(other).__name__}, holds: "
-                "delete that one first (a table has one optimizer at a time)"
-            )
 
     def hold_anchor(self, anchor: Tensor, weight: Tensor) -> None:
         """Have the anchor of a table's lookups beside the table, for those who look at all gradients."""
@@ -253,7 +235,6 @@ class RowOptimizer(Checkpoints):
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
         """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
         table.release()
-        self._check_holder(table, "a parameter with a sparse gradient")
         table.optimizer = self
         everything = [(group, p) for group in self.param_groups for p in group["params"] if not is_anchor(p)]
         # Rounding depends on the place among the parameters: the same in a run that resumes this one.
