@@ -225,11 +225,9 @@ __global__ void long_bags_of_parts_kernel(Parts parts, const __grid_constant__ t
     const int64_t begin = team * share, end = begin + share < bag.pieces ? begin + share : bag.pieces;
     const Total* const first = totals + bag.first_total * widest.lanes_per_row() + tile.column / Total::width;
     Total total;
-    if (team < teams) {
 #pragma unroll 4
-      for (int64_t k = begin; k < end; ++k) total.merge(first[k * widest.lanes_per_row()]);
-      shares[threadIdx.x] = total;
-    }
+    for (int64_t k = begin; k < end; ++k) total.merge(first[k * widest.lanes_per_row()]);
+    shares[threadIdx.x] = total;
     __syncthreads();
     if (team == 0) {
       for (int64_t other = 1; other < teams; ++other) total.merge(shares[other * lanes + threadIdx.x]);

@@ -42,14 +42,14 @@ MUTATIONS = [
     Mutation(
         "embedding_collection.cu", "step", "      in.weights = call.data<T>(*per_sample_weights);\n", "", "single_ones"
     ),
-    Mutation("embedding_collection.cuh", "bound", "std::min(of_key[key], ", "std::max<int64_t>(0, ", "bad_values"),
+    Mutation("embedding_collection.cuh", "bound", "std::min(of_key[key], ", "std::max(of_key[key], ", "bad_values"),
     Mutation("embedding_collection.cuh", "bound", "return most * items;", "return items;", "gradients_equal"),
     Mutation("embedding_collection_forward.cuh", "sign", "kMax) != of_max)", "kMax) == of_max)", "single_ones"),
     Mutation("embedding_collection_backward.cu", "sign", "first_rows[w];\n  }\n}", "0;\n  }\n}", "gradients_equal"),
     Mutation(
         "embedding_collection_backward.cu", "bound", "bounds, tables, g + 1)", "bounds, tables, g)", "gradients_equal"
     ),
-    Mutation("embedding_collection_groups.cu", "bound", "*runs - 1;", "*runs;", "gradients_equal"),
+    Mutation("embedding_collection_groups.cu", "bound", "< first_rows[w])", "<= first_rows[w])", "gradients_equal"),
     Mutation(
         "embedding_collection_groups.cu",
         "bound",
@@ -87,8 +87,8 @@ MUTATIONS = [
     Mutation(
         "embedding_collection_weights_backward.cu", "step", "rounded_weight(optimizer, now[c])", "A(0)", "as_of_now"
     ),
-    Mutation("pool_parts_kernels.cuh", "bound", "<= kEntriesPerTeam) ++next", "< kPiece) ++next", "single_ones"),
-    Mutation("pool_parts_kernels.cuh", "step", "    if (team < teams) {\n", "    {\n", "single_ones"),
+    Mutation("pool_parts_kernels.cuh", "bound", "next = bag + 1;", "next = bag + 2;", "single_ones"),
+    Mutation("pool_parts_kernels.cuh", "sign", "shares[other * lanes", "shares[lanes", "single_ones"),
     Mutation("pool_parts.cuh", "bound", "[begin + mine] <= x", "[begin + mine] < x", "many_tables"),
     Mutation("pool_plan.cu", "bound", "parts.count, bag + 1) - 1", "parts.count, bag) - 1", "single_ones"),
     Mutation("embedding_ids.cu", "sign", "> acc_t<W>(0))) return", "< acc_t<W>(0))) return", "pruned"),
