@@ -21,17 +21,17 @@
 // Gradients, from grad, which has the shape of output:
 //   embedding_collection_dense_backward(grad, indices, offsets?, per_sample_weights?, argmax?, num_embeddings [K],
 //   dims [K], ..., wanted [K]) -> K times [V_k, D_k]; embedding_collection_sparse_backward -> K times values
-//   [U_k, D_k], and K times rows [U_k] int64, sorted and unique. Table k's gradient is that of one embedding_bag over the
-//   bags of its lookups, one lookup after the other, bit for bit: a row's entries are added in the order of lookups,
-//   then of items. Tables that are not wanted: empty, [0, D_k]. argmax: None without lookups of mode max.
+//   [U_k, D_k], and K times rows [U_k] int64, sorted and unique. Table k's gradient is that of one embedding_bag over
+//   the bags of its lookups, one lookup after the other, bit for bit: a row's entries are added in the order of
+//   lookups, then of items. Tables that are not wanted: empty, [0, D_k]. argmax: None without lookups of mode max.
 //   embedding_collection_weights_backward(grad, weights, states, last_steps, history?, ..., output, ...) -> [N]: of
 //   per_sample_weights; an item that several lookups read gets the sum over them, in their order, added in the
 //   accumulator's dtype. history None: the tables are as they are, states and last_steps are empty.
 //
 // embedding_collection_update_(weights, states, last_steps, history?, grad, ..., wanted, grad_scale?, rule,
-//   hyperparameters, step, base, maximize, rounding_seeds): row_optimizer_update_ (row_optimizer.h) of the wanted tables
-//   with the rows and values of embedding_collection_sparse_backward, which are not materialised: values are in the
-//   accumulator's dtype here. A row that occurs in several lookups is stepped once. states, last_steps and
+//   hyperparameters, step, base, maximize, rounding_seeds): row_optimizer_update_ (row_optimizer.h) of the wanted
+//   tables with the rows and values of embedding_collection_sparse_backward, which are not materialised: values are in
+//   the accumulator's dtype here. A row that occurs in several lookups is stepped once. states, last_steps and
 //   rounding_seeds hold the wanted tables', one after the other.
 //
 // * dtypes, order of ids and sums, padding, zero denominators, offsets: as embedding_bag.
@@ -116,8 +116,8 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
   c.padding_idx = lists.padding_idx;
   check_collection_lists(op, lists, c.tables());
   for (size_t k = 0; k < c.dims.size(); ++k) {
-    TSR_CHECK_VALUE(c.padding_idx[k] <= c.num_embeddings[k], op, ": padding_idx[", k, "] must be <= ",
-                    c.num_embeddings[k], ", got ", c.padding_idx[k]);
+    TSR_CHECK_VALUE(c.padding_idx[k] <= c.num_embeddings[k], op, ": padding_idx[", k,
+                    "] must be <= ", c.num_embeddings[k], ", got ", c.padding_idx[k]);
   }
   c.key_bags.reserve(lists.bags.size());
   c.lookups.reserve(lists.tables.size());
@@ -141,8 +141,9 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
     lookup.output = lists.side_by_side ? left : c.output_elements;
     lookup.stride = lists.side_by_side ? columns : lookup.dim;
     lookup.argmax = c.argmax_elements;
-    TSR_CHECK_VALUE(!lists.side_by_side || lookup.bags == rows, op, ": side by side, every key must have as many bags as",
-                    " keys[0], ", rows, ", got ", lookup.bags, " of keys[", l, "]");
+    TSR_CHECK_VALUE(!lists.side_by_side || lookup.bags == rows, op,
+                    ": side by side, every key must have as many bags as", " keys[0], ", rows, ", got ", lookup.bags,
+                    " of keys[", l, "]");
     left += lookup.dim;
     c.output_elements += lookup.bags * lookup.dim;
     if (lookup.mode == Reduction::kMax) {
@@ -225,19 +226,21 @@ inline void check_collection_grad(const Collection& c, const char* argument, con
 
 inline void check_collection_argmax(const Collection& c, const Tensor& grad, const std::optional<Tensor>& argmax) {
   if (!c.has_max) return;
-  TSR_CHECK_VALUE(argmax && argmax->dim() == 1 && argmax->size(0) == c.argmax_elements &&
-                      argmax->scalar_type() == ScalarType::Long,
-                  c.op, ": with mode max, argmax must be int64 of shape [", c.argmax_elements, "], got ",
-                  argmax ? message(dtype_name(argmax->scalar_type()), " of shape ", shape_text(*argmax)) : "None");
+  TSR_CHECK_VALUE(
+      argmax && argmax->dim() == 1 && argmax->size(0) == c.argmax_elements && argmax->scalar_type() == ScalarType::Long,
+      c.op, ": with mode max, argmax must be int64 of shape [", c.argmax_elements, "], got ",
+      argmax ? message(dtype_name(argmax->scalar_type()), " of shape ", shape_text(*argmax)) : "None");
   check_same_device(c.op, "argmax", *argmax, "grad", grad);
 }
 
 // Both backwards. Returns the description of what they are the gradients of.
-inline Collection check_embedding_collection_backward(
-    const char* op, const Tensor& grad, const Tensor& indices, const std::optional<Tensor>& offsets,
-    const std::optional<Tensor>& per_sample_weights, const std::optional<Tensor>& argmax,
-    const std::vector<int64_t>& num_embeddings, const std::vector<int64_t>& dims, const CollectionLists& lists,
-    const std::vector<bool>& wanted) {
+inline Collection check_embedding_collection_backward(const char* op, const Tensor& grad, const Tensor& indices,
+                                                      const std::optional<Tensor>& offsets,
+                                                      const std::optional<Tensor>& per_sample_weights,
+                                                      const std::optional<Tensor>& argmax,
+                                                      const std::vector<int64_t>& num_embeddings,
+                                                      const std::vector<int64_t>& dims, const CollectionLists& lists,
+                                                      const std::vector<bool>& wanted) {
   check_float_dtype(op, "grad", grad);
   const size_t tables = num_embeddings.size();
   TSR_CHECK_VALUE(dims.size() == tables && wanted.size() == tables, op,

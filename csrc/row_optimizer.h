@@ -34,7 +34,7 @@
 // * Errors: ValueError for shapes, dtypes, layouts, hyperparameters outside their range and rows that do not increase;
 //   IndexError for a row outside [0, V). After an error nothing is written. On CUDA a row that is outside, or not above
 //   its predecessor, is skipped and reported.
-// * NaN and infinite gradients follow the formulas.
+// * NaN and infinite gradients follow the formulas. The mean over a row without elements is 0.
 //
 // Determinism: one thread owns a row: the same bits on every run, for every number of threads and, on the CPU, every
 // instruction set. CUDA's differ: products are fused with additions.

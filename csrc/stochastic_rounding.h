@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "dispatch.h"
-#include "row_optimizer_idle.h"
 
 namespace tsr {
 

@@ -78,7 +78,7 @@ _CHOSEN = (
     Size(1_000, 5_000, 1_000, 512, spread="zipf"),
 )
 assert set(_CHOSEN) <= set(SIZES)
-_PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-"]
+_PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-", "row_optimizer_"]
 CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
 # With num_segments, as here, the reductions read nothing back.
 STATIC_CASES = [build for build in CASES if build.name.split("-")[0] not in READ_BACKS or "reduce-" in build.name]
@@ -147,4 +147,6 @@ def mirrored(sample: Sample) -> Sample:
         if names[i] == "argmax":
             backwards = torch.where(backwards < 0, backwards, len(entries) - 1 - backwards)
         changed[i] = -backwards if x.is_floating_point() else backwards
+    if "values" in names and isinstance(changed[names.index("values")], list):
+        changed[names.index("values")] = [-x for x in changed[names.index("values")]]
     return replace(sample, arguments=tuple(changed))

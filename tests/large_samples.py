@@ -16,7 +16,8 @@ from large_samples_collection import builds_of_collections
 from large_samples_sparse import builds_of_sparse
 from large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of, whole_of
 from reference import MAX, MEAN, SQRTN, SUM
-from sample import Sample
+from sample import Random, Sample
+from samples_row_optimizer import RULES, last_steps_for, states_for
 from torch import Tensor
 
 # ---- Samples --------------------------------------------------------------------------------------------------------
@@ -65,6 +66,39 @@ def _row_update(size: Size, rule: int, hyperparameters: list[float]) -> Sample:
     grad = floats_of(size, size.items)
     state = weight.abs() + 0.5
     return Sample("row_update", str(size), (weight, state, None, None, grad, indices, rule, hyperparameters))
+
+
+def _row_optimizer(operator: str, rows: int, dim: int, rule: str, dtype: torch.dtype) -> Sample:
+    """Rows that are behind by up to 1,500 steps, every other one of which is named."""
+    number, h = RULES[rule]
+    random, steps = Random(rows), 1500
+    history = torch.zeros(2 * steps, 8, dtype=torch.float64)
+    for step in range(1, steps + 1):
+        torch.ops.torchsparse_rec.row_optimizer_advance_.default(history, number, h, step, 0)
+    weight, last = random.floats(rows, dim, dtype=dtype), last_steps_for(random, rows, steps)
+    states = states_for(random, number, h, rows, dim, dtype)
+    named = torch.arange(1, rows, 2)
+    if operator == "row_optimizer_advance_":
+        return Sample(operator, "", (history[:2048], number, h, 1024, 0))
+    if operator == "row_optimizer_current":
+        return Sample(operator, "", (weight, states, last, history, named, number, h, steps, 0))
+    tables = ([weight], states, [last], history)
+    if operator == "row_optimizer_make_current_":
+        return Sample(operator, "", (*tables, number, h, steps, 0, []))
+    values = [random.floats(named.shape[0], dim, dtype=states[0].dtype if states else dtype)]
+    return Sample(operator, "", (*tables, [named], values, None, number, h, steps + 1, 0, False, []))
+
+
+def _row_optimizer_builds() -> list[Build]:
+    builds = []
+    kinds = (("momentum", 1), ("adamw", 17), ("adam", 64), ("partial_rowwise_adam", 40), ("rmsprop_both", 9))
+    for n, (rule, dim) in enumerate(kinds):
+        for m, operator in enumerate(("update_", "current", "make_current_", "advance_")):
+            dtype = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float16)[(n + m) % 5]
+            name = f"row_optimizer_{operator}"
+            build = partial(_row_optimizer, name, 1000, dim, rule, dtype)
+            builds.append(Build(f"{name}-1000x{dim}-{rule}_{dtype}".replace("torch.", ""), build))
+    return builds
 
 
 def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype) -> Sample:
@@ -129,7 +163,7 @@ def _large_samples() -> list[Build]:
         builds += [Build(f"{name}-{n}_to_{size}", partial(_strings, name, n, size)) for n, size in strings]
     for rows, longest in ((0, 3), (200_000, 3), (5_000, 40)):
         builds.append(Build(f"cross_hashed-{rows}_of_{longest}", partial(_crosses, rows, longest)))
-    return builds + builds_of_sparse() + builds_of_collections()
+    return builds + _row_optimizer_builds() + builds_of_sparse() + builds_of_collections()
 
 
 # ---- Samples whose results are known --------------------------------------------------------------------------------

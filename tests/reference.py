@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import reference_embedding_collection
 import reference_embedding_lookup
 import reference_hash
 import reference_row_optimizer
@@ -278,6 +279,7 @@ REFERENCES: dict[str, Callable] = {
         row_update,
         *reference_row_optimizer.FUNCTIONS,
         *reference_embedding_lookup.FUNCTIONS,
+        *reference_embedding_collection.FUNCTIONS,
     )
 }
 REFERENCES |= SPARSE_TENSOR_REFERENCES

@@ -127,7 +127,7 @@ def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, 
     return [w - lr * _by_element(trust) * move, m, v]
 
 
-# By the number of the rule in csrc/row_optimizer_rules.h.
+# By the number of the rule in csrc/row_optimizer_idle.h.
 RULES = (sgd, adagrad, rowwise_adagrad, adam, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
 AMSGRAD = 4
 

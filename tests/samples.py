@@ -14,6 +14,7 @@ from samples_embedding import (
     gradient_embedding_samples,
     weights_backward_samples,
 )
+from samples_embedding_collection import COLLECTION_GRADIENT_SAMPLES, COLLECTION_SAMPLES
 from samples_embedding_lookup import (
     clip_backward_samples,
     gradient_clip_samples,
@@ -97,6 +98,7 @@ SAMPLES: dict[str, list[Sample]] = {
         shards_weights_backward_samples("embedding_bag_shards_weights_backward")
     ),
     "clip_rows_backward": list(clip_backward_samples("clip_rows_backward")),
+    **COLLECTION_SAMPLES,
 }
 
 GRADIENT_SAMPLES: dict[str, list[Sample]] = {
@@ -124,4 +126,5 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
     "embedding_bag_shards": list(gradient_shards_samples("embedding_bag_shards")),
     "embedding_bag_shards_weights_backward": list(gradient_shards_samples("embedding_bag_shards_weights_backward")),
     "clip_rows_backward": list(gradient_clip_samples("clip_rows_backward")),
+    **COLLECTION_GRADIENT_SAMPLES,
 }

@@ -24,7 +24,15 @@ HOST_ONLY = {"cpu_level"}
 # No tensor comes out of them.
 WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
 # They write into their arguments, which torch.library gives no derivative.
-WITHOUT_AUTOGRAD = {"sparse_segment_reduce_grad_out", "sparse_segment_reduce_grad_v2_out", "row_update"} | WITHOUT_FAKE
+WITHOUT_AUTOGRAD = WITHOUT_FAKE | {
+    "sparse_segment_reduce_grad_out",
+    "sparse_segment_reduce_grad_v2_out",
+    "row_update",
+    "row_optimizer_update_",
+    "row_optimizer_advance_",
+    "row_optimizer_make_current_",
+    "embedding_collection_update_",
+}
 PROGRAM = f"""
 import ctypes, json, os
 import torch, torchsparse_rec

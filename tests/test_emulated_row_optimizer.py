@@ -1,4 +1,4 @@
-"""The CUDA kernels of the family ``row_optimizer``, run without a GPU: many tables, wide rows, sums in parts, bad rows."""
+"""The CUDA kernels of the family ``row_optimizer``, without a GPU: many tables, wide rows, sums in parts, bad rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulation import fixture
 from sample import FLOATS, Random, Sample, map_tensors
-from samples_row_optimizer import IDLE_RULES, RULES, changing, last_steps_for, states_for, update_sample
+from samples_row_optimizer import IDLE_RULES, RULES, changing, states_for, update_sample
 from test_operators import assert_same_bits
 from test_operators import call as call_cpu
 from torch import Tensor
@@ -139,7 +139,7 @@ def _tables(rows: list[list[int]], dim: int = 3) -> list:
     [
         ([[0, 1], [2, 4], [3]], [[0, 1], [2], [3]], r"rows\[1\]\[1\] must be in \[0, 4\), got 4"),
         ([[0, 1], [], [-3, 3]], [[0, 1], [], [3]], r"rows\[2\]\[0\] must be in \[0, 4\), got -3"),
-        ([[1], [0, 2, 1, 3], [9]], [[1], [0, 2, 3], []], r"rows\[1\] must increase strictly, got 1 after 2 at position 2"),
+        ([[1], [0, 2, 1, 3], [9]], [[1], [0, 2, 3], []], r"rows\[1\] must increase.*, got 1 after 2 at position 2"),
         ([[1, 1], [3, 3], [9]], [[1], [3], []], r"rows\[0\] must increase strictly, got 1 after 1 at position 1"),
     ],
 )

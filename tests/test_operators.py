@@ -20,7 +20,13 @@ from torchsparse_rec import ops
 # What asks the machine instead of computing: tests/test_instruction_sets.py, and the test of check_errors below.
 NOT_SAMPLED = {"cpu_level", "check_errors"}
 # What reads the arguments that it writes.
-UPDATES = {"row_update", "row_optimizer_update_", "row_optimizer_advance_", "row_optimizer_make_current_"}
+UPDATES = {
+    "row_update",
+    "row_optimizer_update_",
+    "row_optimizer_advance_",
+    "row_optimizer_make_current_",
+    "embedding_collection_update_",
+}
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
@@ -56,7 +62,8 @@ def call(sample: Sample) -> tuple[Tensor, ...]:
     if places:
         assert result is None
         return tuple(x for i in places for x in tensors_of(arguments[i]))
-    return result if isinstance(result, tuple) else (result,)
+    results = result if isinstance(result, tuple) else (result,)
+    return tuple(x for part in results for x in tensors_of(part))
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
@@ -198,6 +205,10 @@ DIFFERENTIABLE = {
     "embedding_bag_shards": (0, 3),
     "embedding_bag_shards_weights_backward": (0, 1, 4, 5),
     "clip_rows_backward": (0, 1),
+    "embedding_collection": (0, 3),
+    "embedding_collection_dense_backward": (0, 3),
+    "embedding_collection_sparse_backward": (0, 3),
+    "embedding_collection_weights_backward": (0, 1, 7, 8),
 }
 
 
@@ -219,7 +230,8 @@ def _as_function(sample: Sample) -> tuple[Callable, list[Tensor]]:
 
         arguments = [given(i, x) for i, x in enumerate(sample.arguments)]
         results = operator(sample.operator)(*arguments)
-        return tuple(x for x in (results if isinstance(results, tuple) else (results,)) if x.is_floating_point())
+        parts = results if isinstance(results, tuple) else (results,)
+        return tuple(x for part in parts for x in tensors_of(part) if x.is_floating_point())
 
     return function, [x.clone().requires_grad_() for i in places for x in tensors_of(sample.arguments[i])]
 

@@ -29,5 +29,5 @@ def test_autograd_is_registered_for_what_is_functional(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_schema_uses_what_the_stable_abi_passes_well(name):
     types = {str(a.type) for a in schema(name).arguments} | {str(r.type) for r in schema(name).returns}
-    lists = {"List[int]", "List[float]", "List[Tensor]"}
+    lists = {"List[int]", "List[float]", "List[bool]", "List[Tensor]"}
     assert types <= {"Tensor", "Optional[Tensor]", "int", "Optional[int]", "bool", "float", *lists}

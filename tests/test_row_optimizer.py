@@ -47,7 +47,7 @@ class Table:
         ops.row_optimizer_make_current_([self.weight], self.states, [self.last], self.history, **given)
 
 
-# ---- Equal to dense optimizers ----------------------------------------------------------------------------------------
+# ---- Equal to dense optimizers --------------------------------------------------------------------------------------
 
 # What users choose, and what is hard: slow first moments, second moments that forget faster than the first, complex
 # eigenvalues, eps that matters.
@@ -177,8 +177,9 @@ def test_very_long_idleness(steps: int, start: int) -> None:
         rows = torch.zeros(1, dtype=torch.int64)
         actual = ops.row_optimizer_current(weight, states, last, history, rows, step=start + steps, **given)
         m, v = (x[0].tolist() for x in states)
-        wanted = [_replayed(0.5, m[k], v[k], h, steps, start) for k in range(roots.shape[1])]
-        torch.testing.assert_close(actual[0].double(), torch.tensor(wanted, dtype=torch.float64), rtol=tolerance, atol=tolerance)
+        replayed = [_replayed(0.5, m[k], v[k], h, steps, start) for k in range(roots.shape[1])]
+        wanted = torch.tensor(replayed, dtype=torch.float64)
+        torch.testing.assert_close(actual[0].double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 def test_a_new_base_changes_nothing() -> None:

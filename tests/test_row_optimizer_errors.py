@@ -65,9 +65,7 @@ BAD = {
     "exp_avg[1] must be Float, got Double": {
         "states": [*_arguments()["states"][:2], torch.ones(2, 5).double(), torch.ones(2, 5)]
     },
-    "exp_avg_sq[1] must have rows that are contiguous": {
-        "states": [*_arguments()["states"][:3], torch.ones(5, 2).t()]
-    },
+    "exp_avg_sq[1] must have rows that are contiguous": {"states": [*_arguments()["states"][:3], torch.ones(5, 2).t()]},
     "last_steps must be none, or one for each of the 2 tables, got 1": {"last_steps": _arguments()["last_steps"][:1]},
     "last_steps[1] must be Int, got Long": _second("last_steps", torch.zeros(2, dtype=torch.int64)),
     "last_steps[1] must have one value for each row of weights[1], [2, 5], got shape [3]": _second(

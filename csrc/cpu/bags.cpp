@@ -94,14 +94,14 @@ Buffer<int64_t> checked_offsets(const char* op, const Tensor& offsets_, int64_t 
 
 std::vector<int64_t> balanced_ranges(const int64_t* offsets, int64_t bags, int64_t tasks) {
   std::vector<int64_t> boundaries{0};
-  const int64_t cost = offsets[bags] + bags;
+  const int64_t first = offsets[0], cost = offsets[bags] - first + bags;
   for (int64_t task = 1; task < tasks; ++task) {
     // cost * task may exceed 64 bits only beyond 2^63 / tasks items.
     const int64_t wanted = cost / tasks * task;
     int64_t low = boundaries.back(), high = bags;
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
-      if (offsets[middle] + middle < wanted) {
+      if (offsets[middle] - first + middle < wanted) {
         low = middle + 1;
       } else {
         high = middle;

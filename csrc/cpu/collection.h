@@ -77,8 +77,8 @@ std::vector<LookupPart> lookup_parts(const CollectionInput<T, I>& input, int64_t
     // Of workers * 16 equal parts of the work, how many are this lookup's.
     const int64_t pieces = workers == 1 ? 1 : std::max<int64_t>(1, input.work(lookup) / (work / (workers * 16) + 1));
     const int64_t* starts = input.starts.data() + lookup.first_bag;
-    const std::vector<int64_t> ranges = pieces == 1 ? std::vector<int64_t>{0, lookup.bags}
-                                                    : balanced_ranges(starts, lookup.bags, pieces);
+    const std::vector<int64_t> ranges =
+        pieces == 1 ? std::vector<int64_t>{0, lookup.bags} : balanced_ranges(starts, lookup.bags, pieces);
     for (size_t range = 0; range + 1 < ranges.size(); ++range) parts.push_back({l, ranges[range], ranges[range + 1]});
   }
   return parts;

@@ -200,9 +200,8 @@ class CollectionGroups {
   void describe(const T* grad, const int64_t* argmax) {
     int64_t work = 0;
     for (const TableEntries<T, U>& table : tables_) work += group_of(table).entries + group_of(table).bags;
-    parallel_dynamic(static_cast<int64_t>(tables_.size()), workers_for(work * 4), [&](int64_t, int64_t t) {
-      describe_table(tables_[static_cast<size_t>(t)], grad, argmax);
-    });
+    parallel_dynamic(static_cast<int64_t>(tables_.size()), workers_for(work * 4),
+                     [&](int64_t, int64_t t) { describe_table(tables_[static_cast<size_t>(t)], grad, argmax); });
   }
 
   void describe_table(TableEntries<T, U>& table, const T* grad, const int64_t* argmax) const {

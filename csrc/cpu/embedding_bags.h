@@ -37,7 +37,8 @@ class Bags {
   Bags(const char* op, const Tensor& indices, const std::optional<Tensor>& offsets,
        const std::optional<Tensor>& per_sample_weights, int64_t padding_idx, int64_t block_items = kBlockItems);
 
-  // The bags between starts [count + 1], which have been checked and outlive this; items keep their positions in indices.
+  // The bags between starts [count + 1], which have been checked and outlive this; items keep their positions in
+  // indices.
   Bags(const I* indices, const T* weights, int64_t padding_idx, const int64_t* starts, int64_t count,
        int64_t block_items = kBlockItems)
       : indices_(indices),
@@ -121,10 +122,9 @@ void for_each_block(const Bags<T, I>& bags, int64_t dim, int64_t num_embeddings,
   const bool stream = bags.count() * dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
   parallel_dynamic(tasks, workers, [&](int64_t worker, int64_t task) {
     BagScratch<T, R>& mine = scratch[static_cast<size_t>(worker)];
-    for_each_block_of(
-        bags, ranges[static_cast<size_t>(task)], ranges[static_cast<size_t>(task + 1)], dim, num_embeddings, reduction,
-        stream, mine, first_bad, first_nan,
-        [&](int64_t b, const PoolArguments<T, R>& arguments) { pool_block(worker, b, arguments, mine); });
+    for_each_block_of(bags, ranges[static_cast<size_t>(task)], ranges[static_cast<size_t>(task + 1)], dim,
+                      num_embeddings, reduction, stream, mine, first_bad, first_nan,
+                      [&](int64_t b, const PoolArguments<T, R>& arguments) { pool_block(worker, b, arguments, mine); });
   });
 }
 

@@ -85,12 +85,13 @@ class CurrentRows {
       if (here) behind_.push_back(row);
     }
     const int64_t count = static_cast<int64_t>(behind_.size());
-    if (static_cast<int64_t>(values_.size()) < count * block.dim) values_.resize(static_cast<size_t>(count * block.dim));
+    if (static_cast<int64_t>(values_.size()) < count * block.dim)
+      values_.resize(static_cast<size_t>(count * block.dim));
     stepper.current(worker_, behind_.data(), count, values_.data());
     // Rows are named by the element where they begin, counted from the table: so both kinds have one base.
-    const int64_t here = static_cast<int64_t>(reinterpret_cast<uintptr_t>(values_.data()) -
-                                              reinterpret_cast<uintptr_t>(block.table)) /
-                         static_cast<int64_t>(sizeof(T));
+    const int64_t here =
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(values_.data()) - reinterpret_cast<uintptr_t>(block.table)) /
+        static_cast<int64_t>(sizeof(T));
     for (int64_t e = 0; e < n; ++e) {
       int64_t& place = places_[static_cast<size_t>(e)];
       place = place * block.dim + (stepper.behind(static_cast<int64_t>(rows[e])) ? here : 0);
@@ -98,17 +99,9 @@ class CurrentRows {
     starts_.resize(static_cast<size_t>(block.bags + 1));
     for (int64_t b = 0; b <= block.bags; ++b) starts_[static_cast<size_t>(b)] = block.starts[b] - block.starts[0];
     const acc_t<T>* weights = block.weights != nullptr ? block.weights + block.starts[0] : nullptr;
-    located = {block.table,
-               block.dim,
-               places_.data(),
-               weights,
-               starts_.data(),
-               block.divisors,
-               block.bags,
-               block.out,
-               block.stream,
-               /*stride=*/1,
-               block.out_stride};
+    located = {block.table,    block.dim,       places_.data(), weights,      starts_.data(),
+               block.divisors, block.bags,      block.out,      block.stream,
+               /*stride=*/1,   block.out_stride};
     return true;
   }
 
@@ -120,11 +113,13 @@ class CurrentRows {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> embedding_collection_cpu(
-    const std::vector<Tensor>& weights, const Tensor& indices_, const std::optional<Tensor>& offsets,
-    const std::optional<Tensor>& per_sample_weights_, const std::vector<int64_t>& tables,
-    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
-    const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
+std::tuple<Tensor, Tensor> embedding_collection_cpu(const std::vector<Tensor>& weights, const Tensor& indices_,
+                                                    const std::optional<Tensor>& offsets,
+                                                    const std::optional<Tensor>& per_sample_weights_,
+                                                    const std::vector<int64_t>& tables,
+                                                    const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
+                                                    const std::vector<int64_t>& bags,
+                                                    const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
   const Collection c =
       check_embedding_collection("embedding_collection", weights, indices_, offsets, per_sample_weights_,
                                  {tables, keys, modes, bags, padding_idx, side_by_side});
@@ -158,8 +153,8 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cpu(
   const Collection c =
       check_embedding_collection("embedding_collection_current", weights_, indices_, offsets, per_sample_weights_,
                                  {tables, keys, modes, bags, padding_idx, side_by_side});
-  const OptimizerRule rule = check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value,
-                                                      hyperparameters, step, base);
+  const OptimizerRule rule =
+      check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value, hyperparameters, step, base);
   const std::vector<Tensor> weights = as_contiguous(weights_), states = as_contiguous(states_),
                             last_steps = as_contiguous(last_steps_);
   const Tensor indices = as_contiguous(indices_), history = as_contiguous(history_);

@@ -38,8 +38,13 @@ BackwardInputs checked_inputs(const char* op, const Tensor& grad, const Tensor& 
                               const std::vector<bool>& wanted) {
   Collection c = check_embedding_collection_backward(op, grad, indices, offsets, per_sample_weights, argmax,
                                                      num_embeddings, dims, lists, wanted);
-  return {std::move(c),          as_contiguous(grad), as_contiguous(indices), offsets, as_contiguous(per_sample_weights),
-          as_contiguous(argmax), wanted};
+  return {std::move(c),
+          as_contiguous(grad),
+          as_contiguous(indices),
+          offsets,
+          as_contiguous(per_sample_weights),
+          as_contiguous(argmax),
+          wanted};
 }
 
 // Writes every table's gradient. output_of(table) says where it goes.

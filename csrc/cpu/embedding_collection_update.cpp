@@ -44,8 +44,7 @@ void step_rows(const CollectionGroups<T, I, U>& groups, const OptimizerStep<acc_
       /*dense=*/false, prepare,
       [&](int64_t worker, const TableEntries<T, U>& table, const Slice& slice, SliceScratch<T, U>& scratch) {
         UpdateWorker<A, U>& my = *mine[static_cast<size_t>(worker)];
-        const RowStepper<T>& stepper =
-            steppers[static_cast<size_t>(places[static_cast<size_t>(table.table)])];
+        const RowStepper<T>& stepper = steppers[static_cast<size_t>(places[static_cast<size_t>(table.table)])];
         const Item<U>* items = groups.groups(table).items() + slice.begin;
         const int64_t count = start_present_rows(items, slice, scratch.starts.data(), my.rows.data());
         describe_items(items, slice, table.meaning, count, scratch);
@@ -60,15 +59,17 @@ void step_rows(const CollectionGroups<T, I, U>& groups, const OptimizerStep<acc_
 
 }  // namespace
 
-void embedding_collection_update_cpu(
-    const std::vector<Tensor>& weights, const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-    const std::optional<Tensor>& history_, const Tensor& grad_, const Tensor& indices_,
-    const std::optional<Tensor>& offsets, const std::optional<Tensor>& per_sample_weights_,
-    const std::optional<Tensor>& argmax_, const std::vector<int64_t>& tables, const std::vector<int64_t>& keys,
-    const std::vector<int64_t>& modes, const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
-    bool side_by_side, const std::vector<bool>& wanted, const std::optional<Tensor>& grad_scale, int64_t rule,
-    const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
-    const std::vector<int64_t>& rounding_seeds) {
+void embedding_collection_update_cpu(const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
+                                     const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history_,
+                                     const Tensor& grad_, const Tensor& indices_, const std::optional<Tensor>& offsets,
+                                     const std::optional<Tensor>& per_sample_weights_,
+                                     const std::optional<Tensor>& argmax_, const std::vector<int64_t>& tables,
+                                     const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
+                                     const std::vector<int64_t>& bags, const std::vector<int64_t>& padding_idx,
+                                     bool side_by_side, const std::vector<bool>& wanted,
+                                     const std::optional<Tensor>& grad_scale, int64_t rule,
+                                     const std::vector<double>& hyperparameters, int64_t step, int64_t base,
+                                     bool maximize, const std::vector<int64_t>& rounding_seeds) {
   const Collection c =
       check_embedding_collection_update(weights, grad_, indices_, offsets, per_sample_weights_, argmax_,
                                         {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);

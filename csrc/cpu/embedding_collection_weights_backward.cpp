@@ -118,8 +118,8 @@ void write_weights_gradient(const CollectionInput<T, I>& input, const TablePoint
   FirstPosition first_bad, first_nan;
   parallel_dynamic(static_cast<int64_t>(parts.size()), workers, [&, grads, pooled, out](int64_t worker, int64_t task) {
     const LookupPart& part = parts[static_cast<size_t>(task)];
-    write_bags(input, of_key[static_cast<size_t>(part.lookup)], part.first, part.end,
-               rows[static_cast<size_t>(worker)], grads, pooled, out, first_bad, first_nan);
+    write_bags(input, of_key[static_cast<size_t>(part.lookup)], part.first, part.end, rows[static_cast<size_t>(worker)],
+               grads, pooled, out, first_bad, first_nan);
   });
   input.throw_if(first_bad, first_nan);
 }
@@ -158,9 +158,8 @@ Tensor embedding_collection_weights_backward_cpu(
     dispatch_index(indices.scalar_type(), c.op, "indices", [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       write_weights_gradient<T, I>(CollectionInput<T, I>(c, indices, offsets, per_sample_weights),
-                                   TablePointers<T>(weights), history ? &*call : nullptr,
-                                   history ? &steppers : nullptr, grad.const_data_ptr<T>(), output.const_data_ptr<T>(),
-                                   result.mutable_data_ptr<T>());
+                                   TablePointers<T>(weights), history ? &*call : nullptr, history ? &steppers : nullptr,
+                                   grad.const_data_ptr<T>(), output.const_data_ptr<T>(), result.mutable_data_ptr<T>());
     });
   });
   return result;

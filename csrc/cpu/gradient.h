@@ -149,8 +149,8 @@ void write_slice(const Item<U>* all_items, const Slice& slice, const ItemMeaning
                  const GradientOutput<T, I>& to, SliceScratch<T, U>& scratch) {
   const bool dense = to.rows == nullptr;
   // Memory that is mapped already is best written past the caches; fresh memory is in them, freshly cleared.
-  const bool stream = to.memory == OutputMemory::kReused &&
-                      to.count * meaning.dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
+  const bool stream =
+      to.memory == OutputMemory::kReused && to.count * meaning.dim * static_cast<int64_t>(sizeof(T)) >= kLargeBytes;
   const Item<U>* items = all_items + slice.begin;
   const int64_t first = dense ? slice.first_row : slice.first_group;
   const int64_t count = dense ? start_all_rows(items, slice, scratch.starts.data())

@@ -231,8 +231,8 @@ void RowGroups<U>::number_slices(const std::vector<std::vector<Slice>>& by_bucke
   }
 }
 
-#define TSR_INSTANTIATE(U)                                                                            \
-  template class RowGroups<U>;                                                                        \
+#define TSR_INSTANTIATE(U)                                                                                      \
+  template class RowGroups<U>;                                                                                  \
   template RowGroups<U>::RowGroups(const int32_t*, int64_t, const U*, int64_t, int64_t, int64_t, GradientRows); \
   template RowGroups<U>::RowGroups(const int64_t*, int64_t, const U*, int64_t, int64_t, int64_t, GradientRows);
 TSR_INSTANTIATE(uint32_t)

@@ -6,8 +6,8 @@
 
 // Fetches kElements from column d on of the row that comes `ahead` entries later.
 template <int kElements, class T, class R, class Out>
-static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R, Out>& a, int64_t entry, int64_t last,
-                                                              int64_t ahead, int64_t d) {
+static inline __attribute__((always_inline)) void fetch_ahead(const PoolArguments<T, R, Out>& a, int64_t entry,
+                                                              int64_t last, int64_t ahead, int64_t d) {
   const int64_t later = entry + ahead < last ? entry + ahead : entry;
   // Not as a pointer: what comes after the last bag may be no row.
   const uint64_t element = static_cast<uint64_t>(a.rows[later]) * static_cast<uint64_t>(a.stride);
@@ -164,8 +164,9 @@ static void pool_rows(const PoolArguments<T, R, Out>& a) {
 template <class T, class R, class Out>
 static void pool(const PoolArguments<T, R, Out>& a) {
   // Streaming stores need whole, aligned vectors; the half types are narrowed element by element.
-  const bool whole =
-      (reinterpret_cast<uintptr_t>(a.out) | static_cast<uintptr_t>((a.dim | a.out_stride) * sizeof(T))) % kVectorBytes == 0;
+  const bool whole = (reinterpret_cast<uintptr_t>(a.out) | static_cast<uintptr_t>((a.dim | a.out_stride) * sizeof(T))) %
+                         kVectorBytes ==
+                     0;
   if constexpr (std::is_same_v<T, acc_t<T>>) {
     if (a.stream && whole) return a.weights ? pool_rows<true, true>(a) : pool_rows<false, true>(a);
   }

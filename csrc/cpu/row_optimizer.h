@@ -10,8 +10,8 @@
 
 namespace tsr {
 
-// ---- Loops over one row, compiled per instruction set
-// ----------------------------------------------------------------
+// ---- Loops over rows, compiled per instruction set
+// -------------------------------------------------------------------
 
 // What a row has missed, ready for its elements: the parts that its rule's Map has.
 template <class A>
@@ -23,24 +23,32 @@ struct IdleSteps {
   int32_t terms, first_term;
 };
 
+// Some rows of a table and their gradients.
 template <class A>
-struct RowArguments {
+struct RowBlock {
+  // Row i is at weight + weight_rows[i] * weight_stride: in the table, or in scratch memory.
   A* weight;
-  A* state[kMostOptimizerStates];  // [dim] each, or one value where the state has one per row
-  const A* grad;
-  A scale;  // what grad is multiplied by
-  int64_t dim;
-  const IdleSteps<A>* idle;  // null: the row is not behind
+  const int64_t* weight_rows;
+  int64_t weight_stride;
+  // And its states at state[s] + rows[i] * state_stride[s]: dim values, or one where the state has one per row.
+  A* state[kMostOptimizerStates];
+  const int64_t* rows;
+  int64_t state_stride[kMostOptimizerStates];
+  const A* grad;  // [count, dim]; null where there is no step
+  A scale;        // what grad is multiplied by
+  int64_t dim, count;
+  const IdleSteps<A>* const* idle;  // [count], null for a row that is not behind; null: none is
   const AdamTerm<A>* terms;
-  A* sums;  // [dim], scratch
+  A* scratch;     // [2, dim]
+  int64_t ahead;  // how far ahead to fetch rows
 };
 
 template <class A>
 struct OptimizerLoops {
-  void (*step)(const void* rule, const RowArguments<A>& row);
-  // Only the idle steps; null for rules without. current writes the weight alone, which is a copy.
-  void (*catch_up)(const void* rule, const RowArguments<A>& row);
-  void (*current)(const void* rule, const RowArguments<A>& row);
+  void (*step)(const void* rule, const RowBlock<A>& block);
+  // Only the idle steps, of rows that are all behind; null for rules without. current writes the weights alone.
+  void (*catch_up)(const void* rule, const RowBlock<A>& block);
+  void (*current)(const void* rule, const RowBlock<A>& block);
 };
 
 // Writes the rule with its scalars to `rule`, of kRuleBytes.
@@ -94,6 +102,9 @@ class OptimizerStep {
   const A scale;
 };
 
+// Rows whose last steps are looked up together.
+constexpr int64_t kBlockRows = 256;
+
 // The idle steps by how many a row has missed, each computed once. The maps of the last kRecent steps come from the end
 // backwards, one composition each; older ones from history's tree. So they are a function of the two steps alone.
 template <class A>
@@ -101,25 +112,26 @@ class IdleMemo {
  public:
   explicit IdleMemo(const OptimizerStep<A>& step) : step_(step) {}
 
-  // What a row has missed that is `gap` steps behind, 0 < gap <= now. Valid until the next call.
-  const IdleSteps<A>& missed(int64_t gap) {
-    return gap <= static_cast<int64_t>(recent_.size()) ? recent_[static_cast<size_t>(gap - 1)] : computed(gap);
-  }
+  // What at most kBlockRows rows have missed that are gaps[i] steps behind, 0 <= gaps[i] <= now; null for 0. Valid
+  // until the next call.
+  void find(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed);
   const AdamTerm<A>* terms() const { return terms_.data(); }
 
  private:
   static constexpr int64_t kRecent = 1024;
 
-  const IdleSteps<A>& computed(int64_t gap);
+  template <class Map>
+  void find_maps(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed, Map& last);
   template <class Map>
   IdleSteps<A> steps_of(const Map& map, int64_t gap);
 
   const OptimizerStep<A>& step_;
-  std::vector<IdleSteps<A>> recent_;
+  std::vector<IdleSteps<A>> recent_;  // [gap - 1]
+  // The map of as many steps as recent_ has, by the rule's kind.
   LinearMap linear_;
   AdamMap<true> adam_;
   AdamMap<false> amsgrad_;
-  IdleSteps<A> old_;
+  std::vector<IdleSteps<A>> old_;  // of the last call
   std::vector<AdamTerm<A>> terms_;
   size_t recent_terms_ = 0;
 };
@@ -173,14 +185,14 @@ class RowStepper {
   void step_all(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const;
 
  private:
-  static constexpr int64_t kBlock = 256;  // rows whose last steps are looked up together
-
   int64_t gap(int64_t row) const;
-  RowArguments<A> arguments(int64_t row) const;
-  void fetch(int64_t row) const;
-  void store(int64_t row, const A* from) const;
+  RowBlock<A> block(StepWorker<A>& worker, const int64_t* rows, int64_t count) const;
   void step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count) const;
-  void current_row(StepWorker<A>& worker, int64_t row, T* out) const;
+  void current_block(StepWorker<A>& worker, const int64_t* rows, int64_t count, T* out) const;
+  void catch_up_block(StepWorker<A>& worker, const int64_t* rows, const int64_t* gaps, int64_t count) const;
+  // For weights in a type of their own: the rows into scratch memory, as rows 0 .. count - 1 of the block; and back.
+  void widen(StepWorker<A>& worker, const int64_t* rows, RowBlock<A>& block) const;
+  void narrow(const int64_t* rows, const RowBlock<A>& block) const;
 
   const OptimizerStep<A>* step_;
   T* weight_;

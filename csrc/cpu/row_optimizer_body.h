@@ -26,14 +26,65 @@ static inline __attribute__((always_inline)) void catch_up_element(const Rule& r
   if constexpr (kLag == Lag::kRowsOwn) rule.catch_up(idle.adam, s, weight, state);
 }
 
-// The idle steps of a row's elements and, with kSteps, then their step. Without kStates only the weight is written.
+// Where one row and its gradient are.
+template <class A>
+struct RowPlace {
+  A* weight;
+  A* state[kMostOptimizerStates];
+  const A* grad;  // null where there is no step
+};
+
+template <class Rule, class A>
+static inline __attribute__((always_inline)) RowPlace<A> row_place(const RowBlock<A>& block, int64_t i) {
+  RowPlace<A> place{};
+  place.weight = block.weight + block.weight_rows[i] * block.weight_stride;
+  for (int s = 0; s < Rule::kStates + Rule::kRowState; ++s) {
+    place.state[s] = block.state[s] + block.rows[i] * block.state_stride[s];
+  }
+  if (block.grad != nullptr) place.grad = block.grad + i * block.dim;
+  return place;
+}
+
+template <class Rule, class A>
+static inline __attribute__((always_inline)) void fetch_place(const RowBlock<A>& block, int64_t i) {
+  const int64_t later = i + block.ahead;
+  if (later >= block.count) return;
+  const RowPlace<A> place = row_place<Rule>(block, later);
+  const int64_t bytes = block.dim * static_cast<int64_t>(sizeof(A));
+  for (int64_t b = 0; b < bytes; b += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(place.weight) + b);
+    for (int s = 0; s < Rule::kStates; ++s) __builtin_prefetch(reinterpret_cast<const char*>(place.state[s]) + b);
+    if (place.grad != nullptr) __builtin_prefetch(reinterpret_cast<const char*>(place.grad) + b);
+  }
+  if (Rule::kRowState) __builtin_prefetch(place.state[Rule::kStates]);
+}
+
+// What a row's loop over elements needs beside the row.
+template <class Rule, class A>
+struct RowLoop {
+  const Rule rule;
+  const int64_t dim;
+  const A scale;
+  const AdamTerm<A>* const terms;
+  A* const scratch;
+};
+
+// The idle steps of a row's elements and, with kSteps, then their step. Without kWritesStates only the weight is
+// written. idle: null if kLag is kNone. of_row: what rule.row gave, or S of kRowsOwn.
 template <Lag kLag, bool kSteps, bool kWritesStates, class Rule, class A>
-static inline __attribute__((always_inline)) void move_elements(const Rule& rule, const IdleSteps<A>& idle,
-                                                                A* __restrict weight, A* __restrict state0,
-                                                                A* __restrict state1, A* __restrict state2,
-                                                                const A* __restrict grad, const A* __restrict sums,
-                                                                A scale, A of_row, int64_t n) {
-  for (int64_t d = 0; d < n; ++d) {
+static inline __attribute__((always_inline)) void move_elements(const RowLoop<Rule, A>& loop, const RowPlace<A>& row,
+                                                                const IdleSteps<A>* missed, A of_row) {
+  const Rule rule = loop.rule;
+  IdleSteps<A> idle;
+  if constexpr (kLag != Lag::kNone) idle = *missed;
+  const A scale = loop.scale;
+  const A* __restrict grad = row.grad;
+  const A* __restrict sums = loop.scratch;
+  A* __restrict weight = row.weight;
+  A* __restrict state0 = row.state[0];
+  A* __restrict state1 = row.state[1];
+  A* __restrict state2 = row.state[2];
+  for (int64_t d = 0; d < loop.dim; ++d) {
     A value = weight[d];
     A state[kMostOptimizerStates];
     if constexpr (Rule::kStates > 0) state[0] = state0[d];
@@ -48,33 +99,22 @@ static inline __attribute__((always_inline)) void move_elements(const Rule& rule
   }
 }
 
-template <Lag kLag, bool kSteps, bool kWritesStates, class Rule, class A>
-static inline __attribute__((always_inline)) void move_row(const Rule& given, const RowArguments<A>& row, A of_row) {
-  // Copies, which stores cannot change.
-  const Rule rule = given;
-  IdleSteps<A> idle;
-  if constexpr (kLag != Lag::kNone) idle = *row.idle;
-  move_elements<kLag, kSteps, kWritesStates>(rule, idle, row.weight, row.state[0], row.state[1], row.state[2], row.grad,
-                                             row.sums, row.scale, of_row, row.dim);
-}
-
 // S of every element, from several terms.
 template <class Rule, class A>
-static void sum_terms(const Rule& given, const RowArguments<A>& row) {
+static __attribute__((noinline)) void sum_terms(const RowLoop<Rule, A>& loop, const A* squares,
+                                                const IdleSteps<A>& idle) {
   constexpr int64_t kTile = 64;
-  const Rule rule = given;
-  const AdamTerm<A>* terms = row.terms + row.idle->first_term;
-  const int32_t count = row.idle->terms;
-  for (int64_t begin = 0; begin < row.dim; begin += kTile) {
-    const int64_t width = begin + kTile < row.dim ? kTile : row.dim - begin;
+  const A eps = loop.rule.eps();
+  const AdamTerm<A>* terms = loop.terms + idle.first_term;
+  for (int64_t begin = 0; begin < loop.dim; begin += kTile) {
+    const int64_t width = begin + kTile < loop.dim ? kTile : loop.dim - begin;
     A root[kTile], sum[kTile] = {};
-    const A* squares = row.state[Rule::kStates - 1] + begin;
-    for (int64_t k = 0; k < width; ++k) root[k] = std::sqrt(squares[k]);
-    for (int32_t t = 0; t < count; ++t) {
+    for (int64_t k = 0; k < width; ++k) root[k] = std::sqrt(squares[begin + k]);
+    for (int32_t t = 0; t < idle.terms; ++t) {
       const AdamTerm<A> term = terms[t];
-      for (int64_t k = 0; k < width; ++k) sum[k] = term.d * sum[k] + term.of(root[k], rule.eps());
+      for (int64_t k = 0; k < width; ++k) sum[k] = term.d * sum[k] + term.of(root[k], eps);
     }
-    for (int64_t k = 0; k < width; ++k) row.sums[begin + k] = sum[k];
+    for (int64_t k = 0; k < width; ++k) loop.scratch[begin + k] = sum[k];
   }
 }
 
@@ -93,100 +133,122 @@ static A sum_of_row(const IdleSteps<A>& idle, const AdamTerm<A>* terms, A square
 
 // The idle steps of a row and, with kSteps, its step, where elements do not need one another.
 template <bool kSteps, bool kWritesStates, class Rule, class A>
-static void move(const Rule& rule, const RowArguments<A>& row) {
+static inline __attribute__((always_inline)) void move_row(const RowLoop<Rule, A>& loop, const RowPlace<A>& row,
+                                                           const IdleSteps<A>* idle) {
   if constexpr (std::is_same_v<typename Rule::Map, LinearMap>) {
-    move_row<Lag::kLinear, kSteps, kWritesStates>(rule, row, A(0));
+    move_elements<Lag::kLinear, kSteps, kWritesStates>(loop, row, idle, A(0));
   } else if constexpr (Rule::kRowState) {
     static_assert(!kSteps);
     A* square = row.state[Rule::kStates];
-    move_row<Lag::kRowsOwn, kSteps, kWritesStates>(rule, row, sum_of_row(*row.idle, row.terms, *square, rule.eps()));
-    if (kWritesStates) *square *= row.idle->adam.p2;
-  } else if (row.idle->terms == 1) {
-    move_row<Lag::kOneTerm, kSteps, kWritesStates>(rule, row, A(0));
+    const A sum = sum_of_row(*idle, loop.terms, *square, loop.rule.eps());
+    move_elements<Lag::kRowsOwn, kSteps, kWritesStates>(loop, row, idle, sum);
+    if (kWritesStates) *square *= idle->adam.p2;
+  } else if (idle->terms == 1) {
+    move_elements<Lag::kOneTerm, kSteps, kWritesStates>(loop, row, idle, A(0));
   } else {
-    sum_terms(rule, row);
-    move_row<Lag::kSums, kSteps, kWritesStates>(rule, row, A(0));
+    sum_terms(loop, row.state[Rule::kStates - 1], *idle);
+    move_elements<Lag::kSums, kSteps, kWritesStates>(loop, row, idle, A(0));
   }
 }
 
-// One element's part of the sums; what gather changes of the states is stored.
+// n elements' parts of the (at most two) sums. What gather changes of the states is stored.
 template <class Rule, class A>
-static inline __attribute__((always_inline)) void gather_element(const Rule& rule, const RowArguments<A>& row,
-                                                                 int64_t d, A* sums) {
-  A state[kMostOptimizerStates];
-  for (int s = 0; s < Rule::kStates; ++s) state[s] = row.state[s][d];
-  rule.gather(row.weight[d], state, row.scale * row.grad[d], sums);
-  if constexpr (Rule::kGatherWrites) {
-    for (int s = 0; s < Rule::kStates; ++s) row.state[s][d] = state[s];
+static inline __attribute__((always_inline)) void gather_elements(const Rule& rule, const A* __restrict weight,
+                                                                  A* __restrict state0, A* __restrict state1,
+                                                                  const A* __restrict grad, A scale,
+                                                                  A* __restrict parts0, A* __restrict parts1,
+                                                                  int64_t n) {
+  for (int64_t d = 0; d < n; ++d) {
+    A state[kMostOptimizerStates], part[2] = {};
+    if constexpr (Rule::kStates > 0) state[0] = state0[d];
+    if constexpr (Rule::kStates > 1) state[1] = state1[d];
+    rule.gather(weight[d], state, scale * grad[d], part);
+    parts0[d] = part[0];
+    if constexpr (Rule::kRowSums > 1) parts1[d] = part[1];
+    if constexpr (Rule::kGatherWrites && Rule::kStates > 0) state0[d] = state[0];
+    if constexpr (Rule::kGatherWrites && Rule::kStates > 1) state1[d] = state[1];
   }
 }
 
-// The sums that a step needs first, always added in the same order: 64 bytes of partial sums, then a tree.
-template <class Rule, class A>
-static A gather_row(const Rule& given, const RowArguments<A>& given_row) {
+// The sum of n numbers, always added in the same order: 64 bytes of partial sums, then a tree.
+template <class A>
+static inline __attribute__((always_inline)) A sum_of(const A* x, int64_t n) {
   constexpr int kLanes = 64 / sizeof(A);
-  constexpr int kSums = Rule::kRowSums;
-  const Rule rule = given;
-  const RowArguments<A> row = given_row;
-  A lanes[kSums][kLanes] = {};
+  if (n == 1) return x[0];
+  // The compiler's own vectors, of the machine's width: together always 64 bytes.
+  constexpr int kBytes = TSR_ISA_LEVEL == 2 ? 64 : TSR_ISA_LEVEL == 1 ? 32 : 16;
+  constexpr int kPieces = 64 / kBytes, kPieceLanes = kBytes / static_cast<int>(sizeof(A));
+  typedef A Piece __attribute__((vector_size(kBytes)));
+  typedef A Unaligned __attribute__((vector_size(kBytes), aligned(alignof(A)), may_alias));
+  Piece sums[kPieces] = {};
   int64_t d = 0;
-  for (; d + kLanes <= row.dim; d += kLanes) {
-    for (int k = 0; k < kLanes; ++k) {
-      A part[kSums];
-      for (int s = 0; s < kSums; ++s) part[s] = lanes[s][k];
-      gather_element(rule, row, d + k, part);
-      for (int s = 0; s < kSums; ++s) lanes[s][k] = part[s];
-    }
+  for (; d + kLanes <= n; d += kLanes) {
+    for (int p = 0; p < kPieces; ++p) sums[p] += *reinterpret_cast<const Unaligned*>(x + d + p * kPieceLanes);
   }
-  for (int k = 0; d < row.dim; ++d, ++k) {
-    A part[kSums];
-    for (int s = 0; s < kSums; ++s) part[s] = lanes[s][k];
-    gather_element(rule, row, d, part);
-    for (int s = 0; s < kSums; ++s) lanes[s][k] = part[s];
+  A lanes[kLanes];
+  for (int k = 0; k < kLanes; ++k) lanes[k] = sums[k / kPieceLanes][k % kPieceLanes];
+  for (int k = 0; d < n; ++d, ++k) lanes[k] += x[d];
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
   }
-  A sums[kSums];
-  for (int s = 0; s < kSums; ++s) {
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-      for (int k = 0; k < half; ++k) lanes[s][k] += lanes[s][k + half];
-    }
-    sums[s] = lanes[s][0];
-  }
-  return rule.row(sums, row.dim, row.state[Rule::kStates]);
+  return lanes[0];
 }
 
 template <class Rule, class A>
-static void step_row(const void* bytes, const RowArguments<A>& row) {
-  const Rule& rule = *static_cast<const Rule*>(bytes);
+static inline __attribute__((always_inline)) void step_row(const RowLoop<Rule, A>& loop, const RowPlace<A>& row,
+                                                           const IdleSteps<A>* idle) {
   constexpr bool kIdles = !std::is_same_v<typename Rule::Map, NoMap>;
   if constexpr (Rule::kRowSums > 0) {
     if constexpr (kIdles) {
-      if (row.idle != nullptr) move<false, true>(rule, row);
+      if (idle != nullptr) move_row<false, true>(loop, row, idle);
     }
-    move_row<Lag::kNone, true, !Rule::kGatherWrites>(rule, row, gather_row(rule, row));
+    const Rule rule = loop.rule;
+    gather_elements(rule, row.weight, row.state[0], row.state[1], row.grad, loop.scale, loop.scratch,
+                    loop.scratch + loop.dim, loop.dim);
+    A sums[Rule::kRowSums];
+    for (int s = 0; s < Rule::kRowSums; ++s) sums[s] = sum_of(loop.scratch + s * loop.dim, loop.dim);
+    const A of_row = rule.row(sums, loop.dim, row.state[Rule::kStates]);
+    move_elements<Lag::kNone, true, !Rule::kGatherWrites>(loop, row, idle, of_row);
   } else {
     if constexpr (kIdles) {
-      if (row.idle != nullptr) return move<true, true>(rule, row);
+      if (idle != nullptr) return move_row<true, true>(loop, row, idle);
     }
-    move_row<Lag::kNone, true, true>(rule, row, A(0));
+    move_elements<Lag::kNone, true, true>(loop, row, idle, A(0));
   }
 }
 
 template <class Rule, class A>
-static void catch_up_row(const void* rule, const RowArguments<A>& row) {
-  move<false, true>(*static_cast<const Rule*>(rule), row);
+static RowLoop<Rule, A> row_loop(const void* rule, const RowBlock<A>& block) {
+  return {*static_cast<const Rule*>(rule), block.dim, block.scale, block.terms, block.scratch};
 }
 
 template <class Rule, class A>
-static void current_row(const void* rule, const RowArguments<A>& row) {
-  move<false, false>(*static_cast<const Rule*>(rule), row);
+static void step_rows(const void* rule, const RowBlock<A>& given) {
+  const RowBlock<A> block = given;  // a copy, so that the stores cannot alias it
+  const RowLoop<Rule, A> loop = row_loop<Rule>(rule, block);
+  for (int64_t i = 0; i < block.count; ++i) {
+    fetch_place<Rule>(block, i);
+    step_row(loop, row_place<Rule>(block, i), block.idle != nullptr ? block.idle[i] : nullptr);
+  }
+}
+
+template <bool kWritesStates, class Rule, class A>
+static void move_rows(const void* rule, const RowBlock<A>& given) {
+  const RowBlock<A> block = given;
+  const RowLoop<Rule, A> loop = row_loop<Rule>(rule, block);
+  for (int64_t i = 0; i < block.count; ++i) {
+    fetch_place<Rule>(block, i);
+    if (block.idle[i] == nullptr) continue;
+    move_row<false, kWritesStates>(loop, row_place<Rule>(block, i), block.idle[i]);
+  }
 }
 
 template <class Rule, class A>
 static OptimizerLoops<A> optimizer_loops() {
   if constexpr (std::is_same_v<typename Rule::Map, NoMap>) {
-    return {step_row<Rule, A>, nullptr, nullptr};
+    return {step_rows<Rule, A>, nullptr, nullptr};
   } else {
-    return {step_row<Rule, A>, catch_up_row<Rule, A>, current_row<Rule, A>};
+    return {step_rows<Rule, A>, move_rows<true, Rule, A>, move_rows<false, Rule, A>};
   }
 }
 

@@ -53,34 +53,49 @@ IdleSteps<A> IdleMemo<A>::steps_of(const Map& map, int64_t gap) {
 }
 
 template <class A>
-const IdleSteps<A>& IdleMemo<A>::computed(int64_t gap) {
+template <class Map>
+void IdleMemo<A>::find_maps(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed, Map& last) {
+  const Map* history = static_cast<const Map*>(step_.history);
+  int64_t furthest = 0, old = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (gaps[i] > kRecent) {
+      ++old;
+    } else {
+      furthest = std::max(furthest, gaps[i]);
+    }
+  }
   terms_.resize(recent_terms_);
-  const IdleSteps<A>* result = nullptr;
+  for (int64_t next = static_cast<int64_t>(recent_.size()) + 1; next <= furthest; ++next) {
+    last = Map::composed(block_map(history, step_.now - next, 0), last);
+    recent_.push_back(steps_of(last, next));
+  }
+  recent_terms_ = terms_.size();
+  old_.clear();
+  old_.reserve(static_cast<size_t>(old));  // so that the addresses stay
+  for (int64_t i = 0; i < count; ++i) {
+    if (gaps[i] == 0) {
+      missed[i] = nullptr;
+    } else if (gaps[i] <= kRecent) {
+      missed[i] = &recent_[static_cast<size_t>(gaps[i] - 1)];
+    } else {
+      old_.push_back(steps_of(idle_map(history, step_.now - gaps[i], step_.now), gaps[i]));
+      missed[i] = &old_.back();
+    }
+  }
+}
+
+template <class A>
+void IdleMemo<A>::find(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed) {
   dispatch_map(step_.rule, [&](auto tag) {
     using Map = typename decltype(tag)::type;
-    const Map* history = static_cast<const Map*>(step_.history);
-    if (gap > kRecent) {
-      old_ = steps_of(idle_map(history, step_.now - gap, step_.now), gap);
-      result = &old_;
-      return;
-    }
-    Map* map;
     if constexpr (std::is_same_v<Map, LinearMap>) {
-      map = &linear_;
+      find_maps(gaps, count, missed, linear_);
     } else if constexpr (std::is_same_v<Map, AdamMap<true>>) {
-      map = &adam_;
+      find_maps(gaps, count, missed, adam_);
     } else {
-      map = &amsgrad_;
+      find_maps(gaps, count, missed, amsgrad_);
     }
-    while (static_cast<int64_t>(recent_.size()) < gap) {
-      const int64_t next = static_cast<int64_t>(recent_.size()) + 1;
-      *map = Map::composed(block_map(history, step_.now - next, 0), *map);
-      recent_.push_back(steps_of(*map, next));
-    }
-    recent_terms_ = terms_.size();
-    result = &recent_.back();
   });
-  return *result;
 }
 
 // ---- A table --------------------------------------------------------------------------------------------------------
@@ -106,73 +121,86 @@ int64_t RowStepper<T>::gap(int64_t row) const {
 }
 
 template <class T>
-RowArguments<acc_t<T>> RowStepper<T>::arguments(int64_t row) const {
-  RowArguments<A> result{};
-  for (int s = 0; s < step_->states; ++s) result.state[s] = state_[s] + row * state_stride_[s];
+RowBlock<acc_t<T>> RowStepper<T>::block(StepWorker<A>& worker, const int64_t* rows, int64_t count) const {
+  RowBlock<A> result{};
+  if constexpr (std::is_same_v<T, A>) result.weight = weight_;
+  result.weight_rows = rows;
+  result.weight_stride = weight_stride_;
+  for (int s = 0; s < kMostOptimizerStates; ++s) {
+    result.state[s] = state_[s];
+    result.state_stride[s] = state_stride_[s];
+  }
+  result.rows = rows;
   result.scale = step_->scale;
   result.dim = dim_;
+  result.count = count;
+  result.scratch = worker.sums(2 * dim_);
+  result.ahead = rows_ahead((2 + step_->states) * dim_ * static_cast<int64_t>(sizeof(A)));
   return result;
 }
 
+// 0, 1, 2, ..: the rows of scratch memory.
+static const int64_t* counting() {
+  static const std::array<int64_t, kBlockRows> numbers = [] {
+    std::array<int64_t, kBlockRows> result{};
+    for (int64_t i = 0; i < kBlockRows; ++i) result[static_cast<size_t>(i)] = i;
+    return result;
+  }();
+  return numbers.data();
+}
+
 template <class T>
-void RowStepper<T>::fetch(int64_t row) const {
-  fetch_row(weight_ + row * weight_stride_, dim_);
-  for (int s = 0; s < step_->states; ++s) {
-    fetch_row(state_[s] + row * state_stride_[s], s == step_->row_state ? 1 : dim_);
+void RowStepper<T>::widen(StepWorker<A>& worker, const int64_t* rows, RowBlock<A>& block) const {
+  block.weight = worker.weights(block.count * dim_);
+  block.weight_rows = counting();
+  block.weight_stride = dim_;
+  for (int64_t i = 0; i < block.count; ++i) {
+    if (i + block.ahead < block.count) fetch_row(weight_ + rows[i + block.ahead] * weight_stride_, dim_);
+    row_conversions<T>().widen(weight_ + rows[i] * weight_stride_, block.weight + i * dim_, dim_);
   }
 }
 
 template <class T>
-void RowStepper<T>::store(int64_t row, const A* from) const {
-  T* to = weight_ + row * weight_stride_;
-  if (rounding_seed_) {
-    row_conversions<T>().narrow_by_chance(from, to, dim_, RowBits(*rounding_seed_, step_->number, row));
-  } else {
-    row_conversions<T>().narrow(from, to, dim_);
+void RowStepper<T>::narrow(const int64_t* rows, const RowBlock<A>& block) const {
+  for (int64_t i = 0; i < block.count; ++i) {
+    T* to = weight_ + rows[i] * weight_stride_;
+    const A* from = block.weight + i * dim_;
+    if (rounding_seed_) {
+      row_conversions<T>().narrow_by_chance(from, to, dim_, RowBits(*rounding_seed_, step_->number, rows[i]));
+    } else {
+      row_conversions<T>().narrow(from, to, dim_);
+    }
   }
 }
 
 template <class T>
 void RowStepper<T>::step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count) const {
-  constexpr bool kWide = std::is_same_v<T, A>;
-  int64_t gaps[kBlock];
+  RowBlock<A> at = block(worker, rows, count);
+  at.grad = values;
+  const IdleSteps<A>* idle[kBlockRows];
   if (last_step_ != nullptr) {
+    int64_t gaps[kBlockRows], most = 0;
     for (int64_t i = 0; i < count; ++i) __builtin_prefetch(last_step_ + rows[i]);
-  }
-  for (int64_t i = 0; i < count; ++i) gaps[i] = gap(rows[i]);
-  const int64_t ahead = rows_ahead((2 + step_->states) * dim_ * static_cast<int64_t>(sizeof(A)));
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + ahead < count) {
-      fetch(rows[i + ahead]);
-      fetch_row(values + (i + ahead) * dim_, dim_);
-    }
-    const int64_t row = rows[i];
-    RowArguments<A> at = arguments(row);
-    at.grad = values + i * dim_;
-    if (gaps[i] > 0) {
-      at.idle = &worker.memo.missed(gaps[i]);
+    for (int64_t i = 0; i < count; ++i) most = std::max(most, gaps[i] = gap(rows[i]));
+    if (most > 0) {
+      worker.memo.find(gaps, count, idle);
+      at.idle = idle;
       at.terms = worker.memo.terms();
-      at.sums = worker.sums(dim_);
     }
-    if constexpr (kWide) {
-      at.weight = weight_ + row * weight_stride_;
-      step_->loops.step(step_->policy(), at);
-    } else {
-      at.weight = worker.weights(dim_);
-      row_conversions<T>().widen(weight_ + row * weight_stride_, at.weight, dim_);
-      step_->loops.step(step_->policy(), at);
-      store(row, at.weight);
-    }
-    if (last_step_ != nullptr) last_step_[row] = static_cast<int32_t>(step_->then);
   }
+  if constexpr (!std::is_same_v<T, A>) widen(worker, rows, at);
+  step_->loops.step(step_->policy(), at);
+  if constexpr (!std::is_same_v<T, A>) narrow(rows, at);
+  if (last_step_ == nullptr) return;
+  for (int64_t i = 0; i < count; ++i) last_step_[rows[i]] = static_cast<int32_t>(step_->then);
 }
 
 template <class T>
 template <class R>
 void RowStepper<T>::step(StepWorker<A>& worker, const R* rows, const A* values, int64_t count) const {
-  int64_t block[kBlock];
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t n = std::min(kBlock, count - begin);
+  int64_t block[kBlockRows];
+  for (int64_t begin = 0; begin < count; begin += kBlockRows) {
+    const int64_t n = std::min(kBlockRows, count - begin);
     for (int64_t i = 0; i < n; ++i) block[i] = static_cast<int64_t>(rows[begin + i]);
     step_block(worker, block, values + begin * dim_, n);
   }
@@ -180,68 +208,79 @@ void RowStepper<T>::step(StepWorker<A>& worker, const R* rows, const A* values, 
 
 template <class T>
 void RowStepper<T>::step_all(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const {
-  int64_t block[kBlock];
-  for (int64_t first = begin; first < end; first += kBlock) {
-    const int64_t n = std::min(kBlock, end - first);
+  int64_t block[kBlockRows];
+  for (int64_t first = begin; first < end; first += kBlockRows) {
+    const int64_t n = std::min(kBlockRows, end - first);
     for (int64_t i = 0; i < n; ++i) block[i] = first + i;
     step_block(worker, block, values + (first - begin) * dim_, n);
   }
 }
 
 template <class T>
-void RowStepper<T>::current_row(StepWorker<A>& worker, int64_t row, T* out) const {
-  const T* weight = weight_ + row * weight_stride_;
-  const int64_t missed = gap(row);
-  if (missed == 0) {
-    std::copy_n(weight, dim_, out);
-    return;
+void RowStepper<T>::current_block(StepWorker<A>& worker, const int64_t* rows, int64_t count, T* out) const {
+  RowBlock<A> at = block(worker, rows, count);
+  int64_t gaps[kBlockRows], most = 0;
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, gaps[i] = gap(rows[i]));
+  for (int64_t i = 0; i < count; ++i) {
+    if (i + at.ahead < count) fetch_row(weight_ + rows[i + at.ahead] * weight_stride_, dim_);
+    std::copy_n(weight_ + rows[i] * weight_stride_, dim_, out + i * dim_);
   }
-  RowArguments<A> at = arguments(row);
-  at.idle = &worker.memo.missed(missed);
+  if (most == 0) return;
+  const IdleSteps<A>* idle[kBlockRows];
+  worker.memo.find(gaps, count, idle);
+  at.idle = idle;
   at.terms = worker.memo.terms();
-  at.sums = worker.sums(dim_);
+  at.weight_rows = counting();
+  at.weight_stride = dim_;
   if constexpr (std::is_same_v<T, A>) {
-    std::copy_n(weight, dim_, out);
     at.weight = out;
     step_->loops.current(step_->policy(), at);
   } else {
-    at.weight = worker.weights(dim_);
-    row_conversions<T>().widen(weight, at.weight, dim_);
+    at.weight = worker.weights(count * dim_);
+    row_conversions<T>().widen(out, at.weight, count * dim_);
     step_->loops.current(step_->policy(), at);
-    row_conversions<T>().narrow(at.weight, out, dim_);
+    for (int64_t i = 0; i < count; ++i) {
+      if (idle[i] != nullptr) row_conversions<T>().narrow(at.weight + i * dim_, out + i * dim_, dim_);
+    }
   }
 }
 
 template <class T>
 template <class R>
 void RowStepper<T>::current(StepWorker<A>& worker, const R* rows, int64_t count, T* out) const {
-  const int64_t ahead = rows_ahead((1 + step_->states) * dim_ * static_cast<int64_t>(sizeof(A)));
-  for (int64_t i = 0; i < count; ++i) {
-    if (i + ahead < count) fetch(static_cast<int64_t>(rows[i + ahead]));
-    current_row(worker, static_cast<int64_t>(rows[i]), out + i * dim_);
+  int64_t block[kBlockRows];
+  for (int64_t begin = 0; begin < count; begin += kBlockRows) {
+    const int64_t n = std::min(kBlockRows, count - begin);
+    for (int64_t i = 0; i < n; ++i) block[i] = static_cast<int64_t>(rows[begin + i]);
+    current_block(worker, block, n, out + begin * dim_);
   }
 }
 
 template <class T>
+void RowStepper<T>::catch_up_block(StepWorker<A>& worker, const int64_t* rows, const int64_t* gaps,
+                                   int64_t count) const {
+  RowBlock<A> at = block(worker, rows, count);
+  const IdleSteps<A>* idle[kBlockRows];
+  worker.memo.find(gaps, count, idle);
+  at.idle = idle;
+  at.terms = worker.memo.terms();
+  if constexpr (!std::is_same_v<T, A>) widen(worker, rows, at);
+  step_->loops.catch_up(step_->policy(), at);
+  if constexpr (!std::is_same_v<T, A>) narrow(rows, at);
+  for (int64_t i = 0; i < count; ++i) last_step_[rows[i]] = static_cast<int32_t>(step_->now);
+}
+
+template <class T>
 void RowStepper<T>::catch_up(StepWorker<A>& worker, int64_t begin, int64_t end) const {
+  int64_t rows[kBlockRows], gaps[kBlockRows], count = 0;
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t missed = gap(row);
-    if (missed == 0) continue;
-    RowArguments<A> at = arguments(row);
-    at.idle = &worker.memo.missed(missed);
-    at.terms = worker.memo.terms();
-    at.sums = worker.sums(dim_);
-    T* weight = weight_ + row * weight_stride_;
-    if constexpr (std::is_same_v<T, A>) {
-      at.weight = weight;
-      step_->loops.catch_up(step_->policy(), at);
-    } else {
-      at.weight = worker.weights(dim_);
-      row_conversions<T>().widen(weight, at.weight, dim_);
-      step_->loops.catch_up(step_->policy(), at);
-      store(row, at.weight);
+    rows[count] = row;
+    gaps[count] = gap(row);
+    count += gaps[count] > 0;
+    if (count == kBlockRows || (row + 1 == end && count > 0)) {
+      catch_up_block(worker, rows, gaps, count);
+      count = 0;
     }
-    last_step_[row] = static_cast<int32_t>(step_->now);
   }
 }
 

@@ -16,6 +16,13 @@ struct TableWork {
   int32_t values_vector;
 };
 
+// Small blocks, and a bound on registers that no kernel must spill for: 20 or 24 warps of a processor are busy.
+constexpr int kRowThreads = 128;
+template <class Rules>
+constexpr int blocks_at_once() {
+  return RuleNeeds<Rules>::kAdam ? 5 : 6;
+}
+
 // One launch for all tables: each has blocks of its own, for teams of its own width.
 struct AllTables {
   const OptimizerTable* tables;
@@ -44,7 +51,7 @@ __device__ __forceinline__ void for_rows(const AllTables& all, const F& f) {
   for (int64_t block = blockIdx.x; block < all.blocks; block += gridDim.x) {
     const int64_t k = table_of(all, block);
     const RowTeam team(all.tables[k].lanes_log2);
-    const int64_t teams = blockDim.x >> all.tables[k].lanes_log2;
+    const int64_t teams = kRowThreads >> all.tables[k].lanes_log2;
     const int64_t u = (block - all.work[k].first_block) * teams + team.in_block();
     if (u < all.work[k].count) f(k, team, u);
   }
@@ -52,7 +59,7 @@ __device__ __forceinline__ void for_rows(const AllTables& all, const F& f) {
 
 // ---- Updates --------------------------------------------------------------------------------------------------------
 
-// The row that item u of table k names; -1 if it is bad. The table's rows before it are not the row.
+// The row that item u of table k names; -1 if it is bad: outside the table, or not above its predecessor.
 __device__ int64_t checked_row(const AllTables& all, int64_t k, int64_t u, bool report, const ErrorSink& errors) {
   const TableWork& work = all.work[k];
   if (work.rows == nullptr) return u;
@@ -70,8 +77,9 @@ __device__ int64_t checked_row(const AllTables& all, int64_t k, int64_t u, bool 
 }
 
 template <class Rules, class A>
-__global__ void row_optimizer_update_kernel(const __grid_constant__ OptimizerCall<A> call,
-                                            const __grid_constant__ AllTables all, ErrorSink errors) {
+__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
+    row_optimizer_update_kernel(const __grid_constant__ OptimizerCall<A> call, const __grid_constant__ AllTables all,
+                                ErrorSink errors) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t u) {
     const int64_t row = checked_row(all, k, u, team.lane() == 0, errors);
     if (row < 0) return;
@@ -86,8 +94,9 @@ __global__ void row_optimizer_update_kernel(const __grid_constant__ OptimizerCal
 }
 
 template <class Rules, class A>
-__global__ void row_optimizer_make_current_kernel(const __grid_constant__ OptimizerCall<A> call,
-                                                  const __grid_constant__ AllTables all) {
+__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
+    row_optimizer_make_current_kernel(const __grid_constant__ OptimizerCall<A> call,
+                                      const __grid_constant__ AllTables all) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t row) {
     TableRow<A, Rules>(call, all.tables[k], row).make_current(team);
   });
@@ -97,8 +106,9 @@ __global__ void row_optimizer_make_current_kernel(const __grid_constant__ Optimi
 
 // A bad row's values are zero.
 template <class Rules, class A>
-__global__ void row_optimizer_current_kernel(const __grid_constant__ OptimizerCall<A> call,
-                                             const __grid_constant__ AllTables all, ErrorSink errors, void* out) {
+__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
+    row_optimizer_current_kernel(const __grid_constant__ OptimizerCall<A> call, const __grid_constant__ AllTables all,
+                                 ErrorSink errors, void* out) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t u) {
     constexpr int width = kLaneColumns<A>;
     const OptimizerTable& table = all.tables[k];
@@ -170,7 +180,7 @@ std::vector<OptimizerTable> tables_of(const OptimizerArguments& arguments, const
 AllTables deal(DeviceCall& call, const std::vector<OptimizerTable>& tables, std::vector<TableWork>& work) {
   int64_t blocks = 0, items = 0;
   for (size_t k = 0; k < tables.size(); ++k) {
-    const int64_t teams = kThreads >> tables[k].lanes_log2;
+    const int64_t teams = kRowThreads >> tables[k].lanes_log2;
     work[k].first_block = blocks;
     work[k].first_item = items;
     blocks += work[k].count / teams + (work[k].count % teams != 0);
@@ -180,7 +190,7 @@ AllTables deal(DeviceCall& call, const std::vector<OptimizerTable>& tables, std:
   return {uploaded, upload_all(call, work), static_cast<int64_t>(tables.size()), blocks};
 }
 
-LaunchShape shape_of(const AllTables& all) { return {std::min(all.blocks, kMaxBlocks)}; }
+LaunchShape shape_of(const AllTables& all) { return {std::min(all.blocks, kMaxBlocks), kRowThreads}; }
 
 }  // namespace
 
@@ -202,10 +212,11 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
   result.rounds_by_chance = arguments.rounds_by_chance;
   result.sign = arguments.maximize ? A(-1) : A(1);
   if (arguments.grad_scale) {
-    const void* const scale = call.data(*arguments.grad_scale);
-    const bool is_float = arguments.grad_scale->scalar_type() == ScalarType::Float;
-    (is_float ? reinterpret_cast<const void*&>(result.float_scale)
-              : reinterpret_cast<const void*&>(result.grad_scale)) = scale;
+    if (arguments.grad_scale->scalar_type() == ScalarType::Float) {
+      result.float_scale = call.data<float>(*arguments.grad_scale);
+    } else {
+      result.grad_scale = call.data<A>(*arguments.grad_scale);
+    }
   }
   if (arguments.history) result.history = call.data(*arguments.history);
   result.now = arguments.now - arguments.base;
@@ -254,13 +265,13 @@ void row_optimizer_update_cuda(const std::vector<Tensor>& weights, const std::ve
                                const std::optional<Tensor>& grad_scale, int64_t rule_value,
                                const std::vector<double>& hyperparameters, int64_t step, int64_t base, bool maximize,
                                const std::vector<int64_t>& rounding_seeds) {
-  const OptimizerRule rule =
-      check_row_optimizer_update(weights, states, last_steps, history, rows, values, grad_scale, rule_value,
-                                 hyperparameters, step, base, rounding_seeds);
+  const OptimizerRule rule = check_row_optimizer_update(weights, states, last_steps, history, rows, values, grad_scale,
+                                                        rule_value, hyperparameters, step, base, rounding_seeds);
   if (weights.empty()) return;
   DeviceCall call("row_optimizer_update_", weights[0]);
-  const OptimizerArguments arguments{rule,    hyperparameters, step,     base, step - 1, weights[0].scalar_type(),
-                                     history, grad_scale,      maximize, !rounding_seeds.empty()};
+  const OptimizerArguments arguments{rule,     hyperparameters,          step,    base,
+                                     step - 1, weights[0].scalar_type(), history, grad_scale,
+                                     maximize, !rounding_seeds.empty()};
   const std::vector<OptimizerTable> tables = tables_of(arguments, weights, states, last_steps, rounding_seeds);
   std::vector<TableWork> work(tables.size());
   for (size_t k = 0; k < tables.size(); ++k) {
@@ -332,8 +343,9 @@ void row_optimizer_make_current_cuda(const std::vector<Tensor>& weights, const s
   if (last_steps.empty()) return;
   DeviceCall call("row_optimizer_make_current_", weights[0]);
   const std::optional<Tensor> no_scale;
-  const OptimizerArguments arguments{rule,    hyperparameters, step,  base, step, weights[0].scalar_type(),
-                                     history, no_scale,        false, !rounding_seeds.empty()};
+  const OptimizerArguments arguments{rule,  hyperparameters,          step,    base,
+                                     step,  weights[0].scalar_type(), history, no_scale,
+                                     false, !rounding_seeds.empty()};
   const std::vector<OptimizerTable> tables = tables_of(arguments, weights, states, last_steps, rounding_seeds);
   std::vector<TableWork> work(tables.size());
   for (size_t k = 0; k < tables.size(); ++k) work[k].count = tables[k].rows;

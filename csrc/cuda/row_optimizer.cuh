@@ -1,8 +1,9 @@
 // How a team of lanes brings one row of a table up to date, and steps it: csrc/row_optimizer.h on the device.
 //
 // The rule is chosen at run time, inside the kernel, among those of a list: that costs a few comparisons per row and
-// saves most of the kernels. All of a row is one team's, whatever its width: lanes take `width` neighbouring columns each,
-// tile after tile. A row's gradient comes from the caller, a lane's columns at a time: from memory, or computed there.
+// saves most of the kernels. All of a row is one team's, whatever its width: lanes take `width` neighbouring columns
+// each, tile after tile. A row's gradient comes from the caller, a lane's columns at a time: from memory, or computed
+// there.
 //
 //   TableRow<A, Rules> row(call, table, number);
 //   row.step(team, gradient)    catches the row up, makes the step, and writes it
@@ -63,14 +64,13 @@ class TableRow {
   //
   // gradient(column, to) writes the gradient of columns [column, column + kWidth), before it is scaled, to `to`, an
   // A[kWidth] of zeros; beyond the last column it may write what it likes. All lanes call it together, those beyond the
-  // last column too. Where the rule needs sums over the row, and the row is wider than what a team's lanes hold at once,
-  // it is called twice for every column, and must give the same both times.
+  // last column too. Where the rule needs sums over the row, and the row is wider than what a team's lanes hold at
+  // once, it is called twice for every column, and must give the same both times.
   template <class Gradient>
   __device__ void step(const RowTeam& team, const Gradient& gradient) const {
     const int64_t tile = team.lanes() * kWidth;
     const bool adds_up = Needs::kRowSums && call_.row_sums > 0, is_held = adds_up && table_.columns <= tile;
-    const A scale = call_.scale();
-    team.wait();  // until all lanes have read what one of them writes
+    team.wait();  // until all lanes have read
     A own = caught_up_own(), of_row = 0;
     RowColumns<A, kWidth> x;
     A grad[kWidth];
@@ -85,7 +85,7 @@ class TableRow {
           for (int c = 0; c < kWidth; ++c) grad[c] = 0;
           gradient(column, grad);
 #pragma unroll
-          for (int c = 0; c < kWidth; ++c) grad[c] *= scale;
+          for (int c = 0; c < kWidth; ++c) grad[c] *= call_.scale();
         }
         if (pass == 0) {
           gather(column, grad, x, sums);
@@ -151,7 +151,8 @@ class TableRow {
     if (table_.row_state == nullptr) {
       const int s = call_.states - 1;
       load_each<width>(static_cast<const A*>(table_.states[s]) + row_ * table_.state_strides[s] + column,
-                       table_.columns - column, table_.is_aligned<width>(), [&](int c, A x) { roots[c] = std::sqrt(x); });
+                       table_.columns - column, table_.is_aligned<width>(),
+                       [&](int c, A x) { roots[c] = std::sqrt(x); });
     } else {
 #pragma unroll
       for (int c = 0; c < width; ++c) roots[c] = std::sqrt(own_);

@@ -1,5 +1,5 @@
-// What kernels know of an optimizer's call and of its tables, and how lanes move the columns of a row: the first half of
-// row_optimizer.cuh.
+// What kernels know of an optimizer's call and of its tables, and how lanes move the columns of a row: the first half
+// of row_optimizer.cuh.
 #pragma once
 #include "../cuda.h"
 #include "../row_optimizer.h"
@@ -17,8 +17,7 @@ struct RuleList {};
 // What dispatch_optimizer_rule chooses among. A kernel is compiled for one of these lists: rules of one list need much
 // the same of a kernel, and registers for the most demanding of them.
 template <class A>
-using StillRules =
-    RuleList<AdagradRule<A>, RowwiseAdagradRule<A>, FtrlRule<A, true>, FtrlRule<A, false>, LambRule<A>>;
+using StillRules = RuleList<AdagradRule<A>, RowwiseAdagradRule<A>, FtrlRule<A, true>, FtrlRule<A, false>, LambRule<A>>;
 template <class A>
 using LinearRules = RuleList<SgdRule<A, SgdKind::kPlain>, SgdRule<A, SgdKind::kMomentum>,
                              SgdRule<A, SgdKind::kNesterov>, RmspropRule<A, false, false>, RmspropRule<A, false, true>,
@@ -52,7 +51,6 @@ template <class... Rules>
 struct RuleNeeds<RuleList<Rules...>> {
   static constexpr bool kLinear = ((idle_kind<Rules>() == IdleKind::kLinear) || ...);
   static constexpr bool kAdam = (is_adam(idle_kind<Rules>()) || ...);
-  static constexpr bool kIdle = kLinear || kAdam;
   static constexpr bool kRowState = (Rules::kRowState || ...);
   static constexpr bool kRowSums = ((Rules::kRowSums > 0) || ...);
   static constexpr bool kGatherWrites = (Rules::kGatherWrites || ...);
@@ -69,20 +67,18 @@ struct OptimizerCall {
   ScalarType weight_dtype{};
   bool gather_writes = false;
   bool rounds_by_chance = false;
-  A eps = 0;                            // of Adam's family
-  A sign = 1;                           // of gradients
-  const A* grad_scale = nullptr;        // one of the two, or none
+  A eps = 0;                      // of Adam's family
+  A sign = 1;                     // of gradients
+  const A* grad_scale = nullptr;  // one of the two, or none
   const float* float_scale = nullptr;
   const void* history = nullptr;
-  int64_t now = 0;   // rows are caught up through this step, counted from the base
-  int64_t done = 0;  // what last_step becomes
-  int64_t step = 0;  // the step's own number
+  int64_t now = 0;                             // rows are caught up through this step, counted from the base
+  int64_t done = 0;                            // what last_step becomes
+  int64_t step = 0;                            // the step's own number
   alignas(16) unsigned char scalars[96] = {};  // the rule
 
   __device__ A scale() const {
-    const A factor = grad_scale != nullptr     ? *grad_scale
-                     : float_scale != nullptr ? static_cast<A>(*float_scale)
-                                               : A(1);
+    const A factor = grad_scale != nullptr ? *grad_scale : float_scale != nullptr ? static_cast<A>(*float_scale) : A(1);
     return sign * factor;
   }
 };

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from sample import map_tensors, tensors_of
 
 from emulation.build import build
-from sample import map_tensors, tensors_of
 
 _NAMESPACE = "torchsparse_rec"
 # It asks the host: there is nothing of it to run on a device.

@@ -23,10 +23,12 @@ from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 _FILES = (
     "emulated",
     "emulated_collection",
+    "emulated_row_optimizer",
     "emulated_shards",
     "emulated_unique",
     "operators",
     "pooling",
+    "row_optimizer",
     "row_update",
     "segment_rows",
     "sparse_tensor",

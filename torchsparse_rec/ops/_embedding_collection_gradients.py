@@ -14,7 +14,7 @@ from . import _reduction
 from .embedding import partial_derivatives, picked_rows, weights_backward_composite
 
 _ops = torch.ops.torchsparse_rec
-_NO_RULE = (0, [], 0, 0)
+_NO_RULE: tuple = (0, [], 0, 0)
 
 
 class _Lookup(NamedTuple):
@@ -78,7 +78,7 @@ def _transposed(ctx: Any, tables: dict[int, tuple[Tensor, Tensor, int]]) -> tupl
         pooled, _ = _ops.embedding_collection.default([table], indices, offsets, per_sample_weights, *one, False)
         parts.append(pooled)
         if weights_grad is not None:
-            inputs = (lookup.result, [table], [], [], None, indices, offsets, per_sample_weights, pooled)
+            inputs: tuple = (lookup.result, [table], [], [], None, indices, offsets, per_sample_weights, pooled)
             weights_grad = weights_grad + _ops.embedding_collection_weights_backward.default(*inputs, *one, *_NO_RULE)
     return _joined(parts, side_by_side), weights_grad
 
@@ -114,9 +114,9 @@ def sparse_backward(ctx: Any, grads: list[Tensor], _rows: Any) -> tuple:
     tables = {}
     for k, (values, own, want) in enumerate(zip(grads, rows, ctx.wanted, strict=True)):
         if want:
-            padding = own.shape[0]
-            positions = torch.searchsorted(own, indices).masked_fill(indices == ctx.lists[4][k], padding)
-            tables[k] = torch.cat([values, values.new_zeros(1, values.shape[1])]), positions, padding
+            # The row for padding is the first: how many there are is not known before.
+            positions = (torch.searchsorted(own, indices) + 1).masked_fill(indices == ctx.lists[4][k], 0)
+            tables[k] = torch.cat([values.new_zeros(1, values.shape[1]), values]), positions, 0
     grad_grad, weights_grad = _transposed(ctx, tables)
     return grad_grad, None, None, weights_grad, *(None,) * 10
 
@@ -125,6 +125,8 @@ def weights_setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
     """Of ``embedding_collection_weights_backward``."""
     grad, weights, states, last_steps, history, indices, offsets, per_sample_weights, pooled, *lists = inputs
     ctx.lists, ctx.counts, ctx.behind = tuple(lists[:6]), (len(states), len(last_steps)), history is not None
+    # torch takes an empty list for one of tensors, whose gradients are a list too.
+    ctx.hyperparameters_grad = None if lists[7] else []
     ctx.save_for_backward(grad, indices, offsets, per_sample_weights, pooled, *weights)
 
 
@@ -166,9 +168,8 @@ def weights_backward(ctx: Any, result_grad: Tensor) -> tuple:
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         aliases = [x.view_as(x) for x in (grad, per_sample_weights, pooled, *tables)]
-        result = _weights_composite(
-            ctx.lists, aliases[0], indices, offsets, aliases[1], aliases[2], aliases[3:]
-        )
+        result = _weights_composite(ctx.lists, aliases[0], indices, offsets, aliases[1], aliases[2], aliases[3:])
         grads = partial_derivatives(result, aliases, needed, result_grad, create_graph)
     states, last_steps = ([None] * count for count in ctx.counts)
-    return grads[0], grads[3:], states, last_steps, None, None, None, grads[1], grads[2], *(None,) * 10
+    of_rule = (None, ctx.hyperparameters_grad, None, None)
+    return grads[0], grads[3:], states, last_steps, None, None, None, grads[1], grads[2], *(None,) * 6, *of_rule

@@ -96,9 +96,7 @@ def _one_by_one(
                 )
     if calls[0] is None:
         return None, None
-    if isinstance(calls[0], Tensor):
-        return _stacked(name, calls), 0
-    return tuple(_stacked(name, results) for results in zip(*calls, strict=True)), (0,) * len(calls[0])
+    return _joined(name, calls)
 
 
 def _written(name: str, in_dims: Sequence[Any], arguments: Sequence[Any]) -> dict[int, str]:
@@ -129,6 +127,15 @@ def _select(value: Any, dim: Any, index: int) -> Any:
     if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
         return [_select(x, d, index) for x, d in zip(value, dim, strict=True)]
     return value if dim is None else value.select(dim, index)
+
+
+def _joined(name: str, calls: Sequence[Any]) -> tuple[Any, Any]:
+    """The calls' results, which are tensors or lists or tuples of such, each stacked; and the place of the batch."""
+    if isinstance(calls[0], Tensor):
+        return _stacked(name, calls), 0
+    joined = [_joined(name, results) for results in zip(*calls, strict=True)]
+    kind = type(calls[0])
+    return kind(results for results, _ in joined), kind(dims for _, dims in joined)
 
 
 def _stacked(name: str, results: Sequence[Tensor]) -> Tensor:

@@ -86,7 +86,13 @@ def embedding_collection(
     for mode in modes:
         if mode not in _MODES:
             raise ValueError(f"modes must be of {', '.join(map(repr, _MODES))}, got {mode!r}")
-    lists = (list(tables), list(keys), [_MODES[mode] for mode in modes], list(bags), _padding(padding_idx, len(weights)))
+    lists = (
+        list(tables),
+        list(keys),
+        [_MODES[mode] for mode in modes],
+        list(bags),
+        _padding(padding_idx, len(weights)),
+    )
     return lookup(list(weights), indices, offsets, per_sample_weights, *lists, side_by_side, sparse)[0]
 
 
@@ -364,9 +370,7 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, lists: tuple, sparse: bool, indices: Any, offsets: Any, per_sample_weights: Any, *weights):
         """``weights`` come last, one by one: a list of them would not be seen."""
         with below_autograd():
-            output = _ops.embedding_collection.default(
-                weights, indices, offsets, per_sample_weights, *lists, sparse
-            )
+            output = _ops.embedding_collection.default(weights, indices, offsets, per_sample_weights, *lists, sparse)
         weighted = ctx.needs_input_grad[4]
         _save(ctx, _Saved(weights, lists, sparse), (indices, offsets, per_sample_weights), output, weights, weighted)
         return output
@@ -394,11 +398,7 @@ def lookup(
     """The operator ``embedding_collection`` as modules should call it: its arguments, with little on the way."""
     lists = (tables, keys, modes, bags, padding_idx, side_by_side)
     inputs = (indices, offsets, per_sample_weights)
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or is_watched()
-    ):
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None or is_watched():
         return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(per_sample_weights, *weights):
         return _Lookup.apply(lists, sparse, *inputs, *weights)

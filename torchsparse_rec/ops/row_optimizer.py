@@ -24,7 +24,7 @@ __all__ = [
     "row_optimizer_update_",
 ]
 
-#: ``OptimizerRule`` of csrc/row_optimizer_rules.h, by name.
+#: ``OptimizerRule`` of csrc/row_optimizer_idle.h, by name.
 OPTIMIZER_RULES = {
     "sgd": 0,
     "adagrad": 1,
