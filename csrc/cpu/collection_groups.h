@@ -32,6 +32,43 @@ struct TableEntries {
   Buffer<int64_t> winner_places{}, position_shifts{};
 };
 
+// One thread's copy of a lookup's columns of grad. Side by side with many others, each of its rows is in a page of its
+// own, and to look those up row by row in the order of a table's entries costs more than to copy them in theirs.
+template <class T>
+class GradColumns {
+ public:
+  // What the table's entries mean, with grad copied together where that pays.
+  template <class U>
+  ItemMeaning<T, U> gathered(const TableEntries<T, U>& table, int64_t entries) {
+    ItemMeaning<T, U> meaning = table.meaning;
+    if (table.lookups.size() != 1 || meaning.stride * static_cast<int64_t>(sizeof(T)) < kLeastStride) return meaning;
+    const int64_t rows = table.lookups[0]->bags, dim = meaning.dim;
+    if (dim >= meaning.stride || entries < rows || rows * dim > kMostElements) return meaning;
+    if (copied_ != table.table) copy(meaning.grad, meaning.stride, rows, dim);
+    copied_ = table.table;
+    meaning.grad = columns_.data();
+    meaning.stride = 0;
+    return meaning;
+  }
+
+ private:
+  static constexpr int64_t kLeastStride = 512;       // bytes
+  static constexpr int64_t kMostElements = 1 << 19;  // some second-level caches
+
+  void copy(const T* grad, int64_t stride, int64_t rows, int64_t dim) {
+    constexpr int64_t kAhead = 16;
+    columns_.resize(static_cast<size_t>(rows * dim));
+    T* to = columns_.data();
+    for (int64_t row = 0; row < rows; ++row) {
+      if (row + kAhead < rows) fetch_row(grad + (row + kAhead) * stride, dim);
+      to = std::copy_n(grad + row * stride, dim, to);
+    }
+  }
+
+  int64_t copied_ = -1;
+  std::vector<T> columns_;
+};
+
 // All wanted tables: their entries grouped and described. The constructor throws IndexError for a bad id.
 template <class T, class I, class U>
 class CollectionGroups {
@@ -59,8 +96,9 @@ class CollectionGroups {
     return *groups_[static_cast<size_t>(table.group)].groups;
   }
 
-  // Runs f(worker, table, slice, scratch) over all slices of all tables, where f starts with the slice's rows;
-  // prepare(workers) comes before. dense: room for all rows of a slice, else for those that have entries.
+  // Runs f(worker, table, meaning, slice, scratch) over all slices of all tables, where meaning is the table's or the
+  // same of a copy of its grad, and f starts with the slice's rows; prepare(workers) comes before. dense: room for all
+  // rows of a slice, else for those that have entries.
   template <class Prepare, class F>
   void for_each_slice(bool dense, const Prepare& prepare, const F& f) const {
     int64_t work = 0, items = 0, rows = 0;
@@ -80,10 +118,12 @@ class CollectionGroups {
     const int64_t workers = workers_for(work);
     std::vector<SliceScratch<T, U>> scratch;
     for (int64_t worker = 0; worker < workers; ++worker) scratch.emplace_back(items, rows, weighted, max);
+    std::vector<GradColumns<T>> columns(static_cast<size_t>(workers));
     prepare(workers);
     parallel_dynamic(static_cast<int64_t>(tasks.size()), workers, [&](int64_t worker, int64_t task) {
       const auto& [table, slice] = tasks[static_cast<size_t>(task)];
-      f(worker, *table, *slice, scratch[static_cast<size_t>(worker)]);
+      const size_t mine = static_cast<size_t>(worker);
+      f(worker, *table, columns[mine].gathered(*table, group_of(*table).entries), *slice, scratch[mine]);
     });
   }
 

@@ -42,16 +42,17 @@ void step_rows(const CollectionGroups<T, I, U>& groups, const OptimizerStep<acc_
   };
   groups.for_each_slice(
       /*dense=*/false, prepare,
-      [&](int64_t worker, const TableEntries<T, U>& table, const Slice& slice, SliceScratch<T, U>& scratch) {
+      [&](int64_t worker, const TableEntries<T, U>& table, const ItemMeaning<T, U>& meaning, const Slice& slice,
+          SliceScratch<T, U>& scratch) {
         UpdateWorker<A, U>& my = *mine[static_cast<size_t>(worker)];
         const RowStepper<T>& stepper = steppers[static_cast<size_t>(places[static_cast<size_t>(table.table)])];
         const Item<U>* items = groups.groups(table).items() + slice.begin;
         const int64_t count = start_present_rows(items, slice, scratch.starts.data(), my.rows.data());
-        describe_items(items, slice, table.meaning, count, scratch);
-        const int64_t most = update_rows(table.meaning.dim, sizeof(A));
+        describe_items(items, slice, meaning, count, scratch);
+        const int64_t most = update_rows(meaning.dim, sizeof(A));
         for (int64_t first = 0; first < count; first += most) {
           const int64_t n = std::min(most, count - first);
-          pool_items(table.meaning, scratch, first, n, my.values.data(), /*stream=*/false);
+          pool_items(meaning, scratch, first, n, my.values.data(), /*stream=*/false);
           stepper.step(my.step, my.rows.data() + first, my.values.data(), n);
         }
       });
