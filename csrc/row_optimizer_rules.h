@@ -224,7 +224,7 @@ struct PartialRowwiseAdamRule {
 
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void gather(A, A*, A grad, A* sums) const { sums[0] += grad * grad; }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE A row(const A* sums, int64_t dim, A* row_state) const {
-    *row_state = at.beta2 * *row_state + at.incoming2 * mean_of(sums[0], dim);
+    *row_state += at.incoming2 * (mean_of(sums[0], dim) - *row_state);
     return at.step_size / at.divisor(*row_state);
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void step(A& w, A* state, A grad, A rate) const {
