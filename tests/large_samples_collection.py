@@ -13,7 +13,7 @@ from reference import MAX, MEAN, SQRTN, SUM
 from sample import Sample
 from samples_embedding_collection import Collection, random_collection
 
-ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0])
+ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0])
 _ops = torch.ops.torchsparse_rec
 
 

@@ -175,8 +175,10 @@ def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
     if RULES[rule] in (adam, partial_rowwise_adam):
         lr, beta1, beta2, _, decay = h[:5]
         keeps = 1 - lr * decay if RULES[rule] is partial_rowwise_adam or h[5] else 1.0
-        factor = (1 if rule == AMSGRAD else sqrt(beta2)) / sqrt(1 - beta2**step)
-        rate = lr / (1 - beta1**step) * beta1
+        unbias = sqrt(1 - beta2**step)
+        tensorflow_eps = RULES[rule] is adam and bool(h[6])
+        factor = (1 if rule == AMSGRAD else sqrt(beta2)) / (1 if tensorflow_eps else unbias)
+        rate = lr / (1 - beta1**step) * beta1 * (unbias if tensorflow_eps else 1)
         return [beta1, sqrt(beta2), keeps, *(rate * factor**k for k in range(5))]
     if RULES[rule] is adadelta:
         return [1.0, 0.0, 0.0, 1.0, h[1], 0.0, 0.0, 0.0]

@@ -90,7 +90,7 @@ def test_sums_in_parts(betas: tuple[float, float], rule: str, dtype: torch.dtype
     """
     steps, rows = 100, 101
     random, number = Random(3), RULES[rule][0]
-    h = [0.1, *betas, 1e-8, 0.0, 1.0][: len(RULES[rule][1])]
+    h = [0.1, *betas, 1e-8, 0.0, 1.0, 0.0][: len(RULES[rule][1])]
     history = ops.new_history(steps)
     for i, x in enumerate(changing(h, steps)):
         ops.row_optimizer_advance_(history, rule=number, hyperparameters=x, step=i + 1)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from devices import cpu_only
 from torch import Tensor
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor, nn, optim
@@ -243,6 +244,7 @@ def test_sequences(grad_mode) -> None:
         torch.testing.assert_close(collection.embeddings[name].weight, want)
 
 
+@cpu_only
 def test_names_fields_and_state_are_torchrecs() -> None:
     collection = nn.EmbeddingBagCollection(MIXED, grad_mode="fused")
     assert list(collection.state_dict()) == [f"embedding_bags.{t.name}.weight" for t in MIXED]
@@ -260,6 +262,7 @@ def test_names_fields_and_state_are_torchrecs() -> None:
     assert (nn.EmbeddingBagCollection([filled]).embedding_bags["t"].weight == 1).all()
 
 
+@cpu_only
 def test_bad_tables_are_refused() -> None:
     for tables, words in (
         ([], "at least one config"),

@@ -153,7 +153,7 @@ def test_one_gap(rule: str, gap: int) -> None:
 
 def _replayed(w: float, m: float, v: float, h: Hyperparameters, steps: int, start: int) -> float:
     """AdamW's idle steps, one by one."""
-    lr, beta1, beta2, eps, decay, _ = h
+    lr, beta1, beta2, eps, decay, *_ = h
     for step in range(start + 1, start + steps + 1):
         m, v = beta1 * m, beta2 * v
         root = math.sqrt(v) / math.sqrt(1 - beta2**step)

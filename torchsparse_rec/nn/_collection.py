@@ -91,9 +91,9 @@ class Collection(HasGradMode):
         self._names = [name for names in embedding_names_by_table(list(configs)) for name in names]
         self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
         self._tables = [CollectionTable(config, device) for config in configs]
-        children = torch.nn.ModuleDict(
-            {config.name: table for config, table in zip(configs, self._tables, strict=True)}
-        )
+        children = torch.nn.ModuleDict()
+        for config, table in zip(configs, self._tables, strict=True):
+            children._modules[config.name] = table  # add_module refuses the names of its methods, such as "items"
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
         self._whole = Plan(

@@ -15,7 +15,13 @@ __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig", "Pool
 
 
 class PoolingType(enum.Enum):
-    """How the rows of a bag become one, see :func:`torchsparse_rec.ops.embedding_bag`."""
+    """
+    How the rows of a bag become one, see :func:`torchsparse_rec.ops.embedding_bag`.
+
+    Example:
+        >>> PoolingType("MEAN")
+        <PoolingType.MEAN: 'MEAN'>
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
