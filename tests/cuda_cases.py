@@ -79,6 +79,7 @@ _CHOSEN = (
 )
 assert set(_CHOSEN) <= set(SIZES)
 _PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-", "row_optimizer_"]
+_PARTS += ["embedding_collection_current-", "embedding_collection_update_-"]
 CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
 # With num_segments, as here, the reductions read nothing back.
 STATIC_CASES = [build for build in CASES if build.name.split("-")[0] not in READ_BACKS or "reduce-" in build.name]
@@ -144,6 +145,9 @@ def mirrored(sample: Sample) -> Sample:
         backwards = x.flip(0)
         if names[i] in ("offsets", "segment_ids", "row_ids") and len(x) and "unsorted" not in sample.operator:
             backwards = x[0] + x[-1] - backwards
+        if names[i] == "indices" and "weights" in names and "tables" in names:
+            # Ids change tables: those of the smallest are in all.
+            backwards = backwards % min(len(table) for table in sample.arguments[names.index("weights")])
         if names[i] == "argmax":
             backwards = torch.where(backwards < 0, backwards, len(entries) - 1 - backwards)
         changed[i] = -backwards if x.is_floating_point() else backwards
