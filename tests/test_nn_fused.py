@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchsparse_rec import nn as ours
 from torchsparse_rec import optim
+from torchsparse_rec.optim._tables import table_of
 
 ROWS, DIM = 30, 5
 OPTIMIZERS = {
@@ -273,6 +274,29 @@ def test_the_optimizer_may_hold_the_table_alone() -> None:
             nn.utils.clip_grad_norm_(side.parameters(), 0.01)
             optimizer.step()
     assert_same(model, reference)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_dropped_outputs_leave_nothing_behind(apply: str) -> None:
+    model, _ = pair(apply=apply)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        model(draw(generator)[0])
+    loss_of(model, draw(generator)).backward()
+    optimizer.step()
+    assert not table_of(model.table._parameters["weight"]).outstanding
+
+
+def test_the_next_optimizer_gets_the_anchor_too() -> None:
+    model, _ = pair()
+    table = model.table._parameters["weight"]
+    for _ in range(3):
+        optimizer = optim.SGD([table, *model.head.parameters()], lr=0.1)
+        loss_of(model, draw(torch.Generator().manual_seed(1))).backward()
+        assert optimizer.holds(model.table.fused_anchor)
+        optimizer.step()
+        del optimizer
 
 
 def test_frozen_tables_and_periods() -> None:

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..optim._tables import table_of
-from ._fused import FusedLookups, fused_lookup, new_anchor, register_owner
+from ._anchor import new_anchor
+from ._fused import FusedLookups
+from ._fused_graph import fused_lookup, register_owner
 from ._plan import Ids, Plan
 
 APPLY = ("backward", "step")
