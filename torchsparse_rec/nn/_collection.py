@@ -16,7 +16,7 @@ from ..ops.embedding_collection import lookup
 from ._lookup import WHY_UNTRACED
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
-from ._read import any_behind, look_up_behind, read
+from ._read import Tables, is_behind, look_up_behind, read
 from .auto import Announced, AutoChoice
 from .configs import as_dtype, embedding_names_by_table
 from .grad_mode import HasGradMode, load_estimate, save_estimate
@@ -105,6 +105,7 @@ class Collection(HasGradMode):
             tuple(_padding(config) for config in configs),
         )
         self._plans: dict[tuple[int, ...], Plan] = {}
+        self._in_order = list(range(len(self._features)))
         self._init_fused(apply)
         self.grad_mode = grad_mode
 
@@ -124,7 +125,7 @@ class Collection(HasGradMode):
     def _places(self, x: KeyedJaggedTensor) -> list[int]:
         """Where each of our features is in ``x``."""
         if x.keys() == self._features:
-            return list(range(len(self._features)))
+            return self._in_order
         found = x.index_per_key()
         for feature in self._features:
             if feature not in found:
@@ -134,6 +135,8 @@ class Collection(HasGradMode):
         return [found[feature] for feature in self._features]
 
     def _plan(self, places: list[int]) -> Plan:
+        if places is self._in_order:
+            return self._whole
         key = tuple(places)
         plan = self._plans.get(key)
         if plan is None:
@@ -145,8 +148,7 @@ class Collection(HasGradMode):
     def _look_up(self, places: list[int], ids: Ids) -> Tensor:
         plan, weights = self._plan(places), self._stored_weights()
         kinds = self._kinds(plan, weights, ids)
-        first = (kinds[0], weights[0].dtype)
-        if all(kind == first[0] for kind in kinds) and all(weight.dtype == first[1] for weight in weights):
+        if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1:
             return self._look_up_part(plan, range(len(weights)), weights, kinds[0], ids)
         parts: dict[tuple[str, torch.dtype], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
@@ -165,8 +167,9 @@ class Collection(HasGradMode):
             ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
         if kind == "fused":
             return self._look_up_fused(part, tables, ids)
-        if not torch.compiler.is_compiling() and any_behind(weights):
-            return look_up_behind(part, kind, weights, ids) if torch.is_grad_enabled() else read(part, weights, ids)[0]
+        if not torch.compiler.is_compiling() and any(map(is_behind, weights)):
+            held = Tables(weights)
+            return look_up_behind(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
         if kind == "sparse" and torch.compiler.is_compiling():
             return _look_up_untraced(part, weights, ids)
         if kind == "sparse":

@@ -12,6 +12,7 @@ operators (``_fused_graph.py``). Neither is given the tables: a graph that holds
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
 from collections.abc import Callable
@@ -23,11 +24,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ..optim._gradients import update
-from ..optim._row_optimizer import StepGroup
-from ..optim._tables import Gradient, Table, table_of
+from ..optim._row_optimizer import RowOptimizer, StepGroup
+from ..optim._tables import Gradient, Table, changes, table_of
 from ._anchor import AnchorGradient, WaitingRows, waiting_rows
 from ._plan import Ids, Plan
-from ._read import Reading, check_unchanged, read, versions, weights_gradient
+from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
 
 _lock = threading.RLock()
 _lookups = itertools.count()
@@ -55,32 +56,39 @@ class FusedLookups:
             gradient = AnchorGradient(anchor)
             anchor._torchsparse_rec_gradient = gradient  # type: ignore[attr-defined]
         self.gradient: AnchorGradient = gradient
+        self._tables: Tables | None = None
+        # What _by_optimizer found, and for what.
+        self._optimizers: tuple[int, Tables, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
 
     def __call__(self, anchor: Parameter, ids: Ids) -> Tensor:
         """The result of a lookup."""
         if torch.is_grad_enabled() and anchor.requires_grad:
             return _Fused.apply(anchor, *ids[:3], ids.bags, ids.side_by_side, self)  # type: ignore[no-any-return]
-        return read(self.plan, self.weights(), ids).output
+        return read(self.plan, self.tables(), ids).output
+
+    def tables(self) -> Tables:
+        """The tables, as they are stored now."""
+        weights, known = self.weights(), self._tables
+        if known is None or not all(map(operator.is_, known.weights, weights)):
+            known = self._tables = Tables(weights)
+        return known
 
     def start(self, ids: Ids, recorded: bool) -> tuple[Reading, Tensor]:
         """Look up, and note that a backward will come. The token lives as long as it still can."""
-        weights = self.weights()
+        tables = self.tables()
         if recorded:
-            self._check_held(weights)
-        reading = read(self.plan, weights, ids)
+            self._check_held(tables)
+        reading = read(self.plan, tables, ids)
         number = next(_lookups) if recorded else -1
         token = torch.tensor([number])
         # Rows that wait for the optimizer's step need not wait for other lookups.
         if recorded and self.apply == "backward":
-            alive = StorageWeakRef(token.untyped_storage())
-            with _lock:
-                for weight in weights:
-                    table_of(weight).outstanding[number] = alive
+            _outstanding.add(number, token, tables)
         return reading, token
 
-    def _check_held(self, weights: list[Parameter]) -> None:
+    def _check_held(self, tables: Tables) -> None:
         """Raise unless an optimizer of ours holds every table that trains; have it hold the anchor too."""
-        found = _by_optimizer([weight for weight in weights if weight.requires_grad])
+        found = self._by_optimizer(tables, [weight.requires_grad for weight in tables.weights])
         if self.apply == "backward" or not found:
             return
         if len(found) > 1:
@@ -94,26 +102,42 @@ class FusedLookups:
             optimizer.hold_anchor(anchor, held[0])
             self.gradient.held_by.add(optimizer)
 
+    def _by_optimizer(self, tables: Tables, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
+        """The tables that are wanted, by the optimizer that holds them."""
+        known = self._optimizers
+        if known is None or known[:3] != (changes(), tables, wanted):
+            found: dict[weakref.ref[RowOptimizer] | None, list[Tensor]] = {}
+            for table, weight, want in zip(tables.tables, tables.weights, wanted, strict=True):
+                if want:
+                    found.setdefault(table.optimizer_reference, []).append(weight)
+            known = self._optimizers = (changes(), tables, wanted, list(found.items()))
+        result = []
+        for reference, weights in known[3]:
+            optimizer = reference() if reference is not None else None
+            if optimizer is None:
+                raise RuntimeError(_NO_OPTIMIZER)
+            result.append((optimizer, weights))
+        return result
+
     def finish(self, token: Tensor, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """The backward of a lookup: update the tables, or let their rows wait."""
-        number = int(token)
-        weights = self.weights()
-        tables = [table_of(weight) for weight in weights]
-        wanted = [weight.requires_grad for weight in weights]
+        tables = self.tables()
+        wanted = [weight.requires_grad for weight in tables.weights]
         with _lock, torch.no_grad():
             if self.apply == "step":
-                self._leave(tables, grad, ids, argmax, wanted)
+                self._leave(tables.tables, grad, ids, argmax, wanted)
                 return
-            for table in tables:
-                table.outstanding.pop(number, None)
-            alone = [want and not _has_rows(table) for want, table in zip(wanted, tables, strict=True)]
-            alone = [is_alone and not _awaits(table) for is_alone, table in zip(alone, tables, strict=True)]
-            alone = [is_alone and not self.plan.scale_grad_by_freq for is_alone in alone]
+            awaited = _outstanding.remove(int(token), tables)
+            if self.plan.scale_grad_by_freq:
+                alone = [False] * len(wanted)
+            else:
+                both = zip(wanted, tables.tables, strict=True)
+                alone = [want and table not in awaited and not _has_rows(table) for want, table in both]
             if any(alone):
-                self._update(weights, grad, ids, argmax, alone)
-            others = [want and not is_alone for want, is_alone in zip(wanted, alone, strict=True)]
-            if any(others):
-                self._collect(weights, grad, ids, argmax, others)
+                self._update(tables, grad, ids, argmax, alone)
+            if alone != wanted:
+                others = [want and not is_alone for want, is_alone in zip(wanted, alone, strict=True)]
+                self._collect(tables, grad, ids, argmax, others, awaited)
 
     def _leave(self, tables: list[Table], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Let the rows wait for the optimizer."""
@@ -121,65 +145,75 @@ class FusedLookups:
         chosen = [k for k, want in enumerate(wanted) if want]
         self.gradient.add([tables[k] for k in chosen], [_wide(values[k]) for k in chosen], [rows[k] for k in chosen])
 
-    def _update(
-        self, weights: list[Parameter], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]
-    ) -> None:
+    def _update(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Update tables in one pass from the gradient of the result."""
-        plan, places = self.plan, {id(weight): k for k, weight in enumerate(weights)}
-        detached = [weight.detach() for weight in weights]
-        for optimizer, parameters in _by_optimizer([w for w, want in zip(weights, wanted, strict=True) if want]):
+        for optimizer, parameters in self._by_optimizer(tables, wanted):
             groups = optimizer.begin_step(parameters)
             for group in groups:
+                here = [True] * len(wanted)
+                if len(group.parameters) < len(wanted):
+                    its = {id(parameter) for parameter in group.parameters}
+                    here = [id(weight) in its for weight in tables.weights]
                 if group.all_rows:
-                    self._update_all_rows(group, places, grad, ids, argmax)
-                    continue
-                here = [False] * len(weights)
-                for parameter in group.parameters:
-                    here[places[id(parameter)]] = True
-                torch.ops.torchsparse_rec.embedding_collection_update_.default(
-                    detached,
-                    group.states,
-                    group.last_steps,
-                    group.history,
-                    grad.contiguous(),
-                    *ids[:3],
-                    argmax,
-                    *plan.lists(ids),
-                    here,
-                    None,
-                    group.rule,
-                    group.hyperparameters,
-                    group.step,
-                    group.base,
-                    group.maximize,
-                    group.rounding_seeds,
-                )
+                    self._update_all_rows(group, here, grad, ids, argmax)
+                else:
+                    self.plan.update(tables.weights, group, here, grad, ids, argmax)
             optimizer.end_step(groups)
 
     def _update_all_rows(
-        self, group: StepGroup, places: dict[int, int], grad: Tensor, ids: Ids, argmax: Tensor | None
+        self, group: StepGroup, wanted: list[bool], grad: Tensor, ids: Ids, argmax: Tensor | None
     ) -> None:
         """Update tables whose rows without gradient move in a way that only a pass over all of them follows."""
-        chosen = [places[id(parameter)] for parameter in group.parameters]
-        wanted = [k in chosen for k in range(len(places))]
         values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
-        update(group, [Gradient(rows[k], _wide(values[k])) for k in chosen])
+        update(group, [Gradient(rows[k], _wide(values[k])) for k, want in enumerate(wanted) if want])
 
     def _collect(
-        self, weights: list[Parameter], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]
+        self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool], awaited: set[Table]
     ) -> None:
         """Keep the rows of tables that other lookups will have gradients for; update those that have them all."""
         values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
-        ready = []
-        for weight, want, table_values, table_rows in zip(weights, wanted, values, rows, strict=True):
-            if not want:
-                continue
-            table = table_of(weight)
-            waiting_rows(table).own.append((table_rows, _wide(table_values)))
-            if not _awaits(table):
-                ready.append(weight)
-        for optimizer, parameters in _by_optimizer(ready):
-            optimizer.step_tables([(parameter, table_of(parameter).take_pending()) for parameter in parameters])
+        for table, want, table_values, table_rows in zip(tables.tables, wanted, values, rows, strict=True):
+            if want:
+                waiting_rows(table).own.append((table_rows, _wide(table_values)))
+        both = zip(wanted, tables.tables, strict=True)
+        ready = [want and table not in awaited for want, table in both]
+        for optimizer, parameters in self._by_optimizer(tables, ready):
+            gradients = [(parameter, table_of(parameter).take_pending()) for parameter in parameters]
+            optimizer.step_tables([(parameter, gradient) for parameter, gradient in gradients if gradient is not None])
+
+
+class _Outstanding:
+    """Lookups whose backward can still come, by number, and their tables."""
+
+    def __init__(self) -> None:
+        self._lookups: dict[int, tuple[StorageWeakRef, frozenset[Table]]] = {}
+        self._most = 64
+
+    def add(self, number: int, token: Tensor, tables: Tables) -> None:
+        """Expect the backward of a lookup, as long as its token lives."""
+        with _lock:
+            if len(self._lookups) >= self._most:  # of outputs that were dropped, with no backward since
+                self._forget_expired()
+                self._most = max(64, 2 * len(self._lookups))
+            self._lookups[number] = (StorageWeakRef(token.untyped_storage()), tables.set)
+
+    def remove(self, number: int, tables: Tables) -> set[Table]:
+        """A lookup's backward has come: which of its tables, and perhaps others, have more to expect."""
+        self._lookups.pop(number, None)
+        self._forget_expired()
+        awaited: set[Table] = set()
+        for _, others in self._lookups.values():
+            if others is tables.set or not others.isdisjoint(tables.set):
+                awaited |= others
+        return awaited
+
+    def _forget_expired(self) -> None:
+        for number, (alive, _) in list(self._lookups.items()):
+            if alive.expired():
+                del self._lookups[number]
+
+
+_outstanding = _Outstanding()
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -188,24 +222,6 @@ def _wide(values: Tensor) -> Tensor:
 
 def _has_rows(table: Table) -> bool:
     return isinstance(table.pending, WaitingRows) and bool(table.pending.own)
-
-
-def _awaits(table: Table) -> bool:
-    """Whether some other lookup's backward can still come."""
-    for number, alive in list(table.outstanding.items()):
-        if alive.expired():
-            table.outstanding.pop(number)
-    return bool(table.outstanding)
-
-
-def _by_optimizer(weights: list[Parameter]) -> list[tuple[Any, list[Parameter]]]:
-    found: dict[int, tuple[Any, list[Parameter]]] = {}
-    for weight in weights:
-        optimizer = table_of(weight).optimizer
-        if optimizer is None:
-            raise RuntimeError(_NO_OPTIMIZER)
-        found.setdefault(id(optimizer), (optimizer, []))[1].append(weight)
-    return list(found.values())
 
 
 _NO_OPTIMIZER = (
@@ -236,8 +252,9 @@ class _Fused(torch.autograd.Function):
         owner, weights_grad, anchor_grad = ctx.owner, None, None
         if ctx.needs_input_grad[3]:
             check_unchanged(owner.weights(), ctx.versions)
-            weights_grad = weights_gradient(owner.plan, owner.weights(), ids, grad, output)
+            weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
         if ctx.needs_input_grad[0]:
             owner.finish(token, grad, ids, argmax)
-            anchor_grad = torch.zeros_like(owner.anchor())
+            if owner.apply == "step":
+                anchor_grad = torch.zeros_like(owner.anchor())
         return anchor_grad, None, None, weights_grad, None, None, None

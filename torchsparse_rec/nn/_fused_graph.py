@@ -70,7 +70,7 @@ def _backward(grad, anchor, indices, offsets, per_sample_weights, output, argmax
     lookups, ids = _lookups_of(*where), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     weights_grad = grad.new_empty(0)
     if output is not None:
-        weights_grad = weights_gradient(lookups.plan, lookups.weights(), ids, grad, output)
+        weights_grad = weights_gradient(lookups.plan, lookups.tables(), ids, grad, output)
     lookups.finish(token, grad, ids, argmax)
     return torch.zeros_like(anchor), weights_grad
 

@@ -75,6 +75,7 @@ class AnchorOwner(torch.nn.Module):
     """A module with fused lookups: the holder of their anchor, which belongs to no state_dict."""
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
+    _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
     _apply_at: str
     _number: int
 
@@ -82,7 +83,7 @@ class AnchorOwner(torch.nn.Module):
         if apply not in APPLY:
             raise ValueError(f"{type(self).__name__}: apply must be 'backward' or 'step', got {apply!r}")
         self._apply_at = apply
-        self._fused = {}
+        self._fused, self._last_fused = {}, None
         self._number = register_owner(self)
 
     def _stored_weights(self) -> list[Parameter]:
@@ -95,7 +96,7 @@ class AnchorOwner(torch.nn.Module):
             self._parameters.pop(_ANCHOR, None)
         elif _ANCHOR not in self._parameters:
             self.register_parameter(_ANCHOR, new_anchor(self._stored_weights()))
-        self._fused.clear()
+        self._forget_fused()
 
     def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """A fused lookup of some tables of the whole; ``plan`` is theirs."""
@@ -109,6 +110,9 @@ class AnchorOwner(torch.nn.Module):
 
     def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:
         """What makes these lookups, and knows of them."""
+        # Not by the dict alone: a plan of many tables takes long to hash.
+        if self._last_fused is not None and self._last_fused[0] is plan and self._last_fused[1] == tables:
+            return self._last_fused[2]
         found = self._fused.get((plan, tables))
         if found is None:
             owner = weakref.ref(self)
@@ -117,26 +121,31 @@ class AnchorOwner(torch.nn.Module):
                 module = owner()
                 assert module is not None
                 stored = module._stored_weights()
-                return [stored[k] for k in tables]
+                return stored if len(tables) == len(stored) else [stored[k] for k in tables]
 
             anchor = self._parameters[_ANCHOR]
             assert anchor is not None
             found = self._fused[plan, tables] = FusedLookups(plan, weights, anchor, self._apply_at)
+        self._last_fused = (plan, tables, found)
         return found
+
+    def _forget_fused(self) -> None:
+        self._fused.clear()
+        self._last_fused = None
 
     def _apply(self, fn: Any, recurse: bool = True):
         result = super()._apply(fn, recurse)
         anchor = self._parameters.get(_ANCHOR)
         if anchor is not None and anchor.dtype in (torch.float16, torch.bfloat16):
             anchor.data = anchor.data.float()  # a norm needs its range
-        self._fused.clear()
+        self._forget_fused()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which make their own fused lookups."""
         parent = getattr(super(), "__getstate__", None)
         state = self.__dict__.copy() if parent is None else dict(parent())
-        state["_fused"] = {}
+        state["_fused"], state["_last_fused"] = {}, None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

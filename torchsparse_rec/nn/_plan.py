@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..optim._row_optimizer import StepGroup
 
 _ops = torch.ops.torchsparse_rec
 
@@ -176,6 +179,38 @@ class Plan(NamedTuple):
             grad.reshape(shape), *ids[:3], won, self.num_embeddings[0], self.modes[0], self.padding[0], True
         )
         return [made] if kind == "dense" else tuple([x] for x in made)
+
+    def update(
+        self,
+        weights: list[Tensor],
+        group: StepGroup,
+        wanted: list[bool],
+        grad: Tensor,
+        ids: Ids,
+        argmax: Tensor | None,
+    ) -> None:
+        """Step the wanted tables, which are the group's."""
+        with torch._C._AutoDispatchBelowAutograd():
+            _ops.embedding_collection_update_.default(
+                weights,
+                group.states,
+                group.last_steps,
+                group.history,
+                grad.contiguous(),
+                *ids[:3],
+                argmax,
+                *self.lists(ids),
+                wanted,
+                None,
+                group.rule,
+                group.hyperparameters,
+                group.step,
+                group.base,
+                group.maximize,
+                group.rounding_seeds,
+            )
+        # Below autograd nobody counts.
+        torch.autograd.graph.increment_version(group.parameters)
 
     def weights_gradient(
         self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, behind: Behind = CURRENT

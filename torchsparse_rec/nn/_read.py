@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..optim._tables import LookupState, Table, table_of
+from ..optim._tables import Rows, Table, changes, table_of
 from ._plan import CURRENT, Behind, Ids, Plan, joined, part_of
+
+if TYPE_CHECKING:
+    from ..optim._clock import Clock
 
 
 class Reading(NamedTuple):
@@ -27,43 +30,85 @@ def owned_table(weight: Tensor) -> Table:
     return table
 
 
-class _Part(NamedTuple):
+def is_behind(weight: Tensor) -> bool:
+    """Whether a row of a module's table may be behind its storage."""
+    return owned_table(weight).lookup_state() is not None
+
+
+class Part(NamedTuple):
     """Tables that one call reads: those that are brought up to date by the same steps."""
 
-    tables: list[int]
+    places: list[int]
     behind: Behind
 
 
-def _parts(weights: Sequence[Tensor]) -> list[_Part]:
-    found: dict[tuple[int, ...], _Part] = {}
-    for k, weight in enumerate(weights):
-        state: LookupState | None = owned_table(weight).lookup_state()
-        key = (0,) if state is None else (id(state.history), state.rule, state.step)
-        part = found.get(key)
-        if part is None:
-            behind = CURRENT
-            if state is not None:
-                rest = (state.history, state.rule, state.hyperparameters, state.step, state.base)
-                behind = Behind([], [], *rest)
-            part = found[key] = _Part([], behind)
-        part.tables.append(k)
-        if state is not None:
-            part.behind.states.extend(state.states)
-            part.behind.last_steps.append(state.last_step)
-    return list(found.values())
+class _Clocked(NamedTuple):
+    """Tables of one clock, or of none, and their tensors."""
+
+    clock: Clock | None
+    places: list[int]
+    all_rows: list[Rows]
+    states: list[Tensor]
+    last_steps: list[Tensor]
+
+    def behind(self) -> Behind:
+        clock = self.clock
+        if clock is None or all(rows.current == clock.step for rows in self.all_rows):
+            return CURRENT
+        rest = (clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base)
+        return Behind(self.states, self.last_steps, *rest)
 
 
-def read(plan: Plan, weights: Sequence[Tensor], ids: Ids) -> Reading:
+class Tables:
+    """
+    Tables that are looked up together, and what is known of them.
+
+    Args:
+        weights: their parameters, as they are stored. Whoever keeps the object sees to it that they still are.
+    """
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self.weights = list(weights)
+        self.tables = [owned_table(weight) for weight in weights]
+        self.set = frozenset(self.tables)
+        self._changes = -1
+        self._clocked: list[_Clocked] = []
+
+    def _gathered(self) -> list[_Clocked]:
+        """By clock; those without one, and those whose weights no clock moves, together."""
+        if self._changes == changes():
+            return self._clocked
+        found: dict[Clock | None, _Clocked] = {}
+        for k, table in enumerate(self.tables):
+            rows = table.rows
+            clock = rows.clock if rows is not None and rows.clock.moves_weights else None
+            one = found.setdefault(clock, _Clocked(clock, [], [], [], []))
+            one.places.append(k)
+            if clock is not None and rows is not None and rows.last_step is not None:
+                one.all_rows.append(rows)
+                one.states.extend(rows.states)
+                one.last_steps.append(rows.last_step)
+        self._changes, self._clocked = changes(), list(found.values())
+        return self._clocked
+
+    def parts(self) -> list[Part]:
+        """What to read by which call."""
+        parts = [Part(one.places, one.behind()) for one in self._gathered()]
+        if len(parts) == 1 or any(behind is not CURRENT for _, behind in parts):
+            return parts
+        return [Part(list(range(len(self.tables))), CURRENT)]
+
+
+def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
     """Look up the present values of rows, without a gradient."""
-    parts = _parts(weights)
+    parts, weights = tables.parts(), tables.weights
     with torch.no_grad():
         if len(parts) == 1:
-            output, argmax = plan.forward([weight.detach() for weight in weights], ids, parts[0].behind)
-            return Reading(output, argmax)
+            return Reading(*plan.forward(weights, ids, parts[0].behind))
         outputs, winners = [], []
-        for tables, behind in parts:
-            part, lookups = plan.part(tables), plan.lookups_of(tables)
-            output, argmax = part.forward([weights[k].detach() for k in tables], ids, behind)
+        for places, behind in parts:
+            part, lookups = plan.part(places), plan.lookups_of(places)
+            output, argmax = part.forward([weights[k] for k in places], ids, behind)
             outputs.append((lookups, output, part.sizes(ids)))
             winners.append((lookups, argmax, part.argmax_sizes(ids)))
         return Reading(joined(outputs), joined(winners))
@@ -74,14 +119,14 @@ def versions(weights: Sequence[Tensor]) -> list[int]:
     return [weight._version for weight in weights]
 
 
-def weights_gradient(plan: Plan, weights: Sequence[Tensor], ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
+def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
     """The gradient of ``per_sample_weights``, from the tables' present values."""
     total = None
     with torch.no_grad():
-        for tables, behind in _parts(weights):
-            part, lookups = plan.part(tables), plan.lookups_of(tables)
+        for places, behind in tables.parts():
+            part, lookups = plan.part(places), plan.lookups_of(places)
             sizes = plan.sizes(ids)
-            here = [weights[k].detach() for k in tables]
+            here = [tables.weights[k].detach() for k in places]
             its_grad, its_output = part_of(lookups, grad, sizes), part_of(lookups, output, sizes)
             gradient = part.weights_gradient(its_grad, here, ids, its_output, behind)
             total = gradient if total is None else total + gradient
@@ -110,10 +155,11 @@ class _Behind(torch.autograd.Function):
     """A lookup of tables of which rows may be behind, and its gradients."""
 
     @staticmethod
-    def forward(ctx, plan, kind, bags, side_by_side, indices, offsets, per_sample_weights, *weights):
+    def forward(ctx, plan, kind, bags, side_by_side, tables, indices, offsets, per_sample_weights, *weights):
+        """``weights`` are those of the tables, for autograd to see."""
         ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-        output, argmax = read(plan, weights, ids)
-        ctx.plan, ctx.kind, ctx.bags, ctx.side_by_side, ctx.weights = plan, kind, bags, side_by_side, weights
+        output, argmax = read(plan, tables, ids)
+        ctx.plan, ctx.kind, ctx.bags, ctx.side_by_side, ctx.tables = plan, kind, bags, side_by_side, tables
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.versions = versions(weights) if weighs else None
         ctx.save_for_backward(indices, offsets, per_sample_weights, output if weighs else None, argmax)
@@ -125,10 +171,10 @@ class _Behind(torch.autograd.Function):
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         plan, ids = ctx.plan, Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
         weights_grad = None
-        if ctx.needs_input_grad[6]:
-            check_unchanged(ctx.weights, ctx.versions)
-            weights_grad = weights_gradient(plan, ctx.weights, ids, grad, output)
-        wanted = list(ctx.needs_input_grad[7:])
+        if ctx.needs_input_grad[7]:
+            check_unchanged(ctx.tables.weights, ctx.versions)
+            weights_grad = weights_gradient(plan, ctx.tables, ids, grad, output)
+        wanted = list(ctx.needs_input_grad[8:])
         grads = [None] * len(wanted)
         if any(wanted):
             made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
@@ -137,17 +183,13 @@ class _Behind(torch.autograd.Function):
                     torch.sparse_coo_tensor(
                         rows.unsqueeze(0), values, weight.shape, is_coalesced=True, check_invariants=False
                     )
-                    for values, rows, weight in zip(*made, ctx.weights, strict=True)
+                    for values, rows, weight in zip(*made, ctx.tables.weights, strict=True)
                 ]
             grads = [x if want else None for x, want in zip(made, wanted, strict=True)]
-        return None, None, None, None, None, None, weights_grad, *grads
+        return None, None, None, None, None, None, None, weights_grad, *grads
 
 
-def any_behind(weights: Sequence[Tensor]) -> bool:
-    """Whether a row of any table may be behind its storage."""
-    return any(owned_table(weight).lookup_state() is not None for weight in weights)
-
-
-def look_up_behind(plan: Plan, kind: str, weights: Sequence[Tensor], ids: Ids) -> Tensor:
+def look_up_behind(plan: Plan, kind: str, tables: Tables, ids: Ids) -> Tensor:
     """The result of a lookup whose tables get gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
-    return _Behind.apply(plan, kind, ids.bags, ids.side_by_side, *ids[:3], *weights)  # type: ignore[no-any-return]
+    inputs = (*ids[:3], *tables.weights)
+    return _Behind.apply(plan, kind, ids.bags, ids.side_by_side, tables, *inputs)  # type: ignore[no-any-return]

@@ -87,6 +87,8 @@ class EmbeddingBagCollection(Collection):
         modes = [_MODES[as_pooling(config.pooling).value] for config in tables]
         super().__init__(tables, modes, device, grad_mode, apply)
         self._is_weighted = is_weighted
+        # What a KeyedTensor has beside its values: here nothing of it needs to be checked.
+        self._form = tuple(self._names), tuple(self._widths), 1
 
     def is_weighted(self) -> bool:
         """Whether the features come with weights."""
@@ -104,7 +106,8 @@ class EmbeddingBagCollection(Collection):
         sizes = {bags[place] for place in places}
         names, widths = self._names, self._widths
         if len(sizes) <= 1:
-            return KeyedTensor(names, widths, self._look_up(places, self._ids(x, bags, True)))
+            values = self._look_up(places, self._ids(x, bags, True))
+            return KeyedTensor._build({"values": values}, self._form)
         inverse = x.inverse_indices_or_none()
         if inverse is None:
             raise ValueError(

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..optim._tables import table_of
 from ._owner import AnchorOwner, TableOwner
 from ._plan import Ids, Plan
-from ._read import any_behind, look_up_behind, read
+from ._read import Tables, is_behind, look_up_behind, read
 from .auto import Announced, AutoChoice, as_bytes
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
@@ -107,7 +107,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _is_plain(self, weight: Tensor, kind: str) -> bool:
         """Whether storage and gradient are those of torch's modules: then the lookup needs nothing else."""
-        return kind != "fused" and (torch.compiler.is_compiling() or not any_behind((weight,)))
+        return kind != "fused" and (torch.compiler.is_compiling() or not is_behind(weight))
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""
@@ -117,8 +117,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         if kind == "fused":
             return self._look_up_fused(plan, (0,), ids)
         if not torch.is_grad_enabled():
-            return read(plan, [weight], ids).output
-        return look_up_behind(plan, kind, [weight], ids)
+            return read(plan, Tables([weight]), ids).output
+        return look_up_behind(plan, kind, Tables([weight]), ids)
 
     def explain(self) -> str:
         """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
-from ._tables import accumulator_dtype
+from ._tables import accumulator_dtype, note_change
 
 if TYPE_CHECKING:
     from ._tables import Table
@@ -99,6 +99,7 @@ class Clock:
             later = plan.others == LATER
             rows.last_step = torch.zeros(weight.shape[0], dtype=torch.int32, device=device) if later else None
         self._share_steps()
+        note_change()
 
     def _share_steps(self) -> None:
         # One write a step for all tables, whose state["step"] are views of it.
@@ -121,6 +122,7 @@ class Clock:
             other.add(table)
             table.rows.clock = other
         other._share_steps()
+        note_change()
         return other
 
     def make_room(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ._tables import (
     Table,
     _optimizers,
     accumulator_dtype,
+    changes,
     flat,
     is_anchor,
     table_if_any,
@@ -57,6 +59,55 @@ class StepGroup(NamedTuple):
     clock: Clock
 
 
+class _Lists:
+    """The tensors of a clock's tables, in the lists that operators take."""
+
+    def __init__(self, tables: list[Table]) -> None:
+        all_rows = [table.rows for table in tables if table.rows is not None]
+        self.changes = changes()
+        self.parameters = [table.parameter for table in tables]
+        self.states = [state for rows in all_rows for state in rows.states]
+        self.last_steps = [rows.last_step for rows in all_rows if rows.last_step is not None]
+        self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
+
+    def weights(self) -> list[Tensor]:
+        """``[V, D]`` each."""
+        return self.parameters if self._as_they_are else [flat(parameter) for parameter in self.parameters]
+
+
+class _Together:
+    """Parameters that were stepped together, by clock; they can be so again as long as :meth:`is_of` says so."""
+
+    def __init__(
+        self, parameters: list[Tensor], state: dict[Tensor, Any], tables: list[tuple[Clock, list[Table]]]
+    ) -> None:
+        self._parameters, self.tables = parameters, tables
+        self._changes = changes()
+        self._states = list(state.values())
+        self._places = [parameter.dtype for parameter in parameters], [parameter.device for parameter in parameters]
+        self._lists: dict[int, _Lists] = {}
+
+    def is_of(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
+        """Whether these are they, and neither they nor their states have been replaced or moved."""
+        return (
+            self._changes == changes()
+            and _same(self._parameters, parameters)
+            and _same(self._states, state.values())
+            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])
+        )
+
+    def lists(self, number: int) -> _Lists:
+        """Of ``tables[number]``."""
+        known = self._lists.get(number)
+        if known is None or known.changes != changes():
+            known = self._lists[number] = _Lists(self.tables[number][1])
+        return known
+
+
+def _same(a: Collection[Any], b: Collection[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
 class RowOptimizer(Checkpoints):
     """
     An optimizer that steps tables by rows, and everything else as torch does.
@@ -70,6 +121,8 @@ class RowOptimizer(Checkpoints):
     # Whether rows without gradient are left alone by rule, as by lazy=True: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
     _warned: frozenset[str] = frozenset()
+    # Of the last step.
+    _together: _Together | None = None
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -182,6 +235,8 @@ class RowOptimizer(Checkpoints):
         for parameter in group["params"]:
             table = table_if_any(parameter)
             grad = parameter.grad
+            if grad is None and (table is None or table.pending is None):
+                continue
             if table is None or not (table.owned or table.rows is not None or table.pending is not None):
                 if grad is None or is_anchor(parameter):
                     continue
@@ -189,8 +244,6 @@ class RowOptimizer(Checkpoints):
                     others.append(parameter)
                     continue
                 table = table_of(parameter)
-            elif grad is None and table.pending is None:
-                continue
             if table.rows is not None and table.rows.clock.group != id(group):
                 table.release()
             gradient = gradient_of(type(self).__name__, parameter, table, self._zero_rows_are_idle or group["lazy"])
@@ -217,7 +270,15 @@ class RowOptimizer(Checkpoints):
         The caller then updates them, through ``row_optimizer_update_`` or ``embedding_collection_update_``, and calls
         :meth:`end_step`.
         """
-        together: dict[Clock, list[Table]] = {}
+        parameters = list(parameters)
+        if self._together is None or not self._together.is_of(parameters, self.state):
+            self._together = self._gather(parameters)
+        groups = {id(group): group for group in self.param_groups}
+        together = self._together
+        return [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
+
+    def _gather(self, parameters: list[Tensor]) -> _Together:
+        by_clock: dict[Clock, list[Table]] = {}
         new: dict[tuple, Clock] = {}
         for parameter in parameters:
             table = table_of(parameter)
@@ -228,9 +289,8 @@ class RowOptimizer(Checkpoints):
                 or rows.place != (parameter.dtype, parameter.device)
             ):
                 rows = self._adopt(table, parameter, new)
-            together.setdefault(rows.clock, []).append(table)
-        groups = {id(group): group for group in self.param_groups}
-        return [self._begin(clock, tables, groups[clock.group]) for clock, tables in together.items()]
+            by_clock.setdefault(rows.clock, []).append(table)
+        return _Together(parameters, self.state, list(by_clock.items()))
 
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
         """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
@@ -248,7 +308,8 @@ class RowOptimizer(Checkpoints):
         clock.add(table)
         return rows
 
-    def _begin(self, clock: Clock, tables: list[Table], group: dict[str, Any]) -> StepGroup:
+    def _begin(self, together: _Together, number: int, group: dict[str, Any]) -> StepGroup:
+        clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
         plan = self._plan(group, clock.owned)
@@ -256,12 +317,12 @@ class RowOptimizer(Checkpoints):
         if plan.kind != clock.kind:
             self._start(clock, tables, plan)
         clock.make_room()
-        all_rows = [table.rows for table in tables if table.rows is not None]
+        lists = together.lists(number)
         return StepGroup(
-            parameters=[table.parameter for table in tables],
-            weights=[table.weight() for table in tables],
-            states=[state for rows in all_rows for state in rows.states],
-            last_steps=[rows.last_step for rows in all_rows if rows.last_step is not None],
+            parameters=lists.parameters,
+            weights=lists.weights(),
+            states=lists.states,
+            last_steps=lists.last_steps,
             history=clock.history,
             rule=plan.rule,
             hyperparameters=plan.hyperparameters,

@@ -12,18 +12,41 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 if TYPE_CHECKING:
     from ._clock import Clock
     from ._row_optimizer import RowOptimizer
 
-__all__ = ["Gradient", "LookupState", "Pending", "Rows", "Table", "is_anchor", "table_if_any", "table_of"]
+__all__ = [
+    "Gradient",
+    "LookupState",
+    "Pending",
+    "Rows",
+    "Table",
+    "changes",
+    "is_anchor",
+    "note_change",
+    "table_if_any",
+    "table_of",
+]
 
 _ATTRIBUTE = "_torchsparse_rec_table"
 
 # The optimizers that exist: a table made after its optimizer finds it here.
 _optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
+
+_changes = 0
+
+
+def note_change() -> None:
+    """Say that a table has another optimizer, clock or states: what was gathered from tables must be gathered anew."""
+    global _changes
+    _changes += 1
+
+
+def changes() -> int:
+    """How many of those there have been."""
+    return _changes
 
 
 class Gradient(NamedTuple):
@@ -100,15 +123,13 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "pending", "outstanding", "_optimizer", "rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "pending", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         self._parameter = weakref.ref(parameter)
         self.owned = False
         self.pending: Pending | None = None
-        # Lookups whose backward can still come, by number; the engine's.
-        self.outstanding: dict[int, StorageWeakRef] = {}
-        self.rows: Rows | None = None
+        self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
         for optimizer in _optimizers:
             if optimizer.holds(parameter):
@@ -138,6 +159,22 @@ class Table:
     @optimizer.setter
     def optimizer(self, optimizer: RowOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
+        note_change()
+
+    @property
+    def optimizer_reference(self) -> weakref.ref[RowOptimizer] | None:
+        """The same, kept weakly."""
+        return self._optimizer
+
+    @property
+    def rows(self) -> Rows | None:
+        """What its optimizer keeps of it, after its first step."""
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: Rows | None) -> None:
+        self._rows = rows
+        note_change()
 
     def mark_owned(self) -> None:
         """Say that a module of ours owns the parameter and asks for current rows at every lookup."""
