@@ -12,6 +12,7 @@ constexpr int64_t kMaxBuckets = 4096;        // more would cost the scatter a pa
 constexpr int64_t kSliceItems = 8192;        // cuts buckets that many ids fall into
 constexpr int64_t kSliceElements = 1 << 20;  // cuts long stretches of a dense gradient without items
 constexpr int64_t kInsertionSortItems = 32;
+constexpr int kMostDigitBits = 12;
 
 int bits_of(int64_t n) {
   int bits = 0;
@@ -31,29 +32,29 @@ void insertion_sort(Item<U>* items, int64_t n) {
 
 // One stable pass by digit (row >> low) & (radix - 1).
 template <class U>
-void counting_pass(const Item<U>* from, Item<U>* to, int64_t n, int low, int64_t radix, std::vector<int64_t>& counts) {
+void counting_pass(const Item<U>* from, Item<U>* to, int64_t n, int low, int64_t radix, Buffer<int64_t>& counts) {
   const U mask = static_cast<U>(radix - 1);
-  std::fill_n(counts.begin(), radix, 0);
-  for (int64_t i = 0; i < n; ++i) ++counts[static_cast<size_t>((from[i].row >> low) & mask)];
+  std::fill_n(counts.data(), radix, 0);
+  for (int64_t i = 0; i < n; ++i) ++counts[static_cast<int64_t>((from[i].row >> low) & mask)];
   int64_t sum = 0;
   for (int64_t digit = 0; digit < radix; ++digit) {
-    const int64_t count = counts[static_cast<size_t>(digit)];
-    counts[static_cast<size_t>(digit)] = sum;
+    const int64_t count = counts[digit];
+    counts[digit] = sum;
     sum += count;
   }
-  for (int64_t i = 0; i < n; ++i) to[counts[static_cast<size_t>((from[i].row >> low) & mask)]++] = from[i];
+  for (int64_t i = 0; i < n; ++i) to[counts[static_cast<int64_t>((from[i].row >> low) & mask)]++] = from[i];
 }
 
 // Digits for the radix passes: few passes, but no more counters than items.
 int digit_bits(int64_t n, int bits) {
-  const int most = std::clamp(bits_of(n), 4, 12);
+  const int most = std::clamp(bits_of(n), 4, kMostDigitBits);
   const int passes = (bits + most - 1) / most;
   return passes == 0 ? 0 : (bits + passes - 1) / passes;
 }
 
 // Sorts a bucket's items by the low `bits` of their rows, stably.
 template <class U>
-void sort_items(Item<U>* items, int64_t n, int bits, Item<U>* scratch, std::vector<int64_t>& counts) {
+void sort_items(Item<U>* items, int64_t n, int bits, Item<U>* scratch, Buffer<int64_t>& counts) {
   if (n <= kInsertionSortItems) return insertion_sort(items, n);
   const int digit = digit_bits(n, bits);
   Item<U>*from = items, *to = scratch;
@@ -168,11 +169,11 @@ void RowGroups<U>::sort_buckets() {
     largest = std::max(largest, bucket_starts_[static_cast<size_t>(b + 1)] - bucket_starts_[static_cast<size_t>(b)]);
   }
   std::vector<Buffer<Item<U>>> scratch;
-  std::vector<std::vector<int64_t>> counts;
+  std::vector<Buffer<int64_t>> counts;
   const int64_t workers = workers_for(bucket_starts_[static_cast<size_t>(buckets_)] * 4);
   for (int64_t worker = 0; worker < workers; ++worker) {
     scratch.emplace_back(largest);
-    counts.emplace_back(size_t{1} << 12);
+    counts.emplace_back(largest <= kInsertionSortItems ? 0 : int64_t{1} << kMostDigitBits);
   }
   std::vector<std::vector<Slice>> by_bucket(static_cast<size_t>(buckets_));
   parallel_dynamic(buckets_, workers, [&](int64_t worker, int64_t bucket) {
