@@ -147,6 +147,7 @@ class WaitingRows(Pending):
         self._table = weakref.ref(table)
         # Rows of apply="backward" that wait for another lookup's backward. They need no anchor.
         self.own: list[tuple[Tensor, Tensor]] = []
+        self.newest_lookup = -1  # when these last came
         self.sources: weakref.WeakKeyDictionary[AnchorGradient, None] = weakref.WeakKeyDictionary()
 
     def _gradients(self) -> list[Gradient]:

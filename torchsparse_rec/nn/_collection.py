@@ -90,10 +90,9 @@ class Collection(HasGradMode):
         self._lookup_features = [feature for config in configs for feature in config.feature_names]
         self._names = [name for names in embedding_names_by_table(list(configs)) for name in names]
         self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
-        self._tables = [CollectionTable(config, device) for config in configs]
         children = torch.nn.ModuleDict()
-        for config, table in zip(configs, self._tables, strict=True):
-            children._modules[config.name] = table  # add_module refuses the names of its methods, such as "items"
+        for config in configs:  # add_module refuses the names of its methods, such as "items"
+            children._modules[config.name] = CollectionTable(config, device)
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
         self._whole = Plan(
@@ -112,6 +111,10 @@ class Collection(HasGradMode):
     def embedding_names(self) -> list[str]:
         """The names of the results, in order."""
         return list(self._names)
+
+    @property
+    def _tables(self) -> list[CollectionTable]:
+        return list(self._modules[self._children]._modules.values())  # type: ignore[arg-type, union-attr]
 
     def _stored_weights(self) -> list[Parameter]:
         return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
@@ -43,14 +44,17 @@ class FusedLookups:
 
     Args:
         plan: what is looked up.
-        weights: gives the tables, as they are stored.
+        weights: gives the tables, as they are stored; None once their module is gone.
         anchor: their anchor.
         apply: ``"backward"`` or ``"step"``.
     """
 
-    def __init__(self, plan: Plan, weights: Callable[[], list[Parameter]], anchor: Parameter, apply: str) -> None:
-        self.plan, self.weights, self.apply = plan, weights, apply
-        self.anchor = weakref.ref(anchor)
+    def __init__(
+        self, plan: Plan, weights: Callable[[], list[Parameter] | None], anchor: Parameter, apply: str
+    ) -> None:
+        self.plan, self.anchor, self.apply = plan, anchor, apply
+        self._weights = weights
+        anchor.requires_grad_()  # whether tables train is for them to say
         gradient = getattr(anchor, "_torchsparse_rec_gradient", None)
         if gradient is None:
             gradient = AnchorGradient(anchor)
@@ -62,22 +66,31 @@ class FusedLookups:
 
     def __call__(self, anchor: Parameter, ids: Ids) -> Tensor:
         """The result of a lookup."""
-        if torch.is_grad_enabled() and anchor.requires_grad:
+        if torch.is_grad_enabled():
+            anchor.requires_grad_()
             return _Fused.apply(anchor, *ids[:3], ids.bags, ids.side_by_side, self)  # type: ignore[no-any-return]
         return read(self.plan, self.tables(), ids).output
 
     def tables(self) -> Tables:
         """The tables, as they are stored now."""
-        weights, known = self.weights(), self._tables
-        if known is None or not all(map(operator.is_, known.weights, weights)):
-            known = self._tables = Tables(weights)
-        return known
+        weights, known = self._weights(), self._tables
+        if known is not None and (weights is None or all(map(operator.is_, known.weights, weights))):
+            return known
+        assert weights is not None
+        for weight in weights:
+            if not isinstance(weight, Parameter):
+                raise RuntimeError(
+                    "grad_mode='fused' updates tables in place, so a module's weight must be its parameter, got one "
+                    "that is computed (by a parametrization?): choose another grad_mode"
+                )
+        self._tables = Tables(weights)
+        return self._tables
 
     def start(self, ids: Ids, recorded: bool) -> tuple[Reading, Tensor]:
         """Look up, and note that a backward will come. The token lives as long as it still can."""
         tables = self.tables()
         if recorded:
-            self._check_held(tables)
+            self._see_holder(tables, needed=False)
         reading = read(self.plan, tables, ids)
         number = next(_lookups) if recorded else -1
         token = torch.tensor([number])
@@ -86,9 +99,15 @@ class FusedLookups:
             _outstanding.add(number, token, tables)
         return reading, token
 
-    def _check_held(self, tables: Tables) -> None:
-        """Raise unless an optimizer of ours holds every table that trains; have it hold the anchor too."""
-        found = self._by_optimizer(tables, [weight.requires_grad for weight in tables.weights])
+    def _see_holder(self, tables: Tables, needed: bool) -> None:
+        """
+        Have the optimizer that holds the tables that train hold their anchor too.
+
+        Raises:
+            RuntimeError: there is none, where one is needed; or with ``apply="step"`` there are several.
+        """
+        wanted = [weight.requires_grad for weight in tables.weights]
+        found = self._by_optimizer(tables, wanted, needed)
         if self.apply == "backward" or not found:
             return
         if len(found) > 1:
@@ -97,13 +116,13 @@ class FusedLookups:
             )
         optimizer, held = found[0]
         if optimizer not in self.gradient.held_by:
-            anchor = self.anchor()
-            assert anchor is not None
-            optimizer.hold_anchor(anchor, held[0])
+            optimizer.hold_anchor(self.anchor, held[0])
             self.gradient.held_by.add(optimizer)
 
-    def _by_optimizer(self, tables: Tables, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
-        """The tables that are wanted, by the optimizer that holds them."""
+    def _by_optimizer(
+        self, tables: Tables, wanted: list[bool], needed: bool = True
+    ) -> list[tuple[RowOptimizer, list[Tensor]]]:
+        """The tables that are wanted, by the optimizer that holds them. ``needed``: all must be held by one."""
         known = self._optimizers
         if known is None or known[:3] != (changes(), tables, wanted):
             found: dict[weakref.ref[RowOptimizer] | None, list[Tensor]] = {}
@@ -114,10 +133,18 @@ class FusedLookups:
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
-            if optimizer is None:
+            if optimizer is not None:
+                result.append((optimizer, weights))
+            elif needed:
                 raise RuntimeError(_NO_OPTIMIZER)
-            result.append((optimizer, weights))
         return result
+
+    def is_wanted(self) -> bool:
+        """Within a backward: whether it is to reach parameters, or only the tensors that ``inputs`` names."""
+        try:
+            return torch._C._will_engine_execute_node(get_gradient_edge(self.anchor).node)
+        except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
+            return False
 
     def finish(self, token: Tensor, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """The backward of a lookup: update the tables, or let their rows wait."""
@@ -125,7 +152,7 @@ class FusedLookups:
         wanted = [weight.requires_grad for weight in tables.weights]
         with _lock, torch.no_grad():
             if self.apply == "step":
-                self._leave(tables.tables, grad, ids, argmax, wanted)
+                self._leave(tables, grad, ids, argmax, wanted)
                 return
             awaited = _outstanding.remove(int(token), tables)
             if self.plan.scale_grad_by_freq:
@@ -139,42 +166,50 @@ class FusedLookups:
                 others = [want and not is_alone for want, is_alone in zip(wanted, alone, strict=True)]
                 self._collect(tables, grad, ids, argmax, others, awaited)
 
-    def _leave(self, tables: list[Table], grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
+    def _leave(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Let the rows wait for the optimizer."""
-        values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
+        self._see_holder(tables, needed=True)
+        values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         chosen = [k for k, want in enumerate(wanted) if want]
-        self.gradient.add([tables[k] for k in chosen], [_wide(values[k]) for k in chosen], [rows[k] for k in chosen])
+        if chosen:
+            its = [tables.tables[k] for k in chosen]
+            self.gradient.add(its, [_wide(values[k]) for k in chosen], [rows[k] for k in chosen])
+
+    def _gradient(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
+        """Values and rows of the tables that are wanted."""
+        return self.plan.of_sizes(tables.weights).gradient("sparse", grad, ids, argmax, wanted)
 
     def _update(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Update tables in one pass from the gradient of the result."""
         for optimizer, parameters in self._by_optimizer(tables, wanted):
-            groups = optimizer.begin_step(parameters)
-            for group in groups:
+            for group in optimizer.begin_step(parameters):
                 here = [True] * len(wanted)
                 if len(group.parameters) < len(wanted):
                     its = {id(parameter) for parameter in group.parameters}
                     here = [id(weight) in its for weight in tables.weights]
                 if group.all_rows:
-                    self._update_all_rows(group, here, grad, ids, argmax)
+                    self._update_all_rows(tables, group, here, grad, ids, argmax)
                 else:
                     self.plan.update(tables.weights, group, here, grad, ids, argmax)
-            optimizer.end_step(groups)
+                optimizer.end_step([group])
 
     def _update_all_rows(
-        self, group: StepGroup, wanted: list[bool], grad: Tensor, ids: Ids, argmax: Tensor | None
+        self, tables: Tables, group: StepGroup, wanted: list[bool], grad: Tensor, ids: Ids, argmax: Tensor | None
     ) -> None:
         """Update tables whose rows without gradient move in a way that only a pass over all of them follows."""
-        values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
+        values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         update(group, [Gradient(rows[k], _wide(values[k])) for k, want in enumerate(wanted) if want])
 
     def _collect(
         self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool], awaited: set[Table]
     ) -> None:
         """Keep the rows of tables that other lookups will have gradients for; update those that have them all."""
-        values, rows = self.plan.gradient("sparse", grad, ids, argmax, wanted)
+        values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         for table, want, table_values, table_rows in zip(tables.tables, wanted, values, rows, strict=True):
             if want:
-                waiting_rows(table).own.append((table_rows, _wide(table_values)))
+                waiting = waiting_rows(table)
+                waiting.own.append((table_rows, _wide(table_values)))
+                waiting.newest_lookup = _outstanding.newest
         both = zip(wanted, tables.tables, strict=True)
         ready = [want and table not in awaited for want, table in both]
         for optimizer, parameters in self._by_optimizer(tables, ready):
@@ -188,6 +223,7 @@ class _Outstanding:
     def __init__(self) -> None:
         self._lookups: dict[int, tuple[StorageWeakRef, frozenset[Table]]] = {}
         self._most = 64
+        self.newest = -1
 
     def add(self, number: int, token: Tensor, tables: Tables) -> None:
         """Expect the backward of a lookup, as long as its token lives."""
@@ -196,15 +232,16 @@ class _Outstanding:
                 self._forget_expired()
                 self._most = max(64, 2 * len(self._lookups))
             self._lookups[number] = (StorageWeakRef(token.untyped_storage()), tables.set)
+            self.newest = number
 
     def remove(self, number: int, tables: Tables) -> set[Table]:
         """A lookup's backward has come: which of its tables, and perhaps others, have more to expect."""
         self._lookups.pop(number, None)
         self._forget_expired()
         awaited: set[Table] = set()
-        for _, others in self._lookups.values():
-            if others is tables.set or not others.isdisjoint(tables.set):
-                awaited |= others
+        for other, (_, others) in self._lookups.items():
+            if not others.isdisjoint(tables.set):
+                awaited.update(table for table in others if not _is_settled(table, other))
         return awaited
 
     def _forget_expired(self) -> None:
@@ -218,6 +255,12 @@ _outstanding = _Outstanding()
 
 def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _is_settled(table: Table, number: int) -> bool:
+    """Whether rows that waited for this lookup are gone: it is of an earlier step, and its backward may never come."""
+    waiting = table.pending
+    return isinstance(waiting, WaitingRows) and not waiting.own and number <= waiting.newest_lookup
 
 
 def _has_rows(table: Table) -> bool:
@@ -239,22 +282,23 @@ class _Fused(torch.autograd.Function):
         reading, token = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), True)
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.bags, ctx.side_by_side, ctx.owner = bags, side_by_side, owner
-        ctx.versions = versions(owner.weights()) if weighs else None
+        ctx.token = token  # not saved: hooks on saved tensors would keep a copy in its place
+        ctx.versions = versions(owner.tables().weights) if weighs else None
         output = reading.output if weighs else None
-        ctx.save_for_backward(indices, offsets, per_sample_weights, output, reading.argmax, token)
+        ctx.save_for_backward(indices, offsets, per_sample_weights, output, reading.argmax)
         return reading.output
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        indices, offsets, per_sample_weights, output, argmax, token = ctx.saved_tensors
+        indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         ids = Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
         owner, weights_grad, anchor_grad = ctx.owner, None, None
         if ctx.needs_input_grad[3]:
-            check_unchanged(owner.weights(), ctx.versions)
+            check_unchanged(owner.tables().weights, ctx.versions)
             weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
-        if ctx.needs_input_grad[0]:
-            owner.finish(token, grad, ids, argmax)
+        if owner.is_wanted():
+            owner.finish(ctx.token, grad, ids, argmax)
             if owner.apply == "step":
-                anchor_grad = torch.zeros_like(owner.anchor())
+                anchor_grad = torch.zeros_like(owner.anchor)
         return anchor_grad, None, None, weights_grad, None, None, None

@@ -117,9 +117,10 @@ class AnchorOwner(torch.nn.Module):
         if found is None:
             owner = weakref.ref(self)
 
-            def weights() -> list[Parameter]:
+            def weights() -> list[Parameter] | None:
                 module = owner()
-                assert module is not None
+                if module is None:
+                    return None
                 stored = module._stored_weights()
                 return stored if len(tables) == len(stored) else [stored[k] for k in tables]
 

@@ -85,6 +85,11 @@ class Plan(NamedTuple):
             self.scale_grad_by_freq,
         )
 
+    def of_sizes(self, weights: Sequence[Tensor]) -> Plan:
+        """The same for these tables, which may have come in the place of others since the plan was made."""
+        rows = tuple(weight.shape[0] for weight in weights)
+        return self if rows == self.num_embeddings else self._replace(num_embeddings=rows)
+
     def numbers(self) -> list[int]:
         """All of it in one list, for the operators of compiled graphs; :meth:`of_numbers` is the reverse."""
         lookups, tables = len(self.tables), len(self.dims)

@@ -89,6 +89,7 @@ class EmbeddingBagCollection(Collection):
         self._is_weighted = is_weighted
         # What a KeyedTensor has beside its values: here nothing of it needs to be checked.
         self._form = tuple(self._names), tuple(self._widths), 1
+        self._width = sum(self._widths)
 
     def is_weighted(self) -> bool:
         """Whether the features come with weights."""
@@ -107,6 +108,11 @@ class EmbeddingBagCollection(Collection):
         names, widths = self._names, self._widths
         if len(sizes) <= 1:
             values = self._look_up(places, self._ids(x, bags, True))
+            if values.shape[1] != self._width:
+                raise RuntimeError(
+                    f"{type(self).__name__}: the tables must have the embedding_dim of their configs, {self._width} in "
+                    f"all, got {values.shape[1]}"
+                )
             return KeyedTensor._build({"values": values}, self._form)
         inverse = x.inverse_indices_or_none()
         if inverse is None:
