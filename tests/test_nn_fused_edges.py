@@ -89,7 +89,7 @@ def test_an_output_that_is_kept_delays_updates_until_the_next_step_only() -> Non
     model, reference = pair(apply="backward")
     mine, torchs = optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(reference.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
-    kept = model(draw(generator)[0])
+    kept, size = model(draw(generator)[0]), torch.tensor(0.0)
     for number in range(3):
         batch = draw(generator)
         for side, optimizer in ((model, mine), (reference, torchs)):
