@@ -7,10 +7,23 @@ import pickle
 
 import pytest
 import torch
-from optim_cases import BY_NAME, ROWS, batches, current_rows, initial, owned_table, set_gradient, train, train_densely
+from optim_cases import (
+    BY_NAME,
+    DIM,
+    ROWS,
+    batches,
+    current_rows,
+    initial,
+    owned_table,
+    set_gradient,
+    train,
+    train_densely,
+)
 
 from torchsparse_rec import optim
-from torchsparse_rec.optim._tables import table_if_any, table_of
+from torchsparse_rec.optim import _row_optimizer
+from torchsparse_rec.optim._gradients import update
+from torchsparse_rec.optim._tables import Gradient, table_if_any, table_of
 
 TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
 ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
@@ -131,6 +144,21 @@ def test_foreign_half_tables_keep_float32_states():
     assert torch.equal(parameter, resumed) and torch.equal(mine.state[parameter]["sum"], other.state[resumed]["sum"])
 
 
+def test_loaded_states_of_half_tables_do_not_come_back():
+    parameter, other = owned_table(initial().bfloat16()), torch.nn.Parameter(initial().bfloat16())
+    torchs = torch.optim.Adam([other])
+    train_densely(torchs, other, batches(3), 0.05)
+    mine = optim.Adam([parameter])
+    mine.load_state_dict(torchs.state_dict())
+    grad = Gradient(EVERYTHING, torch.ones(ROWS, DIM))
+    for _ in range(3):
+        mine.step_tables([(parameter, grad)])  # as a fused backward does: step() is never called
+    before = mine.state[parameter]["exp_avg"].clone()
+    table_of(parameter).release()  # as another optimizer's turn does
+    mine.step_tables([(parameter, grad)])
+    torch.testing.assert_close(mine.state[parameter]["exp_avg"], 0.9 * before + 0.1)
+
+
 def test_state_dict_makes_everything_current():
     parameter = owned_table(initial())
     mine = optim.Adam([parameter])
@@ -222,6 +250,55 @@ def test_optimizers_that_take_turns_are_those_of_torch():
         set_gradient(reference, batch, reference.detach()[batch.ids], dense=True)
         theirs[turn].step()
     torch.testing.assert_close(current_rows(parameter, EVERYTHING), reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_that_left_its_clock_keeps_its_own_count_of_steps():
+    tables, references = [owned_table(initial()) for _ in range(2)], [torch.nn.Parameter(initial()) for _ in range(2)]
+    ours = optim.Adam(tables, lr=0.05), optim.Adam(tables[:1], lr=0.05)
+    theirs = torch.optim.Adam(references, lr=0.05), torch.optim.Adam(references[:1], lr=0.05)
+    turns = [(0, (0, 1)), (1, (0,)), *[(0, (1,))] * 5, (0, (0,))]
+    for batch, (optimizer, which) in zip(batches(len(turns)), turns, strict=True):
+        for k, (parameter, reference) in enumerate(zip(tables, references, strict=True)):
+            parameter.grad = reference.grad = None
+            if k in which:
+                set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
+                set_gradient(reference, batch, reference.detach()[batch.ids], dense=True)
+        ours[optimizer].step()
+        theirs[optimizer].step()
+    for k, steps in enumerate([2, 6]):
+        assert ours[0].state[tables[k]]["step"] == theirs[0].state[references[k]]["step"] == steps
+    for parameter, reference in zip(tables, references, strict=True):
+        torch.testing.assert_close(current_rows(parameter, EVERYTHING), reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkeypatch):
+    run = batches(4)
+    tables, references = [owned_table(initial()) for _ in range(2)], [owned_table(initial()) for _ in range(2)]
+    mine, theirs = optim.Adam(tables, lr=0.05), [optim.Adam([parameter], lr=0.05) for parameter in references]
+
+    def step(batch, which, optimizers):
+        for parameters in (tables, references):
+            for k, parameter in enumerate(parameters):
+                parameter.grad = None
+                if k in which:
+                    set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    step(run[0], (0,), [mine, *theirs])  # from here on they have clocks of their own
+
+    def update_of_the_first(group, gradients):
+        if group.parameters[0] is tables[1]:
+            raise RuntimeError("on purpose")
+        update(group, gradients)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="on purpose"):
+        patched.setattr(_row_optimizer, "update", update_of_the_first)
+        step(run[1], (0, 1), [theirs[0], mine])
+    for batch in run[2:]:
+        step(batch, (0, 1), [mine, *theirs])
+    for parameter, reference in zip(tables, references, strict=True):
+        assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(reference, EVERYTHING))
 
 
 def test_tables_do_not_keep_optimizers_or_parameters_alive():

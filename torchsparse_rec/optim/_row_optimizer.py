@@ -257,10 +257,9 @@ class RowOptimizer(Checkpoints):
         if not gradients:
             return
         of = {id(parameter): gradient for parameter, gradient in gradients}
-        groups = self.begin_step([parameter for parameter, _ in gradients])
-        for group in groups:
+        for group in self.begin_step([parameter for parameter, _ in gradients]):
             update(group, [of[id(parameter)] for parameter in group.parameters])
-        self.end_step(groups)
+            self.end_step([group])  # now: should another group's update raise, this one has had its step
 
     @torch.no_grad()
     def begin_step(self, parameters: Iterable[Tensor]) -> list[StepGroup]:
@@ -300,7 +299,7 @@ class RowOptimizer(Checkpoints):
         # Rounding depends on the place among the parameters: the same in a run that resumes this one.
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
         state = self.state[parameter]
-        state.update(self._wide.get(parameter, {}))
+        state.update(self._wide.pop(parameter, {}))  # once: a later adoption finds what has become of them
         place = parameter.dtype, parameter.device
         key = (id(group), table.owned, self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))

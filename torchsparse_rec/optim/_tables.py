@@ -206,6 +206,9 @@ class Table:
         if self.rows is not None:
             self.rows.clock.make_current([self])
             self.rows.clock.remove(self)
+            state = self.rows.state
+            if "step" in state:
+                state["step"] = state["step"].clone()  # it is a view of the clock's, which may go on
             self.rows = None
 
     def take_pending(self) -> Gradient | None:
