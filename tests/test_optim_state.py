@@ -323,6 +323,13 @@ def test_a_table_made_after_its_optimizer_finds_it():
     assert table_of(parameter).optimizer is mine
 
 
+def test_a_table_made_after_its_optimizers_is_that_of_the_last():
+    parameters = [torch.nn.Parameter(initial()) for _ in range(4)]
+    optimizers = [optim.SGD(parameters) for _ in range(16)]
+    optimizers[0].load_state_dict(optimizers[0].state_dict())
+    assert all(table_of(parameter).optimizer is optimizers[-1] for parameter in parameters)
+
+
 # ---- Anchors ---------------------------------------------------------------------------------------------------------
 
 

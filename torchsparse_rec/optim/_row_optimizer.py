@@ -154,7 +154,7 @@ class RowOptimizer(Checkpoints):
         self._register()
 
     def _register(self) -> None:
-        _optimizers.add(self)
+        _optimizers[self] = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""

@@ -32,8 +32,8 @@ __all__ = [
 
 _ATTRIBUTE = "_torchsparse_rec_table"
 
-# The optimizers that exist: a table made after its optimizer finds it here.
-_optimizers: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()
+# The optimizers that exist, in the order in which they were made: a table made after its optimizer finds it here.
+_optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
 _changes = 0
 
@@ -131,7 +131,7 @@ class Table:
         self.pending: Pending | None = None
         self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
-        for optimizer in _optimizers:
+        for optimizer in list(_optimizers):
             if optimizer.holds(parameter):
                 self.optimizer = optimizer
 
