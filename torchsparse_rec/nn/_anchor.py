@@ -8,22 +8,39 @@ step (``clip_grad_norm_``, ``GradScaler``) see it, and what they multiply it by 
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ..optim._gradients import merged, scaled
 from ..optim._row_optimizer import RowOptimizer
 from ..optim._tables import Gradient, Pending, Table
+
+
+class Anchor(Parameter):
+    """
+    A parameter that stands for tables. Its copies do so for none: they are to make their own.
+
+    The mark is the class's, so that copies have it. In files it is an attribute, and the class torch's: ``torch.load``
+    knows no other.
+    """
+
+    _torchsparse_rec_anchor = True
+
+    def __reduce_ex__(self, protocol: object) -> tuple:
+        """A plain parameter with the mark."""
+        state = {"_torchsparse_rec_anchor": True}
+        hooks: OrderedDict = OrderedDict()
+        return torch._utils._rebuild_parameter_with_state, (self.data, self.requires_grad, hooks, state)
 
 
 def new_anchor(weights: Sequence[Tensor]) -> Parameter:
     """The anchor of these tables."""
     wide = all(weight.dtype == torch.float64 for weight in weights)
-    anchor = Parameter(torch.zeros(1, dtype=torch.float64 if wide else torch.float32, device=weights[0].device))
-    anchor._torchsparse_rec_anchor = True  # type: ignore[attr-defined]
-    return anchor
+    return Anchor(torch.zeros(1, dtype=torch.float64 if wide else torch.float32, device=weights[0].device))
 
 
 # ---- Rows that wait for the optimizer's step -------------------------------------------------------------------------
@@ -33,30 +50,57 @@ class AnchorGradient:
     """What the gradient of one anchor stands for: the rows that wait, by table."""
 
     def __init__(self, anchor: Parameter) -> None:
+        anchor.__class__ = Anchor  # it is not if it comes from a file
         self.anchor = weakref.ref(anchor)
-        self.rows: dict[int, tuple[weakref.ref[Table], Tensor, Tensor]] = {}
-        self._norm: Tensor | None = None  # what the anchor's gradient will be, once autograd has stored it
         self.held_by: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()  # optimizers known to hold the anchor
-        self._stored: Tensor | None = None  # the same, once it is stored
+        self.rows: weakref.WeakKeyDictionary[Table, Gradient] = weakref.WeakKeyDictionary()
+        # What the lookups of a backward leave, by the backward's number. It counts once the anchor has its gradient,
+        # after the last of them: where a backward raises, never.
+        self._coming: dict[int, list[tuple[weakref.ref[Table], Gradient]]] = {}
+        self._stored: Tensor | None = None  # the anchor's gradient when it was last set here
         self._factor: Tensor | None = None
         anchor.register_post_accumulate_grad_hook(self._after_backward)
 
+    def add(self, tables: Sequence[Table], values: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
+        """Within a backward: let rows wait, after those that wait already."""
+        number = torch._C._current_graph_task_id()
+        if number not in self._coming:  # the first lookup of this backward
+            if self.is_valid():
+                self.apply_factor()
+            else:
+                self.rows.clear()
+            self._coming[number] = []
+        for table, its_values, its_rows in zip(tables, values, rows, strict=True):
+            self._coming[number].append((weakref.ref(table), Gradient(its_rows, its_values)))
+            waiting_rows(table).sources[self] = None
+
     @torch._dynamo.disable
+    @torch.no_grad()
     def _after_backward(self, anchor: Tensor) -> None:
-        grad, norm = anchor.grad, self._norm
-        if grad is None:
+        coming = self._coming.pop(torch._C._current_graph_task_id(), None)
+        if anchor.grad is None:
             return
-        if norm is None:  # updated already: nothing waits
+        if coming is None:  # updated already: nothing waits
             anchor.grad = None
             return
-        with torch.no_grad():
-            grad.copy_(norm)
-        self._stored, self._norm = norm, None
+        parts = {table: [waiting] for table, waiting in self.rows.items()}
+        for reference, part in coming:
+            table = reference()
+            if table is not None:
+                parts.setdefault(table, []).append(part)
+        for table, its in parts.items():
+            self.rows[table] = merged(its, table.num_embeddings)
+        self.store()
+
+    def forget_unfinished(self) -> None:
+        """Let go of what backwards left that have raised. One may be running, if this is called from a hook."""
+        if torch._C._current_graph_task_id() == -1:
+            self._coming.clear()
 
     def is_valid(self) -> bool:
         """Whether the rows still wait. Who clears the anchor's gradient (``zero_grad()``) lets go of them."""
         anchor = self.anchor()
-        return anchor is not None and (anchor.grad is not None or self._norm is not None)
+        return anchor is not None and anchor.grad is not None
 
     def factor(self) -> Tensor | None:
         """What the anchor's gradient has been multiplied by since it was stored; None, on the CPU, for nothing."""
@@ -80,130 +124,110 @@ class AnchorGradient:
         factor = self.factor()
         if factor is None:
             return
-        for key, (table, rows, values) in self.rows.items():
-            self.rows[key] = (table, rows, torch.where(factor == 0, torch.zeros_like(values), values * factor))
+        for table, (rows, values, _) in list(self.rows.items()):
+            self.rows[table] = Gradient(rows, torch.where(factor == 0, torch.zeros_like(values), values * factor))
         self.store()
 
     def store(self) -> None:
         """Set the anchor's gradient to the norm of the rows that wait."""
         anchor = self.anchor()
-        if anchor is not None and anchor.grad is not None and self.rows:
-            self._stored = self._total_norm()
+        if anchor is not None and anchor.grad is not None:
+            self._stored = self._total_norm(anchor)
             anchor.grad.copy_(self._stored)
 
-    def add(self, tables: Sequence[Table], values: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
-        """Let rows wait, after those that wait already."""
-        if self._norm is None:  # the first lookup of this backward
-            if self.is_valid():
-                self.apply_factor()
-            else:
-                self.clear()
-            self._stored = None
-        for table, more_values, more_rows in zip(tables, values, rows, strict=True):
-            waiting = self.rows.get(id(table))
-            if waiting is not None and waiting[0]() is table:
-                both = [(waiting[1], waiting[2]), (more_rows, more_values)]
-                more_rows, more_values = merged(both, table.num_embeddings)
-            self.rows[id(table)] = (weakref.ref(table), more_rows, more_values)
-            waiting_rows(table).sources[self] = None
-        self._norm = self._total_norm()
-
-    def _total_norm(self) -> Tensor:
+    def _total_norm(self, anchor: Tensor) -> Tensor:
         """Of all rows that wait, as stored, ``[1]``; infinite if any element is not finite."""
-        norms = torch._foreach_norm([values for _, _, values in self.rows.values()])
+        values = [gradient.values for gradient in self.rows.values()]
+        if not values:
+            return torch.zeros_like(anchor)
+        norms = torch._foreach_norm(values)
         total = torch.linalg.vector_norm(torch.stack([x.to(norms[0].dtype) for x in norms]))
-        anchor = self.anchor()
-        assert anchor is not None
         return torch.where(torch.isfinite(total), total, torch.full_like(total, torch.inf)).to(anchor.dtype).reshape(1)
-
-    def __reduce__(self) -> tuple:
-        """Copies of an anchor stand for nothing yet."""
-        return _nothing, ()
-
-    def clear(self) -> None:
-        """Let go of the rows."""
-        self.rows.clear()
-        self._stored = self._norm = None
-
-
-def _nothing() -> None:
-    """What the gradient of a copied anchor becomes."""
-
-
-def merged(parts: Sequence[tuple[Tensor, Tensor]], num_embeddings: int) -> tuple[Tensor, Tensor]:
-    """(rows, values) of several, rows unique and sorted, values of equal rows added."""
-    rows, values = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-    with torch.no_grad():
-        values, rows = torch.ops.torchsparse_rec.embedding_sparse_backward.default(
-            values, rows, None, None, None, num_embeddings, 0, -1, False
-        )
-    return rows, values
 
 
 class WaitingRows(Pending):
-    """The rows of one table that wait, of all anchors."""
+    """
+    The rows of one table that wait, of all anchors.
+
+    What an anchor stands for goes on waiting as long as the anchor has its gradient.
+    """
 
     def __init__(self, table: Table) -> None:
         self._table = weakref.ref(table)
-        # Rows of apply="backward" that wait for another lookup's backward. They need no anchor.
+        # Rows of apply="backward" that wait for another lookup's backward. They need no anchor, so after a backward
+        # that raised it takes the optimizer's zero_grad() to let go of them.
         self.own: list[tuple[Tensor, Tensor]] = []
         self.newest_lookup = -1  # when these last came
         self.sources: weakref.WeakKeyDictionary[AnchorGradient, None] = weakref.WeakKeyDictionary()
 
-    def _gradients(self) -> list[Gradient]:
-        """What waits, part by part."""
-        key = id(self._table())
-        found = [Gradient(rows, values) for rows, values in self.own]
-        for source in list(self.sources):
-            waiting = source.rows.get(key)
-            if waiting is not None and waiting[0]() is self._table() and source.is_valid():
-                found.append(Gradient(waiting[1], waiting[2], source.factor()))
-        return found
+    @property
+    def table(self) -> Table:
+        """The table, which holds this."""
+        table = self._table()
+        assert table is not None
+        return table
 
     def take(self) -> Gradient | None:
-        """See the class above. What an anchor stands for goes on waiting as long as the anchor has its gradient."""
-        found = self._gradients()
-        self.own.clear()
-        if len(found) > 1:
-            table = self._table()
-            assert table is not None
-            parts = [(part.rows, _scaled(part)) for part in found]
-            return Gradient(*merged(parts, table.num_embeddings))  # type: ignore[arg-type]
-        return found[0] if found else None
-
-    def discard(self) -> None:
-        """Forget all that waits."""
-        self.own.clear()
+        """See :meth:`Pending.take`."""
         for source in list(self.sources):
-            source.rows.pop(id(self._table()), None)
+            source.forget_unfinished()
+        total = self._total()
+        self.own.clear()
+        return total
 
     def norm(self, norm_type: float) -> Tensor | None:
-        """See the class above."""
-        found = self._gradients()
-        if not found:
-            return None
-        return torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(_scaled(part), norm_type) for part in found]), norm_type
-        )
+        """See :meth:`Pending.norm`."""
+        total = self._total()
+        return None if total is None else torch.linalg.vector_norm(scaled(total), norm_type)
 
     def scale(self, factor: Tensor) -> None:
-        """See the class above."""
+        """See :meth:`Pending.scale`."""
         self._replace(lambda values: values * factor)
 
     def clamp(self, limit: float) -> None:
-        """See the class above."""
+        """See :meth:`Pending.clamp`."""
         self._replace(lambda values: values.clamp(-limit, limit))
+
+    def discard(self) -> None:
+        """See :meth:`Pending.discard`."""
+        self.own.clear()
+        for source in list(self.sources):
+            source.forget_unfinished()
+            source.rows.pop(self.table, None)
+
+    def _total(self) -> Gradient | None:
+        """All that waits."""
+        parts = [Gradient(*part) for part in self.own]
+        holder = self._holder()
+        if holder is not None:
+            parts.append(holder.rows[self.table]._replace(grad_scale=holder.factor()))
+        return merged(parts, self.table.num_embeddings) if parts else None
+
+    def _holder(self) -> AnchorGradient | None:
+        """The anchor that stands for rows of the table. If several do, of modules that share it, the first gets all."""
+        table = self.table
+        holders = [source for source in list(self.sources) if source.is_valid() and table in source.rows]
+        if len(holders) > 1:
+            for holder in holders:
+                holder.apply_factor()
+            total = merged([holder.rows.pop(table) for holder in holders], table.num_embeddings)
+            holders[0].rows[table] = total
+            for holder in holders:
+                holder.store()
+        return holders[0] if holders else None
 
     def _replace(self, function: Callable[[Tensor], Tensor]) -> None:
         """Change the values that wait; whoever multiplies the anchor's gradient afterwards multiplies these."""
-        key = id(self._table())
-        self.own = [(rows, function(values)) for rows, values in self.own]
-        for source in list(self.sources):
-            if key in source.rows and source.is_valid():
-                source.apply_factor()
-                table, rows, values = source.rows[key]
-                source.rows[key] = (table, rows, function(values))
-                source.store()
+        if self.own:
+            total = merged([Gradient(*part) for part in self.own], self.table.num_embeddings)
+            assert total.rows is not None
+            self.own = [(total.rows, function(total.values))]
+        holder = self._holder()
+        if holder is not None:
+            holder.apply_factor()
+            rows, values, _ = holder.rows[self.table]
+            holder.rows[self.table] = Gradient(rows, function(values))
+            holder.store()
 
 
 def waiting_rows(table: Table) -> WaitingRows:
@@ -212,7 +236,3 @@ def waiting_rows(table: Table) -> WaitingRows:
         table.pending = WaitingRows(table)
     assert isinstance(table.pending, WaitingRows)
     return table.pending
-
-
-def _scaled(part: Gradient) -> Tensor:
-    return part.values if part.grad_scale is None else part.values * part.grad_scale

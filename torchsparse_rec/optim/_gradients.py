@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from ._tables import Gradient, Table, accumulator_dtype, table_of
 if TYPE_CHECKING:
     from ._row_optimizer import StepGroup
 
-__all__ = ["coalesced", "gradient_of", "update"]
+__all__ = ["coalesced", "gradient_of", "merged", "scaled", "update"]
 
 
 def coalesced(grad: Tensor) -> Tensor:
@@ -53,38 +54,43 @@ def gradient_of(optimizer: str, parameter: Tensor, table: Table, zero_rows_are_i
         if zero_rows_are_idle:
             some = (gradient.values != 0).any(1).nonzero()[:, 0]
             gradient = Gradient(some, gradient.values[some])
-    return gradient if pending is None else _add(gradient, pending, parameter)
+    return gradient if pending is None else merged([gradient, pending], rows)
 
 
-def _add(a: Gradient, b: Gradient, parameter: Tensor) -> Gradient:
-    """The sum of two gradients of one table."""
-    if a.rows is None or b.rows is None:
-        return Gradient(None, _scaled(_on_all_rows(a, parameter)) + _scaled(_on_all_rows(b, parameter)))
-    values = torch.cat([_scaled(a), _scaled(b)])
-    rows = torch.cat([a.rows, b.rows])
-    total = torch.sparse_coo_tensor(
-        rows[None], values, (parameter.shape[0], values.shape[1]), check_invariants=False
-    ).coalesce()
-    return Gradient(total._indices()[0], total._values())
+def merged(gradients: Sequence[Gradient], num_embeddings: int) -> Gradient:
+    """The sum of one table's gradients: of one, itself; of several, without a scale."""
+    if len(gradients) == 1:
+        return gradients[0]
+    some = [(gradient.rows, scaled(gradient)) for gradient in gradients if gradient.rows is not None]
+    if len(some) < len(gradients):
+        first, *others = [scaled(_on_all_rows(gradient, num_embeddings)) for gradient in gradients]
+        return Gradient(None, sum(others, first))
+    rows, values = torch.cat([part[0] for part in some]), torch.cat([part[1] for part in some])
+    with torch.no_grad():
+        values, rows = torch.ops.torchsparse_rec.embedding_sparse_backward.default(
+            values, rows, None, None, None, num_embeddings, 0, -1, False
+        )
+    return Gradient(rows, values)
 
 
-def _scaled(gradient: Gradient) -> Tensor:
+def scaled(gradient: Gradient) -> Tensor:
+    """The values of a gradient, its scale included."""
     values = gradient.values.to(accumulator_dtype(gradient.values.dtype))
     return values if gradient.grad_scale is None else values * gradient.grad_scale
 
 
-def _on_all_rows(gradient: Gradient, parameter: Tensor) -> Gradient:
+def _on_all_rows(gradient: Gradient, num_embeddings: int) -> Gradient:
     if gradient.rows is None:
         return gradient
-    values = gradient.values.to(accumulator_dtype(parameter.dtype))
-    everything = values.new_zeros(parameter.shape[0], values.shape[1])
+    values = gradient.values.to(accumulator_dtype(gradient.values.dtype))
+    everything = values.new_zeros(num_embeddings, values.shape[1])
     return Gradient(None, everything.index_copy_(0, gradient.rows, values), gradient.grad_scale)
 
 
 def update(group: StepGroup, gradients: list[Gradient]) -> None:
     """Step a group's tables, each with its gradient: one call of the operator for those whose gradients are alike."""
     if group.all_rows:
-        gradients = [_on_all_rows(g, p) for g, p in zip(gradients, group.parameters, strict=True)]
+        gradients = [_on_all_rows(g, p.shape[0]) for g, p in zip(gradients, group.parameters, strict=True)]
     calls: dict[tuple, list[int]] = {}
     for k, gradient in enumerate(gradients):
         alike = gradient.rows is None, gradient.values.dtype, id(gradient.grad_scale)

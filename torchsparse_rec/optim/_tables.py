@@ -26,6 +26,7 @@ __all__ = [
     "changes",
     "is_anchor",
     "note_change",
+    "pending_of",
     "table_if_any",
     "table_of",
 ]
@@ -240,7 +241,14 @@ def table_of(parameter: Tensor) -> Table:
 
 def is_anchor(parameter: Tensor) -> bool:
     """Whether a parameter only stands for gradients that wait elsewhere: it is neither stepped nor saved."""
-    return parameter.__dict__.get("_torchsparse_rec_anchor", False)
+    return getattr(parameter, "_torchsparse_rec_anchor", False)
+
+
+def pending_of(parameter: Tensor) -> list[Pending]:
+    """The gradients that wait elsewhere: a table's own, or those of the tables that an anchor stands for."""
+    stands_for = getattr(parameter, "_torchsparse_rec_gradient", None)
+    tables = [table_if_any(parameter)] if stands_for is None else list(stands_for.rows)
+    return [table.pending for table in tables if table is not None and table.pending is not None]
 
 
 def flat(x: Tensor) -> Tensor:

@@ -71,6 +71,11 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         for parameter in [p for p in self.state if is_anchor(p)]:
             del self.state[parameter]
 
+    def share_memory(self) -> None:
+        """Move the sums to shared memory; see :class:`torch.optim.Adagrad`."""
+        with self._without_anchors():  # which have none
+            super().share_memory()
+
     def _rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adagrad", _hyperparameters(group), ("sum",))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import utils
 
 from ._gradients import coalesced
-from ._tables import Pending, is_anchor, table_if_any
+from ._tables import Pending, is_anchor, pending_of
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
@@ -104,14 +104,13 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> tuple[list[Tensor], lis
     The strided tensors that hold the parameters' gradients, and the gradients that wait elsewhere.
 
     A sparse ``.grad`` with repeated rows is replaced by one without, whose values are what is returned of it. Anchors
-    stand for gradients that wait and are counted there.
+    stand for gradients that wait. These count once, whether they come with their table, an anchor or both.
     """
     gradients: list[Tensor] = []
-    waiting: list[Pending] = []
+    waiting: dict[int, Pending] = {}
     for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
-        table, grad = table_if_any(parameter), parameter.grad
-        if table is not None and table.pending is not None:
-            waiting.append(table.pending)
+        waiting.update((id(pending), pending) for pending in pending_of(parameter))
+        grad = parameter.grad
         if grad is None or is_anchor(parameter):
             continue
         if grad.layout is torch.sparse_coo:
@@ -119,4 +118,4 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> tuple[list[Tensor], lis
                 parameter.grad = grad = coalesced(grad).to(grad.dtype)
             grad = grad._values()
         gradients.append(grad)
-    return gradients, waiting
+    return gradients, list(waiting.values())
