@@ -7,6 +7,7 @@ step (``clip_grad_norm_``, ``GradScaler``) see it, and what they multiply it by 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -33,7 +34,8 @@ class AnchorGradient:
     """What the gradient of one anchor stands for: the rows that wait, by table."""
 
     def __init__(self, anchor: Parameter) -> None:
-        self.anchor = weakref.ref(anchor)
+        key = id(anchor)
+        self.anchor = weakref.ref(anchor, lambda _, gradients=_gradients: gradients.pop(key, None))
         self.rows: dict[int, tuple[weakref.ref[Table], Tensor, Tensor]] = {}
         self._norm: Tensor | None = None  # what the anchor's gradient will be, once autograd has stored it
         self.held_by: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()  # optimizers known to hold the anchor
@@ -116,18 +118,23 @@ class AnchorGradient:
         assert anchor is not None
         return torch.where(torch.isfinite(total), total, torch.full_like(total, torch.inf)).to(anchor.dtype).reshape(1)
 
-    def __reduce__(self) -> tuple:
-        """Copies of an anchor stand for nothing yet."""
-        return _nothing, ()
-
     def clear(self) -> None:
         """Let go of the rows."""
         self.rows.clear()
         self._stored = self._norm = None
 
 
-def _nothing() -> None:
-    """What the gradient of a copied anchor becomes."""
+# By the id of the anchor, whose death removes them; see optim/_tables.py. Copies of an anchor stand for nothing yet.
+_gradients: dict[int, AnchorGradient] = {}
+_lock = threading.Lock()
+
+
+def gradient_of_anchor(anchor: Parameter) -> AnchorGradient:
+    """What an anchor's gradient stands for, made at the first call."""
+    with _lock:  # the anchor has one hook
+        if id(anchor) not in _gradients:
+            _gradients[id(anchor)] = AnchorGradient(anchor)
+        return _gradients[id(anchor)]
 
 
 def merged(parts: Sequence[tuple[Tensor, Tensor]], num_embeddings: int) -> tuple[Tensor, Tensor]:

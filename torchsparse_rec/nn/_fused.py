@@ -26,7 +26,7 @@ from torch.nn import Parameter
 from ..optim._gradients import update
 from ..optim._row_optimizer import RowOptimizer, StepGroup
 from ..optim._tables import Gradient, Table, changes, table_of
-from ._anchor import AnchorGradient, WaitingRows, waiting_rows
+from ._anchor import WaitingRows, gradient_of_anchor, waiting_rows
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
 
@@ -51,11 +51,7 @@ class FusedLookups:
     def __init__(self, plan: Plan, weights: Callable[[], list[Parameter]], anchor: Parameter, apply: str) -> None:
         self.plan, self.weights, self.apply = plan, weights, apply
         self.anchor = weakref.ref(anchor)
-        gradient = getattr(anchor, "_torchsparse_rec_gradient", None)
-        if gradient is None:
-            gradient = AnchorGradient(anchor)
-            anchor._torchsparse_rec_gradient = gradient  # type: ignore[attr-defined]
-        self.gradient: AnchorGradient = gradient
+        self.gradient = gradient_of_anchor(anchor)
         self._tables: Tables | None = None
         # What _by_optimizer found, and for what.
         self._optimizers: tuple[int, Tables, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
