@@ -34,8 +34,8 @@ class AnchorGradient:
     """What the gradient of one anchor stands for: the rows that wait, by table."""
 
     def __init__(self, anchor: Parameter) -> None:
-        key = id(anchor)
-        self.anchor = weakref.ref(anchor, lambda _, gradients=_gradients: gradients.pop(key, None))
+        gradients, key = _gradients, id(anchor)
+        self.anchor = weakref.ref(anchor, lambda _: gradients.pop(key, None))
         self.rows: dict[int, tuple[weakref.ref[Table], Tensor, Tensor]] = {}
         self._norm: Tensor | None = None  # what the anchor's gradient will be, once autograd has stored it
         self.held_by: weakref.WeakSet[RowOptimizer] = weakref.WeakSet()  # optimizers known to hold the anchor

@@ -128,8 +128,8 @@ class Table:
     __slots__ = ("_parameter", "owned", "pending", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
-        key = id(parameter)
-        self._parameter = weakref.ref(parameter, lambda _, tables=_tables: tables.pop(key, None))
+        tables, key = _tables, id(parameter)
+        self._parameter = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.pending: Pending | None = None
         self._rows: Rows | None = None
