@@ -203,6 +203,34 @@ def test_a_second_call_compiles_nothing() -> None:
     assert counts.frame_count == 1
 
 
+def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    table = nn.Embedding(50_000, 8, grad_mode="auto")
+    optimizer = optim.Adam(table.parameters(), lr=0.1)
+    for k in range(4):
+        optimizer.zero_grad()
+        table(torch.tensor([1, k])).square().sum().backward()
+        optimizer.step()
+    assert "-> fused" in table.explain()
+    optimizer.param_groups[0]["weight_decay"] = 0.1  # every row has a gradient now
+    everything = torch.arange(20)
+    want = table(everything)
+    assert "-> dense" in table.explain()
+    compiled = torch.compile(table, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(everything), want)
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
+def test_exported_lookups_know_nothing_of_the_module(grad_mode: str) -> None:
+    module, theirs = one_table("bag", grad_mode)
+    module.requires_grad_(False)
+    ids = torch.tensor([[1, 2]])
+    program = torch.export.export(module.eval(), (ids,))
+    assert "torchsparse_rec_nn" not in str(program.graph)
+    torch.testing.assert_close(program.module()(ids), theirs(ids).detach().sum(1))
+
+
 # ---- The table itself in a graph -------------------------------------------------------------------------------------
 
 
