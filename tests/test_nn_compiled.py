@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
+from torchsparse_rec.nn._fused_graph import current_lookup
+from torchsparse_rec.nn._plan import Plan
 
 
 def batch(seed: int, size: int) -> KeyedJaggedTensor:
@@ -74,3 +76,195 @@ def test_inductor_too() -> None:
     want = train(eager, eager, 2)
     got = train(compiled, torch.compile(compiled, fullgraph=True, dynamic=True), 2)
     assert got == pytest.approx(want, rel=1e-5)
+
+
+# ---- Rows that are behind --------------------------------------------------------------------------------------------
+
+KINDS = ("table", "bag", "bags")
+AS_TORCH = [(kind, {"grad_mode": None, "sparse": True}) for kind in ("table", "bag")]
+
+
+def one_table(kind: str, grad_mode: str | None, **arguments) -> tuple[torch.nn.Module, torch.nn.Embedding]:
+    """A module of 20 rows, and torch's with the same rows."""
+    torch.manual_seed(0)
+    theirs = torch.nn.Embedding(20, 3)
+    start = theirs.weight.detach().clone()
+    if kind == "table":
+        return nn.Embedding(20, 3, grad_mode=grad_mode, _weight=start, **arguments), theirs
+    if kind == "bag":
+        return nn.EmbeddingBag(20, 3, mode="sum", grad_mode=grad_mode, _weight=start, **arguments), theirs
+    config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=3, feature_names=["f"], pooling="sum")
+    bags = nn.EmbeddingBagCollection([config], grad_mode=grad_mode, **arguments)
+    bags.load_state_dict({"embedding_bags.t.weight": start})
+    return bags, theirs
+
+
+def call(kind: str, module, ids: torch.Tensor) -> torch.Tensor:
+    """The rows of ``ids``, which are not pooled with others."""
+    if kind == "table":
+        return module(ids)
+    return module(ids[:, None]) if kind == "bag" else module({"f": ids[:, None]}).values()
+
+
+def optimizers_of(module: torch.nn.Module, theirs: torch.nn.Module) -> tuple[torch.optim.Optimizer, ...]:
+    """Adam for both: rows without gradient move."""
+    return optim.Adam(module.parameters(), lr=0.1), torch.optim.Adam(theirs.parameters(), lr=0.1)
+
+
+def step(ours: torch.Tensor, reference: torch.Tensor, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    """One step on each side."""
+    for rows, optimizer in zip((ours, reference), optimizers, strict=True):
+        optimizer.zero_grad()
+        rows.square().sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
+@pytest.mark.parametrize(("kind", "arguments"), [*((kind, {"grad_mode": "sparse"}) for kind in KINDS), *AS_TORCH])
+def test_sparse_lookups_outside_of_the_graph_see_current_rows(kind: str, arguments: dict) -> None:
+    torch._dynamo.reset()
+    module, theirs = one_table(kind, **arguments)
+    optimizers, compiled = optimizers_of(module, theirs), torch.compile(module, backend="aot_eager")
+    for k in range(6):
+        ids = torch.tensor([k * k % 7, (3 * k + 1) % 9])
+        step(call(kind, compiled, ids), theirs(ids), optimizers)
+    torch.testing.assert_close(next(iter(module.state_dict().values())), theirs.weight.detach())
+
+
+@pytest.mark.parametrize("how", ["no_grad", "frozen"])
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [*((kind, {"grad_mode": mode}) for kind in KINDS for mode in ("sparse", "fused")), *AS_TORCH]
+)
+def test_lookups_without_gradient_see_current_rows(kind: str, arguments: dict, how: str) -> None:
+    torch._dynamo.reset()
+    module, theirs = one_table(kind, **arguments)
+    optimizers = optimizers_of(module, theirs)
+    full = how == "no_grad" or arguments["grad_mode"] != "sparse" or kind != "bags"
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=full)
+    everything = torch.arange(20)
+    for k in range(4):
+        ids = torch.tensor([1, k])
+        step(call(kind, module, ids), theirs(ids), optimizers)
+        if how == "frozen" and k < 3:
+            continue
+        module.requires_grad_(how != "frozen")
+        with torch.set_grad_enabled(how == "frozen"):
+            found = call(kind, compiled, everything)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, theirs(everything).detach())
+
+
+def test_weights_have_a_gradient_where_a_table_has_none() -> None:
+    torch._dynamo.reset()
+    module, theirs = one_table("bag", "fused")
+    optimizers, ids = optimizers_of(module, theirs), torch.tensor([[1, 2], [1, 9]])
+    for k in range(3):
+        step(call("bag", module, torch.tensor([k])), theirs(torch.tensor([k])), optimizers)
+    module.requires_grad_(False)
+    weights = torch.ones(2, 2, requires_grad=True)
+    torch.compile(module, backend="aot_eager", fullgraph=True)(ids, per_sample_weights=weights).sum().backward()
+    torch.testing.assert_close(weights.grad, theirs(ids).detach().sum(-1))
+
+
+def test_the_operator_that_reads_current_rows() -> None:
+    module, _ = one_table("bag", "sparse", dtype=torch.float64)
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    for k in range(3):
+        module(torch.tensor([[k]])).sum().backward()
+        optimizer.step()
+    plan = Plan((0,), (0,), (0,), (20,), (3,), (-1,)).numbers()
+    ids, offsets, weights = torch.tensor([1, 2, 9]), torch.tensor([0, 2, 3]), torch.rand(3, requires_grad=True)
+    inputs = (ids, offsets, weights, [2], True, module._number, [0], plan)
+    torch.library.opcheck(current_lookup, inputs)
+
+
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_equal_lookups_in_one_graph_are_two(apply: str) -> None:
+    torch._dynamo.reset()
+    module, theirs = one_table("table", "fused", apply=apply)
+    optimizers = optimizers_of(module, theirs)
+    compiled = torch.compile(lambda ids: module(ids).tanh() * module(ids), backend="aot_eager", fullgraph=True)
+    for k in range(3):
+        ids = torch.tensor([1, k])
+        step(compiled(ids), theirs(ids).tanh() * theirs(ids), optimizers)
+    assert optimizers[0].state[module._parameters["weight"]]["step"] == 3
+    torch.testing.assert_close(module.weight, theirs.weight)
+
+
+def test_a_second_call_compiles_nothing() -> None:
+    torch._dynamo.reset()
+    counts = torch._dynamo.testing.CompileCounter()
+    module, _ = one_table("table", "fused")
+    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    compiled = torch.compile(lambda ids: module(ids) * module(ids), backend=counts, fullgraph=True)
+    for _ in range(3):
+        compiled(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+    assert counts.frame_count == 1
+
+
+def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    table = nn.Embedding(50_000, 8, grad_mode="auto")
+    optimizer = optim.Adam(table.parameters(), lr=0.1)
+    for k in range(4):
+        optimizer.zero_grad()
+        table(torch.tensor([1, k])).square().sum().backward()
+        optimizer.step()
+    assert "-> fused" in table.explain()
+    optimizer.param_groups[0]["weight_decay"] = 0.1  # every row has a gradient now
+    everything = torch.arange(20)
+    want = table(everything)
+    assert "-> dense" in table.explain()
+    compiled = torch.compile(table, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(everything), want)
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
+def test_exported_lookups_know_nothing_of_the_module(grad_mode: str) -> None:
+    module, theirs = one_table("bag", grad_mode)
+    module.requires_grad_(False)
+    ids = torch.tensor([[1, 2]])
+    program = torch.export.export(module.eval(), (ids,))
+    assert "torchsparse_rec_nn" not in str(program.graph)
+    torch.testing.assert_close(program.module()(ids), theirs(ids).detach().sum(1))
+
+
+# ---- The table itself in a graph -------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("grad_mode", [None, "dense", "sparse", "fused"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_may_use_the_table(kind: str, grad_mode: str | None, before: int) -> None:
+    torch._dynamo.reset()
+    module, theirs = one_table(kind, grad_mode)
+    optimizers = optimizers_of(module, theirs)
+    holder = module.embedding_bags["t"] if kind == "bags" else module
+
+    def tied(ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(call(kind, module, ids).tanh(), holder.weight)
+
+    compiled = torch.compile(tied, backend="aot_eager", fullgraph=grad_mode in (None, "dense"))
+    for k in range(before):
+        ids = torch.tensor([1, k])
+        step(call(kind, module, ids), theirs(ids), optimizers)
+    for k in range(4):
+        ids = torch.tensor([1, k])
+        want = torch.nn.functional.linear(theirs(ids).tanh(), theirs.weight)
+        step(compiled(ids), want, optimizers)
+    torch.testing.assert_close(holder.weight, theirs.weight)
+
+
+def test_max_norm_of_rows_that_are_behind() -> None:
+    torch._dynamo.reset()
+    made = [nn.Embedding(20, 3, max_norm=0.5, grad_mode=grad_mode) for grad_mode in ("fused", "dense")]
+    made[1].load_state_dict(made[0].state_dict())
+    optimizers = optimizers_of(*made)
+    compiled = torch.compile(made[0], backend="aot_eager")
+    for k in range(6):
+        ids = torch.tensor([k * k % 7, (3 * k + 1) % 9])
+        step(compiled(ids), made[1](ids), optimizers)
+    torch.testing.assert_close(made[0].weight, made[1].weight)

@@ -7,6 +7,7 @@ step (``clip_grad_norm_``, ``GradScaler``) see it, and what they multiply it by 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -143,6 +144,19 @@ class AnchorGradient:
         norms = torch._foreach_norm(values)
         total = torch.linalg.vector_norm(torch.stack([x.to(norms[0].dtype) for x in norms]))
         return torch.where(torch.isfinite(total), total, torch.full_like(total, torch.inf)).to(anchor.dtype).reshape(1)
+
+
+_lock = threading.Lock()
+
+
+def gradient_of_anchor(anchor: Parameter) -> AnchorGradient:
+    """What an anchor's gradient stands for, made at the first call."""
+    with _lock:  # the anchor has one hook
+        gradient = anchor.__dict__.get("_torchsparse_rec_gradient")
+        if gradient is None:
+            gradient = AnchorGradient(anchor)
+            anchor._torchsparse_rec_gradient = gradient  # type: ignore[attr-defined]
+        return gradient
 
 
 class WaitingRows(Pending):

@@ -24,8 +24,8 @@ from .gradients import keep_coalesced
 
 
 @torch.compiler.disable(reason=WHY_UNTRACED)
-def _look_up_untraced(plan: Plan, weights: list[Parameter], ids: Ids) -> Tensor:
-    return lookup(weights, *ids[:3], *plan.lists(ids), True)[0]  # type: ignore[arg-type]
+def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
+    return collection._look_up_part(*arguments)
 
 
 class CollectionTable(TableOwner):
@@ -165,16 +165,19 @@ class Collection(HasGradMode):
 
     def _look_up_part(self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids) -> Tensor:
         """Some tables of one dtype, whose gradients are of one kind."""
+        if kind == "sparse" and torch.compiler.is_compiling():
+            return _look_up_untraced(self, plan, tables, weights, kind, ids)
         part = plan.part(tables)
         if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != weights[0].dtype:
             ids = ids._replace(per_sample_weights=ids.per_sample_weights.to(weights[0].dtype))
         if kind == "fused":
             return self._look_up_fused(part, tables, ids)
-        if not torch.compiler.is_compiling() and any(map(is_behind, weights)):
+        if torch.compiler.is_compiling():
+            if self._reads_in_graph(weights):
+                return self._read_in_graph(part, tables, ids)
+        elif any(map(is_behind, weights)):
             held = Tables(weights)
             return look_up_behind(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
-        if kind == "sparse" and torch.compiler.is_compiling():
-            return _look_up_untraced(part, weights, ids)
         if kind == "sparse":
             for weight in weights:
                 if weight.requires_grad:

@@ -27,7 +27,7 @@ from torch.nn import Parameter
 from ..optim._gradients import update
 from ..optim._row_optimizer import RowOptimizer, StepGroup
 from ..optim._tables import Gradient, Table, changes, table_of
-from ._anchor import AnchorGradient, WaitingRows, waiting_rows
+from ._anchor import WaitingRows, gradient_of_anchor, waiting_rows
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
 
@@ -55,11 +55,7 @@ class FusedLookups:
         self.plan, self.anchor, self.apply = plan, anchor, apply
         self._weights = weights
         anchor.requires_grad_()  # whether tables train is for them to say
-        gradient = getattr(anchor, "_torchsparse_rec_gradient", None)
-        if gradient is None:
-            gradient = AnchorGradient(anchor)
-            anchor._torchsparse_rec_gradient = gradient  # type: ignore[attr-defined]
-        self.gradient: AnchorGradient = gradient
+        self.gradient = gradient_of_anchor(anchor)
         self._tables: Tables | None = None
         # What _by_optimizer found, and for what.
         self._optimizers: tuple[int, Tables, list[bool], list[tuple[Any, list[Tensor]]]] | None = None

@@ -1,7 +1,7 @@
 """
-Fused lookups in compiled graphs: two operators that name the lookups' owner by a number.
+Lookups in compiled graphs, of tables of which rows may be behind: operators that name their owner by a number.
 
-What they do to tables happens when the graph runs; the graph itself sees an anchor, ids and results.
+What they do to tables happens when the graph runs; the graph itself sees ids, results and, of fused lookups, an anchor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from ._fused import FusedLookups
 from ._plan import Ids, Plan
-from ._read import weights_gradient
+from ._read import Tables, read, weights_gradient
 
 if TYPE_CHECKING:
     from ._owner import AnchorOwner
@@ -31,6 +31,15 @@ def register_owner(module: AnchorOwner) -> int:
     return number
 
 
+_calls = itertools.count()
+
+
+@torch.compiler.assume_constant_result
+def number_of_call() -> int:
+    """A number for each call in a graph: equal calls, which compilers merge, would be one lookup with two backwards."""
+    return next(_calls)
+
+
 def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> FusedLookups:
     return _owners[number]._fused_lookups(Plan.of_numbers(plan), tuple(tables))
 
@@ -39,7 +48,7 @@ def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> Fuse
 _library = torch.library.Library("torchsparse_rec_nn", "DEF")
 _library.define(
     "fused_lookup(Tensor anchor, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
-    " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded)"
+    " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded, int call)"
     " -> (Tensor output, Tensor argmax, Tensor token)"
 )
 _library.define(
@@ -49,21 +58,15 @@ _library.define(
 )
 
 
-def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded):
+def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded, _call):
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     reading, token = _lookups_of(number, tables, plan).start(ids, recorded)
     return *reading, token
 
 
-def _look_up_fake(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded):
-    made = Plan.of_numbers(plan)
-    ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    dtype = _owners[number]._stored_weights()[tables[0]].dtype
-    return (
-        anchor.new_empty(made.output_shape(ids), dtype=dtype),
-        anchor.new_empty(sum(made.argmax_sizes(ids)), dtype=torch.int64),
-        torch.empty(1, dtype=torch.int64),
-    )
+def _look_up_fake(_anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, *_):
+    reading = _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan)
+    return *reading, torch.empty(1, dtype=torch.int64)
 
 
 def _backward(grad, anchor, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, *where):
@@ -80,7 +83,7 @@ def _backward_fake(grad, anchor, indices, offsets, per_sample_weights, output, *
 
 
 def _setup_context(ctx, inputs, output):
-    anchor, indices, offsets, per_sample_weights, *ctx.where, _ = inputs
+    anchor, indices, offsets, per_sample_weights, *ctx.where, _recorded, _call = inputs
     result, argmax, token = output
     ctx.mark_non_differentiable(argmax, token)
     ctx.weighs = per_sample_weights is not None and per_sample_weights.requires_grad
@@ -91,7 +94,7 @@ def _registered_backward(ctx, grad, _argmax, _token):
     anchor_grad, weights_grad = torch.ops.torchsparse_rec_nn.fused_lookup_backward.default(
         grad, *ctx.saved_tensors, *ctx.where
     )
-    return anchor_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 6
+    return anchor_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 7
 
 
 _library.impl("fused_lookup", _look_up, "CompositeExplicitAutograd")
@@ -102,3 +105,65 @@ torch.library.register_autograd(
     "torchsparse_rec_nn::fused_lookup", _registered_backward, setup_context=_setup_context, lib=_library
 )
 fused_lookup = torch.ops.torchsparse_rec_nn.fused_lookup.default
+
+
+# ---- Lookups without a gradient to the tables ------------------------------------------------------------------------
+
+_library.define(
+    "current_lookup(Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags, bool side_by_side,"
+    " int owner, int[] tables, int[] plan) -> (Tensor output, Tensor argmax)"
+)
+_library.define(
+    "current_lookup_backward(Tensor grad, Tensor indices, Tensor? offsets, Tensor per_sample_weights, Tensor output,"
+    " SymInt[] bags, bool side_by_side, int owner, int[] tables, int[] plan) -> Tensor"
+)
+
+
+def _tables_of(number, tables):
+    weights = _owners[number]._stored_weights()
+    return Tables([weights[k] for k in tables])
+
+
+def _read(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
+    ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+    return tuple(read(Plan.of_numbers(plan), _tables_of(number, tables), ids))
+
+
+def _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
+    made, ids = Plan.of_numbers(plan), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+    dtype = _owners[number]._stored_weights()[tables[0]].dtype
+    return (
+        indices.new_empty(made.output_shape(ids), dtype=dtype),
+        indices.new_empty(sum(made.argmax_sizes(ids)), dtype=torch.int64),
+    )
+
+
+def _read_backward(grad, indices, offsets, per_sample_weights, output, bags, side_by_side, number, tables, plan):
+    ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
+    return weights_gradient(Plan.of_numbers(plan), _tables_of(number, tables), ids, grad, output)
+
+
+def _read_backward_fake(grad, indices, offsets, per_sample_weights, *_):
+    return torch.empty_like(per_sample_weights)
+
+
+def _read_setup_context(ctx, inputs, output):
+    *ids, ctx.bags, ctx.side_by_side, ctx.number, ctx.tables, ctx.plan = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*ids, output[0])
+
+
+def _read_registered_backward(ctx, grad, _argmax):
+    where = (ctx.bags, ctx.side_by_side, ctx.number, ctx.tables, ctx.plan)
+    weights_grad = torch.ops.torchsparse_rec_nn.current_lookup_backward.default(grad, *ctx.saved_tensors, *where)
+    return None, None, weights_grad, *(None,) * 5
+
+
+_library.impl("current_lookup", _read, "CompositeExplicitAutograd")
+_library.impl("current_lookup_backward", _read_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("torchsparse_rec_nn::current_lookup", _read_fake, lib=_library)
+torch.library.register_fake("torchsparse_rec_nn::current_lookup_backward", _read_backward_fake, lib=_library)
+torch.library.register_autograd(
+    "torchsparse_rec_nn::current_lookup", _read_registered_backward, setup_context=_read_setup_context, lib=_library
+)
+current_lookup = torch.ops.torchsparse_rec_nn.current_lookup.default

@@ -22,7 +22,7 @@ _TORCH_DTYPES = (torch.float32, torch.float64)
 
 WHY_UNTRACED = (
     "torch.compile cannot trace sparse gradients: use grad_mode='dense', or compile without fullgraph, "
-    "which leaves this lookup out of the graph"
+    "which leaves this lookup out of the graph. So it is with max_norm where gradients come by rows"
 )
 
 
@@ -65,8 +65,6 @@ def look_up(
 ) -> Tensor:
     """One row per id of ``input``; see :class:`Embedding`."""
     if torch.compiler.is_compiling():
-        if sparse_grad:
-            return _look_up_untraced(weight, input, padding_idx, scale_grad_by_freq)
         return ops.embedding(weight, input, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     try:
         if (
@@ -101,8 +99,6 @@ def pool(
 ) -> Tensor:
     """One row per bag of the flat ``input``; see :class:`EmbeddingBag`."""
     if sparse_grad:
-        if torch.compiler.is_compiling():
-            return _pool_untraced(weight, input, offsets, per_sample_weights, mode, padding_idx, scale_grad_by_freq)
         keep_coalesced(weight)
     return ops.embedding_bag(
         weight,
@@ -114,21 +110,3 @@ def pool(
         scale_grad_by_freq=scale_grad_by_freq,
         sparse=sparse_grad,
     )
-
-
-@torch.compiler.disable(reason=WHY_UNTRACED)
-def _look_up_untraced(weight: Tensor, input: Tensor, padding_idx: int | None, scale_grad_by_freq: bool) -> Tensor:
-    return look_up(weight, input, padding_idx, scale_grad_by_freq, True)
-
-
-@torch.compiler.disable(reason=WHY_UNTRACED)
-def _pool_untraced(
-    weight: Tensor,
-    input: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    mode: str,
-    padding_idx: int | None,
-    scale_grad_by_freq: bool,
-) -> Tensor:
-    return pool(weight, input, offsets, per_sample_weights, mode, padding_idx, scale_grad_by_freq, True)

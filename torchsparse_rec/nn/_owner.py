@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from ..optim._tables import table_of
 from ._anchor import new_anchor
 from ._fused import FusedLookups
-from ._fused_graph import fused_lookup, register_owner
+from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._plan import Ids, Plan
 
 APPLY = ("backward", "step")
@@ -28,17 +28,36 @@ class TableOwner(torch.nn.Module):
     copies, ``.to()``.
     """
 
+    # Whether the grad_mode, of a table in a collection that of the collection, is one of gradients by rows.
+    _by_rows = False
+
     @property
     def weight(self) -> Tensor:
         """The table, ``[num_embeddings, embedding_dim]``, with all rows current."""
         stored = self._parameters.get("weight")
         if stored is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
-        table_of(stored).make_current()
+            # What torch.nn.utils.prune, old-style weight_norm and replicas of a module set is no parameter.
+            if "weight" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
+            return self.__dict__["weight"]  # type: ignore[no-any-return]
+        if not torch.compiler.is_compiling():
+            table_of(stored).make_current()
+        elif self._may_lag() and not torch.compiler.is_exporting():
+            _make_current_untraced(self)
         return stored
 
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        self.__dict__["weight"] = value
+
+    @weight.deleter
+    def weight(self) -> None:
+        if "weight" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
+        del self.__dict__["weight"]
+
     def _stored_weight(self) -> Parameter:
-        """The table as it is stored, rows behind or not. A table that is computed (parametrized) is taken as it is."""
+        """The table as it is stored, rows behind or not. One that is no parameter (parametrized) is taken as it is."""
         stored = self._parameters.get("weight")
         return stored if stored is not None else self.weight  # type: ignore[return-value]
 
@@ -46,6 +65,10 @@ class TableOwner(torch.nn.Module):
         stored = self._parameters.get("weight")
         if stored is not None:
             table_of(stored).make_current()
+
+    def _may_lag(self) -> bool:
+        """Whether rows can fall behind: where lookups have gradients by rows. For compilers, who know no more."""
+        return self._by_rows
 
     def train(self, mode: bool = True):
         """As :meth:`torch.nn.Module.train`; ``eval()`` makes all rows current."""
@@ -71,6 +94,14 @@ class TableOwner(torch.nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
 
+@torch.compiler.disable(
+    reason="the whole table is brought up to date, in place: use grad_mode='dense', or compile without fullgraph, "
+    "which leaves that out of the graph"
+)
+def _make_current_untraced(module: TableOwner) -> None:
+    module._make_current()
+
+
 class AnchorOwner(torch.nn.Module):
     """A module with fused lookups: the holder of their anchor, which belongs to no state_dict."""
 
@@ -85,6 +116,8 @@ class AnchorOwner(torch.nn.Module):
         self._apply_at = apply
         self._fused, self._last_fused = {}, None
         self._number = register_owner(self)
+        if _follow_tables not in self._load_state_dict_post_hooks.values():
+            self.register_load_state_dict_post_hook(_follow_tables)
 
     def _stored_weights(self) -> list[Parameter]:
         """The tables as they are stored, in the order of the whole plan."""
@@ -104,9 +137,16 @@ class AnchorOwner(torch.nn.Module):
         assert anchor is not None
         if torch.compiler.is_compiling():
             recorded = torch.is_grad_enabled() and anchor.requires_grad
-            where = (self._number, list(tables), plan.numbers(), recorded)
-            return fused_lookup(anchor, *ids[:3], list(ids.bags), ids.side_by_side, *where)[0]
+            where = (self._number, list(tables), plan.numbers())
+            return fused_lookup(anchor, *ids[:3], list(ids.bags), ids.side_by_side, *where, recorded, number_of_call())[
+                0
+            ]
         return self._fused_lookups(plan, tuple(tables))(anchor, ids)
+
+    def _read_in_graph(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
+        """Current rows, in a compiled graph, without a gradient to the tables."""
+        where = (self._number, list(tables), plan.numbers())
+        return current_lookup(*ids[:3], list(ids.bags), ids.side_by_side, *where)[0]
 
     def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:
         """What makes these lookups, and knows of them."""
@@ -168,3 +208,12 @@ class AnchorOwner(torch.nn.Module):
         finally:
             if anchor is not None:
                 self._parameters[_ANCHOR] = anchor
+
+
+def _follow_tables(module: AnchorOwner, _keys: Any) -> None:
+    """After ``load_state_dict(assign=True)`` the tables may be elsewhere; an anchor on the meta device cannot move."""
+    anchor = module._parameters.get(_ANCHOR)
+    if anchor is not None and anchor.device != module._stored_weights()[0].device:
+        module._set_anchor(False)
+        module._set_anchor(True)
+        module._parameters[_ANCHOR].requires_grad_(anchor.requires_grad)  # type: ignore[union-attr]

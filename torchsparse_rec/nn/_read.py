@@ -115,8 +115,14 @@ def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
 
 
 def versions(weights: Sequence[Tensor]) -> list[int]:
-    """A record of the tables' state: it differs after any update."""
-    return [weight._version for weight in weights]
+    """A record of the tables' values: it differs after any update, and not where rows were only made current."""
+    return [weight._version + _is_to_be_written(table_of(weight)) for weight in weights]
+
+
+def _is_to_be_written(table: Table) -> bool:
+    """Whether making all rows current will write the weight, once until the next step."""
+    rows = table.rows
+    return rows is not None and rows.clock.history is not None and rows.current != rows.clock.step
 
 
 def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:

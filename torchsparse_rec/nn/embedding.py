@@ -11,7 +11,7 @@ from torch import Tensor
 from ..ops._reduction import SUM
 from ._lookup import bad_id, check_ids, look_up, renormalise
 from ._plan import Ids
-from .grad_mode import GradModeMixin
+from .grad_mode import GradModeMixin, forward_untraced
 
 __all__ = ["Embedding"]
 
@@ -122,11 +122,13 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
             return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
         weight = self._stored_weight()
+        kind = self._gradient_kind(weight, input.numel())
+        if torch.compiler.is_compiling() and self._is_untraceable(kind):
+            return forward_untraced(self, input)
         if self.max_norm is not None:
             if not torch.compiler.is_compiling():
                 self._make_current()
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
-        kind = self._gradient_kind(weight, input.numel())
         if self._is_plain(weight, kind):
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")
         ids = Ids(input.reshape(-1), None, None, (input.numel(),), False)

@@ -12,7 +12,7 @@ from ..ops import _reduction
 from ._lookup import bad_id, check_ids, pool, renormalise
 from ._plan import Ids
 from .embedding import check_padding_idx
-from .grad_mode import GradModeMixin
+from .grad_mode import GradModeMixin, forward_untraced
 
 __all__ = ["EmbeddingBag"]
 
@@ -131,11 +131,13 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         _check_shapes(input, offsets, per_sample_weights)
         ids, ends, weights = self._bags(input, offsets, per_sample_weights)
         weight = self._stored_weight()
+        kind = self._gradient_kind(weight, ids.shape[0])
+        if torch.compiler.is_compiling() and self._is_untraceable(kind):
+            return forward_untraced(self, input, offsets, per_sample_weights)
         if self.max_norm is not None:
             if not torch.compiler.is_compiling():
                 self._make_current()
             renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
-        kind = self._gradient_kind(weight, ids.shape[0])
         if torch.compiler.is_compiling():
             return self._pooled(kind, weight, ids, ends, weights)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..optim._tables import table_of
+from ._lookup import WHY_UNTRACED
 from ._owner import AnchorOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, is_behind, look_up_behind, read
@@ -41,7 +43,23 @@ class HasGradMode(AnchorOwner):
         for weight in self._stored_weights():
             table_of(weight).mark_owned()
             table_of(weight).make_current()
+        for module in self.modules():
+            if isinstance(module, TableOwner):
+                module._by_rows = value not in (None, "dense")
         self._set_anchor(value in ("fused", "auto"))
+
+    def _may_lag(self) -> bool:
+        """Whether rows can fall behind: where lookups have gradients by rows."""
+        return self._grad_mode not in (None, "dense")
+
+    def _reads_in_graph(self, weights: Sequence[Tensor]) -> bool:
+        """
+        Whether a compiled lookup of tables that takes no gradient to them must ask for current rows.
+
+        One with dense gradients need not: in a mode that has them, no row is behind.
+        """
+        wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+        return self._may_lag() and not wanted and not torch.compiler.is_exporting()
 
     def _kind(self, auto: AutoChoice, weight: Tensor, ids: int | None) -> str:
         """The layout of the gradient that a lookup of ``ids`` ids gives a table, None where they are not known."""
@@ -51,7 +69,13 @@ class HasGradMode(AnchorOwner):
             return "dense" if auto.mode == "sparse" else auto.mode
         if self.training and ids is not None:
             auto.count(ids)
-        return auto.choose(weight)
+        return self._choose(auto, weight)
+
+    def _choose(self, auto: AutoChoice, weight: Tensor) -> str:
+        before, chosen = auto.mode, auto.choose(weight)
+        if chosen != before:
+            table_of(weight).make_current()  # as the setter does: see _reads_in_graph
+        return chosen
 
     def _explain_table(self, auto: AutoChoice, weight: Tensor, title: str, default: str) -> str:
         size = weight.numel() * weight.element_size()
@@ -61,16 +85,23 @@ class HasGradMode(AnchorOwner):
         )
         title = f"{title}: grad_mode={self._grad_mode!r} -> "
         if self._grad_mode == "auto":
-            return "\n".join([f"{title}{auto.choose(weight)}", table, *auto.explain(weight)])
+            return "\n".join([f"{title}{self._choose(auto, weight)}", table, *auto.explain(weight)])
         why = default if self._grad_mode is None else "as asked"
         kind = "sparse" if self._grad_mode is None and default == "follows sparse=True" else self._grad_mode or "dense"
         return f"{title}{kind} ({why})\n{table}"
+
+
+@torch.compiler.disable(reason=WHY_UNTRACED)
+def forward_untraced(module: torch.nn.Module, *inputs: Tensor | None) -> Tensor:
+    """A whole lookup outside of the graph."""
+    return module.forward(*inputs)  # type: ignore[no-any-return]
 
 
 class GradModeMixin(HasGradMode, TableOwner):
     """The part of a table module that decides on the layout of its gradient."""
 
     sparse: bool
+    max_norm: float | None
     _auto: AutoChoice
 
     def _init_grad_mode(self, grad_mode: str | None, apply: str = "step") -> None:
@@ -95,7 +126,10 @@ class GradModeMixin(HasGradMode, TableOwner):
         """
         self._auto.announced = Announced(optimizer, self._stored_weight())
         self._auto.restore(self._auto.__getstate__())
-        self._auto.choose(self._stored_weight())
+        self._choose(self._auto, self._stored_weight())
+
+    def _may_lag(self) -> bool:
+        return self._by_rows or (self._grad_mode is None and self.sparse)
 
     def _gradient_kind(self, weight: Tensor, ids: int) -> str:
         """The layout of the gradient of a lookup of so many ids."""
@@ -103,11 +137,26 @@ class GradModeMixin(HasGradMode, TableOwner):
             return "dense"
         if self._grad_mode is None:
             return "sparse" if self.sparse else "dense"
+        if not isinstance(weight, Parameter):  # computed, so it has no optimizer
+            return "sparse" if self._grad_mode == "sparse" else "dense"
         return self._kind(self._auto, weight, ids)
+
+    def _is_untraceable(self, kind: str) -> bool:
+        """
+        Whether a compiler must leave the lookup out of its graph.
+
+        It must where rows are written first, for ``max_norm``, then read by an operator that is not given the table.
+        """
+        writes = self.max_norm is not None and self._may_lag() and not torch.compiler.is_exporting()
+        return kind == "sparse" or writes
 
     def _is_plain(self, weight: Tensor, kind: str) -> bool:
         """Whether storage and gradient are those of torch's modules: then the lookup needs nothing else."""
-        return kind != "fused" and (torch.compiler.is_compiling() or not is_behind(weight))
+        if kind == "fused" or not isinstance(weight, Parameter):
+            return kind != "fused"
+        if torch.compiler.is_compiling():
+            return not self._reads_in_graph([weight])
+        return not is_behind(weight)
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""
@@ -116,6 +165,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         plan = Plan((0,), (0,), (mode,), *sizes, (-1 if padding is None else padding,), scaled)
         if kind == "fused":
             return self._look_up_fused(plan, (0,), ids)
+        if torch.compiler.is_compiling():
+            return self._read_in_graph(plan, (0,), ids)
         if not torch.is_grad_enabled():
             return read(plan, Tables([weight]), ids).output
         return look_up_behind(plan, kind, Tables([weight]), ids)

@@ -31,7 +31,9 @@ __all__ = [
     "table_of",
 ]
 
-_ATTRIBUTE = "_torchsparse_rec_table"
+# By the id of their parameter, whose death removes them. Not among its attributes: those go into files, which
+# torch.load then refuses.
+_tables: dict[int, Table] = {}
 
 # The optimizers that exist, in the order in which they were made: a table made after its optimizer finds it here.
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
@@ -127,7 +129,8 @@ class Table:
     __slots__ = ("_parameter", "owned", "pending", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
-        self._parameter = weakref.ref(parameter)
+        tables, key = _tables, id(parameter)
+        self._parameter = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.pending: Pending | None = None
         self._rows: Rows | None = None
@@ -135,10 +138,6 @@ class Table:
         for optimizer in list(_optimizers):
             if optimizer.holds(parameter):
                 self.optimizer = optimizer
-
-    def __reduce__(self) -> tuple:
-        """Copies of a parameter have no table: they make their own."""
-        return _no_table, ()
 
     @property
     def parameter(self) -> Tensor:
@@ -221,22 +220,16 @@ class Table:
         return flat(self.parameter)
 
 
-def _no_table() -> None:
-    """What a pickled table becomes."""
-
-
 def table_if_any(parameter: Tensor) -> Table | None:
     """The table of a parameter that has one."""
-    return parameter.__dict__.get(_ATTRIBUTE)
+    return _tables.get(id(parameter))
 
 
 def table_of(parameter: Tensor) -> Table:
     """The table of a parameter, made at the first call. Copies of the parameter start without."""
-    table = parameter.__dict__.get(_ATTRIBUTE)
-    if table is None:
-        table = Table(parameter)
-        setattr(parameter, _ATTRIBUTE, table)
-    return table
+    table = _tables.get(id(parameter))
+    # Two threads may make one each; one of them is kept.
+    return _tables.setdefault(id(parameter), Table(parameter)) if table is None else table
 
 
 def is_anchor(parameter: Tensor) -> bool:

@@ -1,0 +1,229 @@
+"""What readers and writers of ``module.weight`` may do: what they may with torch's modules."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import threading
+
+import pytest
+import torch
+from torch.nn.utils import prune
+
+from torchsparse_rec import nn, optim
+from torchsparse_rec.optim import _tables
+from torchsparse_rec.optim._tables import table_if_any, table_of
+
+MODES = (None, "dense", "sparse", "fused", "auto")
+
+
+def trained(grad_mode: str | None, steps: int = 3, **arguments) -> tuple[nn.Embedding, optim.Adam]:
+    """A table of which rows are behind, unless its gradients are dense, and its optimizer."""
+    torch.manual_seed(0)
+    table = nn.Embedding(12, 3, grad_mode=grad_mode, **arguments)
+    optimizer = optim.Adam(table.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        table(torch.tensor([1, step])).square().sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return table, optimizer
+
+
+def saved(x: object) -> object:
+    """Through a file that holds nothing but tensors."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+# ---- Files and copies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_parameters_can_be_saved_by_themselves(grad_mode: str | None) -> None:
+    table, _ = trained(grad_mode)
+    torch.testing.assert_close(saved(table.weight), table.weight, rtol=0, atol=0)
+    assert saved(table.state_dict(keep_vars=True)).keys() == {"weight"}  # type: ignore[attr-defined]
+    assert len(saved(list(table.parameters()))) == len(list(table.parameters()))  # type: ignore[arg-type]
+
+
+def test_copies_of_a_parameter_have_no_table() -> None:
+    table, _ = trained("sparse")
+    assert table_if_any(table.weight) is table_of(table.weight)
+    for twin in (copy.deepcopy(table.weight), pickle.loads(pickle.dumps(table.weight))):
+        assert table_if_any(twin) is None and torch.equal(twin, table.weight)
+
+
+def test_a_table_ends_with_its_parameter() -> None:
+    gc.collect()
+    before = len(_tables._tables)
+    table, optimizer = trained("sparse")
+    table.itself = [table]  # freed by the collector, not by the last reference
+    assert len(_tables._tables) == before + 1
+    del table, optimizer
+    gc.collect()
+    assert len(_tables._tables) == before
+
+
+def test_threads_find_one_table() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1, 1)) for _ in range(200)]
+    start, found = threading.Barrier(4), []
+
+    def look() -> None:
+        start.wait()
+        found.append([table_of(parameter) for parameter in parameters])
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(tables == found[0] for tables in found)
+    assert [table_if_any(parameter) for parameter in parameters] == found[0]
+
+
+# ---- Weights that are no parameters ----------------------------------------------------------------------------------
+
+
+def spectral(module: torch.nn.Module) -> torch.nn.Module:
+    """The old one, whose vectors are drawn."""
+    torch.manual_seed(1)
+    return torch.nn.utils.spectral_norm(module)
+
+
+REPLACEMENTS = {
+    "prune": lambda module: prune.l1_unstructured(module, "weight", 5),
+    "weight_norm": torch.nn.utils.weight_norm,
+    "spectral_norm": spectral,
+    "parametrized": torch.nn.utils.parametrizations.weight_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_a_weight_computed_from_others_trains_as_torchs(replacement: str, grad_mode: str | None) -> None:
+    table, bag = nn.Embedding(12, 3, grad_mode=grad_mode), nn.EmbeddingBag(12, 3, mode="sum", grad_mode=grad_mode)
+    theirs = torch.nn.Embedding(12, 3), torch.nn.EmbeddingBag(12, 3, mode="sum")
+    ids = torch.tensor([[1, 2], [1, 4]])
+    for module, reference in zip((table, bag), theirs, strict=True):
+        reference.load_state_dict(module.state_dict())
+        REPLACEMENTS[replacement](module)
+        REPLACEMENTS[replacement](reference)
+        optimizers = [optim.Adam(module.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)]
+        for _ in range(0 if grad_mode == "sparse" else 3):  # no sparse gradient goes through these, in torch either
+            for each, optimizer in zip((module, reference), optimizers, strict=True):
+                optimizer.zero_grad()
+                each(ids).square().sum().backward()
+                optimizer.step()
+        torch.testing.assert_close(module(ids), reference(ids))
+
+
+def test_a_replaced_weight_can_be_put_back() -> None:
+    table = nn.Embedding(12, 3)
+    prune.random_unstructured(table, "weight", 5)
+    prune.remove(table, "weight")
+    assert isinstance(table.weight, torch.nn.Parameter) and list(table.state_dict()) == ["weight"]
+    del table.weight
+    for forbidden in (lambda: table.weight, lambda: delattr(table, "weight")):
+        with pytest.raises(AttributeError, match="weight"):
+            forbidden()
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_replicas_give_their_gradients_to_the_module(grad_mode: str | None) -> None:
+    table, _ = trained(grad_mode)
+    replica = table._replicate_for_data_parallel()
+    copied = table.weight * 1  # as Broadcast does: no parameter
+    replica.weight = copied
+    ids = torch.tensor([1, 7, 1])
+    torch.testing.assert_close(replica(ids), table(ids), rtol=0, atol=0)
+    if grad_mode != "sparse":
+        replica(ids).sum().backward()
+        assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
+
+
+# ---- Rows made current between a lookup and its backward -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [optim.Adam, lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.5)])
+@pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
+def test_reading_a_table_before_backward_is_no_update(grad_mode: str, make) -> None:
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(12, 3, mode="sum", grad_mode=grad_mode)
+    optimizer = make(bag.parameters(), lr=0.1)
+    ids = torch.tensor([[1, 2], [1, 4]])
+    readers = [lambda: bag.weight, bag.eval, bag.state_dict, optimizer.state_dict, lambda: None]
+    for read in readers:
+        weights = torch.ones(2, 2, requires_grad=True)
+        bag(torch.tensor([[3]])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        output = bag(ids, per_sample_weights=weights)
+        read()
+        output.sum().backward()
+        torch.testing.assert_close(weights.grad, bag.weight.detach()[ids].sum(-1))
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
+@pytest.mark.parametrize("read_before", [False, True])
+def test_an_update_before_backward_is_refused(grad_mode: str, read_before: bool) -> None:
+    bag = nn.EmbeddingBag(12, 3, mode="sum", grad_mode=grad_mode)
+    optimizer = optim.Adam(bag.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        bag(torch.tensor([[3]])).sum().backward()
+        optimizer.step()
+    output = bag(torch.tensor([[1, 2]]), per_sample_weights=torch.ones(1, 2, requires_grad=True))
+    if read_before:
+        _ = bag.weight
+    optimizer.step()
+    if not read_before:
+        _ = bag.weight
+    with pytest.raises(RuntimeError, match="have been updated since"):
+        output.sum().backward()
+
+
+# ---- Modules made without memory -------------------------------------------------------------------------------------
+
+
+def collection(grad_mode: str) -> nn.EmbeddingBagCollection:
+    """One table."""
+    config = nn.EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=3, feature_names=["f"], pooling="sum")
+    return nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("apply", ["step", "backward"])
+def test_the_anchor_follows_a_table_that_is_assigned(apply: str, compiled: bool) -> None:
+    torch._dynamo.reset()
+    start = nn.EmbeddingBag(12, 3, mode="sum").state_dict()
+    trained = []
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            bag = nn.EmbeddingBag(12, 3, mode="sum", grad_mode="fused", apply=apply)
+        bag.load_state_dict({"weight": start["weight"].clone()}, assign=True)
+        assert {parameter.device.type for parameter in bag.parameters()} == {"cpu"}
+        optimizer = optim.Adam(bag.parameters(), lr=0.1)
+        call = torch.compile(bag, backend="aot_eager", fullgraph=True) if compiled else bag
+        for step in range(3):
+            call(torch.tensor([[1, step]])).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append(bag.weight)
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
+
+
+def test_the_anchor_of_a_collection_follows_too() -> None:
+    with torch.device("meta"):
+        bags = collection("fused")
+    bags.requires_grad_(False)
+    bags.load_state_dict(collection("dense").state_dict(), assign=True)
+    assert {parameter.device.type for parameter in bags.parameters()} == {"cpu"} and len(list(bags.parameters())) == 2
+    assert not any(parameter.requires_grad for name, parameter in bags.named_parameters() if "anchor" in name)
+    assert bags({"f": torch.tensor([[1]])}).values().shape == (1, 3)
