@@ -60,6 +60,7 @@ class AnchorGradient:
         self._coming: dict[int, list[tuple[weakref.ref[Table], Gradient]]] = {}
         self._stored: Tensor | None = None  # the anchor's gradient when it was last set here
         self._factor: Tensor | None = None
+        self.is_stale = False  # whether rows have been changed since
         anchor.register_post_accumulate_grad_hook(self._after_backward)
 
     def add(self, tables: Sequence[Table], values: Sequence[Tensor], rows: Sequence[Tensor]) -> None:
@@ -131,7 +132,7 @@ class AnchorGradient:
 
     def store(self) -> None:
         """Set the anchor's gradient to the norm of the rows that wait."""
-        anchor = self.anchor()
+        anchor, self.is_stale = self.anchor(), False
         if anchor is not None and anchor.grad is not None:
             self._stored = self._total_norm(anchor)
             anchor.grad.copy_(self._stored)
@@ -142,7 +143,9 @@ class AnchorGradient:
         if not values:
             return torch.zeros_like(anchor)
         norms = torch._foreach_norm(values)
-        total = torch.linalg.vector_norm(torch.stack([x.to(norms[0].dtype) for x in norms]))
+        total = norms[0]
+        if len(norms) > 1:
+            total = torch.linalg.vector_norm(torch.stack([x.to(total.dtype) for x in norms]))
         return torch.where(torch.isfinite(total), total, torch.full_like(total, torch.inf)).to(anchor.dtype).reshape(1)
 
 
@@ -202,6 +205,12 @@ class WaitingRows(Pending):
         """See :meth:`Pending.clamp`."""
         self._replace(lambda values: values.clamp(-limit, limit))
 
+    def refresh(self) -> None:
+        """See :meth:`Pending.refresh`."""
+        for source in list(self.sources):
+            if source.is_stale:
+                source.store()
+
     def discard(self) -> None:
         """See :meth:`Pending.discard`."""
         self.own.clear()
@@ -241,7 +250,7 @@ class WaitingRows(Pending):
             holder.apply_factor()
             rows, values, _ = holder.rows[self.table]
             holder.rows[self.table] = Gradient(rows, function(values))
-            holder.store()
+            holder.is_stale = True
 
 
 def waiting_rows(table: Table) -> WaitingRows:

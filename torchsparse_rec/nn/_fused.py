@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from ..optim._gradients import update
@@ -82,18 +81,20 @@ class FusedLookups:
         self._tables = Tables(weights)
         return self._tables
 
-    def start(self, ids: Ids, recorded: bool) -> tuple[Reading, Tensor]:
-        """Look up, and note that a backward will come. The token lives as long as it still can."""
+    def start(self, ids: Ids, recorded: bool) -> Reading:
+        """Look up; ``recorded``: a backward may come."""
         tables = self.tables()
         if recorded:
             self._see_holder(tables, needed=False)
-        reading = read(self.plan, tables, ids)
-        number = next(_lookups) if recorded else -1
-        token = torch.tensor([number])
+        return read(self.plan, tables, ids)
+
+    def expect(self, alive: Callable[[], Any]) -> int:
+        """A number for a lookup whose backward can come as long as ``alive()`` is true."""
+        number = next(_lookups)
         # Rows that wait for the optimizer's step need not wait for other lookups.
-        if recorded and self.apply == "backward":
-            _outstanding.add(number, token, tables)
-        return reading, token
+        if self.apply == "backward":
+            _outstanding.add(number, alive, self.tables())
+        return number
 
     def _see_holder(self, tables: Tables, needed: bool) -> None:
         """
@@ -142,15 +143,15 @@ class FusedLookups:
         except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
             return False
 
-    def finish(self, token: Tensor, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
-        """The backward of a lookup: update the tables, or let their rows wait."""
+    def finish(self, number: int, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
+        """The backward of a lookup: update the tables, or let their rows wait. Grad mode must be off."""
         tables = self.tables()
         wanted = [weight.requires_grad for weight in tables.weights]
-        with _lock, torch.no_grad():
+        with _lock:
             if self.apply == "step":
                 self._leave(tables, grad, ids, argmax, wanted)
                 return
-            awaited = _outstanding.remove(int(token), tables)
+            awaited = _outstanding.remove(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
             else:
@@ -217,17 +218,17 @@ class _Outstanding:
     """Lookups whose backward can still come, by number, and their tables."""
 
     def __init__(self) -> None:
-        self._lookups: dict[int, tuple[StorageWeakRef, frozenset[Table]]] = {}
+        self._lookups: dict[int, tuple[Callable[[], Any], frozenset[Table]]] = {}
         self._most = 64
         self.newest = -1
 
-    def add(self, number: int, token: Tensor, tables: Tables) -> None:
-        """Expect the backward of a lookup, as long as its token lives."""
+    def add(self, number: int, alive: Callable[[], Any], tables: Tables) -> None:
+        """Expect the backward of a lookup, as long as ``alive()`` is true."""
         with _lock:
             if len(self._lookups) >= self._most:  # of outputs that were dropped, with no backward since
                 self._forget_expired()
                 self._most = max(64, 2 * len(self._lookups))
-            self._lookups[number] = (StorageWeakRef(token.untyped_storage()), tables.set)
+            self._lookups[number] = (alive, tables.set)
             self.newest = number
 
     def remove(self, number: int, tables: Tables) -> set[Table]:
@@ -242,7 +243,7 @@ class _Outstanding:
 
     def _forget_expired(self) -> None:
         for number, (alive, _) in list(self._lookups.items()):
-            if alive.expired():
+            if not alive():
                 del self._lookups[number]
 
 
@@ -272,13 +273,18 @@ _NO_OPTIMIZER = (
 # ---- Eager calls -----------------------------------------------------------------------------------------------------
 
 
+class _Token:
+    """Lives as long as the lookup's backward can come."""
+
+
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, anchor, indices, offsets, per_sample_weights, bags, side_by_side, owner):
-        reading, token = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), True)
+        reading = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), True)
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.bags, ctx.side_by_side, ctx.owner = bags, side_by_side, owner
-        ctx.token = token  # not saved: hooks on saved tensors would keep a copy in its place
+        ctx.token = _Token()
+        ctx.number = owner.expect(weakref.ref(ctx.token))
         ctx.versions = versions(owner.tables().weights) if weighs else None
         output = reading.output if weighs else None
         ctx.save_for_backward(indices, offsets, per_sample_weights, output, reading.argmax)
@@ -294,7 +300,7 @@ class _Fused(torch.autograd.Function):
             check_unchanged(owner.tables().weights, ctx.versions)
             weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
         if owner.is_wanted():
-            owner.finish(ctx.token, grad, ids, argmax)
+            owner.finish(ctx.number, grad, ids, argmax)
             if owner.apply == "step":
                 anchor_grad = torch.zeros_like(owner.anchor)
         return anchor_grad, None, None, weights_grad, None, None, None

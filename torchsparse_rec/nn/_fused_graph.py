@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ._fused import FusedLookups
 from ._plan import Ids, Plan
@@ -60,7 +61,11 @@ _library.define(
 
 def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded, _call):
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    reading, token = _lookups_of(number, tables, plan).start(ids, recorded)
+    lookups, token = _lookups_of(number, tables, plan), torch.full((1,), -1)
+    reading = lookups.start(ids, recorded)
+    if recorded:
+        alive = StorageWeakRef(token.untyped_storage())
+        token.fill_(lookups.expect(lambda: not alive.expired()))
     return *reading, token
 
 
@@ -74,7 +79,8 @@ def _backward(grad, anchor, indices, offsets, per_sample_weights, output, argmax
     weights_grad = grad.new_empty(0)
     if output is not None:
         weights_grad = weights_gradient(lookups.plan, lookups.tables(), ids, grad, output)
-    lookups.finish(token, grad, ids, argmax)
+    with torch.no_grad():
+        lookups.finish(int(token), grad, ids, argmax)
     return torch.zeros_like(anchor), weights_grad
 
 

@@ -102,16 +102,15 @@ class Tables:
 def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
     """Look up the present values of rows, without a gradient."""
     parts, weights = tables.parts(), tables.weights
-    with torch.no_grad():
-        if len(parts) == 1:
-            return Reading(*plan.forward(weights, ids, parts[0].behind))
-        outputs, winners = [], []
-        for places, behind in parts:
-            part, lookups = plan.part(places), plan.lookups_of(places)
-            output, argmax = part.forward([weights[k] for k in places], ids, behind)
-            outputs.append((lookups, output, part.sizes(ids)))
-            winners.append((lookups, argmax, part.argmax_sizes(ids)))
-        return Reading(joined(outputs), joined(winners))
+    if len(parts) == 1:
+        return Reading(*plan.forward(weights, ids, parts[0].behind))
+    outputs, winners = [], []
+    for places, behind in parts:
+        part, lookups = plan.part(places), plan.lookups_of(places)
+        output, argmax = part.forward([weights[k] for k in places], ids, behind)
+        outputs.append((lookups, output, part.sizes(ids)))
+        winners.append((lookups, argmax, part.argmax_sizes(ids)))
+    return Reading(joined(outputs), joined(winners))
 
 
 def versions(weights: Sequence[Tensor]) -> list[int]:

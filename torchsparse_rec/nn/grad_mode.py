@@ -103,6 +103,7 @@ class GradModeMixin(HasGradMode, TableOwner):
     sparse: bool
     max_norm: float | None
     _auto: AutoChoice
+    _last_plan: Plan = Plan((), (), (), (), (), ())
 
     def _init_grad_mode(self, grad_mode: str | None, apply: str = "step") -> None:
         self._auto = AutoChoice()
@@ -160,9 +161,8 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""
-        sizes = ((weight.shape[0],), (weight.shape[1],))
-        scaled = bool(self.scale_grad_by_freq)
-        plan = Plan((0,), (0,), (mode,), *sizes, (-1 if padding is None else padding,), scaled)
+        sizes = weight.shape[0], weight.shape[1]
+        plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
         if kind == "fused":
             return self._look_up_fused(plan, (0,), ids)
         if torch.compiler.is_compiling():
@@ -170,6 +170,15 @@ class GradModeMixin(HasGradMode, TableOwner):
         if not torch.is_grad_enabled():
             return read(plan, Tables([weight]), ids).output
         return look_up_behind(plan, kind, Tables([weight]), ids)
+
+    def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
+        """The plan of the one lookup: the last one again if it is equal, which is how its lookups are found fastest."""
+        plan = Plan((0,), (0,), (mode,), (num_embeddings,), (embedding_dim,), (padding,), scaled)
+        if torch.compiler.is_compiling():
+            return plan
+        if self._last_plan != plan:
+            self._last_plan = plan
+        return self._last_plan
 
     def explain(self) -> str:
         """

@@ -225,7 +225,8 @@ class RowOptimizer(Checkpoints):
                 self._dense_step()
             finally:
                 self.param_groups = groups
-        self.step_tables(tables)
+        if tables:
+            self.step_tables(tables)
         self._wide = {}
         return loss
 
@@ -261,7 +262,6 @@ class RowOptimizer(Checkpoints):
             update(group, [of[id(parameter)] for parameter in group.parameters])
             self.end_step([group])  # now: should another group's update raise, this one has had its step
 
-    @torch.no_grad()
     def begin_step(self, parameters: Iterable[Tensor]) -> list[StepGroup]:
         """
         Say how tables are to be stepped, those that one call of an operator can step together in one group.

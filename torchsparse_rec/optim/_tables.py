@@ -82,6 +82,9 @@ class Pending:
         """Multiply the waiting gradient by ``factor``, a tensor without dimensions."""
         raise NotImplementedError
 
+    def refresh(self) -> None:
+        """After :meth:`scale` and :meth:`clamp` of all that are to change: let what stands for the gradient follow."""
+
     def discard(self) -> None:
         """Forget the waiting gradient."""
         raise NotImplementedError

@@ -62,6 +62,8 @@ def clip_grad_norm_(
         factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
         for pending in waiting:
             pending.scale(factor)
+        for pending in waiting:
+            pending.refresh()
     return total
 
 
@@ -92,6 +94,8 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
         utils.clip_grad_value_(_holding(gradients), clip_value, foreach)
     for pending in waiting:
         pending.clamp(float(clip_value))
+    for pending in waiting:
+        pending.refresh()
 
 
 def _holding(gradients: list[Tensor]) -> list[Any]:
