@@ -130,6 +130,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         self._choose(self._auto, self._stored_weight())
 
     def _may_lag(self) -> bool:
+        if self._grad_mode == "auto":
+            return self._auto.mode != "dense"  # a change to dense makes rows current
         return self._by_rows or (self._grad_mode is None and self.sparse)
 
     def _gradient_kind(self, weight: Tensor, ids: int) -> str:
