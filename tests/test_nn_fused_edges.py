@@ -6,10 +6,8 @@ import copy
 
 import pytest
 import torch
-from devices import cpu_only
 from test_nn_fused import DIM, ROWS, assert_same, draw, loss_of, pair
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from torchsparse_rec import KeyedJaggedTensor, optim
 from torchsparse_rec import nn as ours
@@ -101,21 +99,6 @@ def test_an_output_that_is_kept_delays_updates_until_the_next_step_only() -> Non
         size = stored(model).abs().sum()
     assert_same(model, reference)
     assert kept.grad_fn is not None
-
-
-@cpu_only
-@APPLY
-def test_a_computed_weight_is_refused(apply: str) -> None:
-    model, _ = pair(apply=apply)
-    optim.SGD(model.parameters(), lr=0.1)
-
-    class Doubled(nn.Module):
-        def forward(self, weight: Tensor) -> Tensor:
-            return 2 * weight
-
-    parametrize.register_parametrization(model.table, "weight", Doubled())
-    with pytest.raises(RuntimeError, match="a module's weight must be its parameter, got one that is computed"):
-        model(torch.zeros(1, 1, dtype=torch.long))
 
 
 @APPLY

@@ -72,12 +72,6 @@ class FusedLookups:
         if known is not None and (weights is None or all(map(operator.is_, known.weights, weights))):
             return known
         assert weights is not None
-        for weight in weights:
-            if not isinstance(weight, Parameter):
-                raise RuntimeError(
-                    "grad_mode='fused' updates tables in place, so a module's weight must be its parameter, got one "
-                    "that is computed (by a parametrization?): choose another grad_mode"
-                )
         self._tables = Tables(weights)
         return self._tables
 
