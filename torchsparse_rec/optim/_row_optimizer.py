@@ -23,8 +23,10 @@ from ._tables import (
     changes,
     flat,
     is_anchor,
+    pending_among,
     table_if_any,
     table_of,
+    with_gradients,
 )
 
 __all__ = ["Rule", "RowOptimizer", "StepGroup"]
@@ -233,11 +235,9 @@ class RowOptimizer(Checkpoints):
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
         """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
         others = []
-        for parameter in group["params"]:
+        for parameter in with_gradients(group["params"]):
             table = table_if_any(parameter)
             grad = parameter.grad
-            if grad is None and (table is None or table.pending is None):
-                continue
             if table is None or not (table.owned or table.rows is not None or table.pending is not None):
                 if grad is None or is_anchor(parameter):
                     continue
@@ -405,7 +405,5 @@ class RowOptimizer(Checkpoints):
         """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
         super().zero_grad(set_to_none)
         for group in self.param_groups:
-            for parameter in group["params"]:
-                table = table_if_any(parameter)
-                if table is not None and table.pending is not None:
-                    table.pending.discard()
+            for pending in pending_among(group["params"]):
+                pending.discard()

@@ -8,6 +8,7 @@ that module only, so its idle rows can be left as they are until they are read o
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,9 +27,11 @@ __all__ = [
     "changes",
     "is_anchor",
     "note_change",
+    "pending_among",
     "pending_of",
     "table_if_any",
     "table_of",
+    "with_gradients",
 ]
 
 # By the id of their parameter, whose death removes them. Not among its attributes: those go into files, which
@@ -235,6 +238,21 @@ def table_of(parameter: Tensor) -> Table:
     return _tables.setdefault(id(parameter), Table(parameter)) if table is None else table
 
 
+# There may be hundreds of parameters, and these are asked of all of them at every step.
+
+
+def pending_among(parameters: Iterable[Tensor]) -> list[Pending]:
+    """What may wait outside ``.grad`` for tables among the parameters."""
+    tables = [_tables.get(id(parameter)) for parameter in parameters]
+    return [table.pending for table in tables if table is not None and table.pending is not None]
+
+
+def with_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The parameters that may have a gradient, in ``.grad`` or elsewhere."""
+    both = [(parameter, _tables.get(id(parameter))) for parameter in parameters]
+    return [p for p, table in both if p.grad is not None or (table is not None and table.pending is not None)]
+
+
 def is_anchor(parameter: Tensor) -> bool:
     """Whether a parameter only stands for gradients that wait elsewhere: it is neither stepped nor saved."""
     return getattr(parameter, "_torchsparse_rec_anchor", False)
@@ -243,8 +261,9 @@ def is_anchor(parameter: Tensor) -> bool:
 def pending_of(parameter: Tensor) -> list[Pending]:
     """The gradients that wait elsewhere: a table's own, or those of the tables that an anchor stands for."""
     stands_for = getattr(parameter, "_torchsparse_rec_gradient", None)
-    tables = [table_if_any(parameter)] if stands_for is None else list(stands_for.rows)
-    return [table.pending for table in tables if table is not None and table.pending is not None]
+    if stands_for is None:
+        return pending_among([parameter])
+    return [table.pending for table in list(stands_for.rows) if table.pending is not None]
 
 
 def flat(x: Tensor) -> Tensor:
