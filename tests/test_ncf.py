@@ -1,23 +1,18 @@
-"""The NCF example: reading, splitting, sampling, metrics, training, resuming, and TensorFlow beside it."""
+"""The NCF example: splitting, sampling, metrics, training, resuming, and TensorFlow beside it."""
 
-import hashlib
-import io
 import math
 import os
 import re
-import socket
-import zipfile
 
 import numpy as np
 import pytest
 import torch
 
 from torchsparse_rec.examples.ncf import __main__ as command
-from torchsparse_rec.examples.ncf import data, evaluate, reader, sampling, steps, train
+from torchsparse_rec.examples.ncf import data, evaluate, sampling, steps, train
 from torchsparse_rec.examples.ncf.model import NeuMF
 
 DATA = os.environ.get(data.ENVIRONMENT_VARIABLE)
-LAYOUTS = {"ml-100k": reader.TAB_LAYOUT, "ml-1m": reader.COLON_LAYOUT, "ml-20m": reader.CSV_LAYOUT}
 SMALL = {"factors": 4, "layers": (16, 8), "batch_size": 256, "lr": 5e-3}
 
 
@@ -33,177 +28,6 @@ def one_thread():
 @pytest.fixture(scope="module")
 def small():
     return data.generate(150, 300, 4500, seed=1)
-
-
-def file_text(dataset, columns):
-    layout = LAYOUTS[dataset]
-    separator, rating = layout.separator.decode(), "3.5" if layout.fractional else "4"
-    lines = [separator.join([str(u), str(i), rating, str(t)]) for u, i, t in columns.T]
-    header = [layout.header.decode()] if layout.header else []
-    return "".join(line + "\n" for line in header + lines).encode()
-
-
-# ---- Reading ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("dataset", "text"),
-    [
-        ("ml-100k", b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"),
-        ("ml-1m", b"196::242::3::881250949\n22::377::1::878887116\n"),
-        ("ml-20m", b"userId,movieId,rating,timestamp\n196,242,3.5,881250949\n22,377,0.5,878887116\n"),
-        ("ml-20m", b"userId,movieId,rating,timestamp\r\n196,242,3.5,881250949\r\n22,377,0.5,878887116\r\n"),
-        (
-            "ml-20m",
-            b"userId,movieId,rating,timestamp\n196,242,3,881250949\n22,377,.5,878887116\n".replace(b",.", b",0."),
-        ),
-        ("ml-100k", b"196\t242\t3\t881250949\n22\t377\t1\t878887116"),
-    ],
-)
-def test_read_known_lines(dataset, text):
-    columns = reader.read_ratings(io.BytesIO(text), "file", LAYOUTS[dataset])
-    assert columns.tolist() == [[196, 22], [242, 377], [881250949, 878887116]]
-
-
-@pytest.mark.parametrize("dataset", LAYOUTS)
-def test_read_across_chunks_by_both_paths(dataset, monkeypatch):
-    random = np.random.default_rng(0)
-    expected = np.stack([random.integers(1, 10 ** random.integers(1, 7, 500)) for _ in range(3)])
-    text = file_text(dataset, expected)
-    for chunk in (64, 1000, 1 << 20):
-        monkeypatch.setattr(reader, "_CHUNK", chunk)
-        np.testing.assert_array_equal(reader.read_ratings(io.BytesIO(text), "file", LAYOUTS[dataset]), expected)
-    monkeypatch.setattr(reader, "_parse_regular", lambda chunk, layout: None)
-    np.testing.assert_array_equal(reader.read_ratings(io.BytesIO(text), "file", LAYOUTS[dataset]), expected)
-
-
-def test_original_files_take_the_quick_path(monkeypatch):
-    monkeypatch.delattr(reader, "_parse_lines")
-    for dataset, layout in LAYOUTS.items():
-        text = file_text(dataset, np.array([[1, 20], [300, 4], [881250949, 978300760]]))
-        assert reader.read_ratings(io.BytesIO(text), "file", layout).shape == (3, 2)
-
-
-@pytest.mark.parametrize("dataset", LAYOUTS)
-@pytest.mark.parametrize(
-    "bad",
-    ["", "1", "1|2|4|5|6", "x|2|4|5", "1|2|4", "1|2||5", "1|-2|4|5", "1||4|5", "0|2|4|5", "1|2|4|5.0", "1|2|4|", "é|\0",
-     "1|2|444|5", "1|99999999|4|5", "1|2|4|1234567890123"],
-)  # fmt: skip
-def test_read_names_the_bad_line(dataset, bad, monkeypatch):
-    monkeypatch.setattr(reader, "_CHUNK", 200)
-    layout = LAYOUTS[dataset]
-    lines = file_text(dataset, np.full((3, 40), 881250949 % 1000)).split(b"\n")
-    lines[29] = bad.encode().replace(b"|", layout.separator)
-    with pytest.raises(ValueError, match=r"^some file, line 30: expected user.*got '"):
-        reader.read_ratings(io.BytesIO(b"\n".join(lines)), "some file", layout)
-
-
-def test_read_truncated_file():
-    text = b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"
-    for cut in (2, 5, 10, 15):  # inside the last timestamp, at its start, and inside a field before it
-        with pytest.raises(ValueError, match="u.data, line 2: expected user<TAB>item"):
-            reader.read_ratings(io.BytesIO(text[:-cut]), "u.data", reader.TAB_LAYOUT)
-    with pytest.raises(ValueError, match="line 1: the file ends here"):
-        reader.read_ratings(io.BytesIO(b""), "u.data", reader.TAB_LAYOUT)
-    with pytest.raises(ValueError, match="line 1: expected the header userId,movieId"):
-        reader.read_ratings(io.BytesIO(b"1,2,3.5,4\n"), "ratings.csv", reader.CSV_LAYOUT)
-
-
-def test_file_that_ends_early_is_an_error(tmp_path):
-    path = tmp_path / "u.data"
-    path.write_bytes(file_text("ml-100k", np.full((3, 7), 5)))
-    with pytest.raises(
-        ValueError, match=r"u.data ends at line 7 with 7 ratings, expected the 100,000 ratings of ml-100k"
-    ):
-        data.read("ml-100k", path)
-
-
-def test_ids_are_renumbered_without_gaps():
-    found = data.index_ids("x", np.array([7, 3, 7]), np.array([50, 9, 10]), np.array([1, 2, 3]))
-    assert (found.users.tolist(), found.items.tolist()) == ([1, 0, 1], [2, 0, 1])
-    assert (found.num_users, found.num_items) == (2, 3)
-
-
-def test_load_finds_the_file_in_the_folder_or_below(tmp_path, monkeypatch):
-    monkeypatch.setitem(data.SOURCES, "ml-1m", data.Source("ratings.dat", reader.COLON_LAYOUT, 2))
-    nested = tmp_path / "ml-1m"
-    nested.mkdir()
-    (nested / "ratings.dat").write_bytes(file_text("ml-1m", np.array([[1, 2], [3, 4], [5, 6]])))
-    for folder in (tmp_path, nested):
-        assert len(data.load("ml-1m", folder)[0].users) == 2
-    monkeypatch.setenv(data.ENVIRONMENT_VARIABLE, str(tmp_path))
-    assert len(data.load("ml-1m")[0].users) == 2
-    with pytest.raises(FileNotFoundError, match="TORCHSPARSE_REC_DATA is .*ratings.csv"):
-        data.load("ml-20m")
-    with pytest.raises(FileNotFoundError, match="--data-dir is .*u.data"):
-        data.load("ml-100k", tmp_path)
-    monkeypatch.delenv(data.ENVIRONMENT_VARIABLE)
-    with pytest.raises(ValueError, match="ml-1m is not downloaded: give its folder by --data-dir"):
-        data.load("ml-1m")
-
-
-@pytest.mark.skipif(DATA is None, reason=f"${data.ENVIRONMENT_VARIABLE} is not set")
-def test_read_ml_100k():
-    found, where = data.load("ml-100k")
-    assert (found.num_users, found.num_items, len(found.users)) == (943, 1682, 100_000)
-    assert (found.users[0], found.items[0], found.timestamps[0]) == (195, 241, 881250949)
-    assert where.startswith("ml-100k from ")
-    assert int(np.bincount(found.items).max()) == 583
-
-
-# ---- Downloading and generating --------------------------------------------------------------------------------------
-
-
-def archive_of(content):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("ml-100k/u.data", content)
-    return buffer.getvalue()
-
-
-def test_download_checks_and_caches(tmp_path, monkeypatch):
-    content = b"1\t2\t3\t881250949\n"
-    monkeypatch.setattr(data, "cache_file", lambda: tmp_path / "cache" / "u.data")
-    monkeypatch.setattr(data, "MD5", hashlib.md5(content).hexdigest())
-    fetched = []
-    monkeypatch.setattr(data, "_fetch", lambda url, seconds: fetched.append(url) or archive_of(content))
-    assert data.download().read_bytes() == content
-    assert data.download().read_bytes() == content and len(fetched) == 1
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["u.data"]
-    monkeypatch.setattr(data, "MD5", "0" * 32)
-    with pytest.raises(ValueError, match="wrong checksum"):
-        data.download()
-
-
-def test_without_a_network_the_data_are_generated(monkeypatch, tmp_path):
-    def fail(url, seconds):
-        raise OSError("network is unreachable")
-
-    monkeypatch.delenv(data.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(data, "cache_file", lambda: tmp_path / "u.data")
-    monkeypatch.setattr(data, "_fetch", fail)
-    found, where = data.load()
-    assert (found.num_users, found.num_items, len(found.users)) == (943, 1682, 100_000)
-    assert "network is unreachable" in where and "GENERATED" in where and "\n" not in where
-
-
-def test_connecting_has_a_time_limit():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(OSError):
-            data._fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", 0.2)
-
-
-def test_generated_data():
-    found = data.generate()
-    again = data.generate()
-    assert found.checksum() == again.checksum() != data.generate(seed=1).checksum()
-    pairs = found.users.astype(np.int64) * found.num_items + found.items
-    assert len(np.unique(pairs)) == len(found.users) == 100_000
-    popularity = np.sort(np.bincount(found.items, minlength=1682))[::-1]
-    assert popularity[:168].sum() > 3 * 10_000  # a tenth of the items has several times its share
-    with pytest.raises(ValueError, match="num_interactions must be at most 100"):
-        data.generate(10, 20, 101)
 
 
 # ---- Split and samples -----------------------------------------------------------------------------------------------
