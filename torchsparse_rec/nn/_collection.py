@@ -17,7 +17,7 @@ from ._lookup import WHY_UNTRACED
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
 from ._read import Tables, is_behind, look_up_behind, read
-from .auto import Announced, AutoChoice
+from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table
 from .grad_mode import HasGradMode, load_estimate, save_estimate
 from .gradients import keep_coalesced
@@ -218,8 +218,7 @@ class Collection(HasGradMode):
             name = type(optimizer).__name__
             raise ValueError(f"use_optimizer: optimizer must hold a table of the collection, got a {name} without")
         for table in chosen:
-            table.auto.announced = Announced(optimizer, table._stored_weight())
-            table.auto.restore(table.auto.__getstate__())
+            table.auto.announce(optimizer, table._stored_weight())  # type: ignore[arg-type]
 
     def explain(self) -> str:
         """

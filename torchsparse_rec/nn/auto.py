@@ -234,6 +234,11 @@ class AutoChoice:
         self.lookups, self.ids = state["lookups"], state["ids"]
         self._chosen_for = None
 
+    def announce(self, optimizer: Optimizer, weight: Tensor) -> None:
+        """Learn which optimizer of torch updates the table, and choose anew."""
+        self.announced = Announced(optimizer, weight)
+        self._chosen_for = None
+
     def ids_per_lookup(self) -> float | None:
         """The mean over the training lookups counted so far, None before the first."""
         return self.ids / self.lookups if self.lookups else None

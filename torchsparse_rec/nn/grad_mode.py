@@ -15,7 +15,7 @@ from ._lookup import WHY_UNTRACED
 from ._owner import AnchorOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, is_behind, look_up_behind, read
-from .auto import Announced, AutoChoice, as_bytes
+from .auto import AutoChoice, as_bytes
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
@@ -125,8 +125,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         Raises:
             ValueError: the optimizer does not hold ``self.weight``.
         """
-        self._auto.announced = Announced(optimizer, self._stored_weight())
-        self._auto.restore(self._auto.__getstate__())
+        self._auto.announce(optimizer, self._stored_weight())
         self._choose(self._auto, self._stored_weight())
 
     def _may_lag(self) -> bool:
