@@ -72,6 +72,7 @@ struct Collection {
   int64_t output_elements = 0;
   int64_t argmax_elements = 0;
   bool has_max = false;
+  CallMemory read;  // what an update reads, while it writes the tables
 
   int64_t tables() const { return static_cast<int64_t>(dims.size()); }
 };
@@ -92,8 +93,12 @@ inline void check_collection_lists(const char* op, const CollectionLists& lists,
   must_have("keys", lists.keys, lookups, "lookup");
   must_have("modes", lists.modes, lookups, "lookup");
   must_have("padding_idx", lists.padding_idx, tables, "table");
+  int64_t bags = 0;
   for (size_t k = 0; k < lists.bags.size(); ++k) {
     TSR_CHECK_VALUE(lists.bags[k] >= 0, op, ": bags[", k, "] must be >= 0, got ", lists.bags[k]);
+    TSR_CHECK_VALUE(lists.bags[k] <= INT64_MAX - bags, op, ": bags must add up to less than 2^63, got ", lists.bags[k],
+                    " in bags[", k, "] after ", bags);
+    bags += lists.bags[k];
   }
   const auto must_be_below = [op](const char* argument, const std::vector<int64_t>& list, size_t l, int64_t bound) {
     TSR_CHECK_VALUE(list[l] >= 0 && list[l] < bound, op, ": ", argument, "[", l, "] must be in [0, ", bound, "), got ",
@@ -126,7 +131,12 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
     c.bags += count;
   }
   int64_t columns = 0;
-  for (size_t l = 0; l < lists.tables.size(); ++l) columns += c.dims[static_cast<size_t>(lists.tables[l])];
+  for (size_t l = 0; l < lists.tables.size(); ++l) {
+    const int64_t dim = c.dims[static_cast<size_t>(lists.tables[l])];
+    TSR_CHECK_VALUE(dim <= INT64_MAX - columns, op, ": the lookups must have less than 2^63 columns, got ", columns,
+                    " before the ", dim, " of tables[", l, "]");
+    columns += dim;
+  }
   int64_t left = 0;
   const int64_t rows = lists.bags[static_cast<size_t>(lists.keys[0])];
   for (size_t l = 0; l < lists.tables.size(); ++l) {
@@ -144,6 +154,9 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
     TSR_CHECK_VALUE(!lists.side_by_side || lookup.bags == rows, op,
                     ": side by side, every key must have as many bags as", " keys[0], ", rows, ", got ", lookup.bags,
                     " of keys[", l, "]");
+    TSR_CHECK_VALUE(lookup.dim == 0 || lookup.bags <= (INT64_MAX - c.output_elements) / lookup.dim, op,
+                    ": the output must have less than 2^63 elements, got ", c.output_elements, " before the ",
+                    lookup.bags, " bags of ", lookup.dim, " columns of tables[", l, "]");
     left += lookup.dim;
     c.output_elements += lookup.bags * lookup.dim;
     if (lookup.mode == Reduction::kMax) {
@@ -311,7 +324,9 @@ inline CollectionStep check_collection_step(const Collection& c, const std::vect
   }
   check_optimizer_steps(c.op, step, base, /*least=*/1);
   check_optimizer_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps);
-  check_written_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps);
+  CallMemory memory = c.read;
+  if (grad_scale) memory.add_read(Place{"grad_scale"}, *grad_scale);
+  check_written_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps, std::move(memory));
   check_catching_up(c.op, last_steps, history, step - 1 - base);
   if (!last_steps.empty()) check_idle_rows(c.op, result.rule, hyperparameters);
   check_rounding_seeds(c.op, result.weights, rounding_seeds);
@@ -331,6 +346,8 @@ inline Collection check_embedding_collection_update(const std::vector<Tensor>& w
   check_same_device(op, "grad", grad, "weights", weights[0]);
   check_collection_grad(c, "grad", grad);
   check_collection_argmax(c, grad, argmax);
+  c.read.add_read(Place{"grad"}, grad);
+  if (per_sample_weights) c.read.add_read(Place{"per_sample_weights"}, *per_sample_weights);
   TSR_CHECK_VALUE(wanted.size() == weights.size(), op, ": wanted must have one entry for each table, ", weights.size(),
                   ", got ", wanted.size());
   return c;

@@ -5,13 +5,11 @@
 //   row rows[k][u] of weights[k] and of its states is caught up through step - 1, and then makes step `step` with
 //   g = (maximize ? -1 : 1) * grad_scale * values[k][u]
 // * Steps are numbered from 1. A row that a step does not name has gradient zero in it, which for many rules still
-// moves
-//   it. Such idle steps are not done: last_steps[k][row] says through which step the row is done, counted from `base`,
-//   and whoever needs the row catches it up by their idle map (row_optimizer_idle.h), whatever their number.
+//   moves it. Such idle steps are not done: last_steps[k][row] says through which step the row is done, counted from
+//   `base`, and whoever needs the row catches it up by their idle map (row_optimizer_idle.h), whatever their number.
 // * history: the idle maps of the steps since base, [>= 2 * (step - base), 8] float64, the same for all tables that
-// step
-//   together; at base all rows were current. row_optimizer_advance_ appends the map of step `step`, after its updates:
-//   learning rates and all other hyperparameters but eps may differ from step to step.
+//   step together; at base all rows were current. row_optimizer_advance_ appends the map of step `step`, after its
+//   updates: learning rates and all other hyperparameters but eps may differ from step to step.
 // * last_steps empty: no rows are caught up. That is right where the rule does not move idle rows, where every step has
 //   rows = all, and is the rule called lazy otherwise.
 // * row_optimizer_current(weight, states, last_step, history, rows, ...) -> [U, D]: what the rows of weight are as of
@@ -26,7 +24,8 @@
 //   for float64 weights float64. values[k]: [U_k, D_k] in the accumulator's dtype or the weights'. rows: one int64
 //   vector per table, strictly increasing, or none for all tables: then values[k] is [V_k, D_k]. last_steps: none, or
 //   one int32 [V_k] per table; numbers outside [0, step - base] count as the nearer end. grad_scale: one element of the
-//   accumulator's dtype or float32, on the device. Written rows may be any distance apart, each of them contiguous.
+//   accumulator's dtype or float32, on the device. Written rows may be any distance apart, each of them contiguous; no
+//   memory may be shared between what is written, nor with values or grad_scale (columns of one tensor share none).
 // * A step is computed in the accumulator's dtype and the weight rounded once, after catching up and stepping, to the
 //   nearest number; or, with rounding_seeds (one per table, for half types only), to one of the two neighbours by a
 //   generator of (seed, step, row, column), so that the mean is right (stochastic_rounding.h). A caught-up row that is
@@ -134,6 +133,13 @@ inline bool decay_is_coupled(OptimizerRule rule, const std::vector<double>& h) {
 // A table that is only read may have any layout: where its rows are not whole, a copy.
 inline Tensor readable_rows(const Tensor& x) { return has_whole_rows(x) ? x : as_contiguous(x); }
 
+inline std::vector<Tensor> readable_rows(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> result;
+  result.reserve(tensors.size());
+  for (const Tensor& x : tensors) result.push_back(readable_rows(x));
+  return result;
+}
+
 // ---- Checks ---------------------------------------------------------------------------------------------------------
 
 // The ranges are torch's. Written so that a NaN is outside.
@@ -172,7 +178,7 @@ inline OptimizerRule check_optimizer_rule(const char* op, int64_t value, const s
 
 inline void check_optimizer_steps(const char* op, int64_t step, int64_t base, int64_t least) {
   TSR_CHECK_VALUE(base >= 0, op, ": base must be >= 0, got ", base);
-  TSR_CHECK_VALUE(step >= base + least && step - base < INT32_MAX, op, ": step must be in [base + ", least,
+  TSR_CHECK_VALUE(step >= 0 && step - base >= least && step - base < INT32_MAX, op, ": step must be in [base + ", least,
                   ", base + 2^31), got ", step, " with base ", base);
 }
 
@@ -184,13 +190,6 @@ inline void check_history(const char* op, const Tensor& history, int64_t steps) 
                   ": history must have shape [at least ", 2 * steps, ", ", kHistoryColumns, "], got ",
                   shape_text(history));
 }
-
-// Prints as "weights[3]".
-struct Place {
-  const char* argument;
-  size_t k;
-  friend std::ostream& operator<<(std::ostream& out, const Place& x) { return out << x.argument << '[' << x.k << ']'; }
-};
 
 inline ScalarType accumulator_dtype(ScalarType weight) {
   return weight == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
@@ -224,8 +223,9 @@ inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std
     const Tensor& weight = weights[k];
     check_float_dtype(op, "weights[0]", weights[0]);
     TSR_CHECK_VALUE(weight.dim() == 2, op, ": weights[", k, "] must have shape [V, D], got ", shape_text(weight));
-    check_table_tensor(op, Place{"weights", k}, weight, weight, k, /*per_row=*/false, weights[0].scalar_type());
-    check_same_device(op, "weights", weight, "weights[0]", weights[0]);
+    TSR_CHECK_VALUE(weight.scalar_type() == weights[0].scalar_type(), op, ": weights[", k, "] must be ",
+                    dtype_name(weights[0].scalar_type()), ", got ", dtype_name(weight.scalar_type()));
+    check_same_device(op, Place{"weights", k}, weight, "weights[0]", weights[0]);
     for (size_t s = 0; s < names.size(); ++s) {
       const Tensor& state = states[k * names.size() + s];
       const Place name{names[s], k};
@@ -238,26 +238,25 @@ inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std
   }
 }
 
-// The same tables, for operators that write them: their layouts, and that no memory is shared.
+// The same tables, for operators that write them: their layouts, and that they share no memory, neither with each other
+// nor with what is read meanwhile, which `memory` holds.
 inline void check_written_tables(const char* op, OptimizerRule rule, const std::vector<double>& h,
                                  const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                 const std::vector<Tensor>& last_steps) {
+                                 const std::vector<Tensor>& last_steps, CallMemory memory) {
   const std::vector<const char*>& names = state_names(rule, h);
   for (size_t k = 0; k < weights.size(); ++k) {
     check_written_rows(op, Place{"weights", k}, weights[k]);
+    memory.add_written(Place{"weights", k}, weights[k]);
     for (size_t s = 0; s < names.size(); ++s) {
       const Tensor& state = states[k * names.size() + s];
-      const Place name{names[s], k};
-      check_written_rows(op, name, state);
-      TSR_CHECK_VALUE(!share_memory(state, weights[k]), op, ": ", name, " must not share memory with weights[", k, "]");
-      for (size_t other = 0; other < s; ++other) {
-        TSR_CHECK_VALUE(!share_memory(state, states[k * names.size() + other]), op, ": ", name,
-                        " must not share memory with ", names[other], "[", k, "]");
-      }
+      check_written_rows(op, Place{names[s], k}, state);
+      memory.add_written(Place{names[s], k}, state);
     }
-    TSR_CHECK_VALUE(last_steps.empty() || last_steps[k].is_contiguous(), op, ": last_steps[", k,
-                    "] must be contiguous");
+    if (last_steps.empty()) continue;
+    TSR_CHECK_VALUE(last_steps[k].is_contiguous(), op, ": last_steps[", k, "] must be contiguous");
+    memory.add_written(Place{"last_steps", k}, last_steps[k]);
   }
+  memory.check(op);
 }
 
 inline void check_rounding_seeds(const char* op, const std::vector<Tensor>& weights,
@@ -315,7 +314,10 @@ inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weigh
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/1);
   check_optimizer_tables(op, rule, h, weights, states, last_steps);
-  check_written_tables(op, rule, h, weights, states, last_steps);
+  CallMemory read;
+  for (size_t k = 0; k < values.size(); ++k) read.add_read(Place{"values", k}, values[k]);
+  if (grad_scale) read.add_read(Place{"grad_scale"}, *grad_scale);
+  check_written_tables(op, rule, h, weights, states, last_steps, std::move(read));
   check_catching_up(op, last_steps, history, step - 1 - base);
   if (!last_steps.empty() && !rows.empty()) check_idle_rows(op, rule, h);
   check_rounding_seeds(op, weights, rounding_seeds);
@@ -343,7 +345,6 @@ inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weigh
                     " or the dtype of weights[", k, "], ", dtype_name(weight.scalar_type()), ", got ",
                     dtype_name(dtype));
     check_same_device(op, name, values[k], "weights[0]", weight);
-    TSR_CHECK_VALUE(!share_memory(values[k], weight), op, ": ", name, " must not share memory with weights[", k, "]");
   }
   return rule;
 }
@@ -385,7 +386,7 @@ inline OptimizerRule check_row_optimizer_make_current(const std::vector<Tensor>&
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/0);
   check_optimizer_tables(op, rule, h, weights, states, last_steps);
-  check_written_tables(op, rule, h, weights, states, last_steps);
+  check_written_tables(op, rule, h, weights, states, last_steps, CallMemory());
   check_catching_up(op, last_steps, history, step - base);
   check_rounding_seeds(op, weights, rounding_seeds);
   return rule;

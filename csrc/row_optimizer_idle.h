@@ -213,14 +213,15 @@ Map leaf_of(OptimizerRule rule, const std::vector<double>& hyperparameters, int6
 
 // ---- The terms of S -------------------------------------------------------------------------------------------------
 
-// The moments of a part's A around their mean, as multiples of its powers.
+// The moments of a part's A around their mean, as multiples of its powers. A part that moves nothing has mean 1, since
+// S divides by it alone where eps is 0.
 struct CentralMoments {
   double mean = 0, m2 = 0, m3 = 0, m4 = 0;
 
   template <class Map>
   TSR_HOST_DEVICE explicit CentralMoments(const Map& part) {
-    if (part.n[0] == 0 || part.n[1] == 0) return;
-    mean = part.n[1] / part.n[0];
+    mean = part.n[0] == 0 ? 1 : part.n[1] / part.n[0];
+    if (mean == 0) return;
     const double scale = 1 / mean, scale2 = scale * scale;
     const double second = part.n[2] * scale2, third = part.n[3] * scale2 * scale;
     m2 = second - part.n[0];

@@ -11,6 +11,7 @@
 //   step(w, state, g, row)          the step of one element
 //   catch_up(idle, [S,] w, state)   the idle steps of one element; for AdamMap with S(q) of root(state)
 #pragma once
+#include <limits>
 #include <vector>
 
 #include "row_optimizer_idle.h"
@@ -50,10 +51,14 @@ struct AdamIdle {
   }
 };
 
+// Where eps is 0, S divides by a alone, which must not vanish for being too small for float.
 template <class A>
 TSR_HOST_DEVICE AdamTerm<A> as_term(const AdamTerm<double>& term) {
-  return {static_cast<A>(term.a), static_cast<A>(term.m0), static_cast<A>(term.m2), static_cast<A>(term.m3),
-          static_cast<A>(term.d)};
+  A a = static_cast<A>(term.a);
+  if constexpr (std::is_same_v<A, float>) {
+    if (term.a > 0 && a < std::numeric_limits<A>::min()) a = std::numeric_limits<A>::min();
+  }
+  return {a, static_cast<A>(term.m0), static_cast<A>(term.m2), static_cast<A>(term.m3), static_cast<A>(term.d)};
 }
 
 // ---- What rules share -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@
 #include "abi.h"
 #include "dispatch.h"
 #include "segment.h"
+#include "shared_memory.h"
 
 namespace tsr {
 
@@ -365,23 +366,6 @@ void check_written_rows(const char* op, const Name& argument, const Tensor& x) {
   TSR_CHECK_VALUE(has_whole_rows(x), op, ": ", argument,
                   " must have rows that are contiguous and do not overlap, as it is written in place, got strides ",
                   strides_text(x), " of shape ", shape_text(x));
-}
-
-// Whether rows of a and b share memory. Rows at one distance may lie side by side, as columns of one tensor do.
-inline bool share_memory(const Tensor& a, const Tensor& b) {
-  if (a.numel() == 0 || b.numel() == 0) return false;
-  const auto bytes = [](const Tensor& x) { return static_cast<int64_t>(x.element_size()); };
-  const auto begin = [](const Tensor& x) { return static_cast<int64_t>(reinterpret_cast<intptr_t>(x.data_ptr())); };
-  const auto end = [&](const Tensor& x) {
-    int64_t last = 0;
-    for (int64_t d = 0; d < x.dim(); ++d) last += (x.size(d) - 1) * x.stride(d);
-    return begin(x) + (last + 1) * bytes(x);
-  };
-  if (end(a) <= begin(b) || end(b) <= begin(a)) return false;
-  const int64_t stride = row_stride(a) * bytes(a);
-  if (a.size(0) < 2 || b.size(0) < 2 || row_stride(b) * bytes(b) != stride) return true;
-  const int64_t apart = ((begin(b) - begin(a)) % stride + stride) % stride;
-  return apart < row_elements(a) * bytes(a) || apart + row_elements(b) * bytes(b) > stride;
 }
 
 inline void check_row_tensors(const char* op, const Tensor& weight, const RowStates& states,

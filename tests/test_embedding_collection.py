@@ -298,13 +298,17 @@ def test_current_lookup_is_that_of_tables_made_current(name: str) -> None:
         states, last_steps, history = optimizer_state(x, rule, h, True)
         tables = (x.weights, states, last_steps, history)
         before = copies([*x.weights, *states, *last_steps])
-        pooled, argmax = _ops.embedding_collection_current.default(*tables, *x.inputs, *x.lists, rule, h, 3, 0)
+        step = (history, *x.inputs, *x.lists, rule, h, 3, 0)
+        pooled, argmax = _ops.embedding_collection_current.default(*tables[:3], *step)
         weights_grad = None
         if x.per_sample_weights is not None:
             inputs = (x.grad, *tables, *x.inputs, pooled, *x.lists)
             weights_grad = _ops.embedding_collection_weights_backward.default(*inputs, rule, h, 3, 0)
         for now, then in zip([*x.weights, *states, *last_steps], before, strict=True):
             assert_same_bits(now, then)
+        # Rows of tables may be any distance apart.
+        wider = ([y.repeat_interleave(2, 0)[::2] for y in group] for group in tables[:3])
+        assert_same_bits(_ops.embedding_collection_current.default(*wider, *step)[0], pooled)
         _ops.row_optimizer_make_current_.default(*tables, rule, h, 3, 0, [])
         wanted, winners = _ops.embedding_collection.default(x.weights, *x.inputs, *x.lists, False)
         assert_same_bits(pooled, wanted)

@@ -153,6 +153,10 @@ LISTS = {
     "padding_value": ({"padding_idx": [9, 13]}, "padding_idx[1] must be <= 12, got 13"),
     "negative_bags": ({"bags": [4, -1, 4]}, "bags[1] must be >= 0, got -1"),
     "sum_of_bags": ({"bags": [4, 4, 4, 1]}, "bags must add up to the bags of offsets, 12, got 13"),
+    "far_too_many_bags": (
+        {"bags": [4, 4, 4, *[2**62] * 4]},  # 12 in 64 bits
+        f"bags must add up to less than 2^63, got {2**62} in bags[4] after {2**62 + 12}",
+    ),
     "unequal_bags": (
         {"bags": [4, 3, 5]},
         "side by side, every key must have as many bags as keys[0], 4, got 3 of keys[1]",
@@ -241,6 +245,42 @@ def test_argmax(name: str) -> None:
 @pytest.mark.parametrize("name", BACKWARDS)
 def test_backward_lists(name: str) -> None:
     refused(name, usual(wanted=[True]), "num_embeddings, dims and wanted must have one entry for each table, got 2, 2")
+
+
+def test_sizes_beyond_64_bits() -> None:
+    """Of tables without rows, which may have any number of columns."""
+    x = usual(weights=[torch.empty(0, 2**62)] * 2, indices=torch.empty(0, dtype=torch.int64), per_sample_weights=None)
+    message = f"the lookups must have less than 2^63 columns, got {2**62} before the {2**62} of tables[1]"
+    refused("embedding_collection", replace(x, offsets=torch.zeros(13, dtype=torch.int64)), message)
+    one = replace(x, tables=[0], keys=[0], modes=[SUM], bags=[4], offsets=torch.zeros(5, dtype=torch.int64))
+    message = f"the output must have less than 2^63 elements, got 0 before the 4 bags of {2**62} columns of tables[0]"
+    refused("embedding_collection", one, message)
+
+
+def test_an_update_shares_no_memory() -> None:
+    """What it reads is read while tables are written."""
+    x = usual(tables=[0], keys=[0], modes=[SUM], bags=[9])
+    x = replace(x, grad=x.weights[0], offsets=torch.arange(10), per_sample_weights=None, indices=x.indices[:9])
+    x.indices.fill_(1)
+    refused("embedding_collection_update_", x, "grad must not share memory with weights[0]")
+    weights = x.weights[1].view(-1)[:9]
+    x = replace(x, grad=torch.ones(9, 3), per_sample_weights=weights)
+    refused("embedding_collection_update_", x, "per_sample_weights must not share memory with weights[1]")
+    x = replace(x, weights=[x.weights[0], x.weights[0]], per_sample_weights=None)
+    refused("embedding_collection_update_", x, "weights[1] must not share memory with weights[0]")
+    update(replace(x, wanted=[True, False]))
+
+
+@cpu_only
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("on_meta", [0, 1])
+def test_one_table_on_meta(name: str, on_meta: int) -> None:
+    """That alone makes torch call the fake kernel."""
+    x = usual()
+    x = replace(x, weights=[weight.to("meta") if k == on_meta else weight for k, weight in enumerate(x.weights)])
+    devices = ("cpu", "meta") if on_meta else ("meta", "cpu")
+    message = "weights[1] must be on the device of weights[0], {}, got {}".format(*devices)
+    refused(name, x, message)
 
 
 def test_update_lists() -> None:

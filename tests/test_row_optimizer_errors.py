@@ -50,6 +50,7 @@ BAD = {
     },
     "base must be >= 0, got -1": {"base": -1},
     "step must be in [base + 1, base + 2^31), got 1 with base 1": {"step": 1},
+    f"step must be in [base + 1, base + 2^31), got 0 with base {2**63 - 1}": {"base": 2**63 - 1, "step": 0},
     "history must have shape [at least 8, 8], got [4, 8]": {"step": 6},
     "history must have shape [at least 4, 8], got [4, 7]": {"history": torch.zeros(4, 7).double()},
     "history must be Double, got Float": {"history": torch.zeros(4, 8)},
@@ -166,6 +167,50 @@ def test_shared_memory_is_refused(kernels: str) -> None:
         ops.row_optimizer_update_([table], [other, other.clone()], [], None, None, [table], **given)
 
 
+# What of one table must not be what of the other. By the argument that takes it: its place, and what it is given.
+SHARED = {
+    "weights[1] must not share memory with weights[0]": ("weights", 1, "weights", 0),
+    "exp_avg[1] must not share memory with exp_avg_sq[0]": ("states", 2, "states", 1),
+    "weights[1] must not share memory with exp_avg[0]": ("states", 0, "weights", 1),
+    "last_steps[1] must not share memory with last_steps[0]": ("last_steps", 1, "last_steps", 0),
+    "values[0] must not share memory with exp_avg_sq[1]": ("values", 0, "states", 3),
+    "values[1] must not share memory with weights[0]": ("values", 1, "weights", 0),
+}
+
+
+@pytest.mark.parametrize("message", SHARED)
+def test_tables_must_not_share_memory(message: str, kernels: str) -> None:
+    arguments = _arguments()
+    arguments["weights"][1], arguments["last_steps"][1] = torch.ones(4, 3), torch.zeros(4, dtype=torch.int32)
+    arguments["states"][2:] = [torch.ones(4, 3), torch.ones(4, 3)]
+    arguments |= {"rows": None, "values": [torch.ones(4, 3), torch.ones(4, 3)]}
+    taker, place, giver, given = SHARED[message]
+    arguments[taker][place] = arguments[giver][given]
+    assert message in _refused(arguments, ValueError)
+
+
+def test_a_part_of_a_table_is_shared_memory_too(kernels: str) -> None:
+    """Two rows in common, and columns in common; none between what lies side by side."""
+    memory = torch.ones(6, 8)
+    given = {"rule": 0, "hyperparameters": [0.5, 0.0, 0.0, 0.0, 0.0], "step": 1}
+
+    def step(first: Tensor, second: Tensor, scale: Tensor | None = None) -> None:
+        values = [torch.ones_like(first), torch.ones_like(second)]
+        ops.row_optimizer_update_([first, second], [], [], None, None, values, **given, grad_scale=scale)
+
+    step(memory[:4], memory[4:])
+    step(memory[:, :5], memory[:, 5:])
+    step(memory[2:3, :4], memory[:, 4:])
+    left = torch.zeros(6, 8)
+    left[2, :4] = left[:, 4:] = -0.5
+    assert torch.equal(memory, left)
+    for first, second in ((memory[:4], memory[2:]), (memory[:, :5], memory[:, 4:]), (memory[:, 4:], memory[3:4, :5])):
+        with pytest.raises(ValueError, match="must not share memory with weights"):
+            step(first, second)
+    with pytest.raises(ValueError, match=r"grad_scale must not share memory with weights\[1\]"):
+        step(memory[:2], memory[2:], memory[5, 7:])
+
+
 @pytest.mark.parametrize("rule", ["adagrad", "ftrl", "lamb"])
 def test_rules_without_idle_maps_take_no_last_steps(rule: str, kernels: str) -> None:
     number, h = OTHER_RULES[rule]
@@ -271,6 +316,15 @@ def test_idle_motion_says_what_idle_steps_change(rule: str) -> None:
 
 def test_adagrad_without_decay_has_no_idle_motion() -> None:
     assert ops.idle_motion(1, [0.1, 0.0, 1e-8, 0.0]) == ops.idle_motion(2, [0.1, 0.0, 1e-8, 0.0]) == "none"
+
+
+def test_idle_motion_checks_its_arguments() -> None:
+    for rule in (-1, 10):
+        with pytest.raises(ValueError, match=rf"idle_motion: rule must be in \[0, 10\), got {rule}"):
+            ops.idle_motion(rule, [0.1])
+    for rule, h in RULES.values():
+        with pytest.raises(ValueError, match=f"hyperparameters must be {len(h)} for [a-z_]+, got {len(h) - 1}"):
+            ops.idle_motion(rule, h[:-1])
 
 
 # ---- Autograd and compilation ---------------------------------------------------------------------------------------

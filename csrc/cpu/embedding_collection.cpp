@@ -155,7 +155,7 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cpu(
                                  {tables, keys, modes, bags, padding_idx, side_by_side});
   const OptimizerRule rule =
       check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value, hyperparameters, step, base);
-  const std::vector<Tensor> weights = as_contiguous(weights_), states = as_contiguous(states_),
+  const std::vector<Tensor> weights = readable_rows(weights_), states = readable_rows(states_),
                             last_steps = as_contiguous(last_steps_);
   const Tensor indices = as_contiguous(indices_), history = as_contiguous(history_);
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);

@@ -141,7 +141,7 @@ Tensor embedding_collection_weights_backward_cpu(
     rule = check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value, hyperparameters, step,
                                     base);
   }
-  const std::vector<Tensor> weights = as_contiguous(weights_), states = as_contiguous(states_),
+  const std::vector<Tensor> weights = readable_rows(weights_), states = readable_rows(states_),
                             last_steps = as_contiguous(last_steps_);
   const Tensor grad = as_contiguous(grad_), output = as_contiguous(output_), indices = as_contiguous(indices_);
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_),

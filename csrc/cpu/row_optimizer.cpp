@@ -126,8 +126,7 @@ Tensor row_optimizer_current_cpu(const Tensor& given_weight, const std::vector<T
   const char* op = "row_optimizer_current";
   const Tensor weight = readable_rows(given_weight), last_step = as_contiguous(given_last_step);
   const Tensor history = as_contiguous(given_history), rows = as_contiguous(given_rows);
-  std::vector<Tensor> states;
-  for (const Tensor& x : given_states) states.push_back(readable_rows(x));
+  const std::vector<Tensor> states = readable_rows(given_states);
   const int64_t* ids = rows.const_data_ptr<int64_t>();
   const int64_t n = rows.size(0), bound = weight.size(0);
   FirstPosition first_bad;

@@ -5,13 +5,14 @@
 //   StepWorker<A>     what one thread keeps during the call, for all tables
 //   RowStepper<T>     one table: step(), current(), catch_up() of some rows
 #pragma once
+#include <unordered_map>
+
 #include "../row_optimizer.h"
 #include "../stochastic_rounding.h"
 
 namespace tsr {
 
-// ---- Loops over rows, compiled per instruction set
-// -------------------------------------------------------------------
+// ---- Loops over rows, compiled per instruction set ------------------------------------------------------------------
 
 // What a row has missed, ready for its elements: the parts that its rule's Map has.
 template <class A>
@@ -105,8 +106,9 @@ class OptimizerStep {
 // Rows whose last steps are looked up together.
 constexpr int64_t kBlockRows = 256;
 
-// The idle steps by how many a row has missed, each computed once. The maps of the last kRecent steps come from the end
-// backwards, one composition each; older ones from history's tree. So they are a function of the two steps alone.
+// The idle steps by how many a row has missed, each found when a row first needs it. The maps of the last kRecent steps
+// come from the end backwards, one composition each, which is quicker than to look for the ones that are needed; older
+// ones from history's tree. So they are a function of the two steps alone, whatever else is in the call.
 template <class A>
 class IdleMemo {
  public:
@@ -121,19 +123,17 @@ class IdleMemo {
   static constexpr int64_t kRecent = 1024;
 
   template <class Map>
-  void find_maps(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed, Map& last);
+  void chain_maps(int64_t furthest);
   template <class Map>
-  IdleSteps<A> steps_of(const Map& map, int64_t gap);
+  void add_steps(int64_t gap);
 
   const OptimizerStep<A>& step_;
-  std::vector<IdleSteps<A>> recent_;  // [gap - 1]
-  // The map of as many steps as recent_ has, by the rule's kind.
-  LinearMap linear_;
-  AdamMap<true> adam_;
-  AdamMap<false> amsgrad_;
-  std::vector<IdleSteps<A>> old_;  // of the last call
+  std::vector<LinearMap> maps_;  // [gap - 1]; or what else the rule's maps are, which is as large
+  // By gap: where in steps_, from 1; 0: not yet.
+  std::vector<int32_t> recent_;
+  std::unordered_map<int64_t, int32_t> old_;
+  std::vector<IdleSteps<A>> steps_;
   std::vector<AdamTerm<A>> terms_;
-  size_t recent_terms_ = 0;
 };
 
 template <class A>

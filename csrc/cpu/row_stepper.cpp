@@ -1,4 +1,6 @@
 // The parts of row_optimizer.h: loops per instruction set, idle steps by gap, the rows of a table.
+#include <cstring>
+
 #include "level.h"
 #include "row_loops.h"
 #include "row_optimizer.h"
@@ -33,12 +35,31 @@ const RowConversions<T>& row_conversions() {
 
 template <class A>
 template <class Map>
-IdleSteps<A> IdleMemo<A>::steps_of(const Map& map, int64_t gap) {
-  IdleSteps<A> steps{};
+void IdleMemo<A>::chain_maps(int64_t furthest) {
+  Map map;
+  if (!maps_.empty()) std::memcpy(&map, &maps_.back(), sizeof(map));
+  for (int64_t gap = static_cast<int64_t>(maps_.size()) + 1; gap <= furthest; ++gap) {
+    map = Map::composed(block_map(static_cast<const Map*>(step_.history), step_.now - gap, 0), map);
+    maps_.emplace_back();
+    std::memcpy(&maps_.back(), &map, sizeof(map));
+  }
+}
+
+template <class A>
+template <class Map>
+void IdleMemo<A>::add_steps(int64_t gap) {
+  const Map* history = static_cast<const Map*>(step_.history);
+  Map map;
+  if (gap <= kRecent) {
+    std::memcpy(&map, &maps_[static_cast<size_t>(gap - 1)], sizeof(map));
+  } else {
+    map = idle_map(history, step_.now - gap, step_.now);
+  }
+  IdleSteps<A>& steps = steps_.emplace_back();
   if constexpr (std::is_same_v<Map, LinearMap>) {
     steps.linear = LinearIdle<A>::of(map);
   } else {
-    const AdamTerms terms(static_cast<const Map*>(step_.history), kIdleTolerance<A>);
+    const AdamTerms terms(history, kIdleTolerance<A>);
     steps.adam = AdamIdle<A>::of(map);
     steps.first_term = static_cast<int32_t>(terms_.size());
     if (terms.is_one(map)) {
@@ -49,53 +70,36 @@ IdleSteps<A> IdleMemo<A>::steps_of(const Map& map, int64_t gap) {
     steps.terms = static_cast<int32_t>(terms_.size()) - steps.first_term;
     steps.term = terms_.back();
   }
-  return steps;
-}
-
-template <class A>
-template <class Map>
-void IdleMemo<A>::find_maps(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed, Map& last) {
-  const Map* history = static_cast<const Map*>(step_.history);
-  int64_t furthest = 0, old = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (gaps[i] > kRecent) {
-      ++old;
-    } else {
-      furthest = std::max(furthest, gaps[i]);
-    }
-  }
-  terms_.resize(recent_terms_);
-  for (int64_t next = static_cast<int64_t>(recent_.size()) + 1; next <= furthest; ++next) {
-    last = Map::composed(block_map(history, step_.now - next, 0), last);
-    recent_.push_back(steps_of(last, next));
-  }
-  recent_terms_ = terms_.size();
-  old_.clear();
-  old_.reserve(static_cast<size_t>(old));  // so that the addresses stay
-  for (int64_t i = 0; i < count; ++i) {
-    if (gaps[i] == 0) {
-      missed[i] = nullptr;
-    } else if (gaps[i] <= kRecent) {
-      missed[i] = &recent_[static_cast<size_t>(gaps[i] - 1)];
-    } else {
-      old_.push_back(steps_of(idle_map(history, step_.now - gaps[i], step_.now), gaps[i]));
-      missed[i] = &old_.back();
-    }
-  }
 }
 
 template <class A>
 void IdleMemo<A>::find(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed) {
-  dispatch_map(step_.rule, [&](auto tag) {
-    using Map = typename decltype(tag)::type;
-    if constexpr (std::is_same_v<Map, LinearMap>) {
-      find_maps(gaps, count, missed, linear_);
-    } else if constexpr (std::is_same_v<Map, AdamMap<true>>) {
-      find_maps(gaps, count, missed, adam_);
-    } else {
-      find_maps(gaps, count, missed, amsgrad_);
+  int64_t furthest = 0;
+  for (int64_t i = 0; i < count; ++i) furthest = std::max(furthest, gaps[i] <= kRecent ? gaps[i] : 0);
+  if (static_cast<int64_t>(recent_.size()) <= furthest) recent_.resize(static_cast<size_t>(furthest) + 1);
+  // First which gaps are new, and then all of them at once: work in one go takes half of the time.
+  int64_t unknown[kBlockRows];
+  int32_t places[kBlockRows], known = static_cast<int32_t>(steps_.size()), added = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    places[i] = 0;
+    if (gaps[i] == 0) continue;
+    int32_t& place = gaps[i] <= kRecent ? recent_[static_cast<size_t>(gaps[i])] : old_[gaps[i]];
+    if (place == 0) {
+      unknown[added++] = gaps[i];
+      place = known + added;
     }
-  });
+    places[i] = place;
+  }
+  if (added > 0) {
+    dispatch_map(step_.rule, [&](auto tag) {
+      using Map = typename decltype(tag)::type;
+      chain_maps<Map>(furthest);
+      for (int32_t k = 0; k < added; ++k) add_steps<Map>(unknown[k]);
+    });
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    missed[i] = places[i] == 0 ? nullptr : &steps_[static_cast<size_t>(places[i] - 1)];
+  }
 }
 
 // ---- A table --------------------------------------------------------------------------------------------------------

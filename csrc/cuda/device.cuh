@@ -113,4 +113,11 @@ __device__ void write_offsets(Sorted sorted, int64_t n, int64_t values, int64_t*
   }
 }
 
+// Calls f with the tag of the type in which values of this dtype are added up: kernels that are not worth one for each
+// dtype take what is small in that type, and rows by dtypes that are chosen as they run.
+template <class F>
+void with_accumulator(ScalarType dtype, const F& f) {
+  dtype == ScalarType::Double ? f(type_tag<double>{}) : f(type_tag<float>{});
+}
+
 }  // namespace tsr

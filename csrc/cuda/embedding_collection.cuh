@@ -20,13 +20,6 @@ inline CollectionInput collection_input(DeviceCall& call, const Tensor& indices,
   return {call.data(indices), indices.scalar_type(), items, offsets ? bag_offsets(call, *offsets, items) : nullptr};
 }
 
-// Calls f with the tag of the type in which values of this dtype are added up: kernels that are not worth one for each
-// dtype take what is small in that type, and rows by dtypes that are chosen as they run.
-template <class F>
-void with_accumulator(ScalarType dtype, const F& f) {
-  dtype == ScalarType::Double ? f(type_tag<double>{}) : f(type_tag<float>{});
-}
-
 // A contiguous copy in the accumulator's type, or x itself where that is its own.
 inline Tensor accumulated(const Tensor& x) {
   const bool is_half = x.scalar_type() == ScalarType::Half || x.scalar_type() == ScalarType::BFloat16;

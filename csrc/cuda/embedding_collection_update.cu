@@ -196,12 +196,11 @@ void embedding_collection_update_cuda(const std::vector<Tensor>& weights, const 
   DeviceCall call(c.op, weights[0]);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
   const CollectionGroups groups = group_collection(call, gradient, collection_input(call, indices, offsets));
-  const CollectionOptimizer optimizer{checked.weights, states,          last_steps, history,
-                                      checked.rule,    hyperparameters, step,       base};
   const OptimizerArguments arguments{checked.rule, hyperparameters,          step,    base,
                                      step - 1,     weights[0].scalar_type(), history, grad_scale,
                                      maximize,     !rounding_seeds.empty()};
-  const std::vector<OptimizerTable> on_host = optimizer_tables(optimizer, arguments, rounding_seeds);
+  const std::vector<OptimizerTable> on_host =
+      optimizer_tables(arguments, checked.weights, states, last_steps, rounding_seeds);
   with_accumulator(grad.scalar_type(), [&](auto tag) {
     step_rows<typename decltype(tag)::type>(call, gradient, groups, on_host, arguments);
   });

@@ -76,7 +76,7 @@ struct CurrentRows {
   };
 };
 
-// <grad, row> or what becomes of it in a bag that is divided: every lane of the team has it.
+// <grad, row> or what becomes of it in a bag that is divided: the first lookup.lanes lanes of the team have it.
 template <int width, class T, class Row>
 __device__ acc_t<T> lookup_weight_gradient(const WeightsBackward<T>& w, const WeightedLookup& lookup, const Row& x,
                                            int64_t bag, acc_t<T> weight, int lane, unsigned team) {

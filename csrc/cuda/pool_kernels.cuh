@@ -7,7 +7,7 @@
 //   merge(later)            takes in what later entries of the bag add up to
 //   store(view, bag, tile)  writes the bag's result
 //
-// A view says where bags, entries and rows are: PoolView, or that of one part of many (embedding_collection_pool.cuh).
+// A view says where bags, entries and rows are: PoolView, or that of one part of many (pool_parts_kernels.cuh).
 #pragma once
 #include "device.cuh"
 #include "pool.cuh"

@@ -145,11 +145,6 @@ __global__ void row_optimizer_advance_kernel(Map* history, int64_t at, Map leaf)
 
 // ---- On the host ----------------------------------------------------------------------------------------------------
 
-template <class F>
-void dispatch_accumulator(ScalarType weight, const F& f) {
-  weight == ScalarType::Double ? f(type_tag<double>{}) : f(type_tag<float>{});
-}
-
 // Columns of T that one load moves, where x's rows of `columns` elements, `stride` apart, allow `wanted` of them.
 bool allows(const Tensor& x, int64_t stride, int64_t columns, int wanted) {
   const int64_t load = std::min<int64_t>(wanted * static_cast<int64_t>(x.element_size()), 16);
@@ -162,18 +157,6 @@ int vector_of(const Tensor& x, int64_t stride, int64_t columns) {
     if (allows(x, stride, columns, wanted)) return wanted;
   }
   return 1;
-}
-
-std::vector<OptimizerTable> tables_of(const OptimizerArguments& arguments, const std::vector<Tensor>& weights,
-                                      const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
-                                      const std::vector<int64_t>& seeds) {
-  std::vector<OptimizerTable> tables;
-  const size_t per_table = weights.empty() ? 0 : states.size() / weights.size();
-  for (size_t k = 0; k < weights.size(); ++k) {
-    tables.push_back(optimizer_table(arguments, weights[k], states.data() + k * per_table,
-                                     last_steps.empty() ? nullptr : &last_steps[k], seeds.empty() ? 0 : seeds[k]));
-  }
-  return tables;
 }
 
 // Deals blocks to the tables, whose work has its count and is without its places.
@@ -272,7 +255,7 @@ void row_optimizer_update_cuda(const std::vector<Tensor>& weights, const std::ve
   const OptimizerArguments arguments{rule,     hyperparameters,          step,    base,
                                      step - 1, weights[0].scalar_type(), history, grad_scale,
                                      maximize, !rounding_seeds.empty()};
-  const std::vector<OptimizerTable> tables = tables_of(arguments, weights, states, last_steps, rounding_seeds);
+  const std::vector<OptimizerTable> tables = optimizer_tables(arguments, weights, states, last_steps, rounding_seeds);
   std::vector<TableWork> work(tables.size());
   for (size_t k = 0; k < tables.size(); ++k) {
     const Tensor value = as_contiguous(values[k]);
@@ -283,7 +266,7 @@ void row_optimizer_update_cuda(const std::vector<Tensor>& weights, const std::ve
     work[k].values_vector = vector_of(value, tables[k].columns, tables[k].columns);
   }
   const AllTables all = deal(call, tables, work);
-  dispatch_accumulator(arguments.weight_dtype, [&](auto tag) {
+  with_accumulator(arguments.weight_dtype, [&](auto tag) {
     using A = typename decltype(tag)::type;
     const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
     with_rules(step_call, [&](auto rules) {
@@ -311,8 +294,7 @@ Tensor row_optimizer_current_cuda(const Tensor& given_weight, const std::vector<
                                                          rule_value, hyperparameters, step, base);
   DeviceCall call("row_optimizer_current", given_weight);
   const Tensor weight = readable_rows(given_weight), last_step = as_contiguous(given_last_step);
-  std::vector<Tensor> states;
-  for (const Tensor& x : given_states) states.push_back(readable_rows(x));
+  const std::vector<Tensor> states = readable_rows(given_states);
   const std::optional<Tensor> given_history(history), no_scale;
   const OptimizerArguments arguments{rule,          hyperparameters, step,  base, step, weight.scalar_type(),
                                      given_history, no_scale,        false, false};
@@ -323,7 +305,7 @@ Tensor row_optimizer_current_cuda(const Tensor& given_weight, const std::vector<
   work[0].count = rows.size(0);
   work[0].values_vector = vector_of(out, weight.size(1), weight.size(1));
   const AllTables all = deal(call, tables, work);
-  dispatch_accumulator(arguments.weight_dtype, [&](auto tag) {
+  with_accumulator(arguments.weight_dtype, [&](auto tag) {
     using A = typename decltype(tag)::type;
     const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
     with_idle_rules(step_call, [&](auto rules) {
@@ -346,11 +328,11 @@ void row_optimizer_make_current_cuda(const std::vector<Tensor>& weights, const s
   const OptimizerArguments arguments{rule,  hyperparameters,          step,    base,
                                      step,  weights[0].scalar_type(), history, no_scale,
                                      false, !rounding_seeds.empty()};
-  const std::vector<OptimizerTable> tables = tables_of(arguments, weights, states, last_steps, rounding_seeds);
+  const std::vector<OptimizerTable> tables = optimizer_tables(arguments, weights, states, last_steps, rounding_seeds);
   std::vector<TableWork> work(tables.size());
   for (size_t k = 0; k < tables.size(); ++k) work[k].count = tables[k].rows;
   const AllTables all = deal(call, tables, work);
-  dispatch_accumulator(arguments.weight_dtype, [&](auto tag) {
+  with_accumulator(arguments.weight_dtype, [&](auto tag) {
     using A = typename decltype(tag)::type;
     const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
     with_idle_rules(step_call, [&](auto rules) {

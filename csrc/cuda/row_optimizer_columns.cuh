@@ -242,14 +242,29 @@ void with_rules(const OptimizerCall<A>& call, const F& f) {
   }
 }
 
-// states: this table's; last_step null: it is up to date.
-OptimizerTable optimizer_table(const OptimizerArguments& arguments, const Tensor& weight, const Tensor* states,
-                               const Tensor* last_step, int64_t seed);
-
 // The same of the rules whose idle rows move.
 template <class A, class F>
 void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
   call.idle == IdleKind::kLinear ? f(LinearRules<A>()) : f(AdamRules<A>());
+}
+
+// states: this table's; last_step null: it is up to date.
+OptimizerTable optimizer_table(const OptimizerArguments& arguments, const Tensor& weight, const Tensor* states,
+                               const Tensor* last_step, int64_t seed);
+
+// Of tables that are stepped together: states and last_steps table after table.
+inline std::vector<OptimizerTable> optimizer_tables(const OptimizerArguments& arguments,
+                                                    const std::vector<Tensor>& weights,
+                                                    const std::vector<Tensor>& states,
+                                                    const std::vector<Tensor>& last_steps,
+                                                    const std::vector<int64_t>& seeds) {
+  std::vector<OptimizerTable> tables;
+  const size_t per_table = states.size() / std::max<size_t>(weights.size(), 1);
+  for (size_t k = 0; k < weights.size(); ++k) {
+    tables.push_back(optimizer_table(arguments, weights[k], states.data() + k * per_table,
+                                     last_steps.empty() ? nullptr : &last_steps[k], seeds.empty() ? 0 : seeds[k]));
+  }
+  return tables;
 }
 
 }  // namespace tsr

@@ -13,9 +13,14 @@ from .. import _library as _library  # loads the schemas
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
+def is_transformed() -> bool:
+    """Whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
 def is_watched() -> bool:
-    """Whether a mode (tracing, fake tensors) or forward-mode derivatives want to see the operators themselves."""
-    return torch._C._len_torch_dispatch_stack() > 0 or forward_ad._current_level >= 0
+    """Whether a mode (tracing, fake tensors) wants to see the operators themselves."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def differentiable(
@@ -63,7 +68,7 @@ def differentiable(
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
             return operator(*arguments)
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if is_transformed():
             return transformed.apply(*arguments)
         if is_watched():
             return operator(*arguments)

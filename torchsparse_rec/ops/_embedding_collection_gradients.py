@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .. import _library as _library  # loads the schemas
 from . import _reduction
+from ._transforms import call
 from .embedding import partial_derivatives, picked_rows, weights_backward_composite
 
-_ops = torch.ops.torchsparse_rec
 _NO_RULE: tuple = (0, [], 0, 0)
 
 
@@ -75,11 +74,11 @@ def _transposed(ctx: Any, tables: dict[int, tuple[Tensor, Tensor, int]]) -> tupl
             parts.append(_picked_maxima(table, indices, argmax[begin:argmax_begin].view(shape)))
             continue
         one = ([0], [lookup.key], [lookup.mode], bags, [padding], True)
-        pooled, _ = _ops.embedding_collection.default([table], indices, offsets, per_sample_weights, *one, False)
+        pooled, _ = call("embedding_collection", [table], indices, offsets, per_sample_weights, *one, False)
         parts.append(pooled)
         if weights_grad is not None:
             inputs: tuple = (lookup.result, [table], [], [], None, indices, offsets, per_sample_weights, pooled)
-            weights_grad = weights_grad + _ops.embedding_collection_weights_backward.default(*inputs, *one, *_NO_RULE)
+            weights_grad = weights_grad + call("embedding_collection_weights_backward", *inputs, *one, *_NO_RULE)
     return _joined(parts, side_by_side), weights_grad
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from .. import _library as _library  # loads the schemas
 from . import _embedding_collection_gradients as _gradients
 from . import _reduction
-from ._autograd import below_autograd, is_watched
+from ._autograd import below_autograd, is_transformed, is_watched
+from ._transforms import call, register
 
 __all__ = ["embedding_collection"]
 
@@ -108,7 +109,18 @@ def _padding(padding_idx: Sequence[int | None] | None, tables: int) -> list[int]
 # ---- Fake kernels ---------------------------------------------------------------------------------------------------
 
 
+def _check_devices(operator: str, weights: Sequence[Tensor]) -> None:
+    """One table on ``meta`` is enough for the fake kernel to run, whose results must not pass for real ones."""
+    for k, weight in enumerate(weights):
+        if weight.device != weights[0].device:
+            raise ValueError(
+                f"{operator}: weights[{k}] must be on the device of weights[0], {weights[0].device}, got"
+                f" {weight.device}"
+            )
+
+
 def _fake_lookup(
+    operator: str,
     weights: Sequence[Tensor],
     indices: Tensor,
     tables: Sequence[int],
@@ -117,6 +129,7 @@ def _fake_lookup(
     bags: Sequence[int],
     side_by_side: bool,
 ) -> tuple[Tensor, Tensor]:
+    _check_devices(operator, weights)
     sizes = [(bags[key], weights[table].shape[1]) for table, key in zip(tables, keys, strict=True)]
     elements = [rows * columns for rows, columns in sizes]
     shape = (sizes[0][0], sum(columns for _, columns in sizes)) if side_by_side else (sum(elements),)
@@ -138,7 +151,7 @@ def _(
     side_by_side: bool,
     sparse: bool,
 ) -> tuple[Tensor, Tensor]:
-    return _fake_lookup(weights, indices, tables, keys, modes, bags, side_by_side)
+    return _fake_lookup("embedding_collection", weights, indices, tables, keys, modes, bags, side_by_side)
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_current")
@@ -161,7 +174,7 @@ def _(
     step: int,
     base: int,
 ) -> tuple[Tensor, Tensor]:
-    return _fake_lookup(weights, indices, tables, keys, modes, bags, side_by_side)
+    return _fake_lookup("embedding_collection_current", weights, indices, tables, keys, modes, bags, side_by_side)
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_dense_backward")
@@ -229,6 +242,7 @@ def _(
     step: int,
     base: int,
 ) -> Tensor:
+    _check_devices("embedding_collection_weights_backward", weights)
     return per_sample_weights.new_empty(per_sample_weights.shape)
 
 
@@ -258,7 +272,7 @@ def _(
     maximize: bool,
     rounding_seeds: list[int],
 ) -> None:
-    return None
+    _check_devices("embedding_collection_update_", weights)
 
 
 # ---- Autograd -------------------------------------------------------------------------------------------------------
@@ -280,9 +294,9 @@ class _Saved:
             return [None] * len(wanted)
         arguments = (grad, *inputs, self.num_embeddings, self.dims, *self.lists, wanted)
         if not self.sparse:
-            dense = _call(_ops.embedding_collection_dense_backward.default, arguments)
+            dense = _call("embedding_collection_dense_backward", arguments)
             return [x if want else None for x, want in zip(dense, wanted, strict=True)]
-        values, rows = _call(_ops.embedding_collection_sparse_backward.default, arguments)
+        values, rows = _call("embedding_collection_sparse_backward", arguments)
         return [
             torch.sparse_coo_tensor(row.unsqueeze(0), x, size, is_coalesced=True, check_invariants=False)
             if want
@@ -293,12 +307,12 @@ class _Saved:
         ]
 
 
-def _call(operator: Any, arguments: tuple) -> Any:
+def _call(name: str, arguments: tuple) -> Any:
     """Straight to the kernel, unless there is someone who wants to see the operator."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched():
-        return operator(*arguments)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed() or is_watched():
+        return call(name, *arguments)
     with below_autograd():
-        return operator(*arguments)
+        return getattr(_ops, name).default(*arguments)
 
 
 def _save(
@@ -328,7 +342,7 @@ def _gradients_of(ctx: Any, grad: Tensor, wanted: list[bool], weights_wanted: bo
     last_steps, states = rest[1 : 1 + count], rest[1 + count :]
     arguments = (grad, weights, states, last_steps, history, indices, offsets, per_sample_weights, pooled)
     rule = saved.rule or (0, [], 0, 0)
-    return grads, _call(_ops.embedding_collection_weights_backward.default, (*arguments, *saved.lists, *rule))
+    return grads, _call("embedding_collection_weights_backward", (*arguments, *saved.lists, *rule))
 
 
 def _lookup_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -398,20 +412,16 @@ def lookup(
     """The operator ``embedding_collection`` as modules should call it: its arguments, with little on the way."""
     lists = (tables, keys, modes, bags, padding_idx, side_by_side)
     inputs = (indices, offsets, per_sample_weights)
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None or is_watched():
-        return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
+    if torch.compiler.is_compiling() or is_transformed() or is_watched():
+        return call("embedding_collection", weights, *inputs, *lists, sparse)
     if torch.is_grad_enabled() and torch._C._any_requires_grad(per_sample_weights, *weights):
         return _Lookup.apply(lists, sparse, *inputs, *weights)
     with below_autograd():
         return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)
 
 
-def _register(name: str, backward: Any, setup_context: Any) -> None:
-    torch.library.register_autograd(f"torchsparse_rec::{name}", backward, setup_context=setup_context)
-
-
-_register("embedding_collection", _lookup_backward, _lookup_setup_context)
-_register("embedding_collection_current", _current_backward, _current_setup_context)
-_register("embedding_collection_dense_backward", _gradients.dense_backward, _gradients.dense_setup_context)
-_register("embedding_collection_sparse_backward", _gradients.sparse_backward, _gradients.sparse_setup_context)
-_register("embedding_collection_weights_backward", _gradients.weights_backward, _gradients.weights_setup_context)
+register("embedding_collection", _lookup_backward, _lookup_setup_context)
+register("embedding_collection_current", _current_backward, _current_setup_context)
+register("embedding_collection_dense_backward", _gradients.dense_backward, _gradients.dense_setup_context)
+register("embedding_collection_sparse_backward", _gradients.sparse_backward, _gradients.sparse_setup_context)
+register("embedding_collection_weights_backward", _gradients.weights_backward, _gradients.weights_setup_context)

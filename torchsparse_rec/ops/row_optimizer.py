@@ -38,6 +38,8 @@ OPTIMIZER_RULES = {
     "lamb": 9,
 }
 _NAMES = {number: name for name, number in OPTIMIZER_RULES.items()}
+#: How many hyperparameters each has.
+_HYPERPARAMETERS = dict(zip(OPTIMIZER_RULES, (5, 4, 4, 7, 7, 5, 6, 6, 4, 5), strict=True))
 
 #: Numbers that the history keeps of a block of steps: a row of it.
 HISTORY_COLUMNS = 8
@@ -75,15 +77,19 @@ def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
         ``"none"``; ``"states"``: they change, the weight does not; or ``"weight"``: it changes too.
 
     Raises:
-        ValueError: there is no closed form of many such steps: ``lamb``, and weight decay that enters the second moment
-            (``adam``, ``amsgrad``, ``rmsprop``, ``adadelta`` and ``adagrad``, if it is not decoupled).
+        ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps: ``lamb``, and
+            weight decay that enters the second moment (``adam``, ``amsgrad``, ``rmsprop``, ``adadelta`` and
+            ``adagrad``, if it is not decoupled).
 
     Example:
         >>> idle_motion(OPTIMIZER_RULES["sgd"], [0.1, 0.9, 0.0, 0.0, 0.0])
         'weight'
     """
-    name = _NAMES[rule]
-    h = hyperparameters
+    if rule not in _NAMES:
+        raise ValueError(f"idle_motion: rule must be in [0, {len(_NAMES)}), got {rule}")
+    name, h = _NAMES[rule], hyperparameters
+    if len(h) != _HYPERPARAMETERS[name]:
+        raise ValueError(f"idle_motion: hyperparameters must be {_HYPERPARAMETERS[name]} for {name}, got {len(h)}")
     coupled = {
         "adagrad": lambda: h[3] != 0,
         "rowwise_adagrad": lambda: h[3] != 0,
@@ -154,7 +160,8 @@ def row_optimizer_update_(
             ``last_steps`` with ``rows`` where idle rows have no closed form (:func:`idle_motion`).
         RuntimeError: a tensor requires grad and grad mode is enabled.
 
-    On CUDA nothing waits for the device and CUDA graphs can capture it; a bad row is skipped and recorded.
+    On CUDA nothing waits for the device; a bad row is skipped and recorded. A CUDA graph can capture it, but ``step``
+    and the hyperparameters are numbers of the captured call: every replay does that same step again.
 
     Source: ``torch.optim``; ``tf.compat.v1.train.FtrlOptimizer``; FBGEMM's row-wise optimizers.
 
