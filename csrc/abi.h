@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -190,8 +191,12 @@ template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t size) : data_(new T[static_cast<size_t>(size)]) {
-    prefer_huge_pages(data_.get(), size * static_cast<int64_t>(sizeof(T)));
+  explicit Buffer(int64_t size) {
+    const size_t bytes = static_cast<size_t>(size) * sizeof(T);
+    const bool in_lines = bytes >= kLeastInLines;
+    void* memory = in_lines ? ::operator new(bytes, kLine) : ::operator new(bytes);
+    data_ = std::unique_ptr<T[], Free>(static_cast<T*>(memory), Free{in_lines});
+    prefer_huge_pages(memory, static_cast<int64_t>(bytes));
   }
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
@@ -199,7 +204,16 @@ class Buffer {
   const T& operator[](int64_t i) const { return data_[static_cast<size_t>(i)]; }
 
  private:
-  std::unique_ptr<T[]> data_;
+  static_assert(std::is_trivially_default_constructible_v<T> && std::is_trivially_destructible_v<T>);
+  // Begins with a cache line, so that a vector or a row of one line does not lie in two; where it is small, that would
+  // cost more than it saves.
+  static constexpr std::align_val_t kLine{64};
+  static constexpr size_t kLeastInLines = 4096;
+  struct Free {
+    bool in_lines = false;
+    void operator()(T* data) const { in_lines ? ::operator delete(data, kLine) : ::operator delete(data); }
+  };
+  std::unique_ptr<T[], Free> data_;
 };
 
 // The smallest position any thread has reported: the deterministic "first offender" of a parallel check.

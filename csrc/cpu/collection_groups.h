@@ -3,6 +3,7 @@
 #include <map>
 
 #include "collection.h"
+#include "grad_columns.h"
 #include "gradient.h"
 
 namespace tsr {
@@ -30,45 +31,7 @@ struct TableEntries {
   Buffer<acc_t<T>> by_entry{}, by_bag{};
   Buffer<U> places{};
   Buffer<int64_t> winner_places{}, position_shifts{};
-};
-
-// One thread's copy of a lookup's columns of grad. Side by side with many others, each of its rows is in a page of its
-// own, and to look those up row by row in the order of a table's entries costs more than to copy them in theirs.
-template <class T>
-class GradColumns {
- public:
-  // What the table's entries mean, with grad copied together where that pays.
-  template <class U>
-  ItemMeaning<T, U> gathered(const TableEntries<T, U>& table, int64_t entries) {
-    ItemMeaning<T, U> meaning = table.meaning;
-    if (table.lookups.size() != 1 || meaning.stride * static_cast<int64_t>(sizeof(T)) < kLeastStride) return meaning;
-    const int64_t rows = table.lookups[0]->bags, dim = meaning.dim;
-    if (dim >= meaning.stride || entries < rows || rows * dim > kMostElements) return meaning;
-    if (copied_ != table.table) copy(meaning.grad, meaning.stride, rows, dim);
-    copied_ = table.table;
-    meaning.grad = columns_.data();
-    meaning.stride = 0;
-    return meaning;
-  }
-
- private:
-  static constexpr int64_t kLeastStride = 512;       // bytes
-  static constexpr int64_t kMostElements = 1 << 19;  // some second-level caches
-
-  void copy(const T* grad, int64_t stride, int64_t rows, int64_t dim) {
-    constexpr int64_t kAhead = 16;
-    columns_.resize(static_cast<size_t>(rows * dim));
-    T* to = columns_.data();
-    for (int64_t row = 0; row < rows; ++row) {
-      if (row + kAhead < rows) fetch_row(grad + (row + kAhead) * stride, dim);
-      const T* from = grad + row * stride;
-      // Not std::copy: to call memmove takes longer than to copy so little.
-      for (int64_t d = 0; d < dim; ++d) *to++ = from[d];
-    }
-  }
-
-  int64_t copied_ = -1;
-  std::vector<T> columns_;
+  int64_t window = -1;  // which ColumnWindow its lookup's columns are copied with; -1: they are not copied
 };
 
 // All wanted tables: their entries grouped and described. The constructor throws IndexError for a bad id.
@@ -91,6 +54,7 @@ class CollectionGroups {
     }
     build_groups(written);
     describe(grad, argmax);
+    find_windows();
   }
 
   const std::vector<TableEntries<T, U>>& tables() const { return tables_; }
@@ -105,12 +69,8 @@ class CollectionGroups {
   void for_each_slice(bool dense, const Prepare& prepare, const F& f) const {
     int64_t work = 0, items = 0, rows = 0;
     bool weighted = false, max = false;
-    std::vector<std::pair<const TableEntries<T, U>*, const Slice*>> tasks;
     for (const TableEntries<T, U>& table : tables_) {
       const RowGroups<U>& mine = groups(table);
-      for (const Slice& slice : mine.slices()) {
-        if (dense || slice.groups > 0) tasks.emplace_back(&table, &slice);
-      }
       work += (group_of(table).entries + (dense ? group_of(table).rows : 0)) * std::max<int64_t>(table.meaning.dim, 1);
       items = std::max(items, mine.most_items());
       rows = std::max(rows, dense ? mine.most_rows() : mine.most_items());
@@ -118,18 +78,54 @@ class CollectionGroups {
       max |= table.meaning.winners != nullptr;
     }
     const int64_t workers = workers_for(work);
+    const SliceRuns runs = slice_runs(dense, work / (workers * 16) + 1);
     std::vector<SliceScratch<T, U>> scratch;
     for (int64_t worker = 0; worker < workers; ++worker) scratch.emplace_back(items, rows, weighted, max);
     std::vector<GradColumns<T>> columns(static_cast<size_t>(workers));
     prepare(workers);
-    parallel_dynamic(static_cast<int64_t>(tasks.size()), workers, [&](int64_t worker, int64_t task) {
-      const auto& [table, slice] = tasks[static_cast<size_t>(task)];
+    parallel_dynamic(static_cast<int64_t>(runs.begins.size()) - 1, workers, [&](int64_t worker, int64_t task) {
       const size_t mine = static_cast<size_t>(worker);
-      f(worker, *table, columns[mine].gathered(*table, group_of(*table).entries), *slice, scratch[mine]);
+      for (size_t s = runs.begins[static_cast<size_t>(task)]; s < runs.begins[static_cast<size_t>(task + 1)]; ++s) {
+        const auto& [table, slice] = runs.slices[s];
+        ItemMeaning<T, U> meaning = table->meaning;
+        if (table->window >= 0) {
+          meaning.grad = columns[mine].of(windows_[static_cast<size_t>(table->window)], meaning.grad);
+          meaning.stride = 0;
+        }
+        f(worker, *table, meaning, *slice, scratch[mine]);
+      }
     });
   }
 
  private:
+  // All slices, and where the runs begin of those that one thread takes one after the other: of one window, since every
+  // thread that takes some of them has to copy it, but not beyond most_work elements.
+  struct SliceRuns {
+    std::vector<std::pair<const TableEntries<T, U>*, const Slice*>> slices;
+    std::vector<size_t> begins;  // [runs + 1]
+  };
+
+  SliceRuns slice_runs(bool dense, int64_t most_work) const {
+    SliceRuns runs;
+    int64_t window = -1, run_work = 0;
+    for (const TableEntries<T, U>& table : tables_) {
+      for (const Slice& slice : groups(table).slices()) {
+        if (!dense && slice.groups == 0) continue;
+        const int64_t elements = slice.end - slice.begin + (dense ? slice.end_row - slice.first_row : 0);
+        const int64_t work = elements * std::max<int64_t>(table.meaning.dim, 1);
+        if (table.window < 0 || table.window != window || run_work + work > most_work) {
+          runs.begins.push_back(runs.slices.size());
+          run_work = 0;
+        }
+        window = table.window;
+        run_work += work;
+        runs.slices.emplace_back(&table, &slice);
+      }
+    }
+    runs.begins.push_back(runs.slices.size());
+    return runs;
+  }
+
   // Which keys have bags of one entry each: there a mean is a sum, and an entry's number its bag's.
   std::vector<bool> one_entry_each() const {
     std::vector<bool> result(input_.c.key_bags.size());
@@ -270,6 +266,20 @@ class CollectionGroups {
     }
   }
 
+  void find_windows() {
+    for (TableEntries<T, U>& table : tables_) {
+      const ItemMeaning<T, U>& meaning = table.meaning;
+      if (table.lookups.size() != 1) continue;
+      const int64_t rows = table.lookups[0]->bags;
+      if (!GradColumns<T>::pay(meaning.stride, rows, meaning.dim, group_of(table).entries)) continue;
+      if (windows_.empty() || !windows_.back().takes(meaning.grad, meaning.stride, rows, meaning.dim)) {
+        windows_.push_back({meaning.grad, meaning.stride, rows});
+      }
+      windows_.back().add(meaning.dim);
+      table.window = static_cast<int64_t>(windows_.size()) - 1;
+    }
+  }
+
   // f(lookup, its bag b, the bag's number among those of the table).
   template <class F>
   static void for_each_bag(const TableEntries<T, U>& table, const F& f) {
@@ -328,6 +338,7 @@ class CollectionGroups {
   std::vector<bool> one_each_;  // by key
   std::vector<EntryGroups<U>> groups_;
   std::vector<TableEntries<T, U>> tables_;
+  std::vector<ColumnWindow<T>> windows_;
 };
 
 // Calls f(type_tag<U>) with the width that rows, entries and places of the tables need.

@@ -52,7 +52,7 @@ void step_rows(const CollectionGroups<T, I, U>& groups, const OptimizerStep<acc_
         const int64_t most = update_rows(meaning.dim, sizeof(A));
         for (int64_t first = 0; first < count; first += most) {
           const int64_t n = std::min(most, count - first);
-          pool_items(meaning, scratch, first, n, my.values.data(), /*stream=*/false);
+          pool_items(meaning, scratch, first, n, slice.end - slice.begin, my.values.data(), /*stream=*/false);
           stepper.step(my.step, my.rows.data() + first, my.values.data(), n);
         }
       });

@@ -107,10 +107,11 @@ void describe_items(const Item<U>* items, const Slice& slice, const ItemMeaning<
   }
 }
 
-// Writes what `count` rows of a described slice add up to, from its row `first` on. Out: T or its accumulator.
+// Writes what `count` rows of a described slice of `items` items add up to, from its row `first` on. Out: T or its
+// accumulator.
 template <class T, class U, class Out>
 void pool_items(const ItemMeaning<T, U>& meaning, const SliceScratch<T, U>& scratch, int64_t first, int64_t count,
-                Out* out, bool stream) {
+                int64_t items, Out* out, bool stream) {
   const PoolArguments<T, U, Out> arguments{meaning.grad,
                                            meaning.dim,
                                            scratch.segments.data(),
@@ -120,7 +121,9 @@ void pool_items(const ItemMeaning<T, U>& meaning, const SliceScratch<T, U>& scra
                                            count,
                                            out,
                                            stream,
-                                           meaning.places != nullptr ? 1 : meaning.stride};
+                                           meaning.places != nullptr ? 1 : meaning.stride,
+                                           /*out_stride=*/0,
+                                           /*fetch_end=*/items};
   const RowLoops<T, U>& loops = row_loops<T, U>();
   if constexpr (std::is_same_v<Out, T>) {
     if (meaning.winners == nullptr) return loops.pool(arguments);
@@ -156,7 +159,7 @@ void write_slice(const Item<U>* all_items, const Slice& slice, const ItemMeaning
   const int64_t count = dense ? start_all_rows(items, slice, scratch.starts.data())
                               : start_present_rows(items, slice, scratch.starts.data(), to.rows + first);
   describe_items(items, slice, meaning, count, scratch);
-  pool_items(meaning, scratch, 0, count, to.out + first * meaning.dim, stream);
+  pool_items(meaning, scratch, 0, count, slice.end - slice.begin, to.out + first * meaning.dim, stream);
 }
 
 // Writes the gradient of one table.
