@@ -31,11 +31,11 @@ def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
 class CollectionTable(TableOwner):
     """One table of a collection; it can be saved, loaded, frozen or cast by itself."""
 
-    def __init__(self, config: Any, device: torch.device | str | None) -> None:
+    def __init__(self, config: Any, device: torch.device | str | None, apply: str) -> None:
         super().__init__()
         rows = torch.empty(config.num_embeddings, config.embedding_dim, device=device, dtype=as_dtype(config.data_type))
         self.register_parameter("weight", Parameter(rows))
-        self.auto = AutoChoice()
+        self.auto = AutoChoice(apply)
         with torch.no_grad():
             if config.init_fn is not None:
                 config.init_fn(rows)
@@ -92,7 +92,7 @@ class Collection(HasGradMode):
         self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
         children = torch.nn.ModuleDict()
         for config in configs:  # add_module refuses the names of its methods, such as "items"
-            children._modules[config.name] = CollectionTable(config, device)
+            children._modules[config.name] = CollectionTable(config, device, apply)
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
         self._whole = Plan(

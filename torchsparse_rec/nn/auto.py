@@ -24,44 +24,54 @@ MODES = ("dense", "sparse", "fused")
 # Training lookups after which the estimate of rows per lookup no longer changes.
 FREEZE_AFTER = 100
 
+_LEAST_ELEMENTS = 8
+
 
 class Constants(NamedTuple):
     """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
 
-    # Microseconds of a step on a table of 16 x 4, (dense, sparse, fused).
+    # Microseconds of a step on a table of 16 x 4: dense, sparse, fused within the optimizer's step, fused in backward.
     fixed: dict[str, tuple[float, ...]]
     # How many times a step passes over the elements of the rows it touches, likewise: the backward writes a gradient,
-    # the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
-    # gradients, ours all three; of other optimizers of torch only what explain() prints is counted here.
+    # the optimizer reads it (and for the anchor its norm), reads and writes weight and states. torch's SGD and Adagrad
+    # take dense and sparse gradients; of other optimizers of torch only what explain() prints is counted here.
     passes: dict[str, tuple[float, ...]]
-    # Of memory that is passed over in order.
-    bytes_per_microsecond: float
-    # What a row takes beyond its bytes, because it lies anywhere.
-    row_microseconds: float
+    # What a touched row takes beyond its bytes, because it lies anywhere and may have to be caught up, likewise.
+    row_microseconds: dict[str, tuple[float, ...]]
+    # Of memory that is passed over, by "torch" and by "ours".
+    bytes_per_microsecond: dict[str, float]
 
 
-# Of two cores. "torch" and "ours" stand for all others.
-_SHIPPED = Constants(
+# Of two cores with AVX-512: fixed by calibrate(), the others fitted to the times of benchmarks/auto_map.py. "torch" and
+# "ours" stand for all others.
+SHIPPED = Constants(
     fixed={
         "torch.SGD": (55.0, 120.0),
         "torch.Adagrad": (85.0, 190.0),
         "torch": (85.0, 190.0),
-        "ours": (60.0, 110.0, 70.0),
+        "SGD": (77.0, 131.0, 273.0, 134.0),
+        "Adagrad": (79.0, 133.0, 276.0, 135.0),
+        "ours": (88.0, 225.0, 304.0, 159.0),
     },
     passes={
         "torch.SGD": (4, 4),
         "torch.Adagrad": (12, 18),
         "torch": (2, 2),
-        "SGD": (4, 4, 2),
-        "Adagrad": (6, 6, 4),
-        "RowWiseAdagrad": (4, 4, 2),
-        "Adam": (8, 8, 6),
-        "ours": (8, 8, 6),
+        "SGD": (2.2, 2.0, 2.9, 2.0),
+        "RowWiseAdagrad": (2.2, 2.0, 2.9, 2.0),
+        "Adagrad": (2.3, 3.8, 4.9, 2.6),
+        "ours": (3.1, 4.5, 5.4, 5.0),
     },
-    bytes_per_microsecond=12e3,
-    row_microseconds=0.0,
+    row_microseconds={
+        "torch": (0.0, 0.0),
+        "SGD": (0.012, 0.010, 0.010, 0.013),
+        "RowWiseAdagrad": (0.012, 0.010, 0.010, 0.013),
+        "Adagrad": (0.018, 0.006, 0.005, 0.022),
+        "ours": (0.028, 0.068, 0.072, 0.048),
+    },
+    bytes_per_microsecond={"torch": 12e3, "ours": 20e3},
 )
-_constants = _SHIPPED
+_constants = SHIPPED
 
 
 def constants() -> Constants:
@@ -85,7 +95,7 @@ def calibrate(device: torch.device | str | None = None) -> Constants:
     It takes some seconds, and torch's global random numbers.
 
     Example:
-        >>> calibrate().bytes_per_microsecond > 0
+        >>> calibrate().bytes_per_microsecond["ours"] > 0
         True
     """
     global _constants
@@ -110,7 +120,7 @@ class StepCost(NamedTuple):
 
 
 def step_costs(
-    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float
+    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float, apply: str = "step"
 ) -> dict[str, StepCost]:
     """
     Estimate a training step's cost in each gradient mode: a pure function of sizes and constants.
@@ -121,6 +131,7 @@ def step_costs(
         element_size: bytes of an element.
         optimizer: name of the optimizer's class, after ``"torch."`` if it is torch's.
         rows: different rows that a step touches.
+        apply: when ``"fused"`` updates, ``"step"`` (default) or ``"backward"``.
 
     Returns:
         The costs of ``"dense"`` and ``"sparse"``, and for an optimizer of :mod:`torchsparse_rec.optim` of ``"fused"``.
@@ -130,17 +141,19 @@ def step_costs(
         >>> costs["dense"].bytes // costs["sparse"].bytes
         310
     """
-    torchs = optimizer.startswith("torch")
-    other = "torch" if torchs else "ours"
-    passes = _constants.passes.get(optimizer, _constants.passes[other])
-    fixed = _constants.fixed.get(optimizer, _constants.fixed[other])
-    row_bytes = embedding_dim * element_size
+    whose = "torch" if optimizer.startswith("torch") else "ours"
+    tables = (_constants.passes, _constants.fixed, _constants.row_microseconds)
+    columns = list(zip(*(table.get(optimizer, table[whose]) for table in tables), strict=True))
+    if whose == "ours":
+        columns = [*columns[:2], columns[3 if apply == "backward" else 2]]
     costs = {}
-    for mode, times, start in zip(MODES, passes, fixed, strict=False):
+    for mode, (times, start, row) in zip(MODES, columns, strict=False):
         count = num_embeddings if mode == "dense" else rows
-        moved = round(times * count * row_bytes)
-        waiting = 0.0 if mode == "dense" else rows * _constants.row_microseconds
-        costs[mode] = StepCost(moved, start + moved / _constants.bytes_per_microsecond + waiting)
+        moved = round(times * count * embedding_dim * element_size)
+        # Our pass over a table of narrower rows takes as long as if they had _LEAST_ELEMENTS.
+        narrow = max(_LEAST_ELEMENTS / embedding_dim, 1.0) if (whose, mode) == ("ours", "dense") else 1.0
+        microseconds = start + narrow * moved / _constants.bytes_per_microsecond[whose] + row * rows
+        costs[mode] = StepCost(moved, microseconds)
     return costs
 
 
@@ -213,21 +226,26 @@ def _name(optimizer: Optimizer | None) -> str:
 class AutoChoice:
     """What ``"auto"`` remembers of one table: how many ids its lookups have, its optimizer, and the last choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, apply: str = "step") -> None:
+        self.apply = apply  # the module's
         self.lookups = 0
         self.ids = 0
         self.announced: Announced | None = None
         self.mode = "dense"
         self._chosen_for: tuple[str, Constants] | None = None
 
-    def __getstate__(self) -> dict[str, int]:
+    def __getstate__(self) -> dict[str, Any]:
         """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
-        return {"lookups": self.lookups, "ids": self.ids}
+        return {"apply": self.apply, **self.estimate()}
 
-    def __setstate__(self, state: dict[str, int]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(state["apply"])  # type: ignore[misc]
         self.restore(state)
+
+    def estimate(self) -> dict[str, int]:
+        """What a state_dict keeps."""
+        return {"lookups": self.lookups, "ids": self.ids}
 
     def restore(self, state: dict[str, int]) -> None:
         """Take over a saved estimate."""
@@ -294,7 +312,8 @@ class AutoChoice:
         if ids is None:
             return None
         rows = expected_rows(weight.shape[0], ids)
-        return step_costs(weight.shape[0], weight.shape[1], weight.element_size(), self.optimizer(weight), rows)
+        sizes = weight.shape[0], weight.shape[1], weight.element_size()
+        return step_costs(*sizes, self.optimizer(weight), rows, self.apply)
 
     def explain(self, weight: Tensor) -> list[str]:
         """The choice in words, with the numbers behind it."""

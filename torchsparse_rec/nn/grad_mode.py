@@ -106,8 +106,8 @@ class GradModeMixin(HasGradMode, TableOwner):
     _last_plan: Plan = Plan((), (), (), (), (), ())
 
     def _init_grad_mode(self, grad_mode: str | None, apply: str = "step") -> None:
-        self._auto = AutoChoice()
         self._init_fused(apply)
+        self._auto = AutoChoice(apply)
         self.grad_mode = grad_mode
 
     def _stored_weights(self) -> list[Parameter]:
@@ -209,7 +209,7 @@ def save_estimate(auto: AutoChoice, destination: Any, prefix: str) -> None:
     """Keep the estimate in a state_dict's metadata."""
     metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
     if metadata is not None and auto.lookups:
-        metadata[_METADATA_KEY] = auto.__getstate__()
+        metadata[_METADATA_KEY] = auto.estimate()
 
 
 def load_estimate(auto: AutoChoice, local_metadata: dict[str, Any]) -> None:
