@@ -84,7 +84,7 @@ def make_optimizer(model: NeuMF, optimizer: str, lr: float, ours: bool, keras_ru
     if optimizer == "adagrad":
         return library.Adagrad(parameters, lr=lr)
     if keras_rule:
-        return torchsparse_rec.optim.Adam(parameters, lr=lr, eps=KERAS_EPS, tensorflow_eps=True)
+        return torchsparse_rec.optim.Adam(parameters, lr=lr, eps=KERAS_EPS, fused=True, tensorflow_eps=True)
     return library.Adam(parameters, lr=lr, fused=True)
 
 
