@@ -78,6 +78,28 @@ def test_parameters_of_any_rank(shape):
         assert mine.state[parameter]["sum"].shape == theirs.state[dense]["sum"].shape
 
 
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        (optim.Adam, {"lr": 0.01}),
+        (optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+        (optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+        (optim.Adagrad, {"lr": 0.1}),
+    ],
+)
+def test_torchs_fused_kernel_steps_a_table_until_a_gradient_leaves_rows_out(cls, arguments):
+    parameter, dense = owned_table(initial()), torch.nn.Parameter(initial().double())
+    mine = cls([parameter], fused=True, **arguments)
+    reference = getattr(torch.optim, cls.__name__)([dense], **arguments)
+    for number, batch in enumerate(batches(8)):
+        set_gradient(parameter, batch, current_rows(parameter, batch.ids), number < 4)
+        set_gradient(dense, batch, dense.detach()[batch.ids], True)
+        mine.step()
+        reference.step()
+        assert (table_of(parameter).rows is None) == (number < 4)
+    assert (current_rows(parameter, EVERYTHING).double() - dense).abs().max() <= 1e-6
+
+
 # ---- Layouts ---------------------------------------------------------------------------------------------------------
 
 

@@ -245,12 +245,27 @@ class RowOptimizer(Checkpoints):
                     others.append(parameter)
                     continue
                 table = table_of(parameter)
+            if grad is not None and self._steps_densely(group, parameter, grad, table):
+                others.append(parameter)
+                continue
             if table.rows is not None and table.rows.clock.group != id(group):
                 table.release()
             gradient = gradient_of(type(self).__name__, parameter, table, self._zero_rows_are_idle or group["lazy"])
             if gradient is not None:
                 tables.append((parameter, gradient))
         return others
+
+    def _steps_densely(self, group: dict[str, Any], parameter: Tensor, grad: Tensor, table: Table) -> bool:
+        """Whether torch's fused kernel can step a table: none of its gradients has left rows out yet."""
+        return (
+            bool(group.get("fused"))
+            and grad.layout is torch.strided
+            and table.rows is None
+            and table.pending is None
+            and not group["lazy"]
+            and not self._zero_rows_are_idle
+            and accumulator_dtype(parameter.dtype) == parameter.dtype
+        )
 
     @torch.no_grad()
     def step_tables(self, gradients: list[tuple[Tensor, Gradient]]) -> None:

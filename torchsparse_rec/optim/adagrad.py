@@ -24,7 +24,8 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
 
     Args:
         params, lr, lr_decay, weight_decay, initial_accumulator_value, eps, foreach, maximize, differentiable, fused: as
-            torch's. ``foreach``, ``differentiable`` and ``fused`` concern parameters that are no tables.
+            torch's. ``foreach`` and ``differentiable`` concern parameters that are no tables; ``fused`` also tables as
+            long as all their gradients are strided.
             ``weight_decay`` moves every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, decay included. Default False: they move as torch's do.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.

@@ -61,9 +61,9 @@ class Adam(_Adam, torch.optim.Adam):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, foreach, maximize, capturable, differentiable, fused,
-            decoupled_weight_decay: as torch's. ``foreach``, ``capturable``, ``differentiable`` and ``fused`` concern
-            parameters that are no tables. A ``weight_decay`` that is not decoupled steps every row of a table at every
-            step, at that cost; a warning says so.
+            decoupled_weight_decay: as torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters
+            that are no tables; ``fused`` also tables as long as all their gradients are strided. A ``weight_decay``
+            that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
         tensorflow_eps: add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is corrected. Default
@@ -125,7 +125,8 @@ class AdamW(_Adam, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: as torch's.
-            The last four concern parameters that are no tables.
+            The last four concern parameters that are no tables; ``fused`` also tables as long as all their gradients
+            are strided.
         lazy: leave rows without gradient alone, decay included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
         tensorflow_eps: as for :class:`Adam`.

@@ -18,7 +18,8 @@ class SGD(RowOptimizer, torch.optim.SGD):
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused: as torch's.
-            The last three concern parameters that are no tables.
+            The last three concern parameters that are no tables; ``fused`` also tables as long as all their gradients
+            are strided.
         lazy: leave rows without gradient alone, momentum and decay included. Default False: they move as torch's do.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
 
