@@ -5,6 +5,7 @@
 //   StepWorker<A>     what one thread keeps during the call, for all tables
 //   RowStepper<T>     one table: step(), current(), catch_up() of some rows
 #pragma once
+#include <array>
 #include <unordered_map>
 
 #include "../row_optimizer.h"
@@ -128,7 +129,7 @@ class IdleMemo {
   void add_steps(int64_t gap);
 
   const OptimizerStep<A>& step_;
-  std::vector<LinearMap> maps_;  // [gap - 1]; or what else the rule's maps are, which is as large
+  std::vector<std::array<double, kHistoryColumns>> maps_;  // [gap - 1], as history has them, of the rule's kind
   // By gap: where in steps_, from 1; 0: not yet.
   std::vector<int32_t> recent_;
   std::unordered_map<int64_t, int32_t> old_;

@@ -36,12 +36,12 @@ const RowConversions<T>& row_conversions() {
 template <class A>
 template <class Map>
 void IdleMemo<A>::chain_maps(int64_t furthest) {
+  static_assert(std::is_trivially_copyable_v<Map>);
   Map map;
-  if (!maps_.empty()) std::memcpy(&map, &maps_.back(), sizeof(map));
+  if (!maps_.empty()) std::memcpy(static_cast<void*>(&map), maps_.back().data(), sizeof(map));
   for (int64_t gap = static_cast<int64_t>(maps_.size()) + 1; gap <= furthest; ++gap) {
     map = Map::composed(block_map(static_cast<const Map*>(step_.history), step_.now - gap, 0), map);
-    maps_.emplace_back();
-    std::memcpy(&maps_.back(), &map, sizeof(map));
+    std::memcpy(maps_.emplace_back().data(), &map, sizeof(map));
   }
 }
 
@@ -51,7 +51,7 @@ void IdleMemo<A>::add_steps(int64_t gap) {
   const Map* history = static_cast<const Map*>(step_.history);
   Map map;
   if (gap <= kRecent) {
-    std::memcpy(&map, &maps_[static_cast<size_t>(gap - 1)], sizeof(map));
+    std::memcpy(static_cast<void*>(&map), maps_[static_cast<size_t>(gap - 1)].data(), sizeof(map));
   } else {
     map = idle_map(history, step_.now - gap, step_.now);
   }
