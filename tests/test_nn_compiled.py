@@ -206,7 +206,7 @@ def test_a_second_call_compiles_nothing() -> None:
 def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    table = nn.Embedding(50_000, 8, grad_mode="auto")
+    table = nn.Embedding(50_000, 8, grad_mode="auto", apply="backward")
     optimizer = optim.Adam(table.parameters(), lr=0.1)
     for k in range(4):
         optimizer.zero_grad()
