@@ -149,19 +149,20 @@ def owned_table(values: Tensor) -> torch.nn.Parameter:
 
 def current_rows(parameter: Tensor, ids: Tensor) -> Tensor:
     """What a lookup sees."""
-    state = table_of(parameter).lookup_state()
-    if state is None:
+    table = table_of(parameter)
+    if not table.is_behind():
         return parameter.detach()[ids]
+    rows = table.rows
     return row_optimizer_current(
         parameter.detach(),
-        state.states,
-        state.last_step,
-        state.history,
+        rows.states,
+        rows.last_step,
+        rows.clock.history,
         ids,
-        rule=state.rule,
-        hyperparameters=state.hyperparameters,
-        step=state.step,
-        base=state.base,
+        rule=rows.clock.rule,
+        hyperparameters=rows.clock.hyperparameters,
+        step=rows.clock.step,
+        base=rows.clock.base,
     )
 
 

@@ -85,3 +85,12 @@ def test_forward_derivatives_are_refused(call: Callable[..., Tensor]) -> None:
         assert_same_bits(call(*inputs), call(*inputs).clone())
         with pytest.raises(NotImplementedError, match="jvp"):
             call(*(forward_ad.make_dual(x, one) for x, one in zip(inputs, ones, strict=True)))
+
+
+def test_forward_derivatives_by_two_backward_ones() -> None:
+    """What docs/embeddings.md has for those who need them."""
+    weight = _inputs()[0]
+    tangent = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype).reshape(weight.shape)
+    output, backward = torch.func.vjp(_bag, weight)
+    _, forward = torch.func.vjp(lambda grad: backward(grad)[0], torch.zeros_like(output))
+    torch.testing.assert_close(forward(tangent)[0], _bag(tangent), rtol=1e-14, atol=0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,6 +62,13 @@ def loss_of(model: Model, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Any loss."""
     ids, labels = batch
     return ((model(ids) - labels) ** 2).mean()
+
+
+def train_step(optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], *arguments: Any) -> None:
+    """One step on a loss, computed once the gradients of the last are gone."""
+    optimizer.zero_grad()
+    loss(*arguments).backward()
+    optimizer.step()
 
 
 def assert_same(model: Model, reference: Model, rtol: float = 2e-5) -> None:
@@ -138,9 +148,7 @@ def test_an_output_that_is_dropped_or_kept_without_backward(apply: str) -> None:
         if step == 2:
             kept.append(model(other[0]))  # never used: the update waits for the optimizer's step
         for side, optimizer in zip((model, reference), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            optimizer.step()
+            train_step(optimizer, loss_of, side, batch)
     assert kept
     assert_same(model, reference)
 
@@ -304,9 +312,7 @@ def test_frozen_tables_and_periods() -> None:
         batch = draw(generator)
         for side, optimizer in zip((model, reference), optimizers, strict=True):
             side.table._parameters["weight"].requires_grad_(not 3 <= step < 6)
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            optimizer.step()
+            train_step(optimizer, loss_of, side, batch)
     assert_same(model, reference)
 
 
@@ -348,9 +354,7 @@ def test_modes_can_change_at_any_time() -> None:
         model.table.grad_mode = ("dense", "sparse", "fused", "auto")[step // 2 % 4]
         batch = draw(generator)
         for side, optimizer in zip((model, reference), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            optimizer.step()
+            train_step(optimizer, loss_of, side, batch)
     assert_same(model, reference)
 
 

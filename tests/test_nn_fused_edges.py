@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from test_nn_fused import DIM, ROWS, assert_same, draw, loss_of, pair
+from test_nn_fused import DIM, ROWS, assert_same, draw, loss_of, pair, train_step
 from torch import Tensor, nn
 
 from torchsparse_rec import KeyedJaggedTensor, optim
@@ -35,9 +35,7 @@ def test_a_table_that_is_frozen_with_its_module_and_thawed_alone(apply: str, loo
     for _ in range(3):
         batch = draw(generator)
         for side, optimizer in ((model, mine), (reference, torchs)):
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            optimizer.step()
+            train_step(optimizer, loss_of, side, batch)
     assert_same(model, reference)
 
 
@@ -77,9 +75,7 @@ def test_two_lookups_whose_saved_tensors_are_replaced(wrap: str) -> None:
     for _ in range(3):
         batch = draw(generator)
         for side, optimizer in ((model, mine), (reference, torchs)):
-            optimizer.zero_grad()
-            loss(side, batch).backward()
-            optimizer.step()
+            train_step(optimizer, loss, side, batch)
     assert_same(model, reference, rtol=1e-4)
 
 

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from test_nn_fused import ROWS, Model, draw, loss_of, pair
+from test_nn_fused import ROWS, Model, draw, loss_of, pair, train_step
 from torch import Tensor, nn
 
 from torchsparse_rec import optim
@@ -25,9 +25,7 @@ def trained(grad_mode: str, steps: int = 5):
     for _ in range(steps):
         batch = draw(generator)
         for side, its in ((model, optimizer), (reference, reference_optimizer)):
-            its.zero_grad()
-            loss_of(side, batch).backward()
-            its.step()
+            train_step(its, loss_of, side, batch)
     return model, optimizer, reference.table.weight.detach()
 
 
@@ -118,9 +116,7 @@ def test_a_resumed_run_equals_one_that_went_on(grad_mode: str) -> None:
     for _ in range(6):
         batch = draw(generator)
         for side, at in ((model, optimizer), (resumed, its)):
-            at.zero_grad()
-            loss_of(side, batch).backward()
-            at.step()
+            train_step(at, loss_of, side, batch)
     for name, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
 

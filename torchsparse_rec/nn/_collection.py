@@ -16,7 +16,7 @@ from ..ops.embedding_collection import lookup
 from ._lookup import WHY_UNTRACED
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
-from ._read import Tables, is_behind, look_up_behind, read
+from ._read import look_up_behind, read
 from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table
 from .grad_mode import HasGradMode, load_estimate, save_estimate
@@ -175,9 +175,10 @@ class Collection(HasGradMode):
         if torch.compiler.is_compiling():
             if self._reads_in_graph(weights):
                 return self._read_in_graph(part, tables, ids)
-        elif any(map(is_behind, weights)):
-            held = Tables(weights)
-            return look_up_behind(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
+        else:
+            held = self._held(tables, weights)
+            if held.is_behind():
+                return look_up_behind(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
         if kind == "sparse":
             for weight in weights:
                 if weight.requires_grad:

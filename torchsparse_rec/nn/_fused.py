@@ -12,7 +12,6 @@ operators (``_fused_graph.py``). Neither is given the tables: a graph that holds
 from __future__ import annotations
 
 import itertools
-import operator
 import threading
 import weakref
 from collections.abc import Callable
@@ -69,7 +68,7 @@ class FusedLookups:
     def tables(self) -> Tables:
         """The tables, as they are stored now."""
         weights, known = self._weights(), self._tables
-        if known is not None and (weights is None or all(map(operator.is_, known.weights, weights))):
+        if known is not None and (weights is None or known.are(weights)):
             return known
         assert weights is not None
         self._tables = Tables(weights)

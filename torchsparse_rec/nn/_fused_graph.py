@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -59,6 +59,12 @@ _library.define(
 )
 
 
+def _implement(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """One function for all devices, and one that gives shapes."""
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"torchsparse_rec_nn::{name}", fake, lib=_library)
+
+
 def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded, _call):
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     lookups, token = _lookups_of(number, tables, plan), torch.full((1,), -1)
@@ -103,10 +109,8 @@ def _registered_backward(ctx, grad, _argmax, _token):
     return anchor_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 7
 
 
-_library.impl("fused_lookup", _look_up, "CompositeExplicitAutograd")
-_library.impl("fused_lookup_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("torchsparse_rec_nn::fused_lookup", _look_up_fake, lib=_library)
-torch.library.register_fake("torchsparse_rec_nn::fused_lookup_backward", _backward_fake, lib=_library)
+_implement("fused_lookup", _look_up, _look_up_fake)
+_implement("fused_lookup_backward", _backward, _backward_fake)
 torch.library.register_autograd(
     "torchsparse_rec_nn::fused_lookup", _registered_backward, setup_context=_setup_context, lib=_library
 )
@@ -165,10 +169,8 @@ def _read_registered_backward(ctx, grad, _argmax):
     return None, None, weights_grad, *(None,) * 5
 
 
-_library.impl("current_lookup", _read, "CompositeExplicitAutograd")
-_library.impl("current_lookup_backward", _read_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("torchsparse_rec_nn::current_lookup", _read_fake, lib=_library)
-torch.library.register_fake("torchsparse_rec_nn::current_lookup_backward", _read_backward_fake, lib=_library)
+_implement("current_lookup", _read, _read_fake)
+_implement("current_lookup_backward", _read_backward, _read_backward_fake)
 torch.library.register_autograd(
     "torchsparse_rec_nn::current_lookup", _read_registered_backward, setup_context=_read_setup_context, lib=_library
 )

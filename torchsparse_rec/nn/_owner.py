@@ -15,6 +15,7 @@ from ._anchor import new_anchor
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._plan import Ids, Plan
+from ._read import Tables
 
 APPLY = ("backward", "step")
 _ANCHOR = "fused_anchor"
@@ -107,6 +108,7 @@ class AnchorOwner(torch.nn.Module):
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
+    _known_tables: dict[tuple[int, ...], Tables]
     _apply_at: str
     _number: int
 
@@ -114,7 +116,7 @@ class AnchorOwner(torch.nn.Module):
         if apply not in APPLY:
             raise ValueError(f"{type(self).__name__}: apply must be 'backward' or 'step', got {apply!r}")
         self._apply_at = apply
-        self._fused, self._last_fused = {}, None
+        self._forget_lookups()
         self._number = register_owner(self)
         if _follow_tables not in self._load_state_dict_post_hooks.values():
             self.register_load_state_dict_post_hook(_follow_tables)
@@ -129,7 +131,7 @@ class AnchorOwner(torch.nn.Module):
             self._parameters.pop(_ANCHOR, None)
         elif _ANCHOR not in self._parameters:
             self.register_parameter(_ANCHOR, new_anchor(self._stored_weights()))
-        self._forget_fused()
+        self._forget_lookups()
 
     def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """A fused lookup of some tables of the whole; ``plan`` is theirs."""
@@ -170,23 +172,30 @@ class AnchorOwner(torch.nn.Module):
         self._last_fused = (plan, tables, found)
         return found
 
-    def _forget_fused(self) -> None:
-        self._fused.clear()
-        self._last_fused = None
+    def _held(self, tables: Sequence[int], weights: list[Parameter]) -> Tables:
+        """What is known of some of the tables, gathered once for as long as they are the same."""
+        key = tuple(tables)
+        held = self._known_tables.get(key)
+        if held is None or not held.are(weights):
+            held = self._known_tables[key] = Tables(weights)
+        return held
+
+    def _forget_lookups(self) -> None:
+        self._fused, self._last_fused, self._known_tables = {}, None, {}
 
     def _apply(self, fn: Any, recurse: bool = True):
         result = super()._apply(fn, recurse)
         anchor = self._parameters.get(_ANCHOR)
         if anchor is not None and anchor.dtype in (torch.float16, torch.bfloat16):
             anchor.data = anchor.data.float()  # a norm needs its range
-        self._forget_fused()
+        self._forget_lookups()
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which make their own fused lookups."""
+        """For copies and pickles, which look up tables of their own."""
         parent = getattr(super(), "__getstate__", None)
         state = self.__dict__.copy() if parent is None else dict(parent())
-        state["_fused"], state["_last_fused"] = {}, None
+        state["_fused"], state["_last_fused"], state["_known_tables"] = {}, None, {}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

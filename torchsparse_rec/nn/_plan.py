@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops._reduction import MAX
+
 if TYPE_CHECKING:
     from ..optim._row_optimizer import StepGroup
 
@@ -118,8 +120,6 @@ class Plan(NamedTuple):
 
     def argmax_sizes(self, ids: Ids) -> list[int]:
         """The extent of each lookup's part of the argmax."""
-        from ..ops._reduction import MAX
-
         return [
             ids.bags[key] * width if mode == MAX else 0
             for key, width, mode in zip(self.keys, self.columns(), self.modes, strict=True)
@@ -175,8 +175,6 @@ class Plan(NamedTuple):
 
     def _scaled_gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None) -> Any:
         """The one table's gradient by the operators of single tables, which divide by the number of occurrences."""
-        from ..ops._reduction import MAX
-
         shape = (-1, self.dims[0])
         won = None if self.modes[0] != MAX or argmax is None else argmax.reshape(shape)
         operator = getattr(_ops, f"embedding_{kind}_backward").default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,11 +29,6 @@ def owned_table(weight: Tensor) -> Table:
     if not table.owned:
         table.mark_owned()
     return table
-
-
-def is_behind(weight: Tensor) -> bool:
-    """Whether a row of a module's table may be behind its storage."""
-    return owned_table(weight).lookup_state() is not None
 
 
 class Part(NamedTuple):
@@ -73,6 +69,14 @@ class Tables:
         self.set = frozenset(self.tables)
         self._changes = -1
         self._clocked: list[_Clocked] = []
+
+    def are(self, weights: Sequence[Tensor]) -> bool:
+        """Whether these are their parameters."""
+        return len(weights) == len(self.weights) and all(map(operator.is_, self.weights, weights))
+
+    def is_behind(self) -> bool:
+        """Whether a row of one of them may be behind its storage."""
+        return any(one.behind() is not CURRENT for one in self._gathered())
 
     def _gathered(self) -> list[_Clocked]:
         """By clock; those without one, and those whose weights no clock moves, together."""

@@ -14,7 +14,7 @@ from ..optim._tables import table_of
 from ._lookup import WHY_UNTRACED
 from ._owner import AnchorOwner, TableOwner
 from ._plan import Ids, Plan
-from ._read import Tables, is_behind, look_up_behind, read
+from ._read import Tables, look_up_behind, owned_table, read
 from .auto import AutoChoice, as_bytes
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
@@ -158,7 +158,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             return kind != "fused"
         if torch.compiler.is_compiling():
             return not self._reads_in_graph([weight])
-        return not is_behind(weight)
+        return not owned_table(weight).is_behind()
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""

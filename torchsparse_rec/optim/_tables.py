@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Gradient",
-    "LookupState",
     "Pending",
     "Rows",
     "Table",
@@ -95,18 +94,6 @@ class Pending:
     def clamp(self, limit: float) -> None:
         """Clamp the elements of the waiting gradient to ``[-limit, limit]``."""
         raise NotImplementedError
-
-
-class LookupState(NamedTuple):
-    """What a lookup needs to compute current values of rows that are behind: arguments of the operators."""
-
-    states: list[Tensor]
-    last_step: Tensor
-    history: Tensor
-    rule: int
-    hyperparameters: list[float]
-    step: int
-    base: int
 
 
 class Rows:
@@ -188,18 +175,10 @@ class Table:
             self.release()
             self.owned = True
 
-    def lookup_state(self) -> LookupState | None:
-        """What a lookup must take into account, or None where the weight is current as it is."""
+    def is_behind(self) -> bool:
+        """Whether a lookup must bring rows of the weight up to date."""
         rows = self.rows
-        if rows is None:
-            return None
-        clock = rows.clock
-        if not clock.moves_weights or rows.current == clock.step:
-            return None
-        assert rows.last_step is not None and clock.history is not None
-        return LookupState(
-            rows.states, rows.last_step, clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base
-        )
+        return rows is not None and rows.clock.moves_weights and rows.current != rows.clock.step
 
     def make_current(self) -> None:
         """Bring the weight up to date, in place. It keeps no graph and costs nothing where no row is behind."""
