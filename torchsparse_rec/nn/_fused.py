@@ -24,7 +24,7 @@ from torch.nn import Parameter
 
 from ..optim._gradients import update
 from ..optim._row_optimizer import RowOptimizer, StepGroup
-from ..optim._tables import Gradient, Table, changes, table_of
+from ..optim._tables import Gradient, Table, are_same, changes, table_of
 from ._anchor import WaitingRows, gradient_of_anchor, waiting_rows
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
@@ -68,7 +68,7 @@ class FusedLookups:
     def tables(self) -> Tables:
         """The tables, as they are stored now."""
         weights, known = self._weights(), self._tables
-        if known is not None and (weights is None or known.are(weights)):
+        if known is not None and (weights is None or are_same(known.weights, weights)):
             return known
         assert weights is not None
         self._tables = Tables(weights)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..optim._tables import table_of
+from ..optim._tables import are_same, table_of
 from ._anchor import new_anchor
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
@@ -176,7 +176,7 @@ class AnchorOwner(torch.nn.Module):
         """What is known of some of the tables, gathered once for as long as they are the same."""
         key = tuple(tables)
         held = self._known_tables.get(key)
-        if held is None or not held.are(weights):
+        if held is None or not are_same(held.weights, weights):
             held = self._known_tables[key] = Tables(weights)
         return held
 

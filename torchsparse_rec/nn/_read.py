@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,10 +68,6 @@ class Tables:
         self.set = frozenset(self.tables)
         self._changes = -1
         self._clocked: list[_Clocked] = []
-
-    def are(self, weights: Sequence[Tensor]) -> bool:
-        """Whether these are their parameters."""
-        return len(weights) == len(self.weights) and all(map(operator.is_, self.weights, weights))
 
     def is_behind(self) -> bool:
         """Whether a row of one of them may be behind its storage."""

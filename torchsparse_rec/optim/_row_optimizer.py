@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from ._tables import (
     Table,
     _optimizers,
     accumulator_dtype,
+    are_same,
     changes,
     flat,
     is_anchor,
@@ -93,8 +93,8 @@ class _Together:
         """Whether these are they, and neither they nor their states have been replaced or moved."""
         return (
             self._changes == changes()
-            and _same(self._parameters, parameters)
-            and _same(self._states, state.values())
+            and are_same(self._parameters, parameters)
+            and are_same(self._states, state.values())
             and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])
         )
 
@@ -104,10 +104,6 @@ class _Together:
         if known is None or known.changes != changes():
             known = self._lists[number] = _Lists(self.tables[number][1])
         return known
-
-
-def _same(a: Collection[Any], b: Collection[Any]) -> bool:
-    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 class RowOptimizer(Checkpoints):

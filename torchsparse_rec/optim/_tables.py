@@ -7,8 +7,9 @@ that module only, so its idle rows can be left as they are until they are read o
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ __all__ = [
     "Pending",
     "Rows",
     "Table",
+    "are_same",
     "changes",
     "is_anchor",
     "note_change",
@@ -230,6 +232,11 @@ def with_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     """The parameters that may have a gradient, in ``.grad`` or elsewhere."""
     both = [(parameter, _tables.get(id(parameter))) for parameter in parameters]
     return [p for p, table in both if p.grad is not None or (table is not None and table.pending is not None)]
+
+
+def are_same(a: Collection[object], b: Collection[object]) -> bool:
+    """Whether these are the same objects."""
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def is_anchor(parameter: Tensor) -> bool:
