@@ -14,9 +14,12 @@ from . import (
     embedding,
     embedding_gradients,
     embedding_lookup,
+    features,
     keras_report,
     ncf,
     overhead,
+    prebatched,
+    record,
     row_update,
     segment,
     segment_rows,
@@ -25,6 +28,7 @@ from . import (
     table,
     unique,
     wide_deep,
+    wide_deep_training,
 )
 from . import hash as hash_rows
 from .machine import machine
@@ -35,6 +39,8 @@ from .timing import FULL, SLOW_MS, copy_gb_per_second
 ROWS: list[Row] = [
     *keras_report.ROWS,
     *wide_deep.ROWS,
+    *wide_deep_training.ROWS,
+    *features.ROWS,
     *sok.ROWS,
     *adam.ROWS,
     *embedding.ROWS,
@@ -45,9 +51,11 @@ ROWS: list[Row] = [
     *segment_rows.ROWS,
     *unique.ROWS,
     *hash_rows.ROWS,
+    *record.ROWS,
     *row_update.ROWS,
     *sparse_tensor.ROWS,
     *ncf.ROWS,
+    *prebatched.ROWS,
 ]
 
 

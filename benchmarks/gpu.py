@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -112,10 +113,15 @@ def tests_stage(more: list[str]) -> Stage:
 
 
 def not_importable() -> list[Path]:
-    """Test files that import hypothesis where it is not installed; none of their tests needs a GPU."""
-    if importlib.util.find_spec("hypothesis") is not None:
-        return []
-    return [path for path in sorted(TESTS.glob("test_*.py")) if "from hypothesis import" in path.read_text()]
+    """Test files that import, themselves or by another module of the tests, a library that is not installed."""
+    needs = {
+        path.stem: set(re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
+        for path in TESTS.glob("*.py")
+    }
+    absent = {name for name in ("hypothesis", "pyarrow") if importlib.util.find_spec(name) is None}
+    while more := {module for module, names in needs.items() if names & absent} - absent:
+        absent |= more
+    return sorted(TESTS / f"{module}.py" for module in absent if module.startswith("test_"))
 
 
 def find_sanitizer() -> str | None:

@@ -1,5 +1,6 @@
 """
-To and from TensorFlow's tensors: dense, ``tf.SparseTensor``, ``tf.IndexedSlices`` and ``tf.RaggedTensor``.
+To and from TensorFlow's tensors: dense, ``tf.SparseTensor``, ``tf.IndexedSlices`` and ``tf.RaggedTensor``; and to and
+from its feature columns and Keras's preprocessing layers.
 
 torch to TensorFlow shares memory where that is safe (contiguous CPU memory aligned to 64 bytes: TensorFlow ends the
 process on other memory) and copies otherwise; ``share=False`` always copies. A shared TensorFlow tensor changes when
@@ -17,12 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._columns import feature_column_to_tensorflow, feature_column_to_torch, keras_layer_to_column
 from ._dense import check_dtype, tensor_to_tensorflow, tensor_to_torch
 from ._installed import tensorflow
 
 __all__ = [
+    "feature_column_to_tensorflow",
+    "feature_column_to_torch",
     "indexed_slices_to_tensorflow",
     "indexed_slices_to_torch",
+    "keras_layer_to_column",
     "nested_to_tensorflow",
     "ragged_tensor_to_nested",
     "ragged_tensor_to_tensorflow",

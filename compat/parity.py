@@ -91,21 +91,37 @@ def _print(row: Row) -> None:
         print(f"    and {len(row.mismatches) - _SHOWN} more")
 
 
+def _named(parser: argparse.ArgumentParser, name: str) -> list[str]:
+    """The operator of a name, or those whose names begin with it."""
+    found = [name] if name in OPERATORS else [x for x in OPERATORS if name and x.startswith(name)]
+    if not found:
+        parser.error(f"argument --op: no operator is called {name!r} or so at its beginning: {', '.join(OPERATORS)}")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m torchsparse_rec.compat.parity", description=__doc__.split("\n")[1])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to a file as well")
     parser.add_argument("--cases", type=int, default=440, metavar="N", help="random cases in all (default 440)")
     parser.add_argument("--seed", type=int, metavar="S", help="of the random cases (default: a new one, printed)")
-    parser.add_argument("--op", choices=OPERATORS, metavar="NAME", help="only this operator: " + ", ".join(OPERATORS))
+    parser.add_argument(
+        "--op",
+        metavar="NAMES",
+        help="only these operators, or those whose names begin so, with commas between them, such as "
+        "feature_column,keras.layers: " + ", ".join(OPERATORS),
+    )
     options = parser.parse_args(arguments)
+    operators = list(OPERATORS)
+    if options.op is not None:
+        operators = [name for part in options.op.split(",") for name in _named(parser, part)]
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     started = time.perf_counter()
     print(f"TensorFlow {tensorflow_version()}, torch {torch.__version__}, seed {seed}")
     print(f"{'operator':41}{'cases':>6}{'errors':>8}  {'largest error*':<15}      dtypes")
     rows = []
-    for row in run(options.cases, seed, [options.op] if options.op else list(OPERATORS)):
+    for row in run(options.cases, seed, operators):
         rows.append(row)
         _print(row)
     failed = sum(bool(row.mismatches) for row in rows)

@@ -139,6 +139,19 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "row_optimizer_make_current_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps,"
       " Tensor? history, int rule, float[] hyperparameters, int step, int base, int[] rounding_seeds) -> ()");
 
+  // record
+  m.def("crc32c(Tensor[] buffers) -> Tensor");
+  m.def("to_byte_planes(Tensor x) -> Tensor");
+  m.def("from_byte_planes(Tensor planes) -> Tensor");
+  m.def("tfrecord_frames(Tensor bytes, bool verify) -> (Tensor ranges, Tensor status)");
+  m.def("tfrecord_framed(Tensor bytes, Tensor offsets) -> Tensor");
+  m.def(
+      "parse_examples(Tensor bytes, Tensor ranges, Tensor name_bytes, Tensor name_offsets, int[] dtypes, int[] sizes,"
+      " int[] absent, Tensor[] defaults) -> (Tensor[] outputs, Tensor fault)");
+  m.def(
+      "encode_examples(Tensor name_bytes, Tensor name_offsets, int[] dtypes, int[] sizes, Tensor[] columns, int rows)"
+      " -> (Tensor bytes, Tensor offsets)");
+
   // device: what the machine offers, and errors that CUDA kernels recorded
   m.def("cpu_level() -> int");
   m.def("check_errors(Tensor probe) -> ()");

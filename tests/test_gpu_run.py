@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -85,6 +86,17 @@ def test_a_tool_that_cannot_work_on_a_machine_is_no_failure(benchmarks, tmp_path
     assert (outcome.result, outcome.note) == ("skipped", "cannot work here: Device not supported")
     found = stage(benchmarks, "memcheck", "print('Invalid read'); raise SystemExit(86)", skip_if_printed="Device not")
     assert benchmarks("stages").run_stage(found, 30.0, tmp_path / "one.txt").result == "failed"
+
+
+def test_files_of_tests_that_cannot_be_imported_are_left_out(benchmarks, monkeypatch):  # noqa: F811
+    gpu = benchmarks("gpu")
+    find = importlib.util.find_spec
+    assert gpu.not_importable() == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name))
+    left_out = {path.name for path in gpu.not_importable()}
+    # By itself, and by tests/tfrecord_cases.py.
+    assert {"test_data_csv.py", "test_data_tfrecord_ahead.py"} <= left_out
+    assert not {"test_segment.py", "test_data_device.py", "test_hash.py"} & left_out
 
 
 def test_pytests_report_is_counted(benchmarks, tmp_path):  # noqa: F811

@@ -3,11 +3,13 @@
 import math
 import os
 import re
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+from torchsparse_rec.examples import _training
 from torchsparse_rec.examples.ncf import __main__ as command
 from torchsparse_rec.examples.ncf import data, evaluate, sampling, steps, train
 from torchsparse_rec.examples.ncf.model import NeuMF
@@ -235,7 +237,7 @@ def test_command_refuses_what_it_cannot_use(small, tmp_path, monkeypatch, capsys
     assert "output folder" in refused(capsys, "--output-dir", blocked / "runs", "--dataset", "generated")
     garbled = tmp_path / "u.data"
     garbled.write_bytes(b"1\t2\t3\t881250949\n1\t2\t3\n")
-    assert "u.data, line 2: expected user" in refused(capsys, "--data-dir", tmp_path, "--output-dir", tmp_path / "a")
+    assert "u.data: line 2: expected user" in refused(capsys, "--data-dir", tmp_path, "--output-dir", tmp_path / "a")
     assert list((tmp_path / "a").iterdir()) == []
     assert "must be at least 1, got 0" in refused(capsys, "--epochs", 0)
     assert "first one even, got 5,3" in refused(capsys, "--layers", "5,3")
@@ -266,10 +268,35 @@ def test_resume_refuses_other_settings_data_and_no_epochs(small, tmp_path, monke
 def test_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "kept"
     path.write_text("old")
-    with pytest.raises(RuntimeError), train.replacing(path) as temporary:
-        temporary.write_text("half")
+    with pytest.raises(AttributeError):  # a local function cannot be pickled
+        _training.write_checkpoint(path, {"weight": torch.ones(9), "late": lambda: None})
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with pytest.raises(RuntimeError), _training.picture("title", path) as (left, _):
+        left.plot([1, 2])
         raise RuntimeError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("tqdm", [False, True])
+def test_progress_is_shown_to_a_person_alone(tqdm, monkeypatch, capsys):
+    assert _training.progress(batches := [3, 4, 5], "epoch 1", 3) is batches
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
+    if tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        assert _training.progress(batches, "epoch 1", None) is batches
+    assert list(_training.progress(batches, "epoch 1", 8, 5)) == batches
+    shown = capsys.readouterr().err
+    assert "epoch 1:" in shown and "62" in shown  # the first of three is the sixth of eight
+
+
+def test_losses_that_are_no_numbers_count_as_different():
+    assert _training.largest_difference([0.5, 0.25], [0.5, 0.375]) == 0.125
+    for wrong in (math.nan, math.inf):
+        assert _training.largest_difference([0.5, wrong, 0.4], [0.5, 0.4, 0.4]) == math.inf
+        assert _training.largest_difference([0.5, 0.4, 0.4], [wrong, 0.4, 0.4]) == math.inf
 
 
 def test_diverged_training_stops(small):

@@ -9,7 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from torchsparse_rec.examples.ncf import data, reader
+from torchsparse_rec.data import _ratings as reader
+from torchsparse_rec.examples.ncf import data
 
 DATA = os.environ.get(data.ENVIRONMENT_VARIABLE)
 LAYOUTS = {"ml-100k": reader.TAB_LAYOUT, "ml-1m": reader.COLON_LAYOUT, "ml-20m": reader.CSV_LAYOUT}
@@ -72,14 +73,14 @@ def test_read_names_the_bad_line(dataset, bad, monkeypatch):
     layout = LAYOUTS[dataset]
     lines = file_text(dataset, np.full((3, 40), 881250949 % 1000)).split(b"\n")
     lines[29] = bad.encode().replace(b"|", layout.separator)
-    with pytest.raises(ValueError, match=r"^some file, line 30: expected user.*got '"):
+    with pytest.raises(ValueError, match=r"^some file: line 30: expected user.*got '"):
         reader.read_ratings(io.BytesIO(b"\n".join(lines)), "some file", layout)
 
 
 def test_read_truncated_file():
     text = b"196\t242\t3\t881250949\n22\t377\t1\t878887116\n"
     for cut in (2, 5, 10, 15):  # inside the last timestamp, at its start, and inside a field before it
-        with pytest.raises(ValueError, match="u.data, line 2: expected user<TAB>item"):
+        with pytest.raises(ValueError, match="u.data: line 2: expected user<TAB>item"):
             reader.read_ratings(io.BytesIO(text[:-cut]), "u.data", reader.TAB_LAYOUT)
     with pytest.raises(ValueError, match="line 1: the file ends here"):
         reader.read_ratings(io.BytesIO(b""), "u.data", reader.TAB_LAYOUT)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from compiled_sparse_tensor import COMPILED_SPARSE_TENSORS
+from cpu_only import CPU_ONLY
 from reference import REFERENCES
 from sample import Sample, map_tensors, tensors_of
 from samples import GRADIENT_SAMPLES, SAMPLES
@@ -17,8 +18,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchsparse_rec import ops
 
-# What asks the machine instead of computing: tests/test_instruction_sets.py, and the test of check_errors below.
-NOT_SAMPLED = {"cpu_level", "check_errors"}
+# What asks the machine instead of computing: tests/test_instruction_sets.py, and the test of check_errors below. What
+# has no CUDA kernel: the samples run on all devices; tests/test_record*.py have its references, opcheck and layouts.
+NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY)
 # What reads the arguments that it writes.
 UPDATES = {
     "row_update",
@@ -152,7 +154,7 @@ def test_expanded_inputs(sample: Sample, device: str) -> None:
 # ---- Registrations --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("name", sorted([*SAMPLES, *CPU_ONLY]))
 def test_operator_has_a_cpu_kernel_and_a_fake_kernel(name: str) -> None:
     qualified = f"torchsparse_rec::{name}"
     assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")

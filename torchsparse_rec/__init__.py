@@ -1,8 +1,11 @@
 """TensorFlow's sparse operators and embeddings for recommenders, in PyTorch."""
 
+from . import data as data
+from . import features as features
 from . import nn as nn
 from . import ops as ops
 from . import optim as optim
+from . import profiling as profiling
 from ._library import check_errors as check_errors
 from ._library import config as config
 from ._library import cpu_level as cpu_level

@@ -15,11 +15,14 @@ import numpy as np
 
 from . import (
     bucketize,
+    columns,
+    columns_together,
     cross,
     embedding,
     hash,
     indexed_slices,
     keras,
+    keras_layers,
     optimizers,
     row_update,
     segment,
@@ -36,12 +39,15 @@ _FAMILIES = (
     hash,
     cross,
     keras,
+    keras_layers,
     sparse_tensor,
     embedding,
     indexed_slices,
     row_update,
     optimizers,
     bucketize,
+    columns,
+    columns_together,
 )
 
 #: The most numbers in a random case.

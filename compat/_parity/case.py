@@ -69,10 +69,10 @@ class Case:
 def _dtypes(value: Any) -> Any:
     if isinstance(value, Tensor):
         yield str(value.dtype).removeprefix("torch.")
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _dtypes(item)
-    elif hasattr(value, "values") and not isinstance(value, dict):
+    elif hasattr(value, "values"):
         yield from _dtypes(value.values)
 
 

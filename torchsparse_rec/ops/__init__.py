@@ -30,6 +30,17 @@ from .jagged import offsets_to_row_ids as offsets_to_row_ids
 from .jagged import padded_to_jagged as padded_to_jagged
 from .jagged import row_ids_to_offsets as row_ids_to_offsets
 from .jagged import sparse_to_jagged as sparse_to_jagged
+from .record import FrameStatus as FrameStatus
+from .record import crc32c as crc32c
+from .record import from_byte_planes as from_byte_planes
+from .record import tfrecord_framed as tfrecord_framed
+from .record import tfrecord_frames as tfrecord_frames
+from .record import to_byte_planes as to_byte_planes
+from .record_examples import ExampleColumn as ExampleColumn
+from .record_examples import ExampleError as ExampleError
+from .record_examples import ExampleValues as ExampleValues
+from .record_examples import encode_examples as encode_examples
+from .record_examples import parse_examples as parse_examples
 from .row_optimizer import HISTORY_COLUMNS as HISTORY_COLUMNS
 from .row_optimizer import OPTIMIZER_RULES as OPTIMIZER_RULES
 from .row_optimizer import idle_motion as idle_motion

@@ -10,29 +10,14 @@ from typing import Any
 
 import torch
 
+from .._command import check_given, check_writable, device, positive_float, positive_int, seed
 from . import data
 from .plot import plot_curves
 from .steps import GRAD_MODES, LEARNING_RATES, OPTIMIZERS
-from .train import Record, Settings, Trainer, check_writable, read_checkpoint
+from .train import Record, Settings, Trainer, read_checkpoint
 
 DEFAULT_EPOCHS = 30
 DEFAULT_OUTPUT = Path("runs/ncf")
-
-
-def positive_int(text: str) -> int:
-    """An integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-def positive_float(text: str) -> float:
-    """A finite number above 0."""
-    value = float(text)
-    if not 0.0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
-    return value
 
 
 def layer_widths(text: str) -> tuple[int, ...]:
@@ -41,16 +26,6 @@ def layer_widths(text: str) -> tuple[int, ...]:
     if len(widths) < 2 or widths[0] % 2:
         raise argparse.ArgumentTypeError(f"must be two or more widths, the first one even, got {text}")
     return widths
-
-
-def device(text: str) -> torch.device:
-    """A device that this machine has."""
-    try:
-        chosen = torch.device(text)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise argparse.ArgumentTypeError(f"{text} cannot be used: {str(error).splitlines()[0]}") from None
-    return chosen
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -73,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     help_text = "never draw the held-out item as a negative, as many published programs do: flatters the metrics"
     add("--exclude-held-out", action="store_true", default=None, help=help_text)
     add("--batch-size", type=positive_int, help=f"samples, default {default.batch_size:,}")
-    add("--seed", type=int, help=f"of weights, batches and candidates, default {default.seed}")
+    add("--seed", type=seed, help=f"of weights, batches and candidates, default {default.seed}")
     add("--epochs", type=positive_int, default=DEFAULT_EPOCHS, help=f"in all, default {DEFAULT_EPOCHS}")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
     add("--output-dir", type=Path, help=f"of checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
@@ -88,22 +63,14 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def resumed_settings(settings: Settings, given: dict[str, Any], checkpoint: Path) -> Settings:
-    """A checkpoint's settings; ValueError if the command line names another value of one."""
-    for name, value in given.items():
-        saved = settings.learning_rate() if name == "lr" else getattr(settings, name)
-        if value != saved:
-            raise ValueError(f"--{name.replace('_', '-')} is {value}, but {checkpoint} was trained with {saved}")
-    return settings
-
-
 def make_trainer(arguments: argparse.Namespace, interactions: data.Interactions) -> Trainer:
     """A new trainer, or one that goes on from --resume."""
     given = given_settings(arguments)
     if arguments.resume is None:
         return Trainer(Settings(**given), interactions, arguments.device)
     settings, checkpoint = read_checkpoint(arguments.resume)
-    trainer = Trainer(resumed_settings(settings, given, arguments.resume), interactions, arguments.device)
+    check_given(given, settings, arguments.resume)
+    trainer = Trainer(settings, interactions, arguments.device)
     trainer.load(checkpoint)
     if len(trainer.history) >= arguments.epochs:
         raise ValueError(

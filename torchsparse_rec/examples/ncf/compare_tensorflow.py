@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .._training import largest_difference
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
 from .sampling import evaluation_candidates, leave_one_out
@@ -45,9 +46,8 @@ class Comparison:
     epochs: list[dict[str, Side]]
 
     def largest_difference(self) -> float:
-        """Between the two sides, over the first COMPARED_STEPS losses."""
-        pairs = zip(self.first_losses["ours"], self.first_losses["tensorflow"], strict=True)
-        return max(abs(ours - theirs) for ours, theirs in pairs)
+        """Between the two sides, over the first COMPARED_STEPS losses; infinite if one of these is no finite number."""
+        return largest_difference(self.first_losses["ours"], self.first_losses["tensorflow"])
 
     def speed_ratio(self) -> float:
         """Our samples per second over TensorFlow's, the median over the epochs."""

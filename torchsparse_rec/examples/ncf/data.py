@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .reader import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, read_ratings
+from ...data._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, read_ratings
 
 ENVIRONMENT_VARIABLE = "TORCHSPARSE_REC_DATA"
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .train import Record, replacing
+from .._training import picture
+from .train import Record
 
 
 def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
@@ -20,24 +21,16 @@ def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    quality, loss = figure.subplots(1, 2)
-    epochs = [record.epoch for record in history]
-    for field, label in (
-        ("hr", "HR@10"),
-        ("ndcg", "NDCG@10"),
-        ("full_hr", "full-HR@10"),
-        ("full_ndcg", "full-NDCG@10"),
-    ):
-        quality.plot(epochs, [getattr(record.metrics, field) for record in history], label=label, marker=".")
-    quality.set(xlabel="epoch", ylim=(0.0, None), title="held-out items")
-    quality.legend()
-    loss.plot(epochs, [record.loss for record in history], marker=".", color="black")
-    loss.set(xlabel="epoch", ylabel="binary cross-entropy", title="training loss")
-    figure.suptitle(title)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+    with picture(title, path) as (quality, loss):
+        epochs = [record.epoch for record in history]
+        for field, label in (
+            ("hr", "HR@10"),
+            ("ndcg", "NDCG@10"),
+            ("full_hr", "full-HR@10"),
+            ("full_ndcg", "full-NDCG@10"),
+        ):
+            quality.plot(epochs, [getattr(record.metrics, field) for record in history], label=label, marker=".")
+        quality.set(xlabel="epoch", ylim=(0.0, None), title="held-out items")
+        quality.legend()
+        loss.plot(epochs, [record.loss for record in history], marker=".", color="black")
+        loss.set(xlabel="epoch", ylabel="binary cross-entropy", title="training loss")

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
-import pickle
-import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .. import _training
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
 from .sampling import Split, TrainingSampler, evaluation_candidates, leave_one_out
@@ -122,8 +117,7 @@ class Trainer:
             "generator": self.sampler.generator.get_state(),
             "history": [asdict(record) for record in self.history],
         }
-        with replacing(path) as temporary:
-            torch.save(content, temporary)
+        _training.write_checkpoint(path, content)
 
     def load(self, checkpoint: dict[str, Any]) -> None:
         """Go on from a checkpoint of the same settings and data, bit for bit on the same kind of device."""
@@ -132,8 +126,7 @@ class Trainer:
                 f"the checkpoint was trained on other data ({checkpoint['data']['name']}) "
                 f"than this {self.interactions.name}"
             )
-        if checkpoint["device"] != torch.device(self.device).type:
-            raise ValueError(f"the checkpoint was trained on {checkpoint['device']}, got device {self.device}")
+        _training.check_device(checkpoint, self.device)
         self.step.model.load_state_dict(checkpoint["model"])
         self.step.optimizer.load_state_dict(checkpoint["optimizer"])
         self.sampler.generator.set_state(checkpoint["generator"])
@@ -141,29 +134,15 @@ class Trainer:
 
 
 def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """
-    A checkpoint's settings and its content, for :meth:`Trainer.load`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is no checkpoint of this program.
-    """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"there is no checkpoint {path}") from None
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated: {reason}") from None
-    if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of this program")
+    """A checkpoint's settings and its content, for :meth:`Trainer.load`."""
+    content = _training.read_checkpoint(path, CHECKPOINT_FORMAT)
     settings = content["settings"]
     return Settings(**{**settings, "layers": tuple(settings["layers"])}), content
 
 
 def run_batches(step: Any, batches: list[Batch], title: str) -> list[Any]:
     """Train on every batch, with a progress bar on a terminal; returns the losses, which nothing has waited for."""
-    return [step(users, items, labels) for users, items, labels in progress(batches, title)]
+    return [step(users, items, labels) for users, items, labels in _training.progress(batches, title, len(batches))]
 
 
 def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
@@ -172,44 +151,3 @@ def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
         torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
     )
     return total.item() / sum(len(batch[2]) for batch in batches)
-
-
-def progress(batches: list[Batch], title: str) -> Iterable[Batch]:
-    """The batches, with a bar while they are consumed: tqdm's if it is installed. Only where a person may watch."""
-    if not (sys.stdout.isatty() and sys.stderr.isatty()):
-        return batches
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return _plain_progress(batches, title)
-    return tqdm(batches, desc=title, leave=False, mininterval=0.2)
-
-
-def _plain_progress(batches: list[Batch], title: str) -> Iterator[Batch]:
-    every = max(1, len(batches) // 100)
-    for number, batch in enumerate(batches):
-        if number % every == 0:
-            print(f"\r{title}: {100 * number // len(batches):3d} %", end="", file=sys.stderr, flush=True)
-        yield batch
-    print(f"\r{' ' * (len(title) + 8)}\r", end="", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside ``path``, which takes its place when the block ends without an error."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder; OSError that names it if files cannot be made in it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"the output folder {folder} cannot be written to: {error.strerror or error}") from None

@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ._files import DataError
+
 # Bytes parsed at once.
 _CHUNK = 1 << 23
 # No MovieLens release has larger ids; a larger number is a garbled one.
@@ -28,7 +30,7 @@ class Layout:
     def pattern(self) -> re.Pattern[bytes]:
         """A whole line without its end."""
         sep = re.escape(self.separator)
-        return re.compile(rb"(\d{1,12})%b(\d{1,12})%b\d{1,2}(?:\.\d{1,3})?%b(\d{1,12})" % (sep, sep, sep))
+        return re.compile(rb"(\d{1,12})%b(\d{1,12})%b(\d{1,2}(?:\.\d{1,3})?)%b(\d{1,12})" % (sep, sep, sep))
 
     def breaks(self) -> bytes:
         """The non-digits of a regular line, in order."""
@@ -54,12 +56,28 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
         int64 ``[3, N]``: users, items (as written, from 1 up) and Unix times in seconds.
 
     Raises:
-        ValueError: if a line is not as expected, with its number and text.
+        DataError: if a line is not as expected, with its number and text.
 
     Example:
         >>> import io
         >>> read_ratings(io.BytesIO(b"196\t242\t3\t881250949\n"), "u.data", TAB_LAYOUT)[:, 0].tolist()
         [196, 242, 881250949]
+    """
+    return np.concatenate(list(rating_blocks(stream, name, layout)), axis=1)[:3]
+
+
+def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.ndarray]:
+    """
+    The lines of a file, some at a time.
+
+    Args:
+        stream, name, layout: as for :func:`read_ratings`.
+
+    Yields:
+        int64 ``[4, N]``: users, items, Unix times in seconds, and thousandths of ratings.
+
+    Raises:
+        DataError: if a line is not as expected, or there is none.
     """
     line_number = 1
     if layout.header is not None:
@@ -67,20 +85,20 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
         if header != layout.header:
             raise _bad_line(name, 1, header, f"the header {layout.header.decode()}")
         line_number = 2
-    parts = []
+    columns: np.ndarray | None = None
+    times = _Times()
     for chunk in _whole_lines(stream):
-        parsed = _parse_regular(chunk, layout)
-        if parsed is None:
-            parsed = _parse_lines(chunk, layout, name, line_number)
-        parts.append(parsed)
-        line_number += parsed.shape[1]
-    if not parts:
-        raise ValueError(f"{name}, line {line_number}: the file ends here, expected lines {layout.example}")
-    columns = np.concatenate(parts, axis=1)
-    # A file cut inside its last timestamp still matches: that number is shorter than its neighbour's.
-    if not chunk.endswith(b"\n") and len(str(columns[2, -1])) < len(str(columns[2, max(0, columns.shape[1] - 2)])):
-        raise _bad_line(name, line_number - 1, chunk, f"{layout.example} and the end of the line")
-    return columns
+        columns = _parse_regular(chunk, layout)
+        if columns is None:
+            columns = _parse_lines(chunk, layout, name, line_number)
+        line_number += columns.shape[1]
+        if not chunk.endswith(b"\n") and times.is_cut(columns[2]):
+            last = chunk[chunk.rfind(b"\n") + 1 :]
+            raise _bad_line(name, line_number - 1, last, f"{layout.example} and the end of the line")
+        times.add(columns[2])
+        yield columns
+    if columns is None:
+        raise DataError(name, line_number, f"the file ends here, expected lines {layout.example}", unit="line")
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[bytes]:
@@ -93,7 +111,36 @@ def _whole_lines(stream: BinaryIO) -> Iterator[bytes]:
         if end:
             yield block[:end].replace(b"\r\n", b"\n")
     if rest:
-        yield rest
+        # Of an end of two bytes the first says enough.
+        yield rest[:-1] + b"\n" if rest.endswith(b"\r") else rest
+
+
+class _Times:
+    """
+    Tells a file that was cut inside its last timestamp, of which what is left still looks like a line.
+
+    Its number is below all others, and with more digits would be among them, or between half the least of them and
+    twice the greatest.
+    """
+
+    def __init__(self) -> None:
+        self._least, self._most = 0, 0
+
+    def add(self, times: np.ndarray) -> None:
+        """Times of lines before."""
+        if times.size:
+            least, most = int(times.min()), int(times.max())
+            self._least = min(self._least, least) if self._most else least
+            self._most = max(self._most, most)
+
+    def is_cut(self, times: np.ndarray) -> bool:
+        """Whether the last of these is what a cut left."""
+        self.add(times[:-1])
+        last = int(times[-1])
+        if last >= self._least:
+            return False
+        powers = (10**digits for digits in range(1, _MAX_DIGITS))
+        return any((last + 1) * power > self._least // 2 and last * power <= 2 * self._most for power in powers)
 
 
 def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
@@ -120,7 +167,10 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
     columns = [column for begin, end in fields if (column := _to_integers(digits, begin, end)) is not None]
     if len(columns) < len(fields):
         return None
-    values = np.stack(columns)
+    rating = digits[ends[:, 2 * width] - 1].astype(np.int64) * 1000
+    if layout.fractional:
+        rating += digits[ends[:, 2 * width + 1] - 1].astype(np.int64) * 100
+    values = np.stack([*columns, rating])
     return values if _ids_plausible(values) else None
 
 
@@ -152,13 +202,14 @@ def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> n
         match = pattern.fullmatch(line)
         if match is None:
             raise _bad_line(name, number, line, layout.example)
-        row = [int(field) for field in match.groups()]
+        user, item, rating, time = match.groups()
+        row = [int(user), int(item), int(time), round(1000 * float(rating))]
         if not (1 <= row[0] <= _MAX_ID and 1 <= row[1] <= _MAX_ID):
             raise _bad_line(name, number, line, f"{layout.example} with ids from 1 to {_MAX_ID:,}")
         rows.append(row)
     return np.array(rows, dtype=np.int64).T
 
 
-def _bad_line(name: str, number: int, line: bytes, expected: str) -> ValueError:
+def _bad_line(name: str, number: int, line: bytes, expected: str) -> DataError:
     text = line[:60].decode("utf-8", "backslashreplace")
-    return ValueError(f"{name}, line {number:,}: expected {expected}, got {text!r}")
+    return DataError(name, number, f"expected {expected}, got {text!r}", unit="line")

@@ -1,0 +1,337 @@
+"""
+Rows of the Wide & Deep example: its sparse step, and its whole step with the perceptron, from raw columns in memory.
+
+40 features, three of them with ten ids, and 10 numbers. TensorFlow is timed in each of its forms: with its function for
+any number of ids and with gather, with embeddings and wide part in separate tables and in joined rows, as ours are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchsparse_rec
+from torchsparse_rec.examples.wide_deep.columns import generated_columns
+from torchsparse_rec.examples.wide_deep.data import HOTS, Batch, Generator
+
+from .rows import Call, Case, Make, Options, Row, UnavailableError, tensorflow
+
+ROWS_OF_TABLE, BATCH, DIM, MLP = 400_000, 16_384, 16, (256, 128)
+BATCHES, RATE = 4, 0.1
+SAFE, GATHER = "safe_embedding_lookup_sparse", "gather"
+FORMS = {
+    "TensorFlow safe_embedding_lookup_sparse": (SAFE, "separate"),
+    "TensorFlow gather": (GATHER, "separate"),
+    "TensorFlow safe_..., joined rows": (SAFE, "joined"),
+    "TensorFlow gather, joined rows": (GATHER, "joined"),
+}
+
+
+class Problem:
+    """What every side makes its own from: columns of a kind, batches, and the first weights."""
+
+    def __init__(self, kind: str, device: str, rows: int = ROWS_OF_TABLE, batch: int = BATCH) -> None:
+        self.kind, self.device, self.rows, self.batch = kind, device, rows, batch
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """On the device."""
+        generator = Generator(self.rows, self.batch)
+        return [_moved(generator.batch(number), self.device) for number in range(BATCHES)]
+
+    def columns(self) -> Any:
+        """Fresh ones: their module may be moved."""
+        return generated_columns(self.kind, self.rows, DIM)
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """``[batch, features * (DIM + 1)]``, of the pooled rows."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(self.batch, len(HOTS) * (DIM + 1), generator=generator).to(self.device)
+
+    def tables(self) -> dict[str, Tensor]:
+        """The first rows by the table's name."""
+        generator = torch.Generator().manual_seed(2)
+        return {
+            table.name: torch.empty(self.rows, DIM + 1).uniform_(-0.01, 0.01, generator=generator)
+            for table in self.columns().transform.embedding_bag_configs()
+        }
+
+    def model(self) -> Any:
+        """The network with its first weights."""
+        from torchsparse_rec.examples.wide_deep.steps import make_model
+
+        return make_model(self.columns(), MLP, "fused", 0, self.device)
+
+
+def _moved(batch: Batch, device: str) -> Batch:
+    return Batch(batch.labels.to(device), {name: x.to(device) for name, x in batch.columns.items()})
+
+
+# ---- The sparse step -------------------------------------------------------------------------------------------------
+
+
+class OurTables:
+    """Columns to ids, lookup, backward with a given gradient, update."""
+
+    def __init__(self, problem: Problem) -> None:
+        columns, tables = problem.columns(), problem.tables()
+        self.names = list(tables)
+        self.transform = columns.transform.to(problem.device)
+        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(
+            columns.transform.embedding_bag_configs(),
+            grad_mode="fused",
+            apply="backward",
+            device=torch.device(problem.device),
+        )
+        self.bags.load_state_dict({f"embedding_bags.{name}.weight": table for name, table in tables.items()})
+        self.optimizer = torchsparse_rec.optim.SGD(self.bags.parameters(), lr=RATE)
+        self.gradient, self.batches = problem.gradient, itertools.cycle(problem.batches)
+
+    def step(self) -> None:
+        """One step."""
+        ids = self.transform(next(self.batches).columns).sparse
+        self.bags(ids).values().backward(self.gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def trained(self) -> list[Tensor]:
+        """The tables."""
+        state = self.bags.state_dict()
+        return [state[f"embedding_bags.{name}.weight"].cpu() for name in self.names]
+
+
+class TheirTables:
+    """The same in one tf.function."""
+
+    def __init__(self, problem: Problem, options: Options, form: tuple[str, str]) -> None:
+        tf = tensorflow(options)
+        from torchsparse_rec.examples.wide_deep.tensorflow_step import Form, TensorflowTables
+
+        names = _features(problem)
+        hots = [HOTS[name] for name in names]
+        rows = [table.numpy() for table in problem.tables().values()]
+        tables = TensorflowTables(rows, hots, problem.kind == "hashed", problem.batch, Form(*form))
+        gradients = [tf.constant(x.contiguous().numpy()) for x in _gradients(problem, hots, form[1])]
+        rate = tf.constant(RATE)
+
+        @tf.function
+        def step(ids: list[Any]) -> Any:
+            with tf.GradientTape() as tape:
+                pooled = [x for part in tables.look_up(ids) for x in part]
+            tables.descend(tape.gradient(pooled, tables.variables, output_gradients=gradients), rate)
+            return pooled[0]
+
+        prepared = [[tf.constant(batch.columns[name].flatten().numpy()) for name in names] for batch in problem.batches]
+        batches = itertools.cycle(prepared)
+        self.step: Callable[[], Any] = lambda: step(next(batches))
+        self.trained: Callable[[], list[Tensor]] = lambda: [torch.from_numpy(table) for table in tables.rows()]
+
+
+def _features(problem: Problem) -> list[str]:
+    """In the order of the tables."""
+    return [name for table in problem.columns().transform.embedding_bag_configs() for name in table.feature_names]
+
+
+def _gradients(problem: Problem, hots: list[int], tables: str) -> list[Tensor]:
+    """Of each lookup of TensorFlow's. A sum of weights has their mean's gradient over the number of ids."""
+    rows = problem.gradient.split(DIM + 1, 1)
+    if tables == "joined":
+        return list(rows)
+    return [x[:, :-1] for x in rows] + [x[:, -1:] / hot for x, hot in zip(rows, hots, strict=True)]
+
+
+def reference_tables(problem: Problem, steps: int) -> list[Tensor]:
+    """The tables after that many steps, by the formula, in float64."""
+    tables, names = [table.double() for table in problem.tables().values()], _features(problem)
+    parts = problem.gradient.double().cpu().split(DIM + 1, 1)
+    for batch in itertools.islice(itertools.cycle(problem.batches), steps):
+        for table, name, part in zip(tables, names, parts, strict=True):
+            ids = batch.columns[name].cpu().flatten()
+            if problem.kind == "hashed":
+                ids = torchsparse_rec.ops.to_hash_bucket_fast(ids, problem.rows)
+            table.index_add_(0, ids, (part / HOTS[name]).repeat_interleave(HOTS[name], 0), alpha=-RATE)
+    return [table.float() for table in tables]
+
+
+def check_tables(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -> None:
+    """Every side that can run here trains the tables that the formula says."""
+    expected = reference_tables(problem, 3)
+    for name, make in sides.items():
+        try:
+            side = make(problem)
+        except UnavailableError:
+            continue
+        for _ in range(3):
+            side.step()
+        for table, wanted in zip(side.trained(), expected, strict=True):
+            torch.testing.assert_close(table, wanted, rtol=0, atol=2e-6, msg=f"{name}: {{}}".format)
+
+
+def step_row(kind: str, targets: dict[str, float]) -> Row:
+    """The sparse step alone."""
+
+    def build(options: Options) -> Case:
+        sides: dict[str, Callable[[Problem], Any]] = {
+            name: partial(TheirTables, options=options, form=form) for name, form in FORMS.items()
+        }
+        problem = _problem(kind, options)
+
+        def call(make: Callable[[Problem], Any]) -> Make:
+            return lambda: make(problem).step
+
+        return Case(
+            call(OurTables),
+            {name: call(make) for name, make in sides.items()},
+            lambda: check_tables(_small(kind, options), {"ours": OurTables, **sides}),
+            samples=problem.batch,
+            ids=problem.batch * sum(HOTS.values()),
+            sizes=_sizes(problem),
+        )
+
+    what = f"sparse step, {kind} columns: ids, lookup, backward, SGD; batch 16,384, no perceptron"
+    return Row(f"wide_deep/step-{kind}", what, build, targets)
+
+
+def _problem(kind: str, options: Options) -> Problem:
+    return _small(kind, options) if options.quick else Problem(kind, options.device)
+
+
+def _small(kind: str, options: Options) -> Problem:
+    """Of which a batch looks many rows up twice."""
+    return Problem(kind, options.device, 50, 16)
+
+
+def _sizes(problem: Problem) -> str:
+    return f"{len(HOTS)} features, {problem.rows:,} rows each, dim {DIM} and 1"
+
+
+# ---- The whole step --------------------------------------------------------------------------------------------------
+
+
+def our_training(problem: Problem) -> Callable[[Batch], Tensor]:
+    """A training step."""
+    from torchsparse_rec.examples.wide_deep.steps import TorchStep
+
+    return TorchStep(problem.columns(), problem.model(), "sgd", RATE)
+
+
+def their_training(problem: Problem, options: Options, form: tuple[str, str]) -> Callable[[Batch], Any]:
+    """A training step of batches that are prepared once."""
+    tensorflow(options)
+    from torchsparse_rec.examples.wide_deep.tensorflow_step import Form, TensorflowStep
+
+    step = TensorflowStep(problem.columns(), problem.model(), RATE, problem.batch, Form(*form))
+    prepared = {id(batch): step.prepare(batch) for batch in problem.batches}
+    return lambda batch: step(*prepared[id(batch)])
+
+
+def _cycled(step: Callable[[Batch], Any], problem: Problem) -> Call:
+    batches = itertools.cycle(problem.batches)
+    return lambda: step(next(batches))
+
+
+def check_losses(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -> None:
+    """Every side's losses are those of the first."""
+    expected = None
+    for name, make in sides.items():
+        try:
+            call = _cycled(make(problem), problem)
+        except UnavailableError:
+            continue
+        losses = [float(call()) for _ in range(20)]
+        expected = expected or losses
+        # Compared one by one: max would pass a NaN over.
+        for number, (one, other) in enumerate(zip(losses, expected, strict=True)):
+            assert abs(one - other) < 1e-4, f"{name}: losses differ by {abs(one - other)} in step {number}"
+
+
+def whole_row(kind: str, targets: dict[str, float]) -> Row:
+    """Forward, backward and update with the perceptron."""
+
+    def build(options: Options) -> Case:
+        sides: dict[str, Callable[[Problem], Any]] = {
+            name: partial(their_training, options=options, form=form) for name, form in FORMS.items()
+        }
+        problem = _problem(kind, options)
+
+        def call(make: Callable[[Problem], Any]) -> Make:
+            return lambda: _cycled(make(problem), problem)
+
+        return Case(
+            call(our_training),
+            {name: call(make) for name, make in sides.items()},
+            lambda: check_losses(_small(kind, options), {"ours": our_training, **sides}),
+            samples=problem.batch,
+            ids=problem.batch * sum(HOTS.values()),
+            sizes=f"{_sizes(problem)}, 10 numbers",
+        )
+
+    what = f"whole step, {kind} columns, perceptron 256-128, batch 16,384, SGD"
+    return Row(f"wide_deep/whole-{kind}", what, build, targets)
+
+
+# ---- From a file -----------------------------------------------------------------------------------------------------
+
+
+def prebatched_row() -> Row:
+    """Training from a prebatched file, beside training on the same batches in memory."""
+
+    def build(options: Options) -> Case:
+        problem = _problem("identity", options)
+
+        def from_file() -> Call:
+            from torchsparse_rec.examples.wide_deep.sources import PrebatchedSource
+
+            step = our_training(problem)
+            generator = Generator(problem.rows, problem.batch)
+            # The open file outlives its name.
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "train.arrow")
+                source = PrebatchedSource(path, generator, BATCHES * problem.batch, problem.batch)
+            device = torch.device(problem.device)
+
+            def epochs() -> Any:
+                while True:
+                    yield from source.batches()
+
+            batches = epochs()
+            return lambda: step(_on(next(batches), device))
+
+        def from_memory() -> Call:
+            return _cycled(our_training(problem), problem)
+
+        def check() -> None:
+            one, other = from_file(), from_memory()
+            for _ in range(2 * BATCHES):
+                assert float(one()) == float(other()), "the file's batches are others"
+
+        return Case(from_file, {"from memory": from_memory}, check, samples=problem.batch, sizes=_sizes(problem))
+
+    what = "whole step, identity columns, batches mapped from a prebatched file"
+    return Row("wide_deep/from-prebatched", what, build, {"from memory": 0.95})
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    return batch if device.type == "cpu" else _moved(batch, str(device))
+
+
+def _targets(ratio: float) -> dict[str, float]:
+    """For the forms in which TensorFlow's users write the model: embeddings and wide part have tables of their own."""
+    return {name: ratio for name, (_, tables) in FORMS.items() if tables == "separate"}
+
+
+ROWS = [
+    step_row("identity", _targets(3.77)),
+    step_row("hashed", _targets(5.55)),
+    whole_row("identity", _targets(2.5)),
+    whole_row("hashed", _targets(2.7)),
+    prebatched_row(),
+]

@@ -1,0 +1,270 @@
+"""The layers of Keras that put numbers into bins, and make vectors of ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..features._statistics import compressed, merged, summarized
+from ._keras_arguments import is_stream
+from ._keras_encode import ENCODINGS, as_dtype, encode, mapped_values
+from .tensorflow import RaggedTensor, SparseTensor
+from .tensorflow._tensors import as_values
+
+
+class Discretization(torch.nn.Module):
+    """
+    Put numbers into bins.
+
+    Bin ``b`` is ``bin_boundaries[b - 1] <= x < bin_boundaries[b]``, with boundaries in float32; NaN falls into the last
+    one. Floats are compared in the layer's dtype.
+
+    Args:
+        bin_boundaries: ascending.
+        num_bins: instead of boundaries: how many bins, with about equally many numbers, ``adapt`` finds.
+        epsilon: how far off these may be, as a fraction of the numbers. Default 0.01.
+        output_mode: ``"int"``: bins, int32; ``"one_hot"``, ``"multi_hot"``, ``"count"``: vectors, as of
+            :class:`Hashing`.
+        sparse: whether the vectors are given as a ``SparseTensor``.
+        dtype: of the vectors; default torch's default dtype.
+        name: of the layer.
+
+    Shapes:
+        As for :class:`Hashing`.
+
+    Raises:
+        ValueError: for arguments or inputs that Keras refuses too.
+
+    Source: ``keras.layers.Discretization``.
+
+    Example:
+        >>> Discretization(bin_boundaries=[0.0, 1.0, 2.0])([[-1.5, 1.0, 3.4, 0.5], [0.0, 3.0, 1.3, 0.0]])
+        tensor([[0, 2, 3, 1],
+                [1, 3, 2, 1]], dtype=torch.int32)
+    """
+
+    def __init__(
+        self,
+        bin_boundaries: Any = None,
+        num_bins: int | None = None,
+        epsilon: float = 0.01,
+        output_mode: str = "int",
+        sparse: bool = False,
+        dtype: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        if output_mode not in ("int", *ENCODINGS):
+            raise ValueError(f"output_mode must be one of {('int', *ENCODINGS)}, got {output_mode!r}")
+        if sparse and output_mode == "int":
+            raise ValueError("sparse must be False for output_mode 'int'")
+        if num_bins is not None and num_bins < 0:
+            raise ValueError(f"num_bins must not be negative, got {num_bins}")
+        if (num_bins is None) == (bin_boundaries is None):
+            raise ValueError(f"either num_bins or bin_boundaries must be given, got {num_bins} and {bin_boundaries}")
+        self.bin_boundaries = None if bin_boundaries is None else _numbers(bin_boundaries)
+        self.num_bins, self.epsilon, self.output_mode, self.sparse = num_bins, epsilon, output_mode, sparse
+        self.name = name or "discretization"
+        self.dtype = as_dtype(dtype) or torch.get_default_dtype()
+        self.summary = np.zeros((2, 0), np.float32)
+
+    def adapt(self, data: Any, steps: int | None = None) -> None:
+        """
+        Find the boundaries: approximate quantiles, with Keras's numbers.
+
+        Args:
+            data: one array or tensor, or an iterable of such batches.
+            steps: how many batches to take at most. Default: all.
+
+        Raises:
+            ValueError: for a layer that was given boundaries.
+        """
+        if self.num_bins is None:
+            raise ValueError("adapt must not be called for a layer that was given bin_boundaries: give num_bins")
+        self.reset_state()
+        if is_stream(data) or isinstance(data, (list, tuple)):
+            for step, batch in enumerate(data):
+                if steps is not None and step >= steps:
+                    break
+                self.update_state(batch)
+        else:
+            self.update_state(data)
+        self.finalize_state()
+
+    def update_state(self, data: Any) -> None:
+        """Add a batch of numbers to the summary."""
+        given = data.detach().to("cpu", torch.float32).numpy() if isinstance(data, Tensor) else np.array(data)
+        numbers = given.astype(np.float32)
+        self.summary = merged(summarized(numbers, self.epsilon), self.summary, self.epsilon)
+
+    def finalize_state(self) -> None:
+        """Make the boundaries of the summary."""
+        if self.num_bins:
+            self.bin_boundaries = compressed(self.summary, 1.0 / self.num_bins)[0, :-1].tolist()
+
+    def reset_state(self) -> None:
+        """Forget the summary."""
+        if self.num_bins is not None:
+            self.summary = np.zeros((2, 0), np.float32)
+
+    def forward(self, inputs: Any) -> Any:
+        """The bins of the inputs, or their encoding."""
+        boundaries = self.bin_boundaries
+        if boundaries is None:
+            raise ValueError("bin_boundaries must be given, or found by adapt(), before the layer is called")
+        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
+        bins = mapped_values(x, lambda values: _binned(self._in_own_dtype(values), boundaries))
+        if self.output_mode == "int":
+            return mapped_values(bins, lambda values: values.to(torch.int32))
+        return encode(bins, self.output_mode, len(boundaries) + 1, self.dtype, self.sparse)
+
+    def _in_own_dtype(self, values: Any) -> Any:
+        """Keras converts floats to a layer's dtype before the layer sees them."""
+        if isinstance(values, Tensor) and values.is_floating_point() and self.dtype.is_floating_point:
+            return values.to(self.dtype)
+        return values
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal layer, and the boundaries that ``adapt`` found."""
+        return {
+            "bin_boundaries": self.bin_boundaries,
+            "num_bins": self.num_bins,
+            "epsilon": self.epsilon,
+            "output_mode": self.output_mode,
+            "sparse": self.sparse,
+            "name": self.name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Discretization:
+        """A layer from ``get_config()``, its own or Keras's."""
+        boundaries = config.get("bin_boundaries")
+        if boundaries is None or config.get("num_bins") is None:
+            return cls(**config)
+        made = cls(**{name: value for name, value in config.items() if name != "bin_boundaries"})
+        made.bin_boundaries = _numbers(boundaries)
+        return made
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The boundaries, for ``state_dict``."""
+        return {"bin_boundaries": self.bin_boundaries}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """What ``get_extra_state`` gave."""
+        self.bin_boundaries = state["bin_boundaries"]
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+
+
+def _numbers(boundaries: Any) -> list[float]:
+    numbers = boundaries.tolist() if hasattr(boundaries, "tolist") else list(boundaries)
+    if any(isinstance(x, (str, bytes)) or not hasattr(x, "__float__") for x in numbers):
+        raise ValueError(f"bin_boundaries must be numbers, got {boundaries!r}")
+    return numbers
+
+
+def _binned(values: Any, boundaries: list[float]) -> Tensor:
+    """Of numbers of any dtype; those that TensorFlow widens first are widened likewise."""
+    if not isinstance(values, Tensor):
+        raise ValueError("inputs must be numbers, got strings")
+    if values.dtype in (torch.bool, torch.int8, torch.int16, torch.uint8, torch.uint16):
+        values = values.to(torch.int32)
+    elif values.dtype in (torch.uint32, torch.uint64):
+        values = values.to(torch.int64)
+    limits = torch.tensor(boundaries, dtype=torch.float32, device=values.device)
+    if bool((limits[:-1] > limits[1:]).any()):
+        raise ValueError(f"bin_boundaries must be ascending, got {boundaries}")
+    common = torch.promote_types(values.dtype, torch.float32)
+    return torch.bucketize(values.detach().to(common), limits.to(common), right=True)
+
+
+class CategoryEncoding(torch.nn.Module):
+    """
+    Make vectors of ids.
+
+    Args:
+        num_tokens: the length of the vectors. Ids that are not below it do not count.
+        output_mode: ``"multi_hot"`` (default), ``"one_hot"`` or ``"count"``, as of :class:`Hashing`.
+        sparse: whether the vectors are given as a ``SparseTensor``.
+        name: of the layer.
+        dtype: of the vectors; default torch's default dtype.
+        trainable: ignored.
+
+    Shapes:
+        Of ids as for :class:`Hashing`; floats are truncated. ``count_weights`` are of their shape, for ``"count"``.
+
+    Raises:
+        ValueError: for arguments or inputs that Keras refuses too, such as negative ids.
+
+    Source: ``keras.layers.CategoryEncoding``.
+
+    Example:
+        >>> CategoryEncoding(num_tokens=4)([[0, 1], [0, 0], [1, 2], [3, 1]])
+        tensor([[1., 1., 0., 0.],
+                [1., 0., 0., 0.],
+                [0., 1., 1., 0.],
+                [0., 1., 0., 1.]])
+    """
+
+    def __init__(
+        self,
+        num_tokens: int | None = None,
+        output_mode: str = "multi_hot",
+        sparse: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__()
+        output_mode = "multi_hot" if output_mode == "binary" else output_mode
+        if output_mode not in ENCODINGS:
+            raise ValueError(f"output_mode must be one of {ENCODINGS}, got {output_mode!r}")
+        if num_tokens is None or num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        self.num_tokens, self.output_mode, self.sparse = num_tokens, output_mode, sparse
+        self.name = name or "category_encoding"
+        self.dtype = as_dtype(dtype) or torch.get_default_dtype()
+
+    def forward(self, inputs: Any, count_weights: Any = None) -> Any:
+        """The vectors of the inputs."""
+        if count_weights is not None and self.output_mode != "count":
+            raise ValueError(f"count_weights must be None for output_mode {self.output_mode!r}, got {count_weights!r}")
+        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
+        ids = mapped_values(x, _ids)
+        weights = None if count_weights is None else as_values("count_weights", count_weights)
+        if isinstance(weights, np.ndarray):
+            raise ValueError("count_weights must be numbers, got strings")
+        weights = None if weights is None else weights.to(self.dtype)
+        return encode(ids, self.output_mode, self.num_tokens, self.dtype, self.sparse, weights)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal layer."""
+        return {
+            "name": self.name,
+            "trainable": True,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "num_tokens": self.num_tokens,
+            "output_mode": self.output_mode,
+            "sparse": self.sparse,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> CategoryEncoding:
+        """A layer from ``get_config()``, its own or Keras's."""
+        return cls(**config)
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+
+
+def _ids(values: Any) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise ValueError("inputs must be integers, got strings")
+    return values.to(torch.int64)

@@ -1,0 +1,267 @@
+"""The layers of Keras that hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import ops
+from ._keras_encode import Entries, as_dtype, encoded, one_hot_entries, reduced_entries
+from .tensorflow import RaggedTensor, SparseTensor
+from .tensorflow._tensors import as_values
+
+
+class _Encoder(torch.nn.Module):
+    """What both layers do with bins, and their common arguments."""
+
+    def __init__(
+        self, num_bins: int, output_mode: str, sparse: bool, name: str | None, dtype: Any, modes: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        if not isinstance(num_bins, int) or num_bins < 0:
+            raise ValueError(f"num_bins must be an integer that is not negative, got {num_bins!r}")
+        if output_mode not in modes:
+            raise ValueError(f"output_mode must be one of {modes}, got {output_mode!r}")
+        self.num_bins = num_bins
+        self.output_mode = output_mode
+        self.sparse = sparse
+        self.name = name or type(self).__name__.lower()
+        self.dtype = as_dtype(dtype) or (torch.int64 if output_mode == "int" else torch.get_default_dtype())
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """A layer from ``get_config()``, its own or Keras's."""
+        return cls(**config)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal layer."""
+        return {
+            "name": self.name,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "num_bins": self.num_bins,
+            "output_mode": self.output_mode,
+            "sparse": self.sparse,
+        }
+
+    def extra_repr(self) -> str:
+        """What ``repr`` shows."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+
+    def _encoded(self, entries: Entries) -> Any:
+        """One, or the number of entries, at each entry's bin."""
+        return encoded(entries, self.num_bins, self.output_mode == "count", self.dtype, self.sparse)
+
+
+class Hashing(_Encoder):
+    """
+    Hash categories to bins.
+
+    Integers are hashed as their decimal text, floats are truncated to integers first, booleans are hashed as ``true``
+    and ``false``, strings as their UTF-8.
+
+    Args:
+        num_bins: the number of bins, that of ``mask_value`` included.
+        mask_value: the value whose bin is 0; then all others have bins from 1 on (unless there is only one bin). It is
+            compared with inputs before floats are truncated, and must be of their kind.
+        salt: an integer, or two: the key of a SipHash (one integer stands for two). None: FarmHash, without a key.
+        output_mode: ``"int"``: the bins; ``"one_hot"``: a vector of ``num_bins`` for each input, with a 1 at its bin;
+            ``"multi_hot"``, ``"count"``: such a vector for each row of inputs, with ones or with the numbers of inputs.
+        sparse: whether the vectors are given as a ``SparseTensor``.
+        name: of the layer.
+        dtype: of the result; default int64, of vectors torch's default dtype.
+        trainable: ignored.
+
+    Shapes:
+        A tensor, numpy array or nested list of any shape. ``"int"`` keeps it; ``"one_hot"`` appends ``num_bins`` to it,
+        after dropping a last dimension of 1; ``"multi_hot"`` and ``"count"`` replace dimension 1, or that of a vector.
+        A ``SparseTensor`` of rank 1 or 2 (not for ``"one_hot"``) or a ``RaggedTensor`` of two dimensions likewise.
+
+    Raises:
+        ValueError, TypeError: for arguments or inputs that Keras refuses too.
+
+    Source: ``keras.layers.Hashing``.
+
+    Example:
+        >>> Hashing(num_bins=3)([["A"], ["B"], ["C"], ["D"], ["E"]]).flatten()
+        tensor([1, 0, 1, 1, 2])
+    """
+
+    def __init__(
+        self,
+        num_bins: int,
+        mask_value: Any = None,
+        salt: Any = None,
+        output_mode: str = "int",
+        sparse: bool = False,
+        name: str | None = None,
+        dtype: Any = None,
+        trainable: bool = True,
+    ) -> None:
+        if num_bins is None or num_bins <= 0:
+            raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+        super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot", "multi_hot", "count"))
+        if output_mode == "int" and self.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"dtype must be int32 or int64 for output_mode 'int', got {self.dtype}")
+        if sparse and output_mode == "int":
+            raise ValueError("sparse must be False for output_mode 'int'")
+        self.mask_value = mask_value
+        if salt is not None and not isinstance(salt, int) and not (isinstance(salt, (list, tuple)) and len(salt) == 2):
+            raise ValueError(f"salt must be an integer or two, got {salt!r}")
+        self.salt = [salt, salt] if isinstance(salt, int) else salt if salt is None else list(salt)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal layer."""
+        return {**super().get_config(), "trainable": True, "salt": self.salt, "mask_value": self.mask_value}
+
+    def forward(self, inputs: Any) -> Any:
+        """The bins of the inputs, or their encoding."""
+        if isinstance(inputs, SparseTensor):
+            return self._of_sparse(inputs)
+        if isinstance(inputs, RaggedTensor):
+            return self._of_ragged(inputs)
+        bins = self._bins(as_values("inputs", inputs))
+        if self.output_mode == "int":
+            return bins.to(self.dtype)
+        if self.output_mode != "one_hot":
+            return self._encoded(reduced_entries(bins))
+        if bins.dim() == 0:
+            raise ValueError("inputs must have at least 1 dimension for output_mode 'one_hot', got a scalar")
+        return self._encoded(one_hot_entries(bins.squeeze(-1) if bins.shape[-1] == 1 else bins))
+
+    def _of_sparse(self, inputs: SparseTensor) -> Any:
+        bins = self._bins(inputs.values)
+        if self.output_mode == "int":
+            return SparseTensor(inputs.indices, bins.to(self.dtype), inputs.dense_shape)
+        rank = len(inputs.shape)
+        if self.output_mode == "one_hot" or rank > 2:
+            raise ValueError(f"inputs must not be sparse of rank {rank} for output_mode {self.output_mode!r}")
+        rows = inputs.indices[:, 0].to(bins.device) if rank == 2 else torch.zeros_like(bins)
+        return self._encoded(Entries(rows, bins, inputs.shape[:-1]))
+
+    def _of_ragged(self, inputs: RaggedTensor) -> Any:
+        if isinstance(inputs.values, RaggedTensor):
+            if self.output_mode != "int":
+                raise ValueError(f"inputs must not be ragged twice for output_mode {self.output_mode!r}")
+            return RaggedTensor(self._of_ragged(inputs.values), inputs.row_splits)
+        bins = self._bins(inputs.values)
+        if self.output_mode == "int":
+            return RaggedTensor(bins.to(self.dtype), inputs.row_splits)
+        if bins.dim() > 1:
+            raise ValueError(f"inputs must have two dimensions for output_mode {self.output_mode!r} of ragged ones")
+        if self.output_mode == "one_hot":
+            if self.sparse:
+                raise TypeError("inputs must not be ragged for a sparse result of output_mode 'one_hot'")
+            every = Entries(torch.arange(len(bins), device=bins.device), bins, (len(bins),))
+            return RaggedTensor(self._encoded(every), inputs.row_splits)
+        counts = inputs.row_splits.diff()
+        return self._encoded(Entries(torch.repeat_interleave(counts).to(bins.device), bins, (len(counts),)))
+
+    def _bins(self, values: Tensor | np.ndarray) -> Tensor:
+        """Of values of any kind, in their shape."""
+        masked = None
+        count = self.num_bins
+        if self.mask_value is not None and count > 1:
+            masked = _equal(values, self.mask_value)
+            count -= 1
+        if isinstance(values, Tensor) and values.is_floating_point():
+            values = values.to(torch.int64)
+        if isinstance(values, Tensor) and values.dtype == torch.bool:
+            words = self._hashed(np.array([b"false", b"true"], dtype=object), count).to(values.device)
+            bins = words[values.long()]
+        else:
+            bins = self._hashed(values, count)
+        return bins if masked is None else torch.where(masked.to(bins.device), 0, bins + 1)
+
+    def _hashed(self, values: Tensor | np.ndarray, count: int) -> Tensor:
+        if self.salt is None:
+            return ops.to_hash_bucket_fast(values, count)
+        return ops.to_hash_bucket_strong(values, count, self.salt)
+
+
+def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
+    """Where the values are the mask value, which TensorFlow must be able to convert to their dtype."""
+    if isinstance(values, np.ndarray):
+        if not isinstance(mask_value, (str, bytes)):
+            raise TypeError(f"mask_value must be a string like the inputs, got {mask_value!r}")
+        wanted = mask_value.encode() if isinstance(mask_value, str) else mask_value
+        same = [value == wanted for value in values.reshape(-1).tolist()]
+        return torch.tensor(same, dtype=torch.bool).reshape(values.shape)
+    boolean = isinstance(mask_value, (bool, np.bool_))
+    number = isinstance(mask_value, (int, np.integer))
+    floating = number or isinstance(mask_value, (float, np.floating))
+    fits = boolean if values.dtype == torch.bool else floating if values.is_floating_point() else number
+    if not fits:
+        raise TypeError(f"mask_value must be of the dtype of the inputs, {values.dtype}, got {mask_value!r}")
+    if values.dtype != torch.bool and not values.is_floating_point():
+        mask_value = _wrapped(int(mask_value), torch.iinfo(values.dtype))
+    return values == torch.tensor(mask_value, dtype=values.dtype, device=values.device)
+
+
+def _wrapped(number: int, limits: torch.iinfo) -> int:
+    """Numbers that a narrow dtype cannot hold lose their upper bits in TensorFlow."""
+    if not -(2**63) <= number <= max(limits.max, 2**63 - 1):
+        raise ValueError(f"mask_value must be an integer of 64 bits, got {number}")
+    return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
+
+
+class HashedCrossing(_Encoder):
+    """
+    Cross features: the combination of their values, hashed to a bin.
+
+    Integers are crossed as they are, not as their text, strings as their FarmHash.
+
+    Args:
+        num_bins: the number of bins; 0: as many as there are integers below 2 ** 63 - 1.
+        output_mode: ``"int"``: the bins; ``"one_hot"``: vectors of ``num_bins`` with a 1 at the bin.
+        sparse: whether vectors are given as a ``SparseTensor``.
+        name: of the layer.
+        dtype: of the result; default int64, of vectors torch's default dtype.
+
+    Shapes:
+        A list or tuple of at least two features of integers or strings, all scalars, of shape ``[B]`` or ``[B, 1]``.
+        ``"int"`` keeps the shape; ``"one_hot"`` gives ``[B, num_bins]``.
+
+    Raises:
+        ValueError: for arguments or inputs that Keras refuses too.
+
+    Source: ``keras.layers.HashedCrossing``.
+
+    Example:
+        >>> HashedCrossing(num_bins=5)((["A", "B", "A", "B", "A"], [101, 101, 101, 102, 102]))
+        tensor([1, 4, 1, 1, 3])
+    """
+
+    def __init__(
+        self, num_bins: int, output_mode: str = "int", sparse: bool = False, name: str | None = None, dtype: Any = None
+    ) -> None:
+        super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot"))
+
+    def forward(self, inputs: Any) -> Any:
+        """The bins of the crosses, or their encoding."""
+        if not isinstance(inputs, (list, tuple)) or len(inputs) < 2:
+            raise ValueError(f"inputs must be a list or tuple of at least two features, got {inputs!r}")
+        features = [_feature(position, feature) for position, feature in enumerate(inputs)]
+        shape = tuple(features[0].shape)
+        if len(shape) > 2 or shape[1:] not in ((), (1,)):
+            raise ValueError(f"inputs must have the shape [], [B] or [B, 1], got {list(shape)}")
+        for position, feature in enumerate(features):
+            if tuple(feature.shape) != shape:
+                raise ValueError(
+                    f"inputs must have equal shapes, got {list(shape)} and, in position {position}, "
+                    f"{list(feature.shape)}"
+                )
+        crosses, _ = ops.cross_hashed([feature.reshape(-1) for feature in features], self.num_bins)
+        bins = crosses.reshape(shape)
+        return bins.to(self.dtype) if self.output_mode == "int" else self._encoded(one_hot_entries(bins))
+
+
+def _feature(position: int, feature: Any) -> Tensor | np.ndarray:
+    if isinstance(feature, (SparseTensor, RaggedTensor)):
+        raise ValueError(f"inputs[{position}] must be dense, got a {type(feature).__name__}")
+    values = as_values(f"inputs[{position}]", feature)
+    if isinstance(values, Tensor) and (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool):
+        raise ValueError(f"inputs[{position}] must hold integers or strings, got {values.dtype}")
+    return values

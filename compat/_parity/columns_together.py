@@ -1,0 +1,249 @@
+"""Of the parity check: several feature columns in one ``FeatureTransform``, each against TensorFlow's column alone."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..tensorflow import SparseTensor
+from .case import Case, Operator, Outcome, Reference
+from .column_sides import built, rows_of
+from .columns import DRAWS, Spec, batch_size, draw_integers, draw_words, laid_out, spec
+from .draw import one_of
+
+_NAME = "feature_column.FeatureTransform"
+_PLAIN = ("categorical_column_with_identity", "categorical_column_with_hash_bucket")
+_ANY = (
+    *_PLAIN,
+    "categorical_column_with_vocabulary_list",
+    "numeric_column",
+    "bucketized_column",
+    "crossed_column",
+    "weighted_categorical_column",
+    "indicator_column",
+    "sequence_categorical_column",
+    "sequence_numeric_column",
+)
+
+
+# ---- Cases ----------------------------------------------------------------------------------------------------------
+
+
+def _alike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec], dict[str, Any]]:
+    """Columns that differ in little more than their feature, whose ids one call may make."""
+    columns, features = [], {}
+    default, is_fixed = one_of(rng, (None, 3)), rng.random() < 0.5
+    for k in range(count):
+        key = f"x{k}"
+        kind = rng.integers(6)
+        if kind < 3:
+            columns.append(spec(_PLAIN[1], key=key, hash_bucket_size=int(one_of(rng, (50, 50, 1000))), dtype="int64"))
+        elif kind < 5:
+            columns.append(spec(_PLAIN[0], key=key, num_buckets=40, default_value=default))
+        else:
+            columns.append(
+                spec("categorical_column_with_vocabulary_list", key=key, vocabulary_list=["", "w1", "é", "2"])
+            )
+        draw = draw_integers if kind < 5 else draw_words
+        features[key] = draw(rng, batch) if is_fixed else laid_out(rng, batch, partial(draw, rng))
+    return columns, features
+
+
+def _unlike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec], dict[str, Any]]:
+    """Columns of any kinds, some of which read the feature of another too."""
+    columns: list[Spec] = []
+    features: dict[str, Any] = {}
+    for k in range(count):
+        column, more = DRAWS[one_of(rng, _ANY)](rng, f"x{k}", batch)
+        columns.append(column)
+        features |= more
+    for column in list(columns):
+        if (
+            column["function"] in _PLAIN
+            and column["arguments"].get("hash_bucket_size", 0) <= 1000
+            and rng.random() < 0.5
+        ):
+            columns.append(spec("indicator_column", categorical_column=column))
+        elif column["function"] == "bucketized_column" and rng.random() < 0.5:
+            columns.append(column["arguments"]["source_column"])
+    return columns, features
+
+
+def _weighted(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
+    """Ids and weights ``[B, k]``: weights are 0 where ids are missing, so that TensorFlow drops both."""
+    shape = (batch, int(rng.integers(1, 4)))
+    ids = torch.from_numpy(rng.integers(-1, 30, shape))
+    weights = torch.from_numpy(rng.integers(1, 9, shape) / 4.0).to(torch.float32)
+    column = spec(_PLAIN[0], key=key, num_buckets=30)
+    features = {key: ids, f"{key}w": torch.where(ids < 0, 0, weights)}
+    return spec("weighted_categorical_column", categorical_column=column, weight_feature_key=f"{key}w"), features
+
+
+def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
+    count, alike = int(rng.integers(2, 7)), rng.random() < 0.5
+    batch = 0 if alike and rng.random() < 0.1 else batch_size(rng, elements // count)
+    columns, features = (_alike if alike else _unlike)(rng, count, batch)
+    drop_missing = not alike or rng.random() < 0.7
+    if drop_missing and rng.random() < 0.5:
+        column, more = _weighted(rng, "v", batch)
+        columns.append(column)
+        features |= more
+    # Nulls stand for the marks of missing values, where all columns leave these out.
+    forms = {"seed": int(rng.integers(2**31)), "nulls": alike and drop_missing}
+    arguments = {"columns": columns, "features": features, "forms": forms, "drop_missing": drop_missing}
+    return Case(operator, arguments, "random", names=())
+
+
+def _hand_picked(operator: str) -> list[Case]:
+    cases = [_random(np.random.default_rng(seed), operator, 200) for seed in range(8)]
+    without = cases[0].arguments | {"features": {}}
+    return [*cases, Case(operator, without, "features that are missing", names=("batch must have",))]
+
+
+# ---- TensorFlow: one column after the other -------------------------------------------------------------------------
+
+
+def _run_tensorflow(tf: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    tf.get_logger().setLevel("ERROR")
+    v2 = importlib.import_module("tensorflow.python.feature_column.feature_column_v2")
+    features = {}
+    for name, x in arguments["features"].items():
+        x = tf.constant(x, tf.string) if isinstance(x, np.ndarray) else x
+        if not arguments["drop_missing"] and isinstance(x, tf.Tensor):
+            # In rows marks are values like others.
+            x = x if len(x.shape) == 2 else tf.reshape(x, [-1, 1])
+            x = tf.SparseTensor(tf.where(tf.ones_like(x, tf.bool)), tf.reshape(x, [-1]), tf.shape(x, tf.int64))
+        features[name] = x
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        columns = built(arguments["columns"], tf.feature_column, folder, tf.as_dtype, itertools.count())
+        for column in columns:
+            cache = v2.FeatureTransformationCache(features)
+            if isinstance(column, v2.CategoricalColumn):
+                found = rows_of(tf, column.get_sparse_tensors(cache, None))
+            elif isinstance(column, v2.DenseColumn):
+                dense = column.get_dense_tensor(cache, None)
+                found = {"dense": tf.reshape(dense, [dense.shape[0], -1])}
+            else:
+                dense, lengths = column.get_sequence_dense_tensor(cache, None)
+                found = {"steps": dense, "lengths": lengths}
+            results |= {f"{column.name}: {name}": x for name, x in found.items()}
+    return results
+
+
+# ---- Ours: all at once ----------------------------------------------------------------------------------------------
+
+
+def _run_ours(_: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    from ... import features as ours
+
+    rng = np.random.default_rng(arguments["forms"]["seed"])
+    with tempfile.TemporaryDirectory() as folder:
+        columns = built(arguments["columns"], ours, folder, str, itertools.count())
+        linear = [
+            x
+            for x in columns
+            if isinstance(x, ours.CategoricalColumn) and not isinstance(x, ours.SequenceCategoricalColumn)
+        ]
+        others = [x for x in columns if x not in linear or isinstance(x, ours.DenseColumn)]
+        transform = ours.FeatureTransform(others, linear, drop_missing=arguments["drop_missing"])
+    batch = {name: _formed(rng, x, arguments["forms"]["nulls"]) for name, x in arguments["features"].items()}
+    made = transform(batch)
+    slices = transform.dense_slices()
+    results: dict[str, Any] = {}
+    for column in columns:
+        found: dict[str, Any] = {}
+        if isinstance(column, ours.SequenceNumericColumn):
+            steps = made.sequence_dense[column.name]
+            found = {"steps": steps.to_padded_dense(), "lengths": steps.lengths()}
+        elif isinstance(column, ours.CategoricalColumn):
+            is_weighted = isinstance(column, ours.WeightedCategoricalColumn)
+            is_sequence = isinstance(column, ours.SequenceCategoricalColumn)
+            found = _ids((made.weighted if is_weighted else made.sequence if is_sequence else made.sparse)[column.name])
+        elif made.dense is not None:
+            found = {"dense": made.dense[:, slices[column.name]]}
+        results |= {f"{column.name}: {name}": x for name, x in found.items()}
+    return results
+
+
+def _ids(rows: Any) -> dict[str, Tensor]:
+    """Those that tables have rows for: without ``drop_missing``, negative ones are still there."""
+    kept = rows.values() >= 0
+    which = torch.repeat_interleave(rows.lengths())[kept]
+    found = {"ids": rows.values()[kept], "lengths": torch.bincount(which, minlength=rows.lengths().shape[0])}
+    if rows.weights_or_none() is not None:
+        found["weights"] = rows.weights()[kept]
+    return found
+
+
+def _formed(rng: np.random.Generator, x: Any, nulls: bool) -> Any:
+    """A feature in any of the forms that mean the same."""
+    if isinstance(x, SparseTensor):
+        return one_of(rng, _ROWS)(x)
+    flat = x if isinstance(x, np.ndarray) else x.numpy()
+    if isinstance(x, Tensor) and not x.is_floating_point() and rng.random() < 0.2 and not bool((x < 0).any()):
+        return x.to(torch.uint8) if x.numel() == 0 or int(x.max()) < 256 else x.to(torch.uint64)
+    forms: list[Callable[[], Any]] = [lambda: x, lambda: flat, lambda: _arrow(flat, nulls)]
+    if flat.ndim == 1:
+        forms.append(flat.tolist)
+    return one_of(rng, forms)()
+
+
+def _offsets(x: SparseTensor) -> Tensor:
+    counts = torch.bincount(x.indices[:, 0], minlength=int(x.dense_shape[0]))
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+
+
+def _lists(x: SparseTensor) -> list[Any]:
+    bounds, values = _offsets(x).tolist(), x.values.tolist()
+    return [values[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+def _arrow_lists(x: SparseTensor) -> Any:
+    import pyarrow as pa
+
+    values = pa.array(x.values if isinstance(x.values, np.ndarray) else x.values.numpy())
+    return pa.LargeListArray.from_arrays(pa.array(_offsets(x).numpy()), values)
+
+
+_ROWS: tuple[Callable[[SparseTensor], Any], ...] = (
+    lambda x: (x.values, _offsets(x)),
+    lambda x: _lists(x) if x.values.shape[0] else (x.values, _offsets(x)),
+    _arrow_lists,
+)
+
+
+def _arrow(x: np.ndarray, nulls: bool) -> Any:
+    """An array of pyarrow, perhaps a slice, with nulls in the place of marks."""
+    import pyarrow as pa
+
+    flat = x.reshape(-1)
+    mark: Any = b"" if flat.dtype == object else -1
+    kind = pa.binary() if flat.dtype == object else None
+    values = pa.array(flat, kind, mask=flat == mark) if nulls else pa.array(flat, kind)
+    return values if x.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, x.shape[1])
+
+
+def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
+    """Sums of weights are within rounding; all else is equal, and a NaN is any NaN."""
+    return {
+        name: Reference(
+            x.numpy().astype(np.float64),
+            np.abs(x.numpy()) * 1e-6 + 1e-5 if "_indicator" in name else np.zeros(x.shape),
+        )
+        for name, x in theirs.values.items()
+        if isinstance(x, Tensor) and x.is_floating_point()
+    }
+
+
+OPERATORS: dict[str, Operator] = {
+    _NAME: Operator(_random, _hand_picked, references=_references, run_tensorflow=_run_tensorflow, run_ours=_run_ours)
+}

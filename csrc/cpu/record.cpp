@@ -1,0 +1,173 @@
+// CPU doors of crc32c and of the byte planes. The checksum itself is crc32c.cpp, the planes' loops are
+// record_planes_body.h.
+#include "../record.h"
+
+#include <cstring>
+
+#include "crc32c.h"
+#include "level.h"
+#include "record_bytes.h"
+
+namespace tsr {
+namespace {
+
+// ---- Checksums ------------------------------------------------------------------------------------------------------
+
+// A large buffer is cut, so that threads share it.
+constexpr int64_t kCrcPiece = int64_t{1} << 20;
+// Bytes in the time of one element of kWorkPerThread.
+constexpr int64_t kCrcBytesPerElement = 4;
+
+struct CrcPiece {
+  const uint8_t* data;
+  int64_t size;
+  uint32_t crc;
+};
+
+int64_t bytes_of(const Tensor& x) { return x.numel() * static_cast<int64_t>(x.element_size()); }
+
+std::vector<CrcPiece> crc_pieces(const std::vector<Tensor>& buffers) {
+  std::vector<CrcPiece> pieces;
+  for (const Tensor& buffer : buffers) {
+    const uint8_t* const data = static_cast<const uint8_t*>(buffer.data_ptr());
+    const int64_t size = bytes_of(buffer);
+    for (int64_t begin = 0; begin < size; begin += kCrcPiece) {
+      pieces.push_back({data + begin, std::min(kCrcPiece, size - begin), 0});
+    }
+  }
+  return pieces;
+}
+
+// ---- Byte planes ----------------------------------------------------------------------------------------------------
+
+// Elements at a time: they stay in the first-level cache while their planes are written.
+constexpr int64_t kPlaneBlock = 1024;
+
+#define TSR_ISA_BODY "record_planes_body.h"
+#include "isa_foreach.h"
+
+template <class Word>
+void split_elements(const uint8_t* x, int64_t n, uint8_t* planes) {
+  using Split = void (*)(const uint8_t*, int64_t, uint8_t*, int64_t);
+  const Split split =
+      pick_level<Split>(&baseline::split_bytes<Word>, &avx2::split_bytes<Word>, &avx512::split_bytes<Word>);
+  const int64_t blocks = (n + kPlaneBlock - 1) / kPlaneBlock, grain = kWorkPerThread / kPlaneBlock;
+  parallel_for(0, blocks, grain, [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin * kPlaneBlock; i < std::min(end * kPlaneBlock, n); i += kPlaneBlock) {
+      split(x + i * static_cast<int64_t>(sizeof(Word)), std::min(kPlaneBlock, n - i), planes + i, n);
+    }
+  });
+}
+
+template <class Word>
+void join_elements(const uint8_t* planes, int64_t n, Word* x) {
+  using Join = void (*)(const uint8_t*, int64_t, int64_t, Word*);
+  const Join join = pick_level<Join>(&baseline::join_bytes<Word>, &avx2::join_bytes<Word>, &avx512::join_bytes<Word>);
+  parallel_for(0, n, kWorkPerThread,
+               [=](int64_t begin, int64_t end) { join(planes + begin, n, end - begin, x + begin); });
+}
+
+// Elements of a width that no word has.
+void split_any(const uint8_t* x, int64_t n, int64_t width, uint8_t* planes) {
+  parallel_for(0, n, std::max<int64_t>(kWorkPerThread / width, 1), [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t k = 0; k < width; ++k) planes[k * n + i] = x[i * width + k];
+    }
+  });
+}
+
+void join_any(const uint8_t* planes, int64_t n, int64_t width, uint8_t* x) {
+  parallel_for(0, n, std::max<int64_t>(kWorkPerThread / width, 1), [=](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t k = 0; k < width; ++k) x[i * width + k] = planes[k * n + i];
+    }
+  });
+}
+
+}  // namespace
+
+Tensor crc32c_cpu(const std::vector<Tensor>& buffers) {
+  std::vector<Tensor> whole;
+  for (const Tensor& buffer : buffers) whole.push_back(as_contiguous(buffer));
+  std::vector<CrcPiece> pieces = crc_pieces(whole);
+  const int64_t count = static_cast<int64_t>(pieces.size());
+  int64_t total = 0;
+  for (const CrcPiece& piece : pieces) total += piece.size;
+  parallel_dynamic(count, workers_for(total / kCrcBytesPerElement), [&](int64_t, int64_t i) {
+    CrcPiece& piece = pieces[static_cast<size_t>(i)];
+    piece.crc = crc32c(piece.data, piece.size);
+  });
+  Tensor out = new_empty(buffers.at(0), {static_cast<int64_t>(buffers.size())}, ScalarType::Long);
+  int64_t* results = out.mutable_data_ptr<int64_t>();
+  size_t next = 0;
+  for (const Tensor& buffer : whole) {
+    uint32_t crc = 0;
+    for (int64_t left = bytes_of(buffer); left > 0; left -= pieces[next++].size) {
+      crc = crc32c_joined(crc, pieces[next].crc, pieces[next].size);
+    }
+    *results++ = static_cast<int64_t>(crc);
+  }
+  return out;
+}
+
+Tensor to_byte_planes_cpu(const Tensor& x) {
+  const Tensor input = as_contiguous(x);
+  const int64_t n = input.numel(), width = static_cast<int64_t>(input.element_size());
+  Tensor out = new_empty(x, {width, n}, ScalarType::Byte);
+  const uint8_t* const elements = static_cast<const uint8_t*>(input.data_ptr());
+  uint8_t* const planes = out.mutable_data_ptr<uint8_t>();
+  switch (width) {
+    case 1:
+      if (n > 0) std::memcpy(planes, elements, static_cast<size_t>(n));
+      break;
+    case 2:
+      split_elements<uint16_t>(elements, n, planes);
+      break;
+    case 4:
+      split_elements<uint32_t>(elements, n, planes);
+      break;
+    case 8:
+      split_elements<uint64_t>(elements, n, planes);
+      break;
+    default:
+      split_any(elements, n, width, planes);
+  }
+  return out;
+}
+
+Tensor from_byte_planes_cpu(const Tensor& planes) {
+  check_byte_planes(planes);
+  const Tensor input = as_contiguous(planes);
+  const int64_t width = input.size(0), n = input.size(1);
+  Tensor out = new_empty(planes, {n * width}, ScalarType::Byte);
+  const uint8_t* const bytes = input.const_data_ptr<uint8_t>();
+  void* const elements = out.data_ptr();
+  if (n == 0) return out;
+  switch (width) {
+    case 0:
+      break;
+    case 1:
+      std::memcpy(elements, bytes, static_cast<size_t>(n));
+      break;
+    case 2:
+      join_elements(bytes, n, static_cast<uint16_t*>(elements));
+      break;
+    case 4:
+      join_elements(bytes, n, static_cast<uint32_t*>(elements));
+      break;
+    case 8:
+      join_elements(bytes, n, static_cast<uint64_t*>(elements));
+      break;
+    default:
+      join_any(bytes, n, width, static_cast<uint8_t*>(elements));
+  }
+  return out;
+}
+
+}  // namespace tsr
+
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
+  TSR_IMPL(m, "crc32c", &tsr::crc32c_cpu);
+  TSR_IMPL(m, "to_byte_planes", &tsr::to_byte_planes_cpu);
+  TSR_IMPL(m, "from_byte_planes", &tsr::from_byte_planes_cpu);
+}

@@ -1,0 +1,26 @@
+// The loops between elements and byte planes, once per instruction set: included by isa_foreach.h. Words of one width
+// and one shift at a time: compilers turn that into vector instructions. Elements that are
+// read may be at any address: tensors over a file's bytes are.
+
+// planes[k * stride + i] = byte k of x[i], for n elements.
+template <class Word>
+static void split_bytes(const uint8_t* x, int64_t n, uint8_t* planes, int64_t stride) {
+  for (size_t k = 0; k < sizeof(Word); ++k) {
+    uint8_t* const plane = planes + static_cast<int64_t>(k) * stride;
+    for (int64_t i = 0; i < n; ++i) {
+      plane[i] = static_cast<uint8_t>(load<Word>(x + i * static_cast<int64_t>(sizeof(Word))) >> (8 * k));
+    }
+  }
+}
+
+// The inverse.
+template <class Word>
+static void join_bytes(const uint8_t* planes, int64_t stride, int64_t n, Word* x) {
+  for (int64_t i = 0; i < n; ++i) {
+    Word word = 0;
+    for (size_t k = 0; k < sizeof(Word); ++k) {
+      word = static_cast<Word>(word | static_cast<Word>(planes[static_cast<int64_t>(k) * stride + i]) << (8 * k));
+    }
+    x[i] = word;
+  }
+}

@@ -1,0 +1,268 @@
+"""``StringLookup`` and ``IntegerLookup`` against Keras: vocabularies, adapting, configurations, errors, oddities."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchsparse_rec.compat import keras as ours
+from torchsparse_rec.compat.tensorflow import RaggedTensor, SparseTensor
+
+BATCHES: dict[str, list[Any]] = {
+    "matrices": [np.array([["a", "b"], ["a", ""]]), np.array([["[UNK]", "é"], ["c", "b"]])],
+    "vectors": [np.array(["a", "b", "a"]), np.array(["c"])],
+}
+
+
+@pytest.fixture(scope="module")
+def keras(tensorflow: Any) -> Any:
+    import keras
+
+    return keras
+
+
+def bytes_of(x: Any) -> Any:
+    return np.vectorize(lambda word: word.encode(), otypes=[object])(x)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"max_tokens": 3},
+        {"mask_token": "", "max_tokens": 4},
+        {"num_oov_indices": 0},
+        {"num_oov_indices": 3, "salt": [1, 2]},
+        {"output_mode": "count", "mask_token": ""},
+        {"output_mode": "count", "max_tokens": 9, "pad_to_max_tokens": True},
+        {"output_mode": "tf_idf"},
+        {"output_mode": "tf_idf", "max_tokens": 9, "pad_to_max_tokens": True},
+    ],
+    ids=str,
+)
+def test_strings_adapt(keras: Any, arguments: dict[str, Any], name: str) -> None:
+    data = BATCHES[name]
+    mine, theirs = ours.StringLookup(**arguments), keras.layers.StringLookup(**arguments)
+    mine.adapt(iter(data))
+    theirs.adapt(iter(data))
+    assert mine.get_vocabulary() == [str(x) for x in theirs.get_vocabulary()]
+    assert mine.vocabulary_size() == theirs.vocabulary_size()
+    assert mine.get_vocabulary(False) == [str(x) for x in theirs.get_vocabulary(False)]
+    given = np.array([["a", "c"], ["b", "a"]])
+    assert np.allclose(mine(given).numpy(), np.array(theirs(given)), rtol=1e-6)
+    if "tf_idf" in arguments.values():
+        assert np.allclose(mine.idf_weights.numpy(), theirs.idf_weights.numpy(), rtol=1e-6)
+    mine, theirs = ours.StringLookup(**arguments), keras.layers.StringLookup(**arguments)
+    mine.adapt(iter(data), steps=1)
+    theirs.adapt(iter(data), steps=1)
+    assert mine.get_vocabulary() == [str(x) for x in theirs.get_vocabulary()]
+
+
+@pytest.mark.tensorflow
+def test_one_array_is_all_data(keras: Any) -> None:
+    for data in (["b", "a", "b"], [["b", "a"], ["b", "c"]], np.array(["x", "y"])):
+        mine, theirs = (module.StringLookup(output_mode="tf_idf") for module in (ours, keras.layers))
+        mine.adapt(data)
+        theirs.adapt(data)
+        assert mine.get_vocabulary() == [str(x) for x in theirs.get_vocabulary()]
+        assert np.allclose(mine.idf_weights.numpy(), theirs.idf_weights.numpy(), rtol=1e-6)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("arguments", [{}, {"mask_token": 0}, {"output_mode": "tf_idf"}, {"max_tokens": 3}], ids=str)
+def test_integers_adapt(keras: Any, arguments: dict[str, Any]) -> None:
+    data = [np.array([[3, 3, -1], [0, 2**40, -7]]), np.array([[5, 0, 3]])]
+    mine, theirs = ours.IntegerLookup(**arguments), keras.layers.IntegerLookup(**arguments)
+    mine.adapt(iter(data))
+    theirs.adapt(iter(data))
+    assert mine.get_vocabulary() == [int(x) for x in theirs.get_vocabulary()]
+    assert np.allclose(mine(data[0]).numpy(), np.array(theirs(data[0])), rtol=1e-6)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("layer", "arguments"),
+    [
+        ("StringLookup", {"vocabulary": ["a", "é"], "num_oov_indices": 3, "salt": 4, "mask_token": "m", "name": "n"}),
+        ("StringLookup", {"vocabulary": ["a"], "idf_weights": [0.5], "output_mode": "tf_idf", "name": "n"}),
+        ("IntegerLookup", {"vocabulary": [3, 4], "oov_method": "farmhash", "max_tokens": 9, "name": "n"}),
+        ("IntegerLookup", {"vocabulary": np.array([3, 4]), "invert": True, "name": "n"}),
+    ],
+    ids=str,
+)
+def test_configurations_travel_both_ways(keras: Any, layer: str, arguments: dict[str, Any]) -> None:
+    mine, theirs = getattr(ours, layer)(**arguments), getattr(keras.layers, layer)(**arguments)
+    expected = {**theirs.get_config(), "dtype": "float32"}
+    expected["vocabulary"] = [x if isinstance(x, str) else int(x) for x in expected["vocabulary"]]
+    assert mine.get_config() == expected
+    from_theirs = type(mine).from_config(theirs.get_config())
+    from_mine = type(theirs).from_config(mine.get_config())
+    x = np.array([["a", "z"]]) if layer == "StringLookup" else np.array([[3, 99]])
+    if not arguments.get("invert"):
+        assert np.allclose(from_theirs(x).numpy(), np.array(from_mine(x)))
+    else:
+        assert from_theirs(torch.tensor([1, 0])).tolist() == [3, -1]
+    assert "max_tokens" in repr(mine)
+
+
+def test_a_file_is_read_as_tensorflow_reads_it(tmp_path: Any) -> None:
+    file = tmp_path / "words"
+    file.write_bytes("x\r\né\n[UNK]".encode())
+    layer = ours.StringLookup(vocabulary=str(file))
+    assert layer.get_vocabulary() == ["[UNK]", "x", "é", "[UNK]"] and layer(["é", "q", "[UNK]"]).tolist() == [2, 0, 3]
+    assert layer.get_config()["vocabulary"] is None
+    (tmp_path / "numbers").write_text("7\n-3\n")
+    assert ours.IntegerLookup(vocabulary=tmp_path / "numbers")([-3, 7, 1]).tolist() == [2, 1, 0]
+    for text, message in ((b"a\n\nb", "no empty line, got one: line 2"), (b"a\na", "not hold a token twice, got 'a'")):
+        file.write_bytes(text)
+        with pytest.raises(ValueError, match=message):
+            ours.StringLookup(vocabulary=str(file))
+    file.write_bytes(b"x")
+    with pytest.raises(ValueError, match="vocabulary must hold integers of 64 bits, got b'x' in line 1"):
+        ours.IntegerLookup(vocabulary=str(file))
+    with pytest.raises(ValueError, match="vocabulary must be a file that exists, or tokens, got 'nothing'"):
+        ours.StringLookup(vocabulary="nothing")
+    with pytest.raises(ValueError, match="vocabulary must not be a file for output_mode 'tf_idf'"):
+        ours.StringLookup(vocabulary=str(file), output_mode="tf_idf", idf_weights=[1.0])
+
+
+def test_what_adapt_found_is_state() -> None:
+    layer = ours.StringLookup(output_mode="tf_idf")
+    layer.adapt([[b"a", b"\xff"], [b"a", b"b"]])
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    fresh = ours.StringLookup(output_mode="tf_idf")
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(fresh([["a", "q"]]), layer([["a", "q"]])) and fresh.vocabulary_size() == 4
+    bins = ours.Discretization(num_bins=3)
+    bins.adapt(np.arange(30.0))
+    other = ours.Discretization(num_bins=3)
+    other.load_state_dict(bins.state_dict())
+    assert (
+        other.bin_boundaries == bins.bin_boundaries
+        and ours.Discretization.from_config(bins.get_config()).get_config() == bins.get_config()
+    )
+
+
+def test_inverted_lookups_of_every_form() -> None:
+    layer = ours.StringLookup(vocabulary=["a", "c"], invert=True, mask_token="")
+    assert layer([[0, 1], [2, 99]]).tolist() == [[b"", b"[UNK]"], [b"a", b"[UNK]"]]
+    ragged = RaggedTensor.from_row_splits(torch.tensor([2, 3]), [0, 2, 2])
+    assert layer(ragged).values.tolist() == [b"a", b"c"]
+    with pytest.raises(ValueError, match="inputs must be integers with invert, got strings"):
+        layer(["a"])
+
+
+def test_where_keras_is_wrong() -> None:
+    """Rows of PARITY.md: what is not copied."""
+    layer = ours.StringLookup(vocabulary=["a", "b"], mask_token="m", output_mode="one_hot", sparse=True)
+    assert layer([["a", "m"]]).indices.tolist() == [[0, 0, 1]]  # Keras: an index of 2 ** 63 - 1 for the mask
+    layer = ours.StringLookup(vocabulary=["a", "b"], output_mode="tf_idf", idf_weights=[0.5, 2.0], sparse=True)
+    made = layer([["a", "b"], ["b", "b"]])  # Keras: an error
+    assert made.indices.tolist() == [[0, 1], [0, 2], [1, 2]] and made.values.tolist() == [0.5, 2.0, 4.0]
+    assert ours.CategoryEncoding(4, output_mode="one_hot", sparse=True)([9, 1]).indices.tolist() == [[1, 1]]
+    three = torch.tensor([[[0, -1], [1, 1]]])
+    assert ours.CategoryEncoding(4, sparse=True)(three).indices.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 1]]
+    sparse = SparseTensor([[0, 0], [1, 1]], torch.tensor([1, 9]), [2, 2])
+    looked_up = ours.IntegerLookup(vocabulary=[1, 2])(sparse)  # Keras: dense, with zeros looked up
+    assert looked_up.values.tolist() == [1, 0] and looked_up.shape == (2, 2)
+    assert ours.CategoryEncoding(3)(torch.tensor([1], dtype=torch.int8)).tolist() == [0, 1, 0]  # Keras: an error
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ours.StringLookup()(["a"]), "vocabulary must be given, or found by adapt"),
+        (
+            lambda: ours.StringLookup(vocabulary=["a"]).adapt(["b"]),
+            "adapt must not be called for layer 'string_lookup'",
+        ),
+        (lambda: ours.StringLookup(vocabulary=["a"])([1]), "inputs must be strings, got torch.int32"),
+        (lambda: ours.StringLookup(vocabulary=[1]), r"vocabulary\[0\] must be a string, got 1"),
+        (lambda: ours.StringLookup(vocabulary=["a"], num_oov_indices=0)(["a", "z"]), "got b'z' at position 1"),
+        (lambda: ours.StringLookup(bogus=1), r"got arguments that it does not have: \['bogus'\]"),
+        (lambda: ours.IntegerLookup(vocabulary=[2**63]), "must be an integer of 64 bits"),
+        (lambda: ours.IntegerLookup(vocabulary=[1], vocabulary_dtype="int32"), "vocabulary_dtype must be 'int64'"),
+        (lambda: ours.IntegerLookup(vocabulary=[1], salt=1), "salt must be None unless oov_method is 'farmhash'"),
+        (lambda: ours.IntegerLookup(output_mode="tf_idf").adapt(np.zeros((1, 1, 1))), "data must have two dimensions"),
+        (lambda: ours.Discretization([1.0])(["a"]), "inputs must be numbers, got strings"),
+        (lambda: ours.Discretization(["a"]), "bin_boundaries must be numbers"),
+        (lambda: ours.Discretization([1.0]).adapt([1.0]), "adapt must not be called for a layer that was given bin_b"),
+        (lambda: ours.CategoryEncoding(3)(["a"]), "inputs must be integers, got strings"),
+        (lambda: ours.CategoryEncoding(3)([1], count_weights=[1.0]), "count_weights must be None for output_mode"),
+        (
+            lambda: ours.CategoryEncoding(3, "count")([[1]], count_weights=[1.0]),
+            r"count_weights must have the shape of inputs, \[1, 1\], got \[1\]",
+        ),
+        (lambda: ours.CategoryEncoding(3)([[0, -2]]), r"must not be negative .* got -2 at position \[0, 1\]"),
+    ],
+)
+def test_errors(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_type_errors() -> None:
+    with pytest.raises(TypeError, match="mask_token must be an integer, got 1.0"):
+        ours.IntegerLookup(mask_token=1.0)
+    with pytest.raises(TypeError, match="inputs must be integers, got"):
+        ours.IntegerLookup(vocabulary=[1])([1.5])
+    with pytest.raises(TypeError, match="inputs must be integers, got strings"):
+        ours.IntegerLookup(vocabulary=[1])(["1"])
+
+
+def test_a_vocabulary_is_replaced() -> None:
+    layer = ours.StringLookup(vocabulary=["a"])
+    layer.set_vocabulary(["q", "r"])
+    assert layer.get_vocabulary() == ["[UNK]", "q", "r"]
+    fixed = ours.StringLookup(vocabulary=["a"], output_mode="count")
+    with pytest.raises(ValueError, match="vocabulary must keep its size"):
+        fixed.set_vocabulary(["q", "r"])
+    with pytest.raises(ValueError, match="idf_weights must be given for output_mode 'tf_idf' alone"):
+        fixed.set_vocabulary(["q"], idf_weights=[1.0])
+
+
+def test_words_that_are_no_text_are_shown_and_written() -> None:
+    layer = ours.StringLookup(vocabulary=[b"a", b"\xff"])
+    assert "StringLookup" in repr(layer) and layer.get_vocabulary() == ["[UNK]", "a", "\udcff"]
+    twin = ours.StringLookup.from_config(layer.get_config())
+    assert twin([b"\xff", b"a", b"z"]).tolist() == layer([b"\xff", b"a", b"z"]).tolist() == [2, 1, 0]
+    # Words are written as they were given, whatever they are shown as.
+    latin = ours.StringLookup(vocabulary=["é"], encoding="latin-1")
+    assert ours.StringLookup.from_config(latin.get_config())(["é"]).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"a\rb\n", ["a\rb"]),
+        (b"a\r\r\nb\r\n", ["a\r", "b"]),
+        (b"a\nb\r", ["a", "b"]),
+        (b"a\n\r", ["a"]),
+        (b"\ra\n", ["\ra"]),
+    ],
+)
+def test_one_carriage_return_ends_a_line(tmp_path: Any, text: bytes, words: list[str]) -> None:
+    """Of layers and of columns, which read files by one function."""
+    from torchsparse_rec import features
+
+    file = tmp_path / "words"
+    file.write_bytes(text)
+    assert ours.StringLookup(vocabulary=str(file)).get_vocabulary(include_special_tokens=False) == words
+    column = features.categorical_column_with_vocabulary_file("x", file)
+    assert column.words() == [word.encode() for word in words] and column.num_buckets == len(words)
+
+
+def test_a_file_of_integers_holds_no_underscores(tmp_path: Any) -> None:
+    file = tmp_path / "numbers"
+    for text in ("1_0", "1.0", "9223372036854775808"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"vocabulary must hold integers of 64 bits, got b'{text}' in line 1"):
+            ours.IntegerLookup(vocabulary=file)

@@ -1,0 +1,349 @@
+"""The doctor: five planted causes at three strengths and three kinds of healthy loop are told apart."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchsparse_rec.profiling import Diagnosis, demo, diagnose
+from torchsparse_rec.profiling._tables import Watch
+
+CAUSES = ("slow_loader", "per_row_records", "dense_gradient", "needless_copies", "heavy_mlp")
+STRENGTHS = (1.5, 3.0, 10.0)
+# Its table is of a size that takes seconds to make.
+SLOW = ("dense_gradient", 10.0)
+SEED = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread(restore_threads) -> None:
+    """Tests run side by side: threads that wait for each other would be what is measured."""
+    torch.set_num_threads(1)
+
+
+def seed_for(*what: object) -> int:
+    """The sizes of every case are its own."""
+    return random.Random(f"{SEED} {what}").randrange(2**31)
+
+
+def diagnosed(loop: demo.Demo, **arguments: Any) -> Diagnosis:
+    return diagnose(loop.step, loop.loader, model=loop.model, optimizer=loop.optimizer, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("cause", "strength"),
+    [
+        pytest.param(*case, marks=[pytest.mark.full] if case == SLOW else [])
+        for case in itertools.product(CAUSES, STRENGTHS)
+    ],
+)
+def test_planted_causes_are_named(cause, strength):
+    found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength)), steps=12)
+    assert found.verdict == cause, found.report()
+    assert found.findings == sorted(found.findings, key=lambda finding: -finding.share)
+    assert found.restored
+
+
+@pytest.mark.parametrize("name", demo.HEALTHY_LOOPS)
+def test_nothing_is_said_of_healthy_loops(name):
+    found = diagnosed(demo.build(name, seed=seed_for(name)), steps=25)
+    assert found.findings == [], found.report()
+    assert found.verdict == "healthy"
+    assert found.report().startswith("verdict: healthy")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("draw", range(5))
+@pytest.mark.parametrize("cause", (*CAUSES, *demo.HEALTHY_LOOPS))
+def test_more_draws(cause, draw):
+    for strength in STRENGTHS if cause in CAUSES else (1.0,):
+        found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength, draw)))
+        assert found.verdict == (cause if cause in CAUSES else "healthy"), found.report()
+
+
+def test_lookups_one_by_one():
+    found = diagnosed(demo.build("unfused_lookups", strength=1.0, seed=3), steps=10)
+    assert found.verdict == "unfused_lookups", found.report()
+    assert "EmbeddingBagCollection" in found.findings[0].setting
+
+
+# ---- The same causes in other clothes --------------------------------------------------------------------------------
+
+
+class Rows(torch.utils.data.Dataset):
+    """Examples one by one, as torch's tutorials have them."""
+
+    def __init__(self, rows: int) -> None:
+        self.ids, self.labels = torch.randint(50, (rows, 4)), torch.rand(rows, 1)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.ids[k], self.labels[k]
+
+
+def small_loop() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    """A model of one small table, its optimizer and its step."""
+    model = nn.Sequential(nn.EmbeddingBag(50, 8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def test_a_data_loader_of_examples_with_the_default_collate():
+    _, _, step = small_loop()
+    found = diagnose(step, torch.utils.data.DataLoader(Rows(1024), batch_size=256), steps=6)
+    assert found.verdict == "per_row_records", found.report()
+    assert "__getitem__" in found.findings[0].explanation or "fetch" in found.findings[0].explanation
+    assert "write_prebatched" in found.findings[0].setting
+
+
+def test_a_data_loader_of_examples_in_workers():
+    _, _, step = small_loop()
+    loader = torch.utils.data.DataLoader(Rows(8192), batch_size=1024, num_workers=1)
+    found = diagnose(step, loader, steps=6)
+    assert found.verdict == "per_row_records", found.report()
+    assert "test_profiling.py" in found.findings[0].explanation or "fetch.py" in found.findings[0].explanation
+
+
+class Slow(Rows):
+    """A dataset whose batches are slow to collate, and whose examples cost nothing."""
+
+    opened = False
+
+    def __getitem__(self, k: int) -> int:
+        self.opened = True
+        return k
+
+    def collate(self, _picked: list[int]) -> tuple[Tensor, Tensor]:
+        time.sleep(0.02)
+        return self.ids[:256], self.labels[:256]
+
+
+def test_what_workers_do_is_measured_and_not_told_by_the_loaders_kind():
+    _, _, step = small_loop()
+    dataset = Slow(8192)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=256, num_workers=1, collate_fn=dataset.collate)
+    found = diagnose(step, loader, steps=6)
+    assert [finding.cause for finding in found.findings] == ["slow_loader"], found.report()
+    assert "1 workers do not keep up" in found.findings[0].setting
+    assert not dataset.opened  # what it does to itself, it does to a copy
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Examples one by one; made for workers only."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.fails:
+            assert torch.utils.data.get_worker_info() is not None, "not in a worker"
+        label = torch.zeros(1)
+        while True:
+            ids = [int(field) for field in "1,2,3,4,5,6,7,8,9,10,11,12".split(",")]
+            yield torch.tensor(ids), label
+
+
+@pytest.mark.parametrize(("fails", "verdict"), [(False, "per_row_records"), (True, "slow_loader")])
+def test_a_stream_in_workers(fails, verdict):
+    _, _, step = small_loop()
+    found = diagnose(step, torch.utils.data.DataLoader(Stream(fails), batch_size=512, num_workers=1), steps=6)
+    assert found.verdict == verdict, found.report()
+    notes = [note for note in found.notes if "could not be watched: AssertionError: not in a worker" in note]
+    assert len(notes) == fails
+
+
+def test_a_slow_loader_of_whole_batches_with_a_loop_over_rows_that_costs_little():
+    _, _, step = small_loop()
+    batch = (torch.randint(50, (256, 4)), torch.rand(256, 1))
+
+    def loader() -> Iterator[Any]:
+        while True:
+            assert sum(1 for _ in range(256)) == 256
+            time.sleep(0.02)
+            yield batch
+
+    found = diagnose(step, loader(), steps=6)
+    assert [finding.cause for finding in found.findings] == ["slow_loader"], found.report()
+    assert "DeviceLoader" in found.findings[0].setting
+
+
+def test_copies_in_the_loader():
+    _, _, step = small_loop()
+    batch, extra = (torch.randint(50, (256, 4)), torch.rand(256, 1)), torch.rand(1 << 20)
+
+    def loader() -> Iterator[Any]:
+        while True:
+            for _ in range(4):
+                extra.double().float()
+            yield batch
+
+    found = diagnose(step, loader(), steps=6)
+    assert [finding.cause for finding in found.findings] == ["needless_copies"], found.report()
+    assert "in the loader: 8 a batch, 50.33 MB" in found.findings[0].explanation
+
+
+def test_a_dense_gradient_where_nothing_else_trains():
+    table = nn.Embedding(200_000, 16)
+    optimizer = torch.optim.Adam(table.parameters())
+
+    def step(ids: Tensor) -> None:
+        optimizer.zero_grad()
+        table(ids).square().sum().backward()
+        optimizer.step()
+
+    found = diagnose(step, [torch.randint(200_000, (64,)) for _ in range(8)], steps=6)
+    assert found.verdict == "dense_gradient", found.report()
+    assert "200,000 x 16 (12.80 MB)" in found.findings[0].explanation
+    assert "sparse" in found.findings[0].setting
+    assert found.bandwidth["memory"] > 1e8 and found.bandwidth["update"] is not None
+
+
+def test_a_table_of_ours_is_told_its_grad_mode():
+    import torchsparse_rec
+
+    table = torchsparse_rec.nn.Embedding(200_000, 16, grad_mode="dense")
+    optimizer = torchsparse_rec.optim.Adam(table.parameters())
+
+    def step(ids: Tensor) -> None:
+        optimizer.zero_grad()
+        table(ids).square().sum().backward()
+        optimizer.step()
+
+    found = diagnose(step, [torch.randint(200_000, (64,)) for _ in range(8)], steps=6)
+    assert found.verdict == "dense_gradient", found.report()
+    assert found.findings[0].setting == "grad_mode='fused' or 'auto'"
+    table.grad_mode = "fused"
+    assert diagnose(step, [torch.randint(200_000, (64,)) for _ in range(8)], steps=6).findings == []
+
+
+def test_a_step_without_dense_layers_may_be_given():
+    calls = []
+
+    def step(batch: Tensor) -> None:
+        time.sleep(0.004)
+
+    def without(batch: Tensor) -> None:
+        calls.append(batch)
+
+    found = diagnose(step, [torch.ones(4)] * 8, step_without_dense=without, steps=6)
+    assert calls and found.shares["dense"] > 0.8
+    assert found.findings == []  # time without matrix products is no heavy perceptron
+
+
+# ---- Dense layers that no experiment can take out --------------------------------------------------------------------
+
+
+class Functional(nn.Module):
+    """Most products are functions of parameters, beside one small layer that can be taken out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(1000, 64, sparse=True)
+        self.first, self.second = nn.Parameter(torch.randn(64, 512) * 0.1), nn.Parameter(torch.randn(512, 512) * 0.03)
+        self.output = nn.Linear(512, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.output(((self.table(ids) @ self.first).relu() @ self.second).relu())
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, which gives several tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 32, sparse=True)
+        self.layer, self.output = nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.output(self.layer(self.table(ids))[0][:, -1])
+
+
+class Attention(nn.Module):
+    """Attention, which takes several tensors: in its fused form most of its work is no operator of a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 16, sparse=True)
+        self.layer, self.output = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        return self.output(self.layer(x, x, x, need_weights=False)[0][:, -1])
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(Functional, (256, 2)), (Recurrent, (32, 20)), (Attention, (4, 512))])
+def test_heavy_layers_that_cannot_be_taken_out(kind, shape):
+    model = kind()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(ids: Tensor) -> None:
+        optimizer.zero_grad()
+        model(ids).square().mean().backward()
+        optimizer.step()
+
+    found = diagnose(step, [torch.randint(1000, shape) for _ in range(8)], steps=6)
+    assert found.verdict == "heavy_mlp", found.report()
+    assert any("are outside of the layers that were taken out" in note for note in found.notes)
+
+
+# ---- What is a table -------------------------------------------------------------------------------------------------
+
+
+class Expert(nn.Module):
+    """A dense layer of one's own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2048, width) * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.t()
+
+
+class Looked(nn.Module):
+    """A table of one's own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2048, width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight[ids]
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch", "tables"),
+    [
+        (nn.Linear(8, 2048), torch.randn(1, 8), []),
+        (Expert(8), torch.randn(1, 8), []),
+        (Looked(8), torch.arange(5), ["weight"]),
+    ],
+)
+def test_layers_that_leave_most_of_their_gradient_zero_are_no_tables(layer, batch, tables):
+    watch = Watch([layer], [])
+    with watch.watching():
+        layer(batch).reshape(-1)[:10].sum().backward()
+    assert [use.name for use in watch.uses()] == tables
+
+
+def test_a_linear_layer_that_is_used_without_a_call_is_no_table():
+    layer = nn.Linear(8, 2048)
+    watch = Watch([layer], [])
+    with watch.watching():
+        nn.functional.linear(torch.randn(1, 8), layer.weight)[:, :10].sum().backward()
+    assert watch.uses() == []

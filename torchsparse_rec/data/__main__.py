@@ -1,0 +1,141 @@
+"""The command ``python -m torchsparse_rec.data``: converts files of training data, and says what is in one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ._arrow import arrow
+from ._files import DataError
+from ._progress import progress_bar
+from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
+from .prebatched import PrebatchedDataset
+
+
+def parse_columns(text: str) -> tuple[list[str], dict[str, Any]]:
+    """
+    ``label:int64,seen:int64[],topics:int64[10],city`` as names and the types of those that have one.
+
+    Raises:
+        ValueError: a type that Arrow does not know, a name that is empty or there twice.
+
+    Example:
+        >>> parse_columns("label:int64,topics:int64[10],city")
+        (['label', 'topics', 'city'],
+         {'label': DataType(int64), 'topics': FixedSizeListType(fixed_size_list<item: int64>[10])})
+    """
+    pa = arrow("convert")
+    names: list[str] = []
+    types: dict[str, Any] = {}
+    for item in text.split(","):
+        match = re.fullmatch(r"([^:]+)(?::(\w+)(?:\[(\d*)\])?)?", item.strip())
+        if match is None or match[1] in names:
+            raise ValueError(
+                f"--columns must be distinct names, or name:type, name:type[] or name:type[10], got {item!r}"
+            )
+        name, kind, size = match.groups()
+        names.append(name)
+        if kind is None:
+            continue
+        try:
+            value = pa.type_for_alias(kind)
+        except ValueError:
+            raise ValueError(f"--columns: Arrow has no type {kind!r}, for column {name!r}") from None
+        types[name] = value if size is None else pa.list_(value, int(size) if size else -1)
+    return names, types
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of both commands."""
+    parser = argparse.ArgumentParser(prog="python -m torchsparse_rec.data", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    formats = ", ".join(f"{name} ({' '.join(of_it.suffixes) or 'by name only'})" for name, of_it in FORMATS.items())
+    one = commands.add_parser("convert", help="write the rows of files as one file of another format")
+    add = one.add_argument
+    add("sources", nargs="+", metavar="SOURCE", help=f"one format, the same columns: {formats}; text may be .gz")
+    add("target", metavar="TARGET", help="the file to be written")
+    add("--from", dest="source_format", choices=list(FORMATS), help="default: by the suffix")
+    add("--to", dest="target_format", choices=list(FORMATS), help="default: by the suffix")
+    add("--batch-size", type=int, default=BATCH_SIZE, metavar="N", help=f"rows of a batch, default {BATCH_SIZE:,}")
+    add(
+        "--compression",
+        metavar="NAME",
+        help="zstd for prebatched files (default none); any of Parquet's (default zstd)",
+    )
+    add(
+        "--columns",
+        metavar="NAMES",
+        help="which; with types where the source has none: label:int64,seen:int64[],t:int64[9]",
+    )
+    add("--prebatched-records", action="store_true", help="of a TFRecord target: a record is a batch")
+    two = commands.add_parser("info", help="the columns and the number of rows of a file")
+    two.add_argument("file", metavar="FILE")
+    two.add_argument("--from", dest="source_format", choices=list(FORMATS), help="default: by the suffix")
+    two.add_argument("--columns", metavar="NAMES", help="as for convert")
+    return parser
+
+
+def run_convert(given: argparse.Namespace) -> None:
+    """The command ``convert``."""
+    columns, types = parse_columns(given.columns) if given.columns else (None, {})
+    rows = convert(
+        given.sources,
+        given.target,
+        source_format=given.source_format,
+        target_format=given.target_format,
+        batch_size=given.batch_size,
+        columns=columns,
+        types=types,
+        compression=given.compression,
+        prebatched_records=given.prebatched_records,
+    )
+    print(f"{given.target}: {rows:,} rows, {os.path.getsize(given.target):,} bytes")
+
+
+def run_info(given: argparse.Namespace) -> None:
+    """The command ``info``; all rows are read but those of a prebatched file."""
+    columns, types = parse_columns(given.columns) if given.columns else (None, {})
+    name = format_of(given.file, given.source_format)
+    size = os.path.getsize(given.file)
+    if name == "prebatched" and not types:
+        dataset = PrebatchedDataset(given.file, columns=columns, rank=0, world_size=1)
+        layout = "compressed" if dataset.is_compressed() else "uncompressed"
+        print(
+            f"{given.file}: prebatched, {layout}, {dataset.num_rows():,} rows in {len(dataset)} batches, {size:,} bytes"
+        )
+        _print_columns(dataset.schema)
+        return
+    count, schema = 0, None
+    batches = read_format(given.file, Options(columns=columns, types=types), name)
+    for batch in progress_bar(batches, Path(given.file).name, "batch"):
+        count, schema = count + batch.num_rows, batch.schema
+    print(f"{given.file}: {name}, {count:,} rows, {size:,} bytes")
+    _print_columns(schema or ())
+
+
+def _print_columns(schema: Any) -> None:
+    for column in schema:
+        print(f"  {column.name}: {column.type}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Returns 0, or 1 with one line that says what is wrong."""
+    given = make_parser().parse_args(arguments)
+    try:
+        (run_convert if given.command == "convert" else run_info)(given)
+    except (DataError, ValueError, OSError, ImportError) as error:
+        print(f"{given.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{given.command}: interrupted, nothing is written", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The arguments of PrebatchedDataset: ValueError names the one that is wrong, its value and what was expected."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def check_integer(name: str, value: Any, least: int) -> int:
+    """The value as an integer."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"PrebatchedDataset: {name} must be an integer, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"PrebatchedDataset: {name} must be at least {least}, got {value}")
+    return number
+
+
+def check_columns(columns: Sequence[str] | None) -> None:
+    """Names, each once, or None."""
+    if columns is None:
+        return
+    if isinstance(columns, str) or len(columns) == 0 or len(set(columns)) != len(columns):
+        raise ValueError(f"PrebatchedDataset: columns must be distinct names, at least one, got {columns!r}")
+
+
+def check_state(state: Any) -> Mapping[str, Any]:
+    """The fingerprint of a state, which must be one."""
+    least = {"epoch": 0, "start": 0, "position": 0, "workers": 1}
+    if not isinstance(state, Mapping) or not isinstance(state.get("of"), Mapping) or not least.keys() <= state.keys():
+        raise ValueError(f"PrebatchedDataset: state must be one of state_dict(), got {state!r}")
+    for name, value in least.items():
+        check_integer(f"state[{name!r}]", state[name], value)
+    return state["of"]
+
+
+def check_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """This process among those that train together."""
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"PrebatchedDataset: rank and world_size must be given together, got {rank} and {world_size}")
+    if rank is None or world_size is None:
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 0, 1
+        return distributed.get_rank(), distributed.get_world_size()
+    if not 0 <= rank < world_size:
+        raise ValueError(f"PrebatchedDataset: rank must be in [0, world_size = {world_size}), got {rank}")
+    return rank, world_size

@@ -1,0 +1,121 @@
+"""What all formats share: the error that names file and place, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+#: A file's name.
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class DataError(ValueError):
+    """
+    A file that does not hold what it should.
+
+    Args:
+        path: of the file.
+        offset: where in it: the byte, counted from 0; of a text format the line, counted from 1. None: the file as a
+            whole.
+        problem: what is wrong there, and what was expected.
+        unit: ``"byte"``, or ``"line"`` for text formats.
+
+    Example:
+        >>> from torchsparse_rec.data import DataError
+        >>> print(DataError("train.txt", 3, "expected 40 fields, got 39", unit="line"))
+        train.txt: line 3: expected 40 fields, got 39
+    """
+
+    def __init__(self, path: PathLike, offset: int | None, problem: str, *, unit: str = "byte"):
+        self.path = os.fsdecode(path)
+        self.offset = offset
+        self.problem = problem
+        self.unit = unit
+        place = "" if offset is None else f" {unit} {offset}:"
+        super().__init__(f"{self.path}:{place} {problem}")
+
+    def __reduce__(self) -> tuple:
+        """As its arguments: a worker process hands its errors to the main one."""
+        return _data_error, (self.path, self.offset, self.problem, self.unit)
+
+
+def _data_error(path: str, offset: int | None, problem: str, unit: str) -> DataError:
+    return DataError(path, offset, problem, unit=unit)
+
+
+@contextmanager
+def whole_file(path: PathLike) -> Iterator[BinaryIO]:
+    """
+    Open a file for writing that bears its name only once it is complete.
+
+    It is written beside its place under a name of its own, brought to the disk, and renamed when the block ends; if
+    the block raises, or the disk is full, it is removed, and what was under the name before is untouched. A file that
+    it replaces leaves it its permissions; of a symbolic link it is the file behind it that is replaced.
+
+    Args:
+        path: the final name.
+
+    Yields:
+        The file, for bytes.
+
+    Raises:
+        OSError: if it cannot be written, or the name is that of a folder, a pipe or a device.
+        ValueError: if the name is empty.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> from torchsparse_rec.data._files import whole_file
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> with whole_file(folder / "rows.bin") as file:
+        ...     _ = file.write(b"abc")
+        >>> (folder / "rows.bin").read_bytes(), len(list(folder.iterdir()))
+        (b'abc', 1)
+    """
+    if not os.fspath(path):
+        raise ValueError("path must name a file, got an empty name")
+    target = Path(os.path.realpath(os.fsdecode(path)))
+    mode = _mode_to_keep(target)
+    # Short: the final name may be as long as names can be.
+    partial = target.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        with open(partial, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            os.chmod(partial, mode)
+        os.replace(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _mode_to_keep(target: Path) -> int | None:
+    """The permissions of the file that is to be replaced; None if there is none."""
+    try:
+        status = target.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if not stat.S_ISREG(status.st_mode):
+        raise FileExistsError(errno.EEXIST, "what is there is no regular file, and is not replaced", str(target))
+    return stat.S_IMODE(status.st_mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a new name to the disk, where the system lets folders be opened."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,284 @@
+"""One prebatched file: opened, checked and read batch by batch."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ..ops import crc32c
+from . import _index
+from ._arrow import arrow
+from ._files import DataError, PathLike
+from ._mapped import mapped, populate
+from ._planes import Decoder, most_bytes
+
+VERIFY = ("first", "always", "never")
+_T = TypeVar("_T")
+
+
+class PrebatchedFile:
+    """
+    A file of :func:`write_prebatched`.
+
+    Args:
+        path: of the file.
+        columns: which to read, in this order. Default None: all.
+        verify: when checksums of data are compared: ``"first"``, the first time a batch is read, ``"always"`` or
+            ``"never"``. Those of metadata always are, the first time.
+
+    Raises:
+        DataError: if it is no such file, or its metadata is damaged.
+        ValueError: an unknown column.
+    """
+
+    def __init__(self, path: PathLike, columns: Sequence[str] | None = None, verify: str = "first") -> None:
+        self.path, self.verify = os.fspath(path), verify
+        self._open()
+        self.choose(columns)
+
+    def _open(self) -> None:
+        pa = arrow("PrebatchedDataset")
+        self._pa = pa
+        self._seen: set[int] = set()
+        with open(self.path, "rb") as file:
+            self._descriptor = os.dup(file.fileno())
+        try:
+            status = os.fstat(self._descriptor)
+            self.size, self._changed = status.st_size, status.st_mtime_ns
+            self._entries = _index.read_index(self._descriptor, self.path, self.size)
+            # Private, as torch warns of tensors on memory that is read-only; nothing writes to it.
+            self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_COPY)
+            self._reader = self._checked("Arrow's footer", self.size, lambda: pa.ipc.open_file(pa.py_buffer(self._map)))
+            self._checked("the schema", self.size, self._read_schema)
+        except BaseException:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            raise
+
+    def choose(self, columns: Sequence[str] | None) -> None:
+        """Read these columns from now on, or all."""
+        names = self.stored.names if columns is None else columns
+        for name in names:
+            if name not in self._place_of:
+                raise ValueError(f"{self.path}: columns must be among {self.stored.names}, got {name!r}")
+        self.columns = columns
+        self._places = [self._place_of[name] for name in names]
+        self._all = len(self._places) == len(self.stored.names)
+        self.schema = self._pa.schema([self.stored.field(place) for place in self._places])
+
+    def _read_schema(self) -> None:
+        physical = self._reader.schema
+        metadata = physical.metadata or {}
+        if metadata.get(_index.FORMAT_KEY) != _index.FORMAT:
+            raise DataError(self.path, None, "its schema does not say that write_prebatched wrote it")
+        version = metadata.get(_index.VERSION_KEY, b"")
+        if version != _index.VERSION:
+            raise DataError(self.path, None, f"its version is {version!r}, this release reads {_index.VERSION!r}")
+        layout = metadata.get(_index.LAYOUT_KEY)
+        if layout not in (b"plain", b"planes"):
+            raise DataError(self.path, None, f"its layout must be plain or planes, got {layout!r}")
+        if self._reader.num_record_batches != len(self._entries):
+            raise DataError(
+                self.path,
+                None,
+                f"Arrow's footer has {self._reader.num_record_batches} batches, the index {len(self._entries)}",
+            )
+        self.compressed = layout == b"planes"
+        self._physical = physical
+        #: All columns, as they were given to the writer.
+        self.stored = physical
+        if self.compressed:
+            text = metadata.get(_index.SCHEMA_KEY, b"")
+            self.stored = self._pa.ipc.read_schema(self._pa.py_buffer(base64.b64decode(text)))
+            if self.stored.names != physical.names:
+                raise DataError(self.path, None, "its columns are not those of its schema")
+        self._place_of = {name: place for place, name in enumerate(self.stored.names)}
+        if len(self._place_of) != len(self.stored.names):
+            raise DataError(self.path, None, f"its columns must have distinct names, got {self.stored.names}")
+
+    def _identity(self) -> tuple[int, int]:
+        """What tells the file from others: the index has the checksums of metadata that have those of the data."""
+        return self.size, _index.checksum(self._entries.tobytes())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process opens the file anew, and finds out if it is another one."""
+        return {"path": self.path, "columns": self.columns, "verify": self.verify, "identity": self._identity()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._descriptor = -1
+        self.path, self.verify = state["path"], state["verify"]
+        self._open()
+        if self._identity() != state["identity"]:
+            raise DataError(self.path, None, "the file is another than the one that the other process had opened")
+        self.choose(state["columns"])
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", -1) >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+    def rows(self) -> np.ndarray:
+        """The rows of each batch, int64."""
+        return self._entries["rows"]
+
+    def read(self, i: int) -> Any:
+        """
+        Batch i as a ``pyarrow.RecordBatch``, in private memory: writing there changes neither file nor later reads.
+
+        Raises:
+            DataError: if the file has changed, or the batch is damaged.
+            OSError: if the process may have no more mappings.
+        """
+        status = os.fstat(self._descriptor)
+        if status.st_size < self.size:
+            raise DataError(
+                self.path, status.st_size, f"the file has shrunk from {self.size} bytes since it was opened"
+            )
+        if status.st_mtime_ns != self._changed:
+            raise DataError(self.path, None, "the file has been written to since it was opened")
+        offset = int(self._entries["offset"][i])
+        first = i not in self._seen
+        verify = self.verify == "always" or (first and self.verify == "first")
+        if self.compressed:
+            batch = self._checked(f"batch {i}", offset, lambda: self._read_planes(i, verify, first))
+        else:
+            start, memory = self._map_batch(i)
+            batch = self._checked(f"batch {i}", offset, lambda: self._read_plain(i, start, memory, verify, first))
+        if batch.num_rows != self._entries["rows"][i]:
+            raise DataError(self.path, offset, f"batch {i} has {batch.num_rows} rows, the index says otherwise")
+        self._seen.add(i)
+        return batch
+
+    def _checked(self, what: str, offset: int, call: Callable[[], _T]) -> _T:
+        """What the call returns; pyarrow's and our decoder's complaints as a DataError."""
+        try:
+            return call()
+        except DataError:
+            raise
+        except MemoryError:  # that of the machine, also if Arrow raises it
+            raise
+        except (self._pa.ArrowException, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+            raise DataError(self.path, offset, f"{what} is damaged: {error}") from error
+
+    def _check_metadata(self, i: int, message: memoryview) -> None:
+        entry = self._entries[i]
+        if _index.checksum(message[: int(entry["metadata"])]) != entry["crc"]:
+            raise DataError(self.path, int(entry["offset"]), f"the checksum of the metadata of batch {i} is wrong")
+
+    # ---- Plain ------------------------------------------------------------------------------------------------------
+
+    def _map_batch(self, i: int) -> tuple[int, np.ndarray]:
+        """Where in the file the mapping of batch i begins, and the mapping."""
+        entry = self._entries[i]
+        offset, end = int(entry["offset"]), int(entry["offset"]) + int(entry["metadata"]) + int(entry["body"])
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        try:
+            return start, mapped(self._descriptor, start, end - start)
+        except OSError as error:
+            problem = f"batch {i} cannot be mapped: {error.strerror}; each batch that is kept takes a mapping"
+            raise OSError(error.errno, problem, self.path) from None
+
+    def _read_plain(self, i: int, start: int, private: np.ndarray, verify: bool, first: bool) -> Any:
+        memory = self._pa.py_buffer(private)
+        if self._all:
+            populate(memory.address, memory.size)
+        begin = int(self._entries["offset"][i]) - start
+        if first:
+            self._check_metadata(i, private[begin:].data)
+        message = self._pa.ipc.read_message(memory.slice(begin))
+        batch = self._pa.ipc.read_record_batch(message, self._physical)
+        if self.columns is not None:
+            batch = batch.select(self._places)
+        if not self._all:
+            for buffer in (buffer for column in batch.columns for buffer in column.buffers() if buffer):
+                populate(buffer.address, buffer.size)
+        if verify:
+            self._verify(i, batch, self._reader.get_batch_with_custom_metadata(i), private, start)
+        # What operators rely on, such as offsets that rise, is looked at once, whatever `verify` says.
+        batch.validate(full=first)
+        return batch
+
+    def _verify(self, i: int, batch: Any, stored: tuple[Any, Any], memory: Any, start: int) -> None:
+        """
+        Compare the checksums of the batch's columns, whose buffers are in ``memory``: the file from ``start`` on.
+
+        ``stored``: the batch with all columns, and its metadata.
+        """
+        physical, metadata = stored
+        address = self._pa.py_buffer(memory).address
+        counts = [len(column.buffers()) for column in physical.columns]
+        bounds = np.concatenate([[0], np.cumsum(counts)])
+        sums = np.frombuffer(bytes.fromhex((metadata or {})[_index.CHECKSUMS_KEY].decode()), "<u4")
+        if len(sums) != bounds[-1]:
+            raise ValueError(f"{bounds[-1]} checksums were expected, got {len(sums)}")
+        expected = [int(x) for place in self._places for x in sums[bounds[place] : bounds[place + 1]]]
+        names = [self.stored.names[place] for place in self._places for _ in range(counts[place])]
+        buffers = [buffer for column in batch.columns for buffer in column.buffers()]
+        places = [0 if not buffer else buffer.address - address for buffer in buffers]
+        sizes = [0 if not buffer else buffer.size for buffer in buffers]
+        for place, size in zip(places, sizes, strict=True):
+            if not 0 <= place <= place + size <= len(memory):
+                raise ValueError("a buffer lies outside of it")
+        empty = torch.empty(0, dtype=torch.uint8)
+        tensors = [
+            torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=place) if size else empty
+            for place, size in zip(places, sizes, strict=True)
+        ]
+        for found, wanted, name, place in zip(crc32c(tensors).tolist(), expected, names, places, strict=True):
+            if found != wanted:
+                raise DataError(self.path, start + place, f"the checksum of column {name!r} in batch {i} is wrong")
+
+    # ---- Planes -----------------------------------------------------------------------------------------------------
+
+    def _read_planes(self, i: int, verify: bool, first: bool) -> Any:
+        memory, begin = self._read_message(i)
+        if first:
+            self._check_metadata(i, memory[begin:].data)
+        with self._pa.ipc.open_stream(self._pa.py_buffer(memory)) as stream:
+            physical, metadata = stream.read_next_batch_with_custom_metadata()
+        if physical.num_rows != 1:
+            raise ValueError(f"its columns must be one value each, got {physical.num_rows}")
+        physical.validate(full=first)
+        chosen = physical.select(self._places)
+        if verify:
+            start = int(self._entries["offset"][i]) - begin
+            self._verify(i, chosen, (physical, metadata), memory, start)
+        parts = json.loads((metadata or {})[_index.PARTS_KEY])
+        rows = int(self._entries["rows"][i])
+        arrays, room = [], most_bytes(int(self._entries["body"][i]))
+        for place, column in zip(self._places, chosen.columns, strict=True):
+            decoder = Decoder(parts[place], column[0].as_buffer(), room)
+            arrays.append(decoder.decode(self.stored.field(place).type, rows))
+            room = decoder.room
+        batch = self._pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        batch.validate(full=first)
+        return batch
+
+    def _read_message(self, i: int) -> tuple[np.ndarray, int]:
+        """
+        A stream of the schema and batch i, and where the batch begins in it.
+
+        Read, not mapped: what is decoded is copied anyway, and a file that shrinks meanwhile is an error here.
+        """
+        offset, metadata, body = (int(self._entries[name][i]) for name in ("offset", "metadata", "body"))
+        head = np.frombuffer(self._physical.serialize(), np.uint8)
+        memory = np.empty(len(head) + metadata + body, np.uint8)
+        memory[: len(head)] = head
+        wanted = memory[len(head) :].data
+        done = 0
+        while done < len(wanted):
+            count = os.preadv(self._descriptor, [wanted[done:]], offset + done)
+            if count == 0:
+                problem = f"the file has shrunk from {self.size} bytes since it was opened"
+                raise DataError(self.path, os.fstat(self._descriptor).st_size, problem)
+            done += count
+        return memory, len(head)

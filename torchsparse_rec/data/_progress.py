@@ -1,0 +1,34 @@
+"""Progress bars on long writes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
+
+ItemT = TypeVar("ItemT")
+
+
+def progress_bar(items: Iterable[ItemT], title: str, unit: str, show: bool | None = None) -> Iterator[ItemT]:
+    """
+    The items, with a bar while they are consumed.
+
+    Args:
+        items: any; those with a length let the bar say how long it will take.
+        title: stands before the bar.
+        unit: what is counted.
+        show: True: always, by tqdm. False: never. None (default): if tqdm is installed and stderr is a terminal.
+
+    Raises:
+        ImportError: if a bar is asked for and tqdm is not installed, with the name of the extra.
+    """
+    if show is False or (show is None and not sys.stderr.isatty()):
+        return iter(items)
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        if show:
+            raise ImportError("progress=True needs tqdm: pip install 'torchsparse_rec[examples]'") from None
+        return iter(items)
+    total = len(items) if isinstance(items, Sized) else None
+    return iter(tqdm(items, desc=title, unit=unit, total=total, mininterval=0.2))

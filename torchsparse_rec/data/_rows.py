@@ -1,0 +1,73 @@
+"""Record batches of one schema, and of a size that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ._arrow import arrow
+from ._files import DataError, PathLike
+
+#: Rows of a batch where nobody says how many.
+BATCH_SIZE = 65536
+
+
+def path_list(paths: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    """One path or several, as a list."""
+    return [paths] if isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") else list(paths)
+
+
+def check_reader(name: str, paths: list[PathLike], batch_size: int, columns: Sequence[str] | None) -> None:
+    """Raise ValueError for what no reader takes."""
+    if not paths:
+        raise ValueError(f"{name}: paths must have at least one file, got none")
+    if batch_size < 1:
+        raise ValueError(f"{name}: batch_size must be at least 1, got {batch_size}")
+    if columns is not None and (not columns or isinstance(columns, str) or len(set(columns)) < len(columns)):
+        raise ValueError(f"{name}: columns must be distinct names, at least one, got {columns!r}")
+
+
+def check_names(function: str, names: Sequence[str]) -> None:
+    """Raise ValueError unless the columns that are to be written have distinct names."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"{function}: columns must have distinct names, got {list(names)}")
+
+
+def rebatched(batches: Iterable[Any], batch_size: int) -> Iterator[Any]:
+    """
+    The rows of record batches of one schema, in batches of ``batch_size`` rows; the last may have fewer.
+
+    What already has the size passes without a copy.
+    """
+    pa = arrow("a reader")
+    waiting: list[Any] = []
+    rows = 0
+    for batch in batches:
+        while rows + batch.num_rows >= batch_size:
+            taken = batch.slice(0, batch_size - rows)
+            yield pa.concat_batches([*waiting, taken]) if waiting else taken
+            batch, waiting, rows = batch.slice(taken.num_rows), [], 0
+        if batch.num_rows:
+            waiting.append(batch)
+            rows += batch.num_rows
+    if waiting:
+        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
+
+
+def check_schema(path: PathLike, schema: Any, first: tuple[PathLike, Any]) -> None:
+    """
+    Raise unless a file's columns are those of the first file.
+
+    Raises:
+        DataError: with the name of the column.
+    """
+    first_path, expected = first
+    for name in expected.names:
+        if name not in schema.names:
+            raise DataError(path, None, f"column {name!r} is missing, which {first_path} has")
+    for field in schema:
+        if field.name not in expected.names:
+            raise DataError(path, None, f"column {field.name!r} is not in {first_path}")
+        if field.type != expected.field(field.name).type:
+            kind = expected.field(field.name).type
+            raise DataError(path, None, f"column {field.name!r} is {field.type}, expected {kind} as in {first_path}")

@@ -1,0 +1,130 @@
+"""Text formats: blocks of whole lines from files that may be compressed, parsed by pyarrow, and the line at fault."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ._arrow import arrow
+from ._files import DataError, PathLike
+
+#: Bytes that are parsed at once.
+BLOCK = 1 << 24
+#: What is longer is no line of text.
+LONGEST_LINE = 1 << 26
+
+#: Bytes that pyarrow parses at once, each part by another thread; a line must fit.
+_PART = 1 << 20
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+
+
+def line_error(path: PathLike, line: int, problem: str) -> DataError:
+    """The error for a line, counted from 1."""
+    return DataError(path, line, problem, unit="line")
+
+
+def plain_suffix(path: PathLike) -> str:
+    """The suffix that tells the format, without that of a compression."""
+    name = os.fspath(path)
+    stem, suffix = os.path.splitext(name)
+    return os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix
+
+
+def open_text(path: PathLike) -> Any:
+    """A text file for reading bytes; ``.gz``, ``.bz2`` and ``.zst`` are decompressed on the way."""
+    pa = arrow("a text format")
+    kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
+    return pa.input_stream(os.fspath(path), compression=kind)
+
+
+def write_text(path: PathLike, file: Any) -> Any:
+    """A stream into an open file, compressed if the final name says so; closing it does not close the file."""
+    pa = arrow("a text format")
+    kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
+    return pa.output_stream(_Open(file), compression=kind)
+
+
+class _Open:
+    """A file that only its owner closes."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self.write, self.flush, self.tell = file.write, file.flush, file.tell
+
+    def close(self) -> None:
+        """Leave that to the owner."""
+
+
+def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
+    """
+    A text file in pieces of about ``size`` bytes that end where a line ends, each with the number of its first line.
+
+    The last line gets an end if it has none. Line ends are as in the file.
+
+    Raises:
+        DataError: if it cannot be decompressed.
+    """
+    line, rest = 1, b""
+    with open_text(path) as stream:
+        while True:
+            try:
+                # Not read(), which leaks its memory where decompression fails.
+                data = stream.read_buffer(size)
+            except (OSError, ValueError) as error:
+                raise line_error(path, line, f"the file is damaged from here on: {error}") from error
+            if not data.size:
+                break
+            block = b"".join([rest, data])
+            end = block.rfind(b"\n") + 1
+            rest = block[end:]
+            if end:
+                yield line, block[:end]
+                line += block.count(b"\n", 0, end)
+            if len(rest) > LONGEST_LINE:
+                raise line_error(path, line, f"a line has more than {LONGEST_LINE} bytes: no text file")
+    if rest:
+        yield line, rest + b"\n"
+
+
+def part_size(block: bytes) -> int:
+    """What pyarrow's option ``block_size`` must be, for the longest line to fit."""
+    size, start = _PART, 0
+    while start < len(block):
+        end = block.rfind(b"\n", start, start + _PART) + 1
+        if not end:
+            end = block.index(b"\n", start) + 1
+            size = max(size, end - start)
+        start = end
+    return size
+
+
+def parse_block(parse: Callable[[bytes], Any], path: PathLike, line: int, block: bytes) -> Any:
+    """
+    What ``parse`` makes of a block; if it raises, the block is halved until the first line at fault is left.
+
+    Raises:
+        DataError: with the number of that line and what pyarrow says of it.
+    """
+    pa = arrow("a text format")
+    try:
+        return parse(block)
+    except (pa.ArrowException, ValueError, UnicodeError) as error:
+        problem = error
+    lines = [text + b"\n" for text in block[:-1].split(b"\n")]
+    while len(lines) > 1:
+        half = len(lines) // 2
+        try:
+            parse(b"".join(lines[:half]))
+        except (pa.ArrowException, ValueError, UnicodeError) as error:
+            problem, lines = error, lines[:half]
+        else:
+            lines, line = lines[half:], line + half
+            try:
+                parse(b"".join(lines))
+            except (pa.ArrowException, ValueError, UnicodeError) as error:
+                problem = error
+    shown = lines[0].rstrip(b"\r\n")[:60].decode("utf-8", "backslashreplace")
+    raise line_error(path, line, f"{str(problem).splitlines()[0]}, got {shown!r}") from None

@@ -1,0 +1,134 @@
+"""Record batches as the columns that the encoder of examples takes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import ExampleColumn, ExampleValues
+from ._arrow import arrow
+
+
+def example_columns(batch: Any) -> tuple[dict[str, ExampleColumn], dict[str, ExampleValues]]:
+    """
+    What each column of a record batch is in an Example, and its values, in the memory of the batch where they can be.
+
+    Integers and booleans are written as int64, floats as float32, strings as bytes. A null has no feature.
+
+    Raises:
+        ValueError: for a type that no Example has, an integer beyond int64, or a null within a list.
+    """
+    columns: dict[str, ExampleColumn] = {}
+    values: dict[str, ExampleValues] = {}
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        if name in columns:
+            raise ValueError(f"the columns of a batch must have distinct names, got {name!r} twice")
+        columns[name], values[name] = _column(name, array)
+    return columns, values
+
+
+def _column(name: str, array: Any) -> tuple[ExampleColumn, ExampleValues]:
+    pa = arrow("TFRecord")
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    present = _bools(array.is_valid()) if array.null_count else None
+    if pa.types.is_fixed_size_list(array.type):
+        k = array.type.list_size
+        _check_whole(name, array)
+        dtype, values, strings = _flat(name, array.values.slice(array.offset * k, len(array) * k))
+        return ExampleColumn(dtype, k), ExampleValues(values, strings, None, present)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        _check_whole(name, array)
+        dtype, values, strings = _flat(name, array.flatten())
+        return ExampleColumn(dtype, None), ExampleValues(values, strings, _row_offsets(array, present), present)
+    dtype, values, strings = _flat(name, array)
+    return ExampleColumn(dtype, 1), ExampleValues(values, strings, None, present)
+
+
+def _check_whole(name: str, array: Any) -> None:
+    # What is under a null list is not written, and does not count.
+    if array.flatten().null_count:
+        raise ValueError(f"column {name!r} has a null within a list, which no Example can hold")
+
+
+def _row_offsets(array: Any, present: Tensor | None) -> Tensor:
+    """Where the values of each row begin among those of all rows that are no nulls."""
+    offsets = _integers(array.offsets.cast(arrow("TFRecord").int64()))
+    lengths = offsets[1:] - offsets[:-1]
+    if present is not None:
+        lengths = lengths * present
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _flat(name: str, array: Any) -> tuple[str, Tensor, Tensor | None]:
+    """The dtype, the values and, of strings, where each begins, of an array that is no list; of nulls some value."""
+    pa = arrow("TFRecord")
+    types, kind = pa.types, array.type
+    if types.is_dictionary(kind):
+        return _flat(name, array.dictionary_decode())
+    if types.is_boolean(kind) or types.is_integer(kind):
+        dtype = "int32" if types.is_int32(kind) else "int64"
+        return dtype, _integers(_cast(name, _filled(array), getattr(pa, dtype)())), None
+    if types.is_floating(kind):
+        return "float32", _tensor(_cast(name, _filled(array), pa.float32()), torch.float32), None
+    if str(kind) in ("string", "large_string", "binary", "large_binary", "string_view", "binary_view"):
+        return "bytes", *_strings(array)
+    raise ValueError(
+        f"column {name!r} must hold numbers, booleans, strings, binaries or lists of them, got {kind}; cast it first"
+    )
+
+
+def _filled(array: Any) -> Any:
+    return (
+        array.fill_null(False if arrow("TFRecord").types.is_boolean(array.type) else 0) if array.null_count else array
+    )
+
+
+def _cast(name: str, array: Any, kind: Any) -> Any:
+    if array.type == kind:
+        return array
+    try:
+        return array.cast(kind)
+    except arrow("TFRecord").ArrowInvalid as error:
+        raise ValueError(f"column {name!r} must fit into {kind}: {error}") from error
+
+
+def _strings(array: Any) -> tuple[Tensor, Tensor]:
+    pa = arrow("TFRecord")
+    text = str(array.type).startswith(("string", "large_string"))
+    array = array.cast(pa.large_string() if text else pa.large_binary())
+    _, offsets_buffer, bytes_buffer = array.buffers()
+    n = len(array)
+    if n == 0:
+        return torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    offsets = _memory(offsets_buffer, torch.int64, array.offset, n + 1)
+    first, last = int(offsets[0]), int(offsets[-1])
+    values = _memory(bytes_buffer, torch.uint8, first, last - first)
+    return values, offsets - first if first else offsets
+
+
+def _bools(array: Any) -> Tensor:
+    return _tensor(array.cast(arrow("TFRecord").uint8()), torch.uint8).view(torch.bool)
+
+
+def _integers(array: Any) -> Tensor:
+    return _tensor(array, torch.int32 if arrow("TFRecord").types.is_int32(array.type) else torch.int64)
+
+
+def _tensor(array: Any, dtype: torch.dtype) -> Tensor:
+    """The values of an array of numbers without nulls, in its memory."""
+    return _memory(array.buffers()[1], dtype, array.offset, len(array))
+
+
+def _memory(buffer: Any, dtype: torch.dtype, first: int, count: int) -> Tensor:
+    """Elements of a buffer, which is only read, as a tensor that keeps it alive."""
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    begin: int = buffer.address + first * dtype.itemsize
+    # torch warns of memory that says it is read-only; a pointer says nothing.
+    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(begin)
+    memory._keeps_alive = buffer  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=dtype)

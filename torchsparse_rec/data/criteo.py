@@ -1,0 +1,199 @@
+"""Criteo's Display Advertising files: a label, 13 integers and 26 categories, between tabs, with many fields empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._arrow import arrow
+from ._files import PathLike, whole_file
+from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
+from ._text import blocks, open_text, parse_block, part_size, write_text
+
+if TYPE_CHECKING:
+    import pyarrow
+
+INTEGERS = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+COLUMNS = ("label", *INTEGERS, *CATEGORIES)
+
+_TAB, _NEWLINE = ord("\t"), ord("\n")
+
+
+def read_criteo(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    batch_size: int = BATCH_SIZE,
+    columns: Sequence[str] | None = None,
+    label: bool = True,
+) -> Iterator[pyarrow.RecordBatch]:
+    r"""
+    Read files of Kaggle's Display Advertising Challenge, or of Criteo's Terabyte logs, which look the same.
+
+    Empty fields are nulls, in the middle of a line and where a line ends before its last fields. The last line need
+    not have an end. ``.gz``, ``.bz2`` and ``.zst`` are decompressed on the way.
+
+    Args:
+        paths: a file, or several that are read one after the other.
+        batch_size: rows of a batch; the last may have fewer. Default 65,536.
+        columns: which to give, in this order, of ``label``, ``I1`` to ``I13`` and ``C1`` to ``C26``. Default None: all.
+        label: whether lines begin with a label; those of the test set do not. Default True.
+
+    Yields:
+        ``pyarrow.RecordBatch``: ``label`` int8, 0 or 1; the integers int64; the categories strings, as they stand.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: an unknown column.
+        DataError: a malformed line, with its number: too many fields, no label, an integer that is none.
+        OSError: a file that cannot be opened.
+
+    Source: https://www.kaggle.com/c/criteo-display-ad-challenge/data
+
+    Example:
+        >>> import tempfile
+        >>> path = f"{tempfile.mkdtemp()}/train.txt"
+        >>> with open(path, "w") as file:
+        ...     _ = file.write("1\t5\t\t7" + "\t" * 10 + "\t68fd1e64\n0\t2")
+        >>> (batch,) = read_criteo(path, columns=["label", "I1", "I2", "C1"])
+        >>> batch.to_pylist()
+        [{'label': 1, 'I1': 5, 'I2': None, 'C1': '68fd1e64'}, {'label': 0, 'I1': 2, 'I2': None, 'C1': None}]
+    """
+    files = path_list(paths)
+    check_reader("read_criteo", files, batch_size, columns)
+    names = COLUMNS if label else COLUMNS[1:]
+    for name in columns or ():
+        if name not in names:
+            raise ValueError(f"read_criteo: columns must be among {', '.join(names)}, got {name!r}")
+    parse = _Parser(names, columns)
+    for path in files:  # before anything is read
+        open_text(path).close()
+    return rebatched((batch for path in files for batch in _read(path, parse)), batch_size)
+
+
+def _read(path: PathLike, parse: _Parser) -> Iterator[Any]:
+    for line, block in blocks(path):
+        yield from parse_block(parse, path, line, block).to_batches()
+
+
+class _Parser:
+    """Turns a block of lines into a table."""
+
+    def __init__(self, names: Sequence[str], columns: Sequence[str] | None) -> None:
+        pa = arrow("read_criteo")
+        from pyarrow import csv
+
+        self.csv, self.names = csv, names
+        self.parse = csv.ParseOptions(delimiter="\t", quote_char=False, ignore_empty_lines=False)
+        types = {name: pa.int64() if name in INTEGERS else pa.string() for name in names}
+        types["label"] = pa.int8()
+        self.convert = csv.ConvertOptions(
+            column_types={name: types[name] for name in names}, null_values=[""], strings_can_be_null=True
+        )
+        self.columns, self.pa = columns, pa
+
+    def __call__(self, block: bytes) -> Any:
+        """The table; ValueError if a line is malformed."""
+        lines = _with_all_fields(block, len(self.names))
+        read = self.csv.ReadOptions(column_names=list(self.names), block_size=part_size(lines))
+        table = self.csv.read_csv(self.pa.BufferReader(lines), read, self.parse, self.convert)
+        if "label" in self.names:
+            label = table.column("label")
+            if label.null_count or self.pa.compute.any(self.pa.compute.greater(label, 1)).as_py():
+                raise ValueError("the label must be 0 or 1")
+            if self.pa.compute.any(self.pa.compute.less(label, 0)).as_py():
+                raise ValueError("the label must be 0 or 1")
+        return table if self.columns is None else table.select(list(self.columns))
+
+
+def _with_all_fields(block: bytes, fields: int) -> bytes:
+    """The block with tabs added to lines that end before their last fields."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n")
+        if b"\r" in block:
+            raise ValueError("there is a carriage return within the line")
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == _NEWLINE)
+    missing = fields - 1 - np.diff(np.searchsorted(np.flatnonzero(data == _TAB), ends), prepend=0)
+    if missing.min() < 0:
+        raise ValueError(f"expected at most {fields} fields, found {fields - missing.min()}")
+    return np.insert(data, np.repeat(ends, missing), _TAB).tobytes() if missing.any() else block
+
+
+def write_criteo(path: PathLike, batches: Iterable[pyarrow.RecordBatch]) -> int:
+    """
+    Write a file that :func:`read_criteo` reads.
+
+    Args:
+        path: of the file, which bears its name only once it is complete; compressed if it ends in ``.gz``, ``.bz2`` or
+            ``.zst``.
+        batches: with the columns ``label``, 0 or 1, which may be missing; ``I1`` to ``I13``, whole numbers; and ``C1``
+            to ``C26``, strings or integers. Nulls become empty fields.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: other columns, a label that is neither 0 nor 1, a number that is not whole or beyond int64, a
+            string that is empty or has a tab, a quote or a line end in it.
+        OSError: if the file cannot be written.
+
+    Example:
+        >>> import pyarrow as pa, tempfile
+        >>> numbers = {name: pa.array([1], pa.int64()) for name in ("label", *INTEGERS)}
+        >>> batch = pa.record_batch({**numbers, **{name: ["68fd1e64"] for name in CATEGORIES}})
+        >>> write_criteo(f"{tempfile.mkdtemp()}/train.txt", [batch])
+        1
+    """
+    pa = arrow("write_criteo")
+    from pyarrow import csv
+
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    rows, first = 0, None
+    with whole_file(path) as file, write_text(path, file) as stream:
+        for batch in batches:
+            names = COLUMNS if "label" in batch.schema.names else COLUMNS[1:]
+            if sorted(batch.schema.names) != sorted(names) or names != (first or names):
+                raise ValueError(
+                    f"write_criteo: columns must be {', '.join(names[:2])}, ..., C26, got {batch.schema.names}"
+                )
+            first = names
+            columns = [_column(pa, name, batch.column(name), rows) for name in names]
+            try:
+                csv.write_csv(pa.RecordBatch.from_arrays(columns, names=list(names)), stream, options)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise ValueError(f"write_criteo: row {rows} or one after it cannot be written: {error}") from None
+            rows += batch.num_rows
+    return rows
+
+
+def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
+    """A column as the file holds it, of ``rows`` rows on; ValueError for what would read as something else."""
+    compute, types = pa.compute, pa.types
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if name in CATEGORIES:
+        text = types.is_string(column.type) or types.is_binary(column.type) or types.is_integer(column.type)
+        text = text or types.is_large_string(column.type) or types.is_large_binary(column.type)
+        if not (text or types.is_null(column.type)):
+            raise ValueError(f"write_criteo: column {name!r} must hold strings or integers, got {column.type}")
+    try:
+        values = column.cast(pa.string() if name in CATEGORIES else pa.int64())
+    except pa.ArrowException as error:
+        raise ValueError(f"write_criteo: column {name!r} of {column.type} cannot be written: {error}") from None
+    if name == "label":
+        good, expected = compute.is_in(values, pa.array([0, 1])), "0 or 1"
+    elif name in CATEGORIES:
+        # The one that reads as a null.
+        good, expected = compute.fill_null(compute.not_equal(values, ""), True), "a null or not empty"
+    else:
+        return values
+    if not compute.all(good, min_count=0).as_py():
+        row = good.index(False).as_py()
+        raise ValueError(
+            f"write_criteo: column {name!r} must be {expected}, got {column[row].as_py()!r} in row {rows + row}"
+        )
+    return values

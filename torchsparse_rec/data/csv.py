@@ -1,0 +1,301 @@
+"""CSV with a header, lists as text with bars between their items."""
+
+from __future__ import annotations
+
+import csv as python_csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ._arrow import arrow
+from ._files import PathLike, whole_file
+from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched
+from ._text import blocks, line_error, open_text, parse_block, part_size, write_text
+from ._types import leaf, with_leaf
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Between the items of a list.
+BAR = "|"
+
+
+def read_csv(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    batch_size: int = BATCH_SIZE,
+    columns: Sequence[str] | None = None,
+    types: Mapping[str, pyarrow.DataType] | None = None,
+    delimiter: str = ",",
+) -> Iterator[pyarrow.RecordBatch]:
+    r"""
+    Read CSV files whose first line names the columns.
+
+    An empty field is a null, ``""`` an empty string. Types that are not given are found in the first 16 MiB: int64,
+    float64, booleans or strings; a later value that is none of these is an error. A quoted value holds no line end.
+    An empty line is passed over, but in a file of one column, where it is a null.
+
+    Args:
+        paths: a file, or several with the same columns, in any order; ``.gz``, ``.bz2`` and ``.zst`` are decompressed
+            on the way.
+        batch_size: rows of a batch; the last may have fewer. Default 65,536.
+        columns: which to give, in this order. Default None: all.
+        types: of columns by name. Lists and fixed-size lists of numbers or strings are read from text such as
+            ``3|1|4``, in which an empty string is an empty list.
+        delimiter: one character. Default ``","``.
+
+    Yields:
+        ``pyarrow.RecordBatch``.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: a delimiter of several characters.
+        DataError: a malformed line, with its number; a quote that its line does not close; an integer beyond int64 in
+            a column without a type; an unknown column; a file with other columns than the first.
+        OSError: a file that cannot be opened.
+
+    Example:
+        >>> import pyarrow as pa, tempfile
+        >>> path = f"{tempfile.mkdtemp()}/train.csv"
+        >>> with open(path, "w") as file:
+        ...     _ = file.write('id,price,seen\n7,0.5,3|1|4\n8,,""\n')
+        >>> next(read_csv(path, types={"seen": pa.list_(pa.int64())})).to_pylist()
+        [{'id': 7, 'price': 0.5, 'seen': [3, 1, 4]}, {'id': 8, 'price': None, 'seen': []}]
+    """
+    arrow("read_csv")
+    files = path_list(paths)
+    check_reader("read_csv", files, batch_size, columns)
+    _check_delimiter("read_csv", delimiter)
+    for path in files:  # before anything is read
+        open_text(path).close()
+    reader = _Reader(dict(types or {}), columns, delimiter)
+    return rebatched((batch for path in files for batch in reader.read(path)), batch_size)
+
+
+def _check_delimiter(function: str, delimiter: str) -> None:
+    if len(delimiter) != 1 or delimiter in '\r\n"' or not delimiter.isascii():
+        raise ValueError(f"{function}: delimiter must be one ASCII character, got {delimiter!r}")
+
+
+class _Reader:
+    """Reads files one after the other; the first one's columns and types hold for all."""
+
+    def __init__(self, types: dict[str, Any], columns: Sequence[str] | None, delimiter: str) -> None:
+        from pyarrow import csv
+
+        self.pa, self.csv = arrow("read_csv"), csv
+        self.types, self.columns, self.delimiter = types, columns, delimiter
+        self.first: tuple[PathLike, list[str]] | None = None
+        self.known = False
+
+    def read(self, path: PathLike) -> Iterator[Any]:
+        names: list[str] = []
+        for line, block in blocks(path):
+            if line == 1:
+                end = block.index(b"\n") + 1
+                names = self._header(path, block[:end])
+                line, block = 2, block[end:]
+            if not self.known and block:
+                self._find_types(path, line, block, names)
+            if block:
+                yield from parse_block(partial(self._table, names), path, line, block).to_batches()
+        if not names:
+            raise line_error(path, 1, "the file is empty, expected a header")
+
+    def _header(self, path: PathLike, line: bytes) -> list[str]:
+        try:
+            (names,) = python_csv.reader(
+                [line.decode("utf-8-sig").rstrip("\r\n")], delimiter=self.delimiter, strict=True
+            )
+        except (UnicodeDecodeError, ValueError, python_csv.Error) as error:
+            raise line_error(path, 1, f"expected a header of names: {error}") from None
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise line_error(path, 1, f"column {twice[0]!r} is there twice")
+        if self.first is None:
+            for name in [*(self.columns or ()), *self.types]:
+                if name not in names:
+                    raise line_error(path, 1, f"column {name!r} is missing: the header has {', '.join(names)}")
+            self.first = (path, names)
+        if set(names) != set(self.first[1]):
+            (name, *_) = sorted(set(names) ^ set(self.first[1]))
+            problem = "is not in" if name in names else "is missing, unlike in"
+            raise line_error(path, 1, f"column {name!r} {problem} {self.first[0]}")
+        return names
+
+    def _find_types(self, path: PathLike, line: int, block: bytes, names: list[str]) -> None:
+        """Types of the columns that have none yet."""
+        types = self.pa.types
+        for field in parse_block(partial(self._infer, names), path, line, block).schema:
+            plain = types.is_integer(field.type) or types.is_floating(field.type) or types.is_boolean(field.type)
+            self.types.setdefault(field.name, field.type if plain else self.pa.string())
+        self.known = True
+
+    def _infer(self, names: list[str], block: bytes) -> Any:
+        """The table with types as pyarrow finds them; ValueError for integers that it would round."""
+        compute, table = self.pa.compute, self._parse(names, block)
+        for name in names if self.columns is None else self.columns:
+            column = table.column(name)
+            if name in self.types or not self.pa.types.is_floating(column.type):
+                continue
+            if not compute.any(compute.greater_equal(compute.abs(column), 2.0**63)).as_py():
+                continue
+            text = self._parse(names, block, {name: self.pa.string()}).column(name)
+            whole = compute.match_substring_regex(text, "^[+-]?[0-9]{19,}$")
+            found = text.filter(whole).filter(compute.greater_equal(compute.abs(column.filter(whole)), 2.0**63))
+            if len(found):
+                raise ValueError(
+                    f"column {name!r} has {found[0]}, beyond int64: say its type, types={{{name!r}: pa.uint64()}} or "
+                    f"--columns {name}:uint64"
+                )
+        return table
+
+    def _parse(self, names: list[str], block: bytes, types: Mapping[str, Any] | None = None) -> Any:
+        """The table as pyarrow reads it: lists are strings still."""
+        kinds = {**self.types, **(types or {})}
+        text = {name: self.pa.string() if kind != leaf(kind) else kind for name, kind in kinds.items()}
+        # What is empty may be a null if there is but one field.
+        skip = len(names) > 1
+        if not block.strip(b"\r\n") if skip else not block:  # which pyarrow refuses
+            return self.pa.table({name: self.pa.array([], text.get(name, self.pa.null())) for name in names})
+        table = self.csv.read_csv(
+            self.pa.BufferReader(block),
+            self.csv.ReadOptions(column_names=names, block_size=part_size(block)),
+            self.csv.ParseOptions(delimiter=self.delimiter, ignore_empty_lines=skip),
+            self.csv.ConvertOptions(
+                column_types=text,
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                true_values=["true", "True", "TRUE"],
+                false_values=["false", "False", "FALSE"],
+            ),
+        )
+        if b'"' in block:
+            for column in table.columns:
+                self._check_quotes(column)
+        return table
+
+    def _check_quotes(self, column: Any) -> None:
+        """Raise ValueError where a quote has swallowed the end of its line."""
+        types = self.pa.types
+        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+        text = types.is_string(kind) or types.is_large_string(kind)
+        if not (text or types.is_binary(kind) or types.is_large_binary(kind)):
+            return
+        for chunk in column.chunks:
+            values = chunk.dictionary if types.is_dictionary(column.type) else chunk
+            data = values.buffers()[2]
+            whole = b"" if data is None else data.to_pybytes()
+            if b"\n" in whole or b"\r" in whole:
+                raise ValueError("a quoted value has no end on this line")
+
+    def _table(self, names: list[str], block: bytes) -> Any:
+        assert self.first is not None
+        table = self._parse(names, block)
+        chosen = list(self.columns) if self.columns is not None else self.first[1]
+        arrays = [self._column(table.column(name), self.types[name]) for name in chosen]
+        return self.pa.table(dict(zip(chosen, arrays, strict=True)))
+
+    def _column(self, column: Any, kind: Any) -> Any:
+        if kind == leaf(kind):
+            return column
+        text = column.combine_chunks()
+        compute, strings = self.pa.compute, self.pa.list_(self.pa.string())
+        items = compute.split_pattern(text, BAR)
+        # Splitting nothing gives one empty item.
+        items = compute.if_else(compute.equal(text, ""), self.pa.scalar([], strings), items)
+        return items.cast(kind)
+
+
+def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimiter: str = ",") -> int:
+    """
+    Write a CSV file that :func:`read_csv` reads.
+
+    Args:
+        path: of the file, which bears its name only once it is complete; compressed if it ends in ``.gz``, ``.bz2`` or
+            ``.zst``.
+        batches: at least one, all with the columns of the first: numbers, booleans, strings, binaries that are UTF-8,
+            and lists of them without nulls among the items; a list of one empty string looks like an empty list, and
+            is an error.
+        delimiter: one character. Default ``","``.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: no batches, batches with different columns, a column or a value that CSV cannot hold.
+        OSError: if the file cannot be written.
+
+    Example:
+        >>> import pathlib, pyarrow as pa, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "train.csv")
+        >>> write_csv(path, [pa.record_batch({"id": [7, 8], "seen": [[3, 1, 4], []]})])
+        2
+        >>> print(path.read_text(), end="")
+        "id","seen"
+        7,"3|1|4"
+        8,""
+    """
+    pa = arrow("write_csv")
+    from pyarrow import csv
+
+    _check_delimiter("write_csv", delimiter)
+    rows, names = 0, None
+    with whole_file(path) as file, write_text(path, file) as stream:
+        for batch in batches:
+            check_names("write_csv", batch.schema.names)
+            if names is not None and batch.schema.names != names:
+                raise ValueError(f"write_csv: columns must be {names} in all batches, got {batch.schema.names}")
+            columns = [_text(pa, name, batch.column(name)) for name in batch.schema.names]
+            options = csv.WriteOptions(include_header=names is None, delimiter=delimiter)
+            names = batch.schema.names
+            csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), stream, options)
+            rows += batch.num_rows
+        if names is None:
+            raise ValueError("write_csv: batches must have at least one batch, got none")
+    return rows
+
+
+def _text(pa: Any, name: str, column: Any) -> Any:
+    """A column as CSV can hold it."""
+    types = pa.types
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    value = leaf(column.type)
+    try:
+        if column.type != value:
+            depth = column.type.value_type
+            if depth != value:
+                raise ValueError(f"write_csv: column {name!r} must not hold lists of lists, got {column.type}")
+            column = _joined(pa, name, column)
+        elif types.is_binary(value) or types.is_large_binary(value):
+            column = column.cast(pa.string() if types.is_binary(value) else pa.large_string())
+        elif types.is_nested(value):
+            raise ValueError(f"write_csv: column {name!r} must hold numbers, strings or lists of them, got {value}")
+    except pa.ArrowException as error:
+        raise ValueError(f"write_csv: column {name!r} of {column.type} cannot be written: {error}") from None
+    if types.is_string(column.type) or types.is_large_string(column.type):
+        broken = pa.compute.match_substring_regex(column, "[\r\n]")
+        if pa.compute.any(broken).as_py():
+            row = broken.index(True).as_py()
+            raise ValueError(f"write_csv: column {name!r} must have no line ends, got {column[row].as_py()!r}")
+    return column
+
+
+def _joined(pa: Any, name: str, column: Any) -> Any:
+    """Lists as text."""
+    if column.flatten().null_count:
+        raise ValueError(f"write_csv: column {name!r} must have no nulls among the items of its lists")
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    items = column.cast(with_leaf(column.type, pa.string()))
+    if pa.compute.any(pa.compute.match_substring(items.flatten(), BAR)).as_py():
+        raise ValueError(f"write_csv: column {name!r} must have no {BAR!r} in the items of its lists")
+    compute, text = pa.compute, pa.compute.binary_join(items, BAR)
+    if compute.any(compute.and_(compute.equal(text, ""), compute.greater(compute.list_value_length(items), 0))).as_py():
+        raise ValueError(
+            f"write_csv: column {name!r} must have no list of one empty string, which reads as an empty one"
+        )
+    return text

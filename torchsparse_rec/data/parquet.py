@@ -1,0 +1,197 @@
+"""Parquet, row group after row group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._arrow import arrow
+from ._files import DataError, PathLike, whole_file
+from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched
+from ._types import nullable
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# What a damaged footer may ask for.
+_LARGEST_STRING, _LARGEST_LIST = 1 << 26, 1 << 22
+
+
+def read_parquet(
+    paths: PathLike | Sequence[PathLike], *, batch_size: int = BATCH_SIZE, columns: Sequence[str] | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    """
+    Read Parquet files, a row group at a time.
+
+    Checksums of pages are compared where the file has them, as those of :func:`write_parquet` do. Parquet has none for
+    its footer and the headers of its pages: damage there is an error only if it shows.
+
+    Args:
+        paths: a file, or several with the same columns that are read one after the other.
+        batch_size: rows of a batch; the last may have fewer. Default 65,536.
+        columns: which to read, in this order. Default None: all.
+
+    Yields:
+        ``pyarrow.RecordBatch``, with the types of the file; all columns may hold nulls, whatever the file says.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: an unknown column.
+        DataError: a file that is damaged, with the byte where the row group begins, or whose columns are not the
+            first's.
+        OSError: a file that cannot be opened.
+
+    Example:
+        >>> import pyarrow as pa, tempfile
+        >>> path = f"{tempfile.mkdtemp()}/train.parquet"
+        >>> write_parquet(path, [pa.record_batch({"id": [7, 8, 9], "price": [0.5, 1.5, None]})])
+        3
+        >>> [batch.to_pydict() for batch in read_parquet(path, batch_size=2, columns=["id"])]
+        [{'id': [7, 8]}, {'id': [9]}]
+    """
+    arrow("read_parquet")
+    files = path_list(paths)
+    check_reader("read_parquet", files, batch_size, columns)
+    for path in files:  # before anything is read
+        with open(path, "rb"):
+            pass
+    return rebatched(_read_all(files, columns, batch_size), batch_size)
+
+
+def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: int) -> Iterator[Any]:
+    pa, first = arrow("read_parquet"), None
+    for path in files:
+        with open(path, "rb") as opened:
+            file = _open(path, opened)
+            schema = _schema(path, file)
+            if first is None:
+                first = (path, schema)
+                names = list(schema.names) if columns is None else list(columns)
+                for name in names:
+                    if name not in schema.names:
+                        raise ValueError(f"read_parquet: columns must be among {schema.names}, got {name!r}")
+            check_schema(path, schema, first)
+            for group in range(file.metadata.num_row_groups):
+                for batch in _read_group(path, file, group, names, batch_size):
+                    # Files may differ in what they say beside the types, which batches that are joined must not.
+                    columns_of_it = [batch.column(name).cast(schema.field(name).type) for name in names]
+                    yield pa.RecordBatch.from_arrays(columns_of_it, names=names)
+
+
+def _open(path: PathLike, opened: Any) -> Any:
+    pa = arrow("read_parquet")
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(
+            opened,
+            page_checksum_verification=True,
+            thrift_string_size_limit=_LARGEST_STRING,
+            thrift_container_size_limit=_LARGEST_LIST,
+        )
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        size = os.fstat(opened.fileno()).st_size
+        raise DataError(path, max(0, size - 8), f"Parquet's footer, which ends here, is damaged: {error}") from error
+
+
+def _schema(path: PathLike, file: Any) -> Any:
+    """The columns of a file, all of which may hold nulls."""
+    pa, schema = arrow("read_parquet"), file.schema_arrow
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise DataError(path, None, f"column {name!r} is there twice")
+    return pa.schema([pa.field(field.name, nullable(field.type)) for field in schema])
+
+
+def _read_group(path: PathLike, file: Any, group: int, names: list[str], batch_size: int) -> Iterator[Any]:
+    pa = arrow("read_parquet")
+    try:
+        batches = file.iter_batches(batch_size=batch_size, row_groups=[group], columns=names)
+        for batch in batches:
+            batch.validate(full=True)
+            yield batch
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        raise DataError(path, _group_offset(file, group), f"row group {group} is damaged: {error}") from error
+
+
+def _group_offset(file: Any, group: int) -> int:
+    """Where a row group begins, as far as the footer says it."""
+    try:
+        found = file.metadata.row_group(group).column(0)
+        return int(found.dictionary_page_offset or found.data_page_offset)
+    except Exception:
+        return 0
+
+
+def write_parquet(
+    path: PathLike,
+    batches: Iterable[pyarrow.RecordBatch],
+    *,
+    compression: str = "zstd",
+    row_group_size: int = 1 << 20,
+) -> int:
+    """
+    Write a Parquet file with checksums of its pages.
+
+    Args:
+        path: of the file, which bears its name only once it is complete.
+        batches: at least one, all of one schema.
+        compression: any that pyarrow has, or ``"none"``. Default ``"zstd"``.
+        row_group_size: rows of a group at most, which are held in memory. Default 1,048,576.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ImportError: without pyarrow.
+        ValueError: no batches, batches of different schemas, an unknown compression.
+        OSError: if the file cannot be written.
+
+    Example: see :func:`read_parquet`.
+        >>> import pyarrow as pa, tempfile
+        >>> write_parquet(f"{tempfile.mkdtemp()}/train.parquet", [pa.record_batch({"id": [7]})], compression="none")
+        1
+    """
+    pa = arrow("write_parquet")
+    from pyarrow import parquet
+
+    if row_group_size < 1:
+        raise ValueError(f"write_parquet: row_group_size must be at least 1, got {row_group_size}")
+    writer, rows = None, 0
+    with whole_file(path) as file:
+        try:
+            for batch in rebatched(_of_one_schema(batches), row_group_size):
+                if writer is None:
+                    writer = _writer(parquet, file, batch.schema, compression)
+                writer.write_batch(batch, row_group_size=row_group_size)
+                rows += batch.num_rows
+            if writer is None:
+                raise ValueError("write_parquet: batches must have at least one row, got none")
+        except pa.ArrowNotImplementedError as error:
+            raise ValueError(f"write_parquet: {error}") from None
+        finally:
+            if writer is not None:
+                writer.close()
+    return rows
+
+
+def _writer(parquet: Any, file: Any, schema: Any, compression: str) -> Any:
+    pa = arrow("write_parquet")
+    try:
+        return parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise ValueError(f"write_parquet: compression must be one of pyarrow's, got {compression!r}: {error}") from None
+
+
+def _of_one_schema(batches: Iterable[Any]) -> Iterator[Any]:
+    first = None
+    for i, batch in enumerate(batches):
+        if first is None:
+            check_names("write_parquet", batch.schema.names)
+            first = batch.schema
+        if not batch.schema.equals(first):
+            raise ValueError(
+                f"write_parquet: batches[{i}] must have the schema of the first:\n{first}\ngot\n{batch.schema}"
+            )
+        yield batch

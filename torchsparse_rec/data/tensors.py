@@ -1,0 +1,324 @@
+"""Record batches as tensors and back, without copies where the layouts agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..jagged import JaggedTensor
+from ._arrow import arrow
+from ._types import leaf
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: A column of a batch in training code.
+Column: TypeAlias = Union[Tensor, JaggedTensor, "pyarrow.Array"]
+#: What stands for nulls: one number for all columns, or one by column.
+Fill: TypeAlias = float | int | bool | Mapping[str, float | int | bool] | None
+
+_INT32_MAX = 2**31 - 1
+_INTEGERS = {
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+}
+
+
+def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch.dtype | None = None) -> dict[str, Any]:
+    """
+    The columns of a record batch as tensors, in the memory of the batch where there are no nulls.
+
+    Args:
+        batch: numbers, booleans, strings and binaries; lists and fixed-size lists of these.
+        fill: what stands for a null: a number, or numbers by column. Without one, a null float is NaN and a null
+            integer or boolean is an error. NaN for a column of integers makes it one of float32, whether or not there
+            are nulls. A null in place of a whole list is an empty row.
+        integers: the dtype of all integers, a copy. Default None: as they are.
+
+    Returns:
+        By column: a tensor ``[B]`` for numbers and booleans, ``[B, k]`` for fixed-size lists, a :class:`JaggedTensor`
+        for lists; strings, and lists of strings, stay pyarrow arrays.
+
+    Raises:
+        TypeError: a batch that is no ``pyarrow.RecordBatch``.
+        ValueError: a null integer without ``fill``, a ``fill`` that does not fit the column, an integer that
+            ``integers`` lacks, a type that has no tensor.
+
+    Booleans, nulls and the offsets of sliced lists are copied; all else is shared with the batch: who writes to a
+    tensor writes to the batch.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> price = pa.array([0.5, None], pa.float32())
+        >>> batch = pa.record_batch({"price": price, "seen": [[3, 1], []], "who": ["a", "b"]})
+        >>> columns = to_tensors(batch)
+        >>> columns["price"], columns["seen"]
+        (tensor([0.5000,    nan]), JaggedTensor([[3, 1], []]))
+        >>> columns["who"].to_pylist()
+        ['a', 'b']
+    """
+    pa = arrow("to_tensors")
+    if not isinstance(batch, pa.RecordBatch):
+        raise TypeError(f"to_tensors: batch must be a pyarrow.RecordBatch, got {type(batch).__name__}")
+    check_fill("to_tensors", fill)
+    check_integers("to_tensors", integers)
+    columns: dict[str, Any] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in columns:
+            raise ValueError(f"to_tensors: the columns of batch must have distinct names, got {name!r} twice")
+        columns[name] = _Reader(pa, name, _fill_of(fill, name), integers).column(column)
+    return columns
+
+
+def check_fill(user: str, fill: Any) -> None:
+    """Raise ValueError unless it may stand for nulls."""
+    for value in fill.values() if isinstance(fill, Mapping) else (fill,):
+        if not (value is None or isinstance(value, (int, float, np.number, np.bool_))):
+            raise ValueError(f"{user}: fill must be a number, or numbers by column, got {value!r}")
+
+
+def check_integers(user: str, integers: Any) -> None:
+    """Raise ValueError unless it is None or a dtype of integers."""
+    if integers is not None and integers not in _INTEGERS:
+        raise ValueError(f"{user}: integers must be an integer dtype, got {integers}")
+
+
+def _fill_of(fill: Fill, name: str) -> float | int | bool | None:
+    return fill.get(name) if isinstance(fill, Mapping) else fill
+
+
+class _Reader:
+    """Turns one column into tensors."""
+
+    def __init__(self, pa: Any, name: str, fill: float | int | bool | None, integers: torch.dtype | None) -> None:
+        self.pa, self.name, self.fill, self.integers = pa, name, fill, integers
+        # How messages count: rows, of so many values each; or the values of all lists.
+        self.unit, self.values_each = "row", 1
+
+    def column(self, array: Any) -> Column:
+        types = self.pa.types
+        if types.is_integer(array.type) or types.is_floating(array.type):
+            return self.dense(array)
+        if types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if _is_text(self.pa, leaf(array.type)):
+            return array
+        if types.is_list(array.type) or types.is_large_list(array.type):
+            self.unit = "value"
+            return self.jagged(array)
+        return self.dense(array)
+
+    def jagged(self, array: Any) -> JaggedTensor:
+        """Lists: values one after the other, and offsets that begin at 0."""
+        if array.null_count:
+            lengths = self.pa.compute.fill_null(self.pa.compute.list_value_length(array), 0)
+            return JaggedTensor(self.dense(array.flatten()), lengths=torch.from_dlpack(lengths))
+        wide = self.pa.types.is_large_list(array.type)
+        if len(array) == 0:
+            offsets = torch.zeros(1, dtype=torch.int64 if wide else torch.int32)
+            return JaggedTensor(self.dense(array.values.slice(0, 0)), offsets=offsets)
+        offsets = torch.from_dlpack(array.offsets)
+        first, last = int(offsets[0]), int(offsets[-1])
+        values = array.values
+        if (first, last) != (0, len(values)):
+            values = values.slice(first, last - first)
+        return JaggedTensor(self.dense(values), offsets=offsets - first if first else offsets)
+
+    def dense(self, array: Any) -> Tensor:
+        """Numbers, and fixed-size lists of numbers of any depth."""
+        types, kind = self.pa.types, array.type
+        if types.is_fixed_size_list(kind):
+            rows = self.matrix(array)
+        elif types.is_boolean(kind):
+            filled = array.fill_null(False) if array.null_count else array
+            # numpy's conversion of an array that is not packed bits is a copy, and writable.
+            rows = torch.from_numpy(filled.to_numpy(zero_copy_only=False))
+        elif types.is_integer(kind):
+            rows = self.cast(torch.from_dlpack(self.without_validity(array)), array)
+        elif types.is_floating(kind):
+            rows = torch.from_dlpack(self.without_validity(array))
+        else:
+            raise ValueError(
+                f"to_tensors: column {self.name!r} must hold numbers, booleans, strings or lists of them, got {kind}; "
+                "cast it first"
+            )
+        return self.fill_nulls(rows, array) if array.null_count else rows
+
+    def matrix(self, array: Any) -> Tensor:
+        """Fixed-size lists."""
+        size = array.type.list_size
+        values = array.values.slice(array.offset * size, len(array) * size)
+        if array.null_count and self.pa.types.is_primitive(values.type):
+            # What lies in rows that are null is no value.
+            nulls = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
+            values = self.pa.compute.if_else(self.pa.array(nulls), self.pa.scalar(None, values.type), values)
+        self.values_each *= size
+        rows = self.dense(values)
+        self.values_each //= size
+        return rows.reshape(len(array), size, *rows.shape[1:])
+
+    def without_validity(self, array: Any) -> Any:
+        """The same values, whatever they are where there are nulls."""
+        if not array.null_count:
+            return array
+        return self.pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
+
+    def cast(self, rows: Tensor, array: Any) -> Tensor:
+        """The array's integers in the dtype that was asked for."""
+        if isinstance(self.fill, float) and math.isnan(self.fill):
+            return rows.to(torch.float32)
+        if self.integers is None or self.integers == rows.dtype:
+            return rows
+        wanted, given = torch.iinfo(self.integers), torch.iinfo(rows.dtype)
+        if given.min < wanted.min or given.max > wanted.max:
+            bounds = self.pa.compute.min_max(array).as_py()
+            for value in (bounds["min"], bounds["max"]):
+                if value is not None and not wanted.min <= value <= wanted.max:
+                    place = self.place(self.pa.compute.index(array, value).as_py())
+                    raise ValueError(f"to_tensors: column {self.name!r} has {value} at {place}, not {self.integers}")
+        return rows.to(self.integers)
+
+    def place(self, i: int) -> str:
+        return f"{self.unit} {i // self.values_each}"
+
+    def fill_nulls(self, rows: Tensor, array: Any) -> Tensor:
+        fill = math.nan if self.fill is None and rows.dtype.is_floating_point else self.fill
+        nulls = array.is_null().to_numpy(zero_copy_only=False)
+        if fill is None:
+            raise ValueError(
+                f"to_tensors: column {self.name!r} has a null at {self.place(int(nulls.argmax()))}, and {array.type} "
+                f"has no value for it: give fill={{{self.name!r}: ...}}"
+            )
+        if not _fits(fill, rows.dtype):
+            raise ValueError(f"to_tensors: fill of column {self.name!r} must be a {array.type}, got {fill!r}")
+        # By numpy, since torch cannot do it in uint16, uint32 and uint64.
+        filled = rows.numpy().copy()
+        filled[nulls] = fill
+        return torch.from_numpy(filled)
+
+
+def _fits(fill: float | int | bool, dtype: torch.dtype) -> bool:
+    """Whether the dtype has this value, of floats roughly."""
+    if dtype == torch.bool:
+        return fill in (0, 1)
+    if dtype.is_floating_point:
+        return not math.isfinite(fill) or abs(fill) <= torch.finfo(dtype).max
+    return math.isfinite(fill) and fill == int(fill) and torch.iinfo(dtype).min <= fill <= torch.iinfo(dtype).max
+
+
+def _is_text(pa: Any, kind: Any) -> bool:
+    """Strings and binaries of any width, which have no tensors."""
+    types = pa.types
+    tests = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
+    return any(test(kind) for test in tests) or str(kind) in ("string_view", "binary_view")
+
+
+def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
+    """
+    The reverse of :func:`to_tensors`: a record batch in the memory of the tensors, where they are contiguous.
+
+    Args:
+        columns: by name, all with the same number of rows: tensors ``[B]`` or ``[B, k, ...]`` and numpy arrays of
+            numbers or booleans; :class:`JaggedTensor` without weights; strings as lists, numpy or pyarrow arrays.
+            Tensors on other devices are copied to the CPU.
+
+    Returns:
+        A ``pyarrow.RecordBatch`` with the columns in order. Jagged rows are lists with int32 offsets, unless there are
+        too many values.
+
+    Raises:
+        TypeError: a column of another type.
+        ValueError: no columns, columns of different lengths, a dtype that Arrow lacks, offsets that are not those of
+            the values.
+
+    Example:
+        >>> import torch
+        >>> to_record_batch({"id": torch.tensor([7, 8]), "seen": JaggedTensor.from_dense([torch.tensor([3]),
+        ...     torch.tensor([4, 1])])}).to_pylist()
+        [{'id': 7, 'seen': [3]}, {'id': 8, 'seen': [4, 1]}]
+    """
+    pa = arrow("to_record_batch")
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"to_record_batch: columns must be a mapping, got {type(columns).__name__}")
+    if not columns:
+        raise ValueError("to_record_batch: columns must have at least one column, got none")
+    arrays = {name: _array(pa, name, column) for name, column in columns.items()}
+    first = next(iter(arrays))
+    for name, array in arrays.items():
+        if len(array) != len(arrays[first]):
+            raise ValueError(
+                f"to_record_batch: columns must have one number of rows, got {len(arrays[first])} in {first!r} and "
+                f"{len(array)} in {name!r}"
+            )
+    return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _array(pa: Any, name: str, column: Any) -> Any:
+    if isinstance(column, JaggedTensor):
+        return _lists(pa, name, column)
+    if isinstance(column, Tensor):
+        return _numbers(pa, name, column)
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    if isinstance(column, pa.Array):
+        return column
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+        return _numbers(pa, name, _from_numpy(name, column))
+    if isinstance(column, (np.ndarray, list, tuple)):
+        try:
+            return pa.array(column.tolist() if isinstance(column, np.ndarray) else column)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f"to_record_batch: column {name!r} cannot be made an Arrow array: {error}") from None
+    raise TypeError(
+        f"to_record_batch: column {name!r} must be a tensor, a JaggedTensor, a numpy or pyarrow array or a list, got "
+        f"{type(column).__name__}"
+    )
+
+
+def _from_numpy(name: str, column: np.ndarray) -> Tensor:
+    """In the array's memory, if torch takes it as it is: else in the machine's byte order, one after the other."""
+    if not column.flags.writeable or not column.dtype.isnative or any(stride < 0 for stride in column.strides):
+        column = column.astype(column.dtype.newbyteorder("="), order="C")
+    try:
+        return torch.from_numpy(column)
+    except (TypeError, ValueError):
+        raise ValueError(f"to_record_batch: column {name!r} has no tensor for numpy's {column.dtype}") from None
+
+
+def _numbers(pa: Any, name: str, tensor: Tensor) -> Any:
+    """A tensor of any rank from 1 up: its last dimensions are fixed-size lists."""
+    if tensor.dim() == 0:
+        raise ValueError(f"to_record_batch: column {name!r} must have rank >= 1, got a scalar")
+    try:
+        array = pa.array(tensor.detach().cpu().contiguous().reshape(-1).numpy())
+    except (TypeError, pa.ArrowException):
+        raise ValueError(f"to_record_batch: column {name!r} has no Arrow type for {tensor.dtype}") from None
+    if array.type == pa.null():
+        raise ValueError(f"to_record_batch: column {name!r} has no Arrow type for {tensor.dtype}")
+    sizes = list(tensor.shape)
+    for dimension in range(tensor.dim() - 1, 0, -1):
+        if sizes[dimension] == 0:
+            raise ValueError(f"to_record_batch: column {name!r} must have no dimension of size 0 after the first")
+        array = pa.FixedSizeListArray.from_arrays(array, sizes[dimension])
+    return array
+
+
+def _lists(pa: Any, name: str, column: JaggedTensor) -> Any:
+    if column.weights_or_none() is not None:
+        raise ValueError(
+            f"to_record_batch: column {name!r} must be without weights, which are a column of their own, got weights"
+        )
+    values, offsets = column.values().detach().cpu(), column.offsets().detach().cpu()
+    if int(offsets[0]) != 0 or int(offsets[-1]) != len(values) or bool((offsets.diff() < 0).any()):
+        raise ValueError(
+            f"to_record_batch: offsets of column {name!r} must rise from 0 to the number of values, {len(values)}, got "
+            f"{offsets[0]} to {offsets[-1]}"
+        )
+    if len(values) > _INT32_MAX:
+        return pa.LargeListArray.from_arrays(_numbers(pa, name, offsets.to(torch.int64)), _numbers(pa, name, values))
+    return pa.ListArray.from_arrays(_numbers(pa, name, offsets.to(torch.int32)), _numbers(pa, name, values))

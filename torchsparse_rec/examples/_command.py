@@ -1,0 +1,73 @@
+"""What the commands share: kinds of flags, and what is checked before a run."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def positive_int(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def seed(text: str) -> int:
+    """An integer that torch's generators take."""
+    value = int(text)
+    if not 0 <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 2^63, got {value}")
+    return value
+
+
+def positive_float(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
+    return value
+
+
+def device(text: str) -> torch.device:
+    """A device that this machine has."""
+    try:
+        chosen = torch.device(text)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be used: {str(error).splitlines()[0]}") from None
+    return chosen
+
+
+def check_given(given: Mapping[str, Any], saved: Any, checkpoint: Path) -> None:
+    """
+    Refuse flags that name another value than a checkpoint was trained with.
+
+    Args:
+        given: the settings on the command line.
+        saved: the checkpoint's, with a method ``learning_rate()`` for where none was given.
+        checkpoint: the file, for the message.
+
+    Raises:
+        ValueError: if one differs.
+    """
+    for name, value in given.items():
+        trained = saved.learning_rate() if name == "lr" else getattr(saved, name)
+        if value != trained:
+            raise ValueError(f"--{name.replace('_', '-')} is {value}, but {checkpoint} was trained with {trained}")
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder; OSError that names it if files cannot be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"the output folder {folder} cannot be written to: {error.strerror or error}") from None

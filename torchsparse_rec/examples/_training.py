@@ -1,0 +1,127 @@
+"""What the training loops share: checkpoints, the progress bar, the picture's file, losses beside TensorFlow's."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..data._files import whole_file
+
+T = TypeVar("T")
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint; a file of that name is replaced only by a complete one. OSError if it cannot be written."""
+    with whole_file(path) as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # torch's archive cannot be closed after a write that failed, and says only that.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+def read_checkpoint(path: Path, form: Any) -> dict[str, Any]:
+    """
+    A checkpoint's content, on the CPU.
+
+    Args:
+        path: of the file.
+        form: what its ``"format"`` must be.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is no checkpoint of that format.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no checkpoint {path}") from None
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        # torch's own text is a paragraph on unpickling.
+        reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+        raise ValueError(f"{path} is not a checkpoint of this program, or is truncated{reason}") from None
+    if not isinstance(content, dict) or content.get("format") != form:
+        raise ValueError(f"{path} is not a checkpoint of this program")
+    return content
+
+
+def check_device(checkpoint: dict[str, Any], device: torch.device | str) -> None:
+    """Refuse a checkpoint of another kind of device: ValueError."""
+    if checkpoint["device"] != torch.device(device).type:
+        raise ValueError(f"the checkpoint was trained on {checkpoint['device']}, got device {device}")
+
+
+def progress(batches: Iterable[T], title: str, total: int | None, done: int = 0) -> Iterable[T]:
+    """
+    The batches, with a bar while they are consumed, where a person may watch: tqdm's if it is installed.
+
+    Args:
+        batches: those to come.
+        title: printed beside the bar.
+        total: how many there are with those done, where it is known; without, there is a bar only by tqdm.
+        done: how many were before.
+    """
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return batches
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return batches if total is None else _plain_progress(batches, title, total, done)
+    return tqdm(batches, desc=title, total=total, initial=done, leave=False, mininterval=0.2)
+
+
+def _plain_progress(batches: Iterable[T], title: str, total: int, done: int) -> Iterator[T]:
+    every = max(1, total // 100)
+    for number, batch in enumerate(batches, done):
+        if number % every == 0:
+            print(f"\r{title}: {100 * number // total:3d} %", end="", file=sys.stderr, flush=True)
+        yield batch
+    print(f"\r{' ' * (len(title) + 8)}\r", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def picture(title: str, path: Path) -> Iterator[tuple[Any, Any]]:
+    """
+    Two axes side by side to draw on, which become a PNG when the block ends.
+
+    Args:
+        title: printed above.
+        path: of the file, replaced only by a complete one.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    yield left, right
+    figure.suptitle(title)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)
+
+
+def largest_difference(losses: Iterable[float], others: Iterable[float]) -> float:
+    """
+    Between two runs' losses, as many of each; infinite if one of them is no finite number.
+
+    Example:
+        >>> largest_difference([0.5, 0.25], [0.5, 0.375])
+        0.125
+        >>> largest_difference([0.5, float("nan"), 0.25], [0.5, 0.375, 0.25])
+        inf
+    """
+    differences = [abs(one - other) for one, other in zip(losses, others, strict=True)]
+    # A NaN is larger than nothing: max would pass it over.
+    return max(differences) if all(map(math.isfinite, differences)) else math.inf

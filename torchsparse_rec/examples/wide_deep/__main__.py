@@ -1,0 +1,215 @@
+"""The command ``python -m torchsparse_rec.examples.wide_deep``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...data import DataError
+from .._command import check_given, check_writable, device, positive_float, positive_int, seed
+from . import columns as features
+from . import data
+from .metrics import torchmetrics
+from .model import GRAD_MODES
+from .plot import plot_curves
+from .sources import make_source
+from .steps import LEARNING_RATES, OPTIMIZERS
+from .train import Record, Settings, Trainer, read_checkpoint
+
+DEFAULT_EPOCHS = 3
+DEFAULT_OUTPUT = Path("runs/wide_deep")
+COMPARED_STEPS = 100
+
+
+def widths(text: str) -> tuple[int, ...]:
+    """Comma-separated widths, at least one."""
+    return tuple(positive_int(width) for width in text.split(","))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The flags. Those that a checkpoint fixes have no default here, so that it is known which were given."""
+    default = Settings()
+    rates = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
+    mlp = ",".join(map(str, default.mlp))
+    parser = argparse.ArgumentParser(
+        prog="python -m torchsparse_rec.examples.wide_deep",
+        description="Train Wide & Deep (Cheng et al., 2016) on generated examples or on Criteo's.",
+    )
+    add = parser.add_argument
+    add("--columns", choices=features.KINDS, help=f"of generated ids, default {default.columns}")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--rows", type=positive_int, help=f"of each table, default {default.rows:,}")
+    size.add_argument("--table-gb", type=positive_float, metavar="GB", help="instead: 10^9 bytes of all tables")
+    add("--samples", type=positive_int, help=f"generated for an epoch, default {default.samples:,}")
+    add("--held-out", type=positive_int, help=f"samples for the metrics, default {default.held_out:,}")
+    add("--batch-size", type=positive_int, help=f"samples, default {default.batch_size:,}")
+    add("--distribution", choices=data.DISTRIBUTIONS, help=f"of generated ids, default {default.distribution}")
+    add("--embedding-dim", type=positive_int, help=f"of each feature, default {default.embedding_dim}")
+    add("--mlp", type=widths, help=f"widths of the hidden layers, default {mlp}")
+    add("--grad-mode", choices=GRAD_MODES, help=f"of the tables, default {default.grad_mode}")
+    add("--optimizer", choices=OPTIMIZERS, help=f"default {default.optimizer}")
+    add("--lr", type=positive_float, help=f"learning rate, default {rates}")
+    add("--seed", type=seed, help=f"of weights and examples, default {default.seed}")
+    add("--criteo", type=Path, metavar="TRAIN.TXT", help="train on this file of Criteo's instead of generated examples")
+    add("--prebatched", type=Path, metavar="PATH", help="keep generated batches in this file; made if it is not there")
+    add("--epochs", type=positive_int, help=f"in all, default {DEFAULT_EPOCHS}")
+    add("--steps", type=positive_int, help="end after so many steps, in all")
+    add("--evaluate-every", type=positive_int, metavar="STEPS", help="also within epochs")
+    add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
+    add("--threads", type=positive_int, help="of torch and TensorFlow, default torch's")
+    add("--output-dir", type=Path, help=f"of checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
+    add("--no-checkpoint", action="store_true", help="write none: it is as large as the tables")
+    add("--resume", type=Path, metavar="CHECKPOINT", help="go on bit for bit as the run that wrote this")
+    add("--compare", choices=["tensorflow"], help=f"train there too, --steps of each, default {COMPARED_STEPS}")
+    return parser
+
+
+def epochs_of(arguments: argparse.Namespace) -> int:
+    """How many, in all. The flag has no default, so that it is known whether it was given."""
+    return arguments.epochs or DEFAULT_EPOCHS
+
+
+def given_settings(arguments: argparse.Namespace, base: Settings | None = None) -> dict[str, Any]:
+    """The settings named on the command line; ``base``, default the defaults, has the others."""
+    values = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
+    found = {name: value for name, value in values.items() if value is not None}
+    if arguments.table_gb is not None:
+        tables = len(features.CRITEO_STRINGS) if arguments.criteo else len(data.HOTS)
+        dim = found.get("embedding_dim", (base or Settings()).embedding_dim)
+        found["rows"] = max(1, round(arguments.table_gb * 1e9 / (tables * (dim + 1) * 4)))
+    return found
+
+
+def make_columns(settings: Settings, criteo: Path | None) -> features.Columns:
+    """The features of generated examples, or of Criteo's."""
+    if criteo is not None:
+        return features.criteo_columns(settings.rows, settings.embedding_dim)
+    return features.generated_columns(settings.columns, settings.rows, settings.embedding_dim)
+
+
+def make_trainer(arguments: argparse.Namespace) -> Trainer:
+    """A new trainer, or one that goes on from --resume."""
+    if arguments.resume is None:
+        settings, checkpoint = Settings(**given_settings(arguments)), None
+    else:
+        settings, checkpoint = read_checkpoint(arguments.resume)
+        check_given(given_settings(arguments, settings), settings, arguments.resume)
+    source = make_source(settings, arguments.criteo, arguments.prebatched)
+    trainer = Trainer(settings, source, make_columns(settings, arguments.criteo), arguments.device)
+    if checkpoint is not None:
+        trainer.load(checkpoint)
+        if trainer.epoch >= epochs_of(arguments):
+            raise ValueError(
+                f"{arguments.resume} has {trainer.epoch} epochs already: --epochs must be larger, got "
+                f"{epochs_of(arguments)}"
+            )
+        if arguments.steps is not None and trainer.step >= arguments.steps:
+            raise ValueError(
+                f"{arguments.resume} has {trainer.step} steps already: --steps must be larger, got {arguments.steps}"
+            )
+    return trainer
+
+
+def describe(trainer: Trainer) -> str:
+    """The first line: what is trained on, and how large the tables are."""
+    weights = [
+        table.num_embeddings * table.embedding_dim for table in trainer.train_on.model.bags.embedding_bag_configs()
+    ]
+    return f"data: {trainer.source.fingerprint()}; {len(weights)} tables, {4e-9 * sum(weights):.3g} GB"
+
+
+def summary(history: list[Record]) -> str:
+    """The last line: the last record's figures, and the best by AUC, or by log loss where there is none."""
+    last = history[-1]
+    if last.metrics.auc is None:
+        best = min(history, key=lambda record: record.metrics.log_loss)
+    else:
+        best = max(history, key=lambda record: record.metrics.auc or 0.0)
+    return f"last step {last.step:,}: {last.metrics}, best step {best.step:,}: {best.metrics}"
+
+
+def train(trainer: Trainer, arguments: argparse.Namespace, output: Path) -> None:
+    """Train, with a checkpoint after each record; then the picture and the last line."""
+    checkpoint, picture = output / "checkpoint.pt", output / "curves.png"
+    epochs = epochs_of(arguments)
+    for record in trainer.run(epochs, arguments.steps, arguments.evaluate_every):
+        print(record.line(epochs), flush=True)
+        if not arguments.no_checkpoint:
+            trainer.save(checkpoint)
+    written = "none" if arguments.no_checkpoint else str(checkpoint)
+    try:
+        data_set = "Criteo" if arguments.criteo else f"{trainer.settings.columns} columns"
+        plot_curves(trainer.history, f"Wide & Deep, {data_set}", picture)
+        print(f"checkpoint: {written}, curves: {picture}")
+    except ImportError as error:
+        print(f"checkpoint: {written}; no curves: they need matplotlib ({error})")
+    print(summary(trainer.history))
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Run --compare tensorflow; 1 if the losses differ."""
+    from . import compare_tensorflow
+
+    settings = Settings(**given_settings(arguments))
+    source, columns = make_source(settings, None, arguments.prebatched), make_columns(settings, None)
+    found = compare_tensorflow.compare(settings, source, columns, arguments.steps or COMPARED_STEPS)
+    return int(found.largest_difference() > compare_tensorflow.TOLERANCE)
+
+
+def refusal(arguments: argparse.Namespace) -> str | None:
+    """Which flags do not go together."""
+    if arguments.criteo is not None:
+        for name in ("columns", "samples", "distribution", "prebatched"):
+            if getattr(arguments, name) is not None:
+                return f"--{name} is of generated examples: it does not go with --criteo"
+    if arguments.compare is None:
+        return None
+    if arguments.resume is not None or arguments.device.type != "cpu" or arguments.criteo is not None:
+        return "--compare runs on the CPU and on generated examples: it does not go with --resume or --criteo"
+    if arguments.optimizer not in (None, "sgd"):
+        return f"--compare trains by gradient descent, got --optimizer {arguments.optimizer}"
+    for name in ("epochs", "held_out", "evaluate_every", "output_dir", "no_checkpoint"):
+        if getattr(arguments, name):
+            return f"--compare trains --steps and writes nothing: it does not go with --{name.replace('_', '-')}"
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; returns its exit code. Unusable input ends it with one line and code 2."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    wrong = refusal(arguments)
+    if wrong is not None:
+        parser.error(wrong)
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
+    try:
+        if arguments.compare:
+            if importlib.util.find_spec("tensorflow") is None:
+                raise ImportError("--compare tensorflow needs TensorFlow: pip install 'torchsparse-rec[tensorflow]'")
+            return compare(arguments)
+        torchmetrics()
+        check_writable(output)
+        trainer = make_trainer(arguments)
+    except (ValueError, OSError, ImportError) as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    print(describe(trainer))
+    try:
+        train(trainer, arguments, output)
+    except FloatingPointError as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+    except (DataError, OSError) as error:
+        # A file that is damaged further in, or a disk that is full.
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Raw columns and what becomes of them: numbers for the network, ids with a table each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...features import (
+    CategoricalColumn,
+    Clip,
+    Compose,
+    FeatureTransform,
+    Log,
+    categorical_column_with_hash_bucket,
+    categorical_column_with_identity,
+    embedding_column,
+    numeric_column,
+)
+from . import data
+
+KINDS = ("identity", "hashed")
+CRITEO_NUMBERS = tuple(f"I{n}" for n in range(1, 14))
+CRITEO_STRINGS = tuple(f"C{n}" for n in range(1, 27))
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """
+    Starts tables whose rows hold an embedding and, in the last column, the weight of the wide part.
+
+    Embeddings are uniform in ``[-0.05, 0.05)``, as Keras's; the wide part starts at 0, as TensorFlow's linear models.
+    """
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Fill the table."""
+        torch.nn.init.uniform_(weight, -0.05, 0.05)
+        with torch.no_grad():
+            weight[:, -1] = 0.0
+        return weight
+
+
+@dataclass(frozen=True)
+class Columns:
+    """
+    The features of a data set.
+
+    Args:
+        transform: makes numbers ``[B, n]`` and ids of a batch.
+        numbers: the names of the numbers, in their order there.
+        hots: for each categorical feature its ids in an example.
+        rows: of each table.
+        kind: how ids come about: ``"identity"``, ``"hashed"`` integers or hashed ``"strings"``.
+    """
+
+    transform: FeatureTransform
+    numbers: tuple[str, ...]
+    hots: Mapping[str, int]
+    rows: int
+    kind: str
+
+
+def generated_columns(kind: str, rows: int, embedding_dim: int) -> Columns:
+    """
+    Those of :class:`.data.Generator`.
+
+    Args:
+        kind: ``"identity"``: raw ids are rows of the table; ``"hashed"``: their text's hash is.
+        rows: of each table.
+        embedding_dim: of the deep part; a table's rows have one column more.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"columns must be one of {', '.join(KINDS)}, got {kind!r}")
+    make = categorical_column_with_identity if kind == "identity" else _hashed_integers
+    made = [embedding_column(make(name, rows), embedding_dim + 1, "mean", JoinedRows()) for name in data.HOTS]
+    numbers = [numeric_column(name) for name in data.NUMBERS]
+    # No id is missing: none is looked at for a mark that says so.
+    transform = FeatureTransform([*numbers, *made], drop_missing=False)
+    return Columns(transform, tuple(transform.dense_slices()), data.HOTS, rows, kind)
+
+
+def _hashed_integers(name: str, rows: int) -> CategoricalColumn:
+    return categorical_column_with_hash_bucket(name, rows, dtype="int64")
+
+
+def criteo_columns(rows: int, embedding_dim: int) -> Columns:
+    """Criteo's: ``log(1 + x)`` of 13 counts, of which the missing and the negative are 0, and 26 hashed strings."""
+    logarithm = Compose((Clip(0.0), Log()))
+    numbers = [numeric_column(name, default_value=0.0, normalizer_fn=logarithm) for name in CRITEO_NUMBERS]
+    ids = [categorical_column_with_hash_bucket(name, rows) for name in CRITEO_STRINGS]
+    tables = [embedding_column(column, embedding_dim + 1, "mean", JoinedRows()) for column in ids]
+    hots = dict.fromkeys(CRITEO_STRINGS, 1)
+    transform = FeatureTransform([*numbers, *tables])
+    return Columns(transform, tuple(transform.dense_slices()), hots, rows, "strings")

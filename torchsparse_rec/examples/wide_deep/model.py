@@ -1,0 +1,133 @@
+"""Wide & Deep: a linear model of everything, and a perceptron over embeddings, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchsparse_rec
+
+GRAD_MODES = ("fused", "sparse", "dense", "auto")
+# Fewer examples or outputs than these are not worth the way through a convolution.
+_LEAST_EXAMPLES, _LEAST_OUTPUTS = 256, 16
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """
+    :func:`torch.nn.functional.linear` of ``x`` ``[B, n]``; large ones on the CPU by oneDNN.
+
+    There torch multiplies matrices of float32 by MKL, which on some processors does not use all instructions that they
+    have, but convolves by oneDNN, which does. A layer is a convolution of single points.
+
+    Example:
+        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.5]))
+        tensor([[11.5000]])
+    """
+    examples, outputs = x.shape[0], weight.shape[0]
+    small = examples < _LEAST_EXAMPLES or outputs < _LEAST_OUTPUTS
+    if small or x.device.type != "cpu" or x.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+        return nn.functional.linear(x, weight, bias)
+    points = x.view(1, 1, examples, -1).permute(0, 3, 1, 2)  # [1, n, 1, B], the channels last in memory
+    found = nn.functional.conv2d(points, weight[:, :, None, None], bias)
+    return found.permute(0, 2, 3, 1).reshape(examples, outputs)
+
+
+class WideDeep(nn.Module):
+    """
+    The logit ``wide(numbers, ids) + deep(numbers, embeddings)``.
+
+    A row of a table holds an id's embedding and, as its last column, its weight in the wide part: one lookup and one
+    update serve both, which halves the accesses to memory at random. To optimizers that treat the elements of a table
+    one by one it makes no difference.
+
+    Args:
+        tables: a config for each feature, their rows one column wider than the embeddings; pooled by mean.
+        hots: of each feature how many ids an example has: the wide part adds up weights, which is this many times their
+            mean.
+        numbers: how many numbers an example has.
+        mlp: widths of the perceptron's hidden layers, default 256 and 128.
+        grad_mode: of the tables: ``fused`` (default), ``sparse``, ``dense`` or ``auto``.
+
+    Source:
+        Cheng et al., Wide & Deep Learning for Recommender Systems, 2016.
+
+    Example:
+        >>> table = torchsparse_rec.nn.EmbeddingBagConfig(10, 5, "user", feature_names=["user"], pooling="mean")
+        >>> model = WideDeep([table], {"user": 1}, numbers=2, mlp=(8,), grad_mode="dense")
+        >>> model(torch.rand(3, 2), {"user": torch.tensor([1, 9, 1])}).shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        hots: Mapping[str, int],
+        numbers: int,
+        mlp: Sequence[int] = (256, 128),
+        grad_mode: str = "fused",
+    ) -> None:
+        super().__init__()
+        widths = {table.embedding_dim for table in tables}
+        if len(widths) != 1 or min(widths) < 2:
+            raise ValueError(f"tables must have one embedding_dim of at least 2, got {sorted(widths)}")
+        if not mlp or min(mlp) < 1:
+            raise ValueError(f"mlp must have at least one width, and none below 1, got {list(mlp)}")
+        if grad_mode not in GRAD_MODES:
+            raise ValueError(f"grad_mode must be one of {', '.join(GRAD_MODES)}, got {grad_mode!r}")
+        names = [feature for table in tables for feature in table.feature_names]
+        self.names, self.features, self.embedding_dim, self.numbers = names, len(names), widths.pop() - 1, numbers
+        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode=grad_mode, apply="backward")
+        self.wide = nn.Linear(numbers, 1)
+        sizes = [self.features * self.embedding_dim + numbers, *mlp]
+        self.hidden = nn.ModuleList(nn.Linear(n, m) for n, m in zip(sizes[:-1], sizes[1:], strict=True))
+        self.output = nn.Linear(mlp[-1], 1)
+        # What the wide part takes of a row of pooled features.
+        chosen = torch.zeros(self.features, self.embedding_dim + 1)
+        chosen[:, -1] = torch.tensor([float(hots[name]) for name in names])
+        self.register_buffer("chosen", chosen.view(1, -1), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The perceptron Glorot-uniform, the wide part and all biases zero. Tables start as their configs say."""
+        for layer in [*self.linears(), self.output]:
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+        nn.init.zeros_(self.wide.weight)
+        nn.init.zeros_(self.wide.bias)
+
+    def linears(self) -> list[nn.Linear]:
+        """The perceptron's hidden layers."""
+        return [layer for layer in self.hidden if isinstance(layer, nn.Linear)]
+
+    def forward(self, numbers: Tensor, ids: Any) -> Tensor:
+        """Logits ``[B]`` of numbers ``[B, n]`` and the ids of all features, a ``KeyedJaggedTensor`` or a mapping."""
+        first, *later = self.linears()
+        pooled = self.bags(ids).values()  # [B, features * (embedding_dim + 1)]
+        of_tables, of_numbers, bias = self._first_layer(first)
+        # The wide part is one more output of the first layer: the pooled rows are read once, and never taken apart.
+        both = torch.addmm(linear(pooled, of_tables, bias), numbers, of_numbers)
+        hidden, wide = both.split([first.out_features, 1], 1)
+        hidden = hidden.relu()
+        for layer in later:
+            hidden = linear(hidden, layer.weight, layer.bias).relu()
+        return (self.output(hidden) + wide).squeeze(1)
+
+    def _first_layer(self, first: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Weights for pooled rows and for numbers, and the bias: the first hidden layer's, and the wide part's last.
+
+        For pooled rows ``[outputs, inputs]``, as a layer has them; for numbers ``[inputs, outputs]``: their gradient is
+        a faster product so.
+        """
+        embeddings = self.features * self.embedding_dim
+        deep, of_numbers = first.weight.split([embeddings, self.numbers], 1)
+        deep = deep.reshape(-1, self.features, self.embedding_dim)
+        deep = nn.functional.pad(deep, (0, 1)).flatten(1)  # the perceptron does not see the wide part's weights
+        return (
+            torch.cat([deep, self.get_buffer("chosen")]),
+            torch.cat([of_numbers.t(), self.wide.weight.t()], 1),
+            torch.cat([first.bias, self.wide.bias]),
+        )

@@ -1,0 +1,78 @@
+"""One training step in PyTorch: columns to ids, forward, backward, update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import torchsparse_rec
+
+from .columns import Columns
+from .data import Batch
+from .model import WideDeep
+
+# Those that treat the elements of a row one by one: a row is an embedding and a weight of the wide part.
+OPTIMIZERS = {
+    "sgd": torchsparse_rec.optim.SGD,
+    "adagrad": torchsparse_rec.optim.Adagrad,
+    "adam": torchsparse_rec.optim.Adam,
+    "adamw": torchsparse_rec.optim.AdamW,
+    "rmsprop": torchsparse_rec.optim.RMSprop,
+    "adadelta": torchsparse_rec.optim.Adadelta,
+    "ftrl": torchsparse_rec.optim.Ftrl,
+}
+LEARNING_RATES = {
+    "sgd": 0.1,
+    "adagrad": 0.05,
+    "adam": 1e-3,
+    "adamw": 1e-3,
+    "rmsprop": 1e-3,
+    "adadelta": 1.0,
+    "ftrl": 0.05,
+}
+
+
+def make_model(
+    columns: Columns, mlp: Sequence[int], grad_mode: str, seed: int, device: torch.device | str = "cpu"
+) -> WideDeep:
+    """A network whose weights depend on the seed alone; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tables = columns.transform.embedding_bag_configs()
+        return WideDeep(tables, columns.hots, len(columns.numbers), mlp, grad_mode).to(device)
+
+
+class TorchStep:
+    """
+    Columns to ids, forward, backward and update.
+
+    Args:
+        columns: of the batches.
+        model: the network.
+        optimizer: the name of one of OPTIMIZERS; it gets all parameters.
+        lr: its learning rate.
+    """
+
+    def __init__(self, columns: Columns, model: WideDeep, optimizer: str, lr: float) -> None:
+        self.model = model
+        self.device = model.wide.weight.device
+        self.transform = columns.transform.to(self.device)
+        self.optimizer: Optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr)
+        self._loss = nn.BCEWithLogitsLoss()
+
+    def logits(self, columns: Any) -> Tensor:
+        """Of raw columns, ``[B]``."""
+        features = self.transform(columns)
+        return self.model(features.dense, features.sparse)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Train on one batch; returns its mean loss, a scalar without a graph that nothing has waited for."""
+        self.optimizer.zero_grad()
+        loss = self._loss(self.logits(batch.columns), batch.labels.to(self.device))
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()

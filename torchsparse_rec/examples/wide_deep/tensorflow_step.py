@@ -1,0 +1,187 @@
+"""The same training step in TensorFlow, at its best. Imports TensorFlow: an extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import torch
+
+from ..ncf.tensorflow_step import use_torch_threads
+from .columns import Columns
+from .data import Batch
+from .model import WideDeep
+
+LOOKUPS = ("safe_embedding_lookup_sparse", "gather")
+TABLES = ("separate", "joined")
+
+
+@dataclass(frozen=True)
+class Form:
+    """
+    How TensorFlow's side looks up.
+
+    Args:
+        lookup: ``"safe_embedding_lookup_sparse"``, its function for any number of ids, or ``"gather"``, which makes use
+            of all examples having equally many.
+        tables: ``"separate"`` for the embeddings and the wide part, or ``"joined"``: rows that hold both, as ours.
+    """
+
+    lookup: str
+    tables: str
+
+    def __str__(self) -> str:
+        return f"{self.lookup}, {self.tables} tables"
+
+
+FORMS = [Form(lookup, tables) for tables in TABLES for lookup in LOOKUPS]
+
+
+class TensorflowTables:
+    """
+    Lookups, and updates by gradient descent, of all features.
+
+    Args:
+        rows: a table ``[rows, dim + 1]`` for each feature.
+        hots: ids of each feature in an example.
+        hashed: whether ids are hashed first, as their decimal text.
+        batch: examples in a batch.
+        form: how.
+    """
+
+    def __init__(self, rows: Sequence[np.ndarray], hots: Sequence[int], hashed: bool, batch: int, form: Form) -> None:
+        self.form, self._hots, self._hashed, self._batch = form, list(hots), hashed, batch
+        self._buckets = [table.shape[0] for table in rows]
+        joined = form.tables == "joined"
+        self.parts = [[tf.Variable(table) for table in rows]] if joined else _separated(rows)
+        # The mean of embeddings, the sum of the wide part's weights; of joined rows the mean, scaled later.
+        self._combiners = ["mean"] if joined else ["mean", "sum"]
+        self._places = {hot: tf.constant(_places(batch, hot)) for hot in set(self._hots)}
+        self.variables = [variable for part in self.parts for variable in part]
+
+    def look_up(self, columns: Sequence[Any]) -> list[list[Any]]:
+        """Of each part, the pooled rows ``[batch, width]`` of each feature."""
+        if self._hashed:
+            columns = [
+                tf.strings.to_hash_bucket_fast(tf.as_string(ids), buckets)
+                for ids, buckets in zip(columns, self._buckets, strict=True)
+            ]
+        return [
+            [self._pooled(*each, combiner) for each in zip(part, columns, self._hots, strict=True)]
+            for part, combiner in zip(self.parts, self._combiners, strict=True)
+        ]
+
+    def _pooled(self, table: Any, ids: Any, hot: int, combiner: str) -> Any:
+        if self.form.lookup == "safe_embedding_lookup_sparse":
+            sparse = tf.SparseTensor(self._places[hot], tf.cast(ids, tf.int64), [self._batch, hot])
+            return tf.nn.safe_embedding_lookup_sparse(table, sparse, combiner=combiner)
+        rows = tf.nn.embedding_lookup(table, ids)
+        if hot == 1:
+            return rows
+        pooled = tf.reduce_mean if combiner == "mean" else tf.reduce_sum
+        return pooled(tf.reshape(rows, [self._batch, hot, -1]), 1)
+
+    def descend(self, slices: Sequence[Any], rate: Any) -> None:
+        """Subtract ``rate`` times the gradients, IndexedSlices, from the variables, in their order."""
+        for variable, each in zip(self.variables, slices, strict=True):
+            tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=each.indices, updates=rate * each.values)
+
+    def rows(self) -> list[np.ndarray]:
+        """The trained tables ``[rows, dim + 1]``."""
+        return [np.concatenate([part[n].numpy() for part in self.parts], 1) for n in range(len(self._hots))]
+
+
+def _separated(rows: Sequence[np.ndarray]) -> list[list[Any]]:
+    embeddings = [tf.Variable(np.ascontiguousarray(table[:, :-1])) for table in rows]
+    return [embeddings, [tf.Variable(np.ascontiguousarray(table[:, -1:])) for table in rows]]
+
+
+def _places(batch: int, hot: int) -> np.ndarray:
+    """``[batch * hot, 2]``: row and column of each id."""
+    places = np.arange(batch * hot)
+    return np.stack([places // hot, places % hot], 1)
+
+
+class TensorflowStep:
+    """
+    Forward, backward and gradient descent in one ``tf.function``, of tensors that are TensorFlow's already.
+
+    No feature columns and no Keras. Tables are updated by scattered subtraction of their IndexedSlices, and the dense
+    weights by TensorFlow's fused operator: what its optimizers end in.
+
+    Args:
+        columns: the features, identity or hashed integers.
+        model: where the initial weights come from; it is not trained.
+        lr: learning rate.
+        batch: examples in every batch.
+        form: how tables are looked up.
+    """
+
+    def __init__(self, columns: Columns, model: WideDeep, lr: float, batch: int, form: Form) -> None:
+        use_torch_threads()
+        self._numbers, self._names = columns.numbers, model.names
+        state, tables = model.state_dict(), model.bags.embedding_bag_configs()
+        rows = [state.pop(f"bags.embedding_bags.{table.name}.weight").numpy() for table in tables]
+        hots = [columns.hots[name] for name in self._names]
+        self.tables = TensorflowTables(rows, hots, columns.kind == "hashed", batch, form)
+        self._dense = {name: tf.Variable(value.numpy()) for name, value in state.items()}
+        self._features, self._dim = model.features, model.embedding_dim
+        self._chosen = tf.constant(model.get_buffer("chosen").numpy())
+        self._layers = len(model.hidden)
+        self._rate = tf.constant(lr, tf.float32)
+        self._function = tf.function(self._train)
+
+    def prepare(self, batch: Batch) -> Any:
+        """The batch copied into TensorFlow's tensors: labels, numbers in one, ids flat for each feature."""
+        numbers = torch.stack([batch.columns[name] for name in self._numbers], 1)
+        ids = [tf.constant(batch.columns[name].flatten().numpy()) for name in self._names]
+        return tf.constant(batch.labels.numpy()), tf.constant(numbers.numpy()), ids
+
+    def __call__(self, labels: Any, numbers: Any, ids: list[Any]) -> Any:
+        """Train on one batch; returns its mean loss."""
+        return self._function(labels, numbers, ids)
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The trained dense weights by name."""
+        return {name: variable.numpy() for name, variable in self._dense.items()}
+
+    def _train(self, labels: Any, numbers: Any, ids: list[Any]) -> Any:
+        with tf.GradientTape() as tape:
+            logits = self._logits(numbers, self.tables.look_up(ids))
+            loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits))
+        names = list(self._dense)
+        dense, slices = tape.gradient(loss, ([self._dense[name] for name in names], self.tables.variables))
+        for name, gradient in zip(names, dense, strict=True):
+            tf.raw_ops.ResourceApplyGradientDescent(var=self._dense[name].handle, alpha=self._rate, delta=gradient)
+        self.tables.descend(slices, self._rate)
+        return loss
+
+    def _logits(self, numbers: Any, pooled: list[list[Any]]) -> Any:
+        dense = self._dense
+        hidden, wide = self._joined(numbers, pooled[0]) if len(pooled) == 1 else self._separate(numbers, *pooled)
+        for layer in range(1, self._layers):
+            product = tf.matmul(hidden, dense[f"hidden.{layer}.weight"], transpose_b=True)
+            hidden = tf.nn.relu(tf.nn.bias_add(product, dense[f"hidden.{layer}.bias"]))
+        deep = tf.nn.bias_add(tf.matmul(hidden, dense["output.weight"], transpose_b=True), dense["output.bias"])
+        return tf.squeeze(deep + wide, axis=1)
+
+    def _separate(self, numbers: Any, embeddings: list[Any], weights: list[Any]) -> tuple[Any, Any]:
+        """The first hidden layer and the wide part's logit."""
+        dense = self._dense
+        product = tf.matmul(tf.concat([*embeddings, numbers], 1), dense["hidden.0.weight"], transpose_b=True)
+        wide = tf.add_n(weights) + tf.matmul(numbers, dense["wide.weight"], transpose_b=True) + dense["wide.bias"]
+        return tf.nn.relu(tf.nn.bias_add(product, dense["hidden.0.bias"])), wide
+
+    def _joined(self, numbers: Any, rows: list[Any]) -> tuple[Any, Any]:
+        """The same of joined rows, by one product, as ours."""
+        dense, embeddings = self._dense, self._features * self._dim
+        weight = dense["hidden.0.weight"]
+        deep = tf.pad(tf.reshape(weight[:, :embeddings], [-1, self._features, self._dim]), [[0, 0], [0, 0], [0, 1]])
+        of_rows = tf.concat([tf.reshape(deep, [-1, self._features * (self._dim + 1)]), self._chosen], 0)
+        of_numbers = tf.concat([weight[:, embeddings:], dense["wide.weight"]], 0)
+        both = tf.matmul(tf.concat([*rows, numbers], 1), tf.concat([of_rows, of_numbers], 1), transpose_b=True)
+        both = tf.nn.bias_add(both, tf.concat([dense["hidden.0.bias"], dense["wide.bias"]], 0))
+        return tf.nn.relu(both[:, :-1]), both[:, -1:]

@@ -1,0 +1,207 @@
+"""The training loop: epochs, figures, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.device import DeviceLoader
+from .. import _training
+from .columns import Columns
+from .data import Batch
+from .metrics import Metrics, evaluate
+from .sources import Source
+from .steps import LEARNING_RATES, TorchStep, make_model
+
+CHECKPOINT_FORMAT = "wide_deep 1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    What determines a run's bits, besides Criteo's file; see the command's flags.
+
+    With Adam, AdamW, RMSprop and Adadelta, whose sparse and fused steps leave rows behind and catch them up later, the
+    steps at which checkpoints are written count as well: each brings all rows up to date.
+    """
+
+    columns: str = "identity"
+    rows: int = 20_000
+    samples: int = 262_144
+    held_out: int = 32_768
+    batch_size: int = 4096
+    distribution: str = "uniform"
+    embedding_dim: int = 16
+    mlp: tuple[int, ...] = (256, 128)
+    grad_mode: str = "fused"
+    optimizer: str = "sgd"
+    lr: float | None = None
+    seed: int = 0
+
+    def learning_rate(self) -> float:
+        """``lr``, or the optimizer's default."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+
+@dataclass(frozen=True)
+class Record:
+    """Figures of the steps since the one before: mean training loss, metrics after them, samples per second."""
+
+    epoch: int
+    step: int
+    loss: float
+    metrics: Metrics
+    samples_per_second: float
+
+    def line(self, epochs: int) -> str:
+        """The line that is printed."""
+        return (
+            f"epoch {self.epoch:>{len(str(epochs))}}/{epochs} step {self.step:,}  loss {self.loss:.4f}  "
+            f"held out: {self.metrics}  "
+            f"{self.samples_per_second:,.0f} samples/s"
+        )
+
+
+class Interval:
+    """The steps since the last record. Nothing waits for a loss before the mean is asked for."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._began = time.perf_counter()
+
+    def add(self, loss: Tensor, size: int) -> None:
+        """A step's mean loss and its number of samples."""
+        self._losses.append(loss)
+        self._sizes.append(size)
+
+    def __len__(self) -> int:
+        return len(self._losses)
+
+    def close(self) -> tuple[float, float]:
+        """The mean loss of a sample, and samples per second."""
+        losses = torch.stack(self._losses).double().tolist()
+        seconds, samples = time.perf_counter() - self._began, sum(self._sizes)
+        return sum(loss * size for loss, size in zip(losses, self._sizes, strict=True)) / samples, samples / seconds
+
+
+@dataclass
+class Trainer:
+    """
+    A network in training, with everything that decides how it goes on.
+
+    Args:
+        settings: of the run.
+        source: of the examples.
+        columns: the examples' features.
+        device: where the network is, default the CPU.
+        history: what was recorded so far.
+        epoch, batch, step: finished epochs, batches of the present one, and steps of all.
+    """
+
+    settings: Settings
+    source: Source
+    columns: Columns
+    device: torch.device | str = "cpu"
+    history: list[Record] = field(default_factory=list)
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        model = make_model(self.columns, settings.mlp, settings.grad_mode, settings.seed, self.device)
+        self.train_on = TorchStep(self.columns, model, settings.optimizer, settings.learning_rate())
+
+    def run(self, epochs: int, steps: int | None = None, every: int | None = None) -> Iterator[Record]:
+        """
+        Train, and record each epoch's end.
+
+        Args:
+            epochs: in all, those before a checkpoint included.
+            steps: end after so many, likewise.
+            every: record also after so many steps.
+
+        Raises:
+            FloatingPointError: if the loss is no finite number any more.
+        """
+        while self.epoch < epochs and not self._is_over(steps):
+            interval = Interval()
+            batches: Iterable[Batch] = self.source.batches(self.batch)
+            if torch.device(self.device).type != "cpu":
+                batches = DeviceLoader(batches, self.device)
+            title, total = f"epoch {self.epoch + 1}", self.source.epoch_length()
+            for batch in _training.progress(batches, title, total, self.batch):
+                interval.add(self.train_on(batch), batch.size)
+                self.batch, self.step = self.batch + 1, self.step + 1
+                if self._is_over(steps) and self.batch != self.source.epoch_length():
+                    break
+                if every is not None and self.step % every == 0 and self.batch != self.source.epoch_length():
+                    yield self._record(interval)
+                    interval = Interval()
+            else:
+                self.epoch, self.batch = self.epoch + 1, 0
+            if len(interval):
+                yield self._record(interval)
+
+    def _is_over(self, steps: int | None) -> bool:
+        return steps is not None and self.step >= steps
+
+    def _record(self, interval: Interval) -> Record:
+        loss, speed = interval.close()
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss up to step {self.step} is {loss}: a smaller learning rate may help")
+        # Within an epoch its number, after its last batch that of the finished one.
+        epoch = self.epoch + (self.batch > 0)
+        record = Record(epoch, self.step, loss, evaluate(self.train_on, self.source.held_out()), speed)
+        self.history.append(record)
+        return record
+
+    def save(self, path: Path) -> None:
+        """
+        Write a checkpoint; a file of that name is replaced only by a complete one.
+
+        All rows of the tables are brought up to date for it, which may move later results within rounding.
+        """
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "settings": {**asdict(self.settings), "mlp": list(self.settings.mlp)},
+            "source": self.source.fingerprint(),
+            "device": torch.device(self.device).type,
+            "model": self.train_on.model.state_dict(),
+            "optimizer": self.train_on.optimizer.state_dict(),
+            "position": {"epoch": self.epoch, "batch": self.batch, "step": self.step},
+            "history": [asdict(record) for record in self.history],
+        }
+        _training.write_checkpoint(path, content)
+
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """
+        Go on from a checkpoint of the same settings and data, bit for bit on the same kind of device.
+
+        The run that it equals is the one that wrote this checkpoint, and writes later ones at the same steps.
+        """
+        if checkpoint["source"] != self.source.fingerprint():
+            raise ValueError(
+                f"the checkpoint was trained on other data, {checkpoint['source']}, got {self.source.fingerprint()}"
+            )
+        _training.check_device(checkpoint, self.device)
+        self.train_on.model.load_state_dict(checkpoint["model"])
+        self.train_on.optimizer.load_state_dict(checkpoint["optimizer"])
+        for name, value in checkpoint["position"].items():
+            setattr(self, name, value)
+        self.history = [Record(**{**each, "metrics": Metrics(**each["metrics"])}) for each in checkpoint["history"]]
+
+
+def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
+    """A checkpoint's settings and its content, for :meth:`Trainer.load`."""
+    content = _training.read_checkpoint(path, CHECKPOINT_FORMAT)
+    settings = content["settings"]
+    return Settings(**{**settings, "mlp": tuple(settings["mlp"])}), content

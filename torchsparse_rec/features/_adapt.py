@@ -1,0 +1,199 @@
+"""Vocabularies, boundaries, means and variances from a stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from ._base import Column
+from ._categorical import VocabularyListCategoricalColumn
+from ._functions import Standardize
+from ._inputs import Batch
+from ._numeric import BucketizedColumn, NumericColumn
+from ._statistics import Moments, Quantiles, WordCounts
+from ._words import decoded
+
+_CPU = torch.device("cpu")
+
+
+def adapted(
+    columns: Sequence[Column], batches: Iterable[Any], max_distinct: int, drop_missing: bool
+) -> dict[Column, Column]:
+    """What each column that needs it becomes."""
+    waiting = {
+        column: _collector(column, max_distinct, drop_missing)
+        for column in columns
+        if getattr(column, "needs_adapt", False)
+    }
+    # A bucketized column's numbers are normalized first: not before that is known.
+    for column in waiting:
+        if isinstance(column, BucketizedColumn) and column.source_column.needs_adapt:
+            raise ValueError(
+                f"column {column.name!r}: boundaries of numbers that are still to be standardized cannot be found in "
+                "one pass: adapt the numeric column first, or bucketize the numbers as they are"
+            )
+    seen = 0
+    for batch in batches:
+        seen += 1
+        raws = Batch(batch, _CPU)
+        for collector in waiting.values():
+            collector.add(raws)
+    if waiting and not seen:
+        raise ValueError("FeatureTransform.adapt: batches must hold a batch, got none")
+    return {column: collector.made() for column, collector in waiting.items()}
+
+
+class _Words:
+    """Collects the words of a vocabulary."""
+
+    def __init__(self, column: VocabularyListCategoricalColumn, max_distinct: int, drop_missing: bool) -> None:
+        self._column, self._most, self._drops = column, max_distinct, drop_missing
+        self._counts = WordCounts()
+
+    def add(self, batch: Batch) -> None:
+        column = self._column
+        raw = batch.raw(column.key, column.name)
+        wanted = "string" if column.dtype == "string" else "integer"
+        if raw.is_all_null():
+            return
+        if raw.kind != wanted:
+            raise ValueError(f"column {column.name!r}: must hold {wanted}s, got {raw.kind}s")
+        self._counts.add(raw.values, raw.present() if self._drops else raw.valid)
+        if len(self._counts) > self._most:
+            raise ValueError(
+                f"column {column.name!r}: there must be at most max_distinct={self._most} different words, got more: "
+                "a hash bucket column needs no vocabulary"
+            )
+
+    def made(self) -> Column:
+        words = self._counts.by_frequency(self._column.max_tokens)
+        if not words:
+            raise ValueError(f"column {self._column.name!r}: adapt() must see a word, got none")
+        texts = tuple(decoded(x) if isinstance(x, bytes) else x for x in words)
+        return replace(self._column, vocabulary_list=texts)
+
+
+class _Boundaries:
+    """Collects quantiles."""
+
+    def __init__(self, column: BucketizedColumn) -> None:
+        self._column = column
+        self._quantiles = Quantiles(column.epsilon)
+
+    def add(self, batch: Batch) -> None:
+        self._quantiles.add(_numbers(self._column.source_column, batch).reshape(-1))
+
+    def made(self) -> Column:
+        assert self._column.num_bins is not None
+        found = self._quantiles.boundaries(self._column.num_bins)
+        if not found:
+            raise ValueError(
+                f"column {self._column.name!r}: adapt() must see enough numbers for a boundary, got too few"
+            )
+        return replace(self._column, boundaries=tuple(sorted(set(found))), num_bins=None)
+
+
+class _MeanAndVariance:
+    """Collects means and variances of each element."""
+
+    def __init__(self, column: NumericColumn) -> None:
+        self._column = column
+        self._moments = Moments(column.width)
+
+    def add(self, batch: Batch) -> None:
+        self._moments.add(_numbers(replace(self._column, normalizer_fn=None), batch))
+
+    def made(self) -> Column:
+        mean, variance = self._moments.result()
+        if not self._moments.counts.all():
+            raise ValueError(
+                f"column {self._column.name!r}: adapt() must see a number of each element, got none of some"
+            )
+        if len(self._column.shape) == 1:
+            return replace(self._column, normalizer_fn=Standardize(tuple(mean), tuple(variance)))
+        raise ValueError(f"column {self._column.name!r}: shape must have one dimension to be standardized by adapt()")
+
+
+def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:
+    if isinstance(column, VocabularyListCategoricalColumn):
+        return _Words(column, max_distinct, drop_missing)
+    return _Boundaries(column) if isinstance(column, BucketizedColumn) else _MeanAndVariance(column)
+
+
+def _numbers(column: NumericColumn, batch: Batch) -> Any:
+    """``[B, width]``, float32, as the column gives them; NaN where one is missing and there is no default."""
+    from ._evaluate import Evaluation
+
+    raw = batch.raw(column.key, column.name)
+    if raw.valid is not None and column.default_value is None:
+        column = replace(column, default_value=float("nan"), dtype="float32")
+    return Evaluation(batch, {}, True).numbers(column).numpy()
+
+
+# ---- Columns in columns ---------------------------------------------------------------------------------------------
+
+
+def with_leaves(column: Any, found: Mapping[Column, Column]) -> Any:
+    """A column with others in the place of those that it is made from."""
+    if column in found:
+        return found[column]
+    changed = {}
+    for field in fields(column):
+        value = getattr(column, field.name)
+        if isinstance(value, Column):
+            new: Any = with_leaves(value, found)
+        elif isinstance(value, tuple) and any(isinstance(item, Column) for item in value):
+            new = tuple(with_leaves(item, found) if isinstance(item, Column) else item for item in value)
+        else:
+            continue
+        if new != value:
+            changed[field.name] = new
+    return replace(column, **changed) if changed else column
+
+
+def _is_adaptable(column: Column) -> bool:
+    if isinstance(column, NumericColumn):
+        return isinstance(column.normalizer_fn, Standardize)
+    return isinstance(column, (VocabularyListCategoricalColumn, BucketizedColumn))
+
+
+def _adaptable(columns: Sequence[Column]) -> list[Column]:
+    """Each once. Of a bucketized column only what adapt() finds counts, not the numbers under it."""
+    return list(dict.fromkeys(column for column in columns if _is_adaptable(column)))
+
+
+def to_state(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """What adapt() finds, of every column for which it could."""
+    return [_learned(column) for column in _adaptable(columns)]
+
+
+def _learned(column: Any) -> dict[str, Any]:
+    if isinstance(column, VocabularyListCategoricalColumn):
+        words = column.vocabulary_list
+        return {"column": column.name, "vocabulary_list": None if words is None else list(words)}
+    if isinstance(column, BucketizedColumn):
+        bounds = column.boundaries
+        return {
+            "column": column.name,
+            "boundaries": None if bounds is None else list(bounds),
+            "num_bins": column.num_bins,
+        }
+    return {"column": column.name, "normalizer_fn": column.normalizer_fn.to_config()}
+
+
+def from_state(columns: Sequence[Column], states: Sequence[Mapping[str, Any]]) -> dict[Column, Column]:
+    """What each column becomes by :func:`to_state` of the same columns."""
+    own = _adaptable(columns)
+    names, theirs = [column.name for column in own], [state["column"] for state in states]
+    if names != theirs:
+        raise ValueError(
+            f"FeatureTransform: a state must be of the columns that adapt() fills here, {names}, got {theirs}"
+        )
+    found: dict[Column, Column] = {}
+    for column, state in zip(own, states, strict=True):
+        values = {field: tuple(x) if isinstance(x, list) else x for field, x in state.items() if field != "column"}
+        found[column] = replace(column, **values)
+    return found

@@ -1,0 +1,357 @@
+"""Columns of ids that are made from one feature: identity, hash buckets, vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._base import CategoricalColumn, check_count, check_key, check_string_or_int
+from ._plain import make_fields_plain, set_field
+from ._words import as_list, check_distinct, checked_words, encoded, integer_of, lines_of
+
+
+class LeafColumn(CategoricalColumn):
+    """A categorical column that reads one feature, whose name it has."""
+
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The feature's."""
+        return self.key
+
+    def features(self) -> list[str]:
+        """The one feature that it reads."""
+        return [self.key]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IdentityCategoricalColumn(LeafColumn):
+    """Integers that are ids already: see :func:`categorical_column_with_identity`."""
+
+    key: str
+    number_buckets: int
+    default_value: int | None = None
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+        check_key(self.key)
+        set_field(self, "number_buckets", check_count("num_buckets", self.number_buckets, 1, self.key))
+        if self.default_value is not None:
+            default = check_count("default_value", self.default_value, 0, self.key)
+            if default >= self.number_buckets:
+                raise ValueError(
+                    f"column {self.key!r}: default_value must be in [0, {self.number_buckets}), got {default}"
+                )
+
+    @property
+    def num_buckets(self) -> int:
+        """How many ids there are."""
+        return self.number_buckets
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HashedCategoricalColumn(LeafColumn):
+    """Hashes of integers' text or of strings: see :func:`categorical_column_with_hash_bucket`."""
+
+    key: str
+    hash_bucket_size: int
+    dtype: str = "string"
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+        check_key(self.key)
+        set_field(self, "hash_bucket_size", check_count("hash_bucket_size", self.hash_bucket_size, 1, self.key))
+        set_field(self, "dtype", check_string_or_int(self.dtype, self.key))
+
+    @property
+    def num_buckets(self) -> int:
+        """How many buckets there are."""
+        return self.hash_bucket_size
+
+
+class VocabularyColumn(LeafColumn):
+    """What both columns of vocabularies have."""
+
+    dtype: str
+    default_value: int
+    num_oov_buckets: int
+
+    def words(self) -> list[bytes] | list[int]:
+        """The vocabulary in order, strings as bytes."""
+        raise TypeError(f"{type(self).__name__} has no words")
+
+    def _check_oov(self) -> None:
+        set_field(self, "num_oov_buckets", check_count("num_oov_buckets", self.num_oov_buckets or 0, 0, self.key))
+        default = -1 if self.default_value is None else self.default_value
+        if isinstance(default, bool) or not hasattr(default, "__index__"):
+            raise ValueError(f"column {self.key!r}: default_value must be an integer, got {default!r}")
+        set_field(self, "default_value", int(default))
+        if self.num_oov_buckets and self.default_value != -1:
+            raise ValueError(
+                f"column {self.key!r}: num_oov_buckets and default_value must not both be given, got "
+                f"{self.num_oov_buckets} and {self.default_value}"
+            )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class VocabularyListCategoricalColumn(VocabularyColumn):
+    """Places in a list: see :func:`categorical_column_with_vocabulary_list`."""
+
+    key: str
+    vocabulary_list: tuple[str | int, ...] | None
+    dtype: str = None  # type: ignore[assignment]
+    default_value: int = -1
+    num_oov_buckets: int = 0
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+        check_key(self.key)
+        words = self.vocabulary_list
+        if words is not None:
+            words = checked_words(words, self.key)
+            set_field(self, "vocabulary_list", words)
+            kind = "string" if isinstance(words[0], (str, bytes)) else "int64"
+        else:
+            kind = "string"
+        dtype = check_string_or_int(kind if self.dtype is None else self.dtype, self.key)
+        if words is not None and (dtype == "string") != (kind == "string"):
+            raise ValueError(f"column {self.key!r}: dtype must be that of vocabulary_list, {kind}, got {dtype}")
+        set_field(self, "dtype", dtype)
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens, 1, self.key)
+        self._check_oov()
+
+    def words(self) -> list[bytes] | list[int]:
+        """The vocabulary in order, strings as bytes."""
+        if self.vocabulary_list is None:
+            raise ValueError(
+                f"column {self.key!r}: vocabulary_list must be given, or found by adapt(), before it is used"
+            )
+        return [encoded(x) if isinstance(x, str) else x for x in self.vocabulary_list]  # type: ignore[return-value]
+
+    @property
+    def num_buckets(self) -> int:
+        """The vocabulary's and the buckets of what is not in it."""
+        return len(self.words()) + self.num_oov_buckets
+
+    @property
+    def needs_adapt(self) -> bool:
+        """Whether the vocabulary is still to be found."""
+        return self.vocabulary_list is None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class VocabularyFileCategoricalColumn(VocabularyColumn):
+    """Lines of a file: see :func:`categorical_column_with_vocabulary_file`."""
+
+    key: str
+    vocabulary_file: str | Path
+    vocabulary_size: int | None = None
+    num_oov_buckets: int | None = 0  # type: ignore[assignment]
+    dtype: str = "string"
+    default_value: int | None = -1  # type: ignore[assignment]
+    file_format: str | None = None
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+        check_key(self.key)
+        if not self.vocabulary_file:
+            raise ValueError(f"column {self.key!r}: vocabulary_file must be given, got {self.vocabulary_file!r}")
+        set_field(self, "vocabulary_file", str(self.vocabulary_file))
+        if self.file_format is not None:
+            raise ValueError(
+                f"column {self.key!r}: file_format must be None (a text file, one word in each line), got "
+                f"{self.file_format!r}"
+            )
+        set_field(self, "dtype", check_string_or_int(self.dtype, self.key))
+        self._check_oov()
+        if self.vocabulary_size is None:
+            size = len(self._lines())
+            if size == 0:
+                raise ValueError(
+                    f"column {self.key!r}: vocabulary_file must hold a word, got none in {self.vocabulary_file}"
+                )
+            set_field(self, "vocabulary_size", size)
+        check_count("vocabulary_size", self.vocabulary_size, 1, self.key)
+
+    def words(self) -> list[bytes] | list[int]:
+        """The first ``vocabulary_size`` lines, strings as bytes."""
+        lines = self._lines()
+        assert self.vocabulary_size is not None
+        if len(lines) < self.vocabulary_size:
+            raise ValueError(
+                f"column {self.key!r}: vocabulary_file must have {self.vocabulary_size} lines (vocabulary_size), got "
+                f"{len(lines)} in {self.vocabulary_file}"
+            )
+        lines = lines[: self.vocabulary_size]
+        if b"" in lines:
+            raise ValueError(
+                f"column {self.key!r}: vocabulary_file {self.vocabulary_file} must have no empty line, got one: line "
+                f"{lines.index(b'') + 1}"
+            )
+        words = lines if self.dtype == "string" else [self._integer(x, n) for n, x in enumerate(lines)]
+        check_distinct(words, f"column {self.key!r}: vocabulary_file {self.vocabulary_file}")
+        return words  # type: ignore[return-value]
+
+    def _lines(self) -> list[bytes]:
+        try:
+            return lines_of(self.vocabulary_file)
+        except OSError as error:
+            raise ValueError(
+                f"column {self.key!r}: vocabulary_file must be a file that can be read, got {self.vocabulary_file}: "
+                f"{error}"
+            ) from error
+
+    def _integer(self, line: bytes, position: int) -> int:
+        try:
+            return integer_of(line)
+        except ValueError:
+            raise ValueError(
+                f"column {self.key!r}: vocabulary_file {self.vocabulary_file} must hold integers of 64 bits, got "
+                f"{line!r} in line {position + 1}"
+            ) from None
+
+    @property
+    def num_buckets(self) -> int:
+        """The vocabulary's and the buckets of what is not in it."""
+        assert self.vocabulary_size is not None and self.num_oov_buckets is not None
+        return self.vocabulary_size + self.num_oov_buckets
+
+
+def categorical_column_with_identity(
+    key: str, num_buckets: int, default_value: int | None = None
+) -> IdentityCategoricalColumn:
+    """
+    Integers that are ids already, in ``[0, num_buckets)``.
+
+    Negative ones are left out; larger ones are an IndexError of the lookup, which names them.
+
+    Args:
+        key: the feature.
+        num_buckets: how many ids there are.
+        default_value: what ids outside ``[0, num_buckets)`` become instead.
+
+    Raises:
+        ValueError: for arguments that TensorFlow refuses too.
+
+    Source: ``tf.feature_column.categorical_column_with_identity``.
+
+    Example:
+        >>> from torchsparse_rec.features import FeatureTransform, categorical_column_with_identity
+        >>> FeatureTransform([categorical_column_with_identity("user", 10)])({"user": [3, -1, 7]}).sparse
+        KeyedJaggedTensor({'user': [[3], [], [7]]})
+    """
+    return IdentityCategoricalColumn(key, num_buckets, default_value)
+
+
+def categorical_column_with_hash_bucket(
+    key: str, hash_bucket_size: int, dtype: Any = "string"
+) -> HashedCategoricalColumn:
+    """
+    Hashes: of strings by their bytes, of integers by their decimal text, on the device where they are.
+
+    Args:
+        key: the feature.
+        hash_bucket_size: the number of buckets.
+        dtype: ``"string"`` (default), or an integer dtype: what the feature holds.
+
+    Raises:
+        ValueError: for arguments that TensorFlow refuses too.
+
+    Source: ``tf.feature_column.categorical_column_with_hash_bucket``.
+
+    Example:
+        >>> from torchsparse_rec.features import FeatureTransform, categorical_column_with_hash_bucket
+        >>> color = categorical_column_with_hash_bucket("color", 1000)
+        >>> FeatureTransform([color])({"color": ["green", "", "red"]}).sparse
+        KeyedJaggedTensor({'color': [[704], [], [910]]})
+    """
+    return HashedCategoricalColumn(key, hash_bucket_size, dtype)
+
+
+def categorical_column_with_vocabulary_list(
+    key: str,
+    vocabulary_list: Sequence[str | bytes | int] | None = None,
+    dtype: Any = None,
+    default_value: int = -1,
+    num_oov_buckets: int = 0,
+    *,
+    max_tokens: int | None = None,
+) -> VocabularyListCategoricalColumn:
+    """
+    The places of strings or integers in a list.
+
+    What is not in it gets ``default_value``, or one of ``num_oov_buckets`` further ids by its hash. Negative ids are
+    left out.
+
+    Args:
+        key: the feature.
+        vocabulary_list: distinct strings or integers. None: ``adapt()`` finds them, the most frequent first.
+        dtype: ``"string"`` or an integer dtype. Default: that of the list; without one ``"string"``.
+        default_value: the id of what is not in the list. Default -1: none.
+        num_oov_buckets: instead of a default: how many ids there are for what is not in the list.
+        max_tokens: how many ``adapt()`` finds at most. Default: all.
+
+    Raises:
+        ValueError: for arguments that TensorFlow refuses too.
+
+    Source: ``tf.feature_column.categorical_column_with_vocabulary_list``.
+
+    Example:
+        >>> from torchsparse_rec.features import FeatureTransform, categorical_column_with_vocabulary_list
+        >>> color = categorical_column_with_vocabulary_list("color", ["red", "green"], num_oov_buckets=2)
+        >>> FeatureTransform([color])({"color": ["green", "blue", "red"]}).sparse
+        KeyedJaggedTensor({'color': [[1], [3], [0]]})
+    """
+    words = None if vocabulary_list is None else tuple(as_list(vocabulary_list))
+    return VocabularyListCategoricalColumn(key, words, dtype, default_value, num_oov_buckets, max_tokens)
+
+
+def categorical_column_with_vocabulary_file(
+    key: str,
+    vocabulary_file: str | Path,
+    vocabulary_size: int | None = None,
+    dtype: Any = "string",
+    default_value: int | None = None,
+    num_oov_buckets: int | None = None,
+    file_format: str | None = None,
+) -> VocabularyFileCategoricalColumn:
+    """
+    The lines of a file that strings or integers stand in, from 0 on.
+
+    Args:
+        key: the feature.
+        vocabulary_file: a text file, one word in each line.
+        vocabulary_size: how many lines count. Default: all.
+        dtype: ``"string"`` (default) or an integer dtype.
+        default_value: as for :func:`categorical_column_with_vocabulary_list`.
+        num_oov_buckets: likewise.
+        file_format: None. TensorFlow's files of gzipped records are not read.
+
+    Raises:
+        ValueError: for arguments that TensorFlow refuses too; a file that cannot be read; a word twice.
+
+    Source: ``tf.feature_column.categorical_column_with_vocabulary_file``.
+
+    Example:
+        >>> import tempfile
+        >>> from torchsparse_rec.features import FeatureTransform, categorical_column_with_vocabulary_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "colors").write_text(chr(10).join(["red", "green"]))
+        ...     transform = FeatureTransform([categorical_column_with_vocabulary_file("color", Path(folder, "colors"))])
+        >>> transform({"color": ["green", "blue"]}).sparse
+        KeyedJaggedTensor({'color': [[1], []]})
+    """
+    return VocabularyFileCategoricalColumn(
+        key,
+        vocabulary_file,
+        vocabulary_size,
+        num_oov_buckets,
+        dtype,
+        default_value,
+        file_format,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,199 @@
+"""Columns whose ids have a table: embeddings of their own and shared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ._base import CategoricalColumn, Column, check_count, check_key
+from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn, check_categorical
+from ._functions import as_initializer
+from ._plain import make_fields_plain, set_field
+
+Initializer = Callable[[Tensor], Any]
+COMBINERS = ("mean", "sum", "sqrtn")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddingColumn(Column):
+    """Ids with a table: see :func:`embedding_column`."""
+
+    PARENTS: ClassVar[tuple[str, ...]] = ("categorical_column",)
+
+    categorical_column: CategoricalColumn
+    dimension: int
+    combiner: str = "mean"
+    initializer: Initializer | None = None
+    max_norm: float | None = None
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        _check_table(self, "embedding_column")
+
+    @property
+    def name(self) -> str:
+        """The column's, and ``_embedding``."""
+        return f"{self.categorical_column.name}_embedding"
+
+    @property
+    def table_name(self) -> str:
+        """That of its table."""
+        return self.name
+
+    @classmethod
+    def _from_fields(cls, values: dict[str, Any]) -> Any:
+        # TensorFlow's: what the checkpoint of an estimator was, and the choice of a lookup that prunes nothing.
+        for field in ("ckpt_to_load_from", "tensor_name_in_ckpt"):
+            if values.pop(field, None) is not None:
+                raise ValueError(f"EmbeddingColumn: {field} must be None: load the table's weights instead")
+        values.pop("use_safe_embedding_lookup", None)
+        return super()._from_fields(values)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SharedEmbeddingColumn(Column):
+    """Ids with a table that other columns have too: see :func:`shared_embeddings`."""
+
+    PARENTS: ClassVar[tuple[str, ...]] = ("categorical_column",)
+
+    categorical_column: CategoricalColumn
+    dimension: int
+    combiner: str = "mean"
+    initializer: Initializer | None = None
+    shared_embedding_collection_name: str = ""
+    max_norm: float | None = None
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        _check_table(self, "shared_embeddings")
+        check_key(self.shared_embedding_collection_name)
+
+    @property
+    def name(self) -> str:
+        """The column's, and ``_shared_embedding``."""
+        return f"{self.categorical_column.name}_shared_embedding"
+
+    @property
+    def table_name(self) -> str:
+        """That of the table that it shares."""
+        return self.shared_embedding_collection_name
+
+
+def embedding_column(
+    categorical_column: CategoricalColumn,
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Initializer | None = None,
+    *,
+    max_norm: float | None = None,
+    trainable: bool = True,
+) -> EmbeddingColumn:
+    """
+    Ids with a table of their own, see :meth:`FeatureTransform.embedding_bag_configs`.
+
+    Args:
+        categorical_column: of the ids; a sequence goes to :meth:`FeatureTransform.embedding_configs`.
+        dimension: of the table's rows.
+        combiner: how the rows of an example become one: ``"mean"`` (default), ``"sum"`` or ``"sqrtn"``.
+        initializer: what fills the table: :class:`TruncatedNormal`, :class:`RandomNormal`, :class:`RandomUniform`,
+            :class:`Constant`, or any function of a tensor, which cannot be written as a configuration. Default:
+            ``TruncatedNormal(stddev=1 / sqrt(dimension))``.
+        max_norm: the largest norm with which a row counts. Collections of tables have none: such a column is refused
+            by ``embedding_bag_configs``, and is for :func:`torchsparse_rec.ops.safe_embedding_lookup_sparse`.
+        trainable: whether the table learns; see :meth:`FeatureTransform.freeze`.
+
+    Raises:
+        ValueError: for arguments that TensorFlow refuses too, and for an unknown combiner.
+
+    Source: ``tf.feature_column.embedding_column``.
+
+    Example:
+        >>> from torchsparse_rec.features import FeatureTransform, categorical_column_with_identity, embedding_column
+        >>> transform = FeatureTransform([embedding_column(categorical_column_with_identity("user", 943), 8)])
+        >>> [(table.name, table.num_embeddings) for table in transform.embedding_bag_configs()]
+        [('user_embedding', 943)]
+    """
+    return EmbeddingColumn(categorical_column, dimension, combiner, initializer, max_norm, trainable)
+
+
+def shared_embeddings(
+    categorical_columns: Sequence[CategoricalColumn],
+    dimension: int,
+    combiner: str = "mean",
+    initializer: Initializer | None = None,
+    shared_embedding_collection_name: str | None = None,
+    *,
+    max_norm: float | None = None,
+    trainable: bool = True,
+) -> list[SharedEmbeddingColumn]:
+    """
+    Several columns of ids with one table.
+
+    Args:
+        categorical_columns: of one kind, perhaps weighted or sequences, with the same number of buckets. Several must
+            not have to be completed by ``adapt()``, which finds a vocabulary for each.
+        dimension: as for :func:`embedding_column`, as the other arguments.
+        combiner: likewise.
+        initializer: likewise.
+        shared_embedding_collection_name: the table's name. Default: the columns' sorted names and
+            ``shared_embedding``, with ``_`` between them.
+        max_norm: likewise.
+        trainable: likewise.
+
+    Raises:
+        ValueError: for arguments that TensorFlow refuses too.
+
+    Source: ``tf.feature_column.shared_embeddings``.
+
+    Example:
+        >>> from torchsparse_rec import features
+        >>> columns = [features.categorical_column_with_identity(key, 100) for key in ("bought", "seen")]
+        >>> transform = features.FeatureTransform(features.shared_embeddings(columns, 8))
+        >>> [(table.name, table.feature_names) for table in transform.embedding_bag_configs()]
+        [('bought_seen_shared_embedding', ['bought', 'seen'])]
+    """
+    columns = list(categorical_columns)
+    if not columns:
+        raise ValueError("shared_embeddings: categorical_columns must hold a column, got none")
+    for column in columns:
+        check_categorical("shared_embeddings", column)
+    ordered = sorted(columns, key=lambda column: column.name)
+    for column in columns:
+        if len(columns) > 1 and getattr(_plain_column(column), "needs_adapt", False):
+            raise ValueError(
+                f"shared_embeddings: categorical_columns must be complete, got {column!r}: what adapt() finds is each "
+                "column's own, and a shared table needs one vocabulary: adapt one column, and make the others with "
+                "what it found"
+            )
+    first = _plain_column(ordered[0])
+    for column in ordered[1:]:
+        if type(_plain_column(column)) is not type(first) or column.num_buckets != ordered[0].num_buckets:
+            raise ValueError(
+                "shared_embeddings: categorical_columns must be of one kind with the same num_buckets, got "
+                f"{ordered[0]!r} and {column!r}"
+            )
+    name = shared_embedding_collection_name or "_".join(column.name for column in ordered) + "_shared_embedding"
+    return [
+        SharedEmbeddingColumn(column, dimension, combiner, initializer, name, max_norm, trainable) for column in columns
+    ]
+
+
+def _plain_column(column: CategoricalColumn) -> CategoricalColumn:
+    while isinstance(column, (WeightedCategoricalColumn, SequenceCategoricalColumn)):
+        column = column.categorical_column
+    return column
+
+
+def _check_table(column: Any, function: str) -> None:
+    make_fields_plain(column)
+    check_categorical(function, column.categorical_column)
+    name = column.categorical_column.name
+    set_field(column, "dimension", check_count("dimension", column.dimension, 1, name))
+    if column.combiner not in COMBINERS:
+        raise ValueError(f"{function} {name!r}: combiner must be one of {COMBINERS}, got {column.combiner!r}")
+    if column.max_norm is not None and not (isinstance(column.max_norm, (int, float)) and column.max_norm > 0):
+        raise ValueError(f"{function} {name!r}: max_norm must be above 0, got {column.max_norm!r}")
+    set_field(column, "initializer", as_initializer(column.initializer, column.dimension))

@@ -1,0 +1,318 @@
+"""What numbers go through and tables start as: small functions that JSON can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._plain import make_fields_plain
+
+__all__ = [
+    "Clip",
+    "Compose",
+    "Constant",
+    "Log",
+    "RandomNormal",
+    "RandomUniform",
+    "Standardize",
+    "TruncatedNormal",
+    "as_initializer",
+    "as_normalizer",
+]
+
+_EPSILON = 1e-7  # the least standard deviation, as in Keras
+
+
+class _Function:
+    """A function with a configuration."""
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+
+    def to_config(self) -> dict[str, Any]:
+        """What an equal one is made from."""
+        return {"class_name": type(self).__name__, "config": asdict(self)}  # type: ignore[call-overload]
+
+
+# ---- Normalizers ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Standardize(_Function):
+    """
+    ``(x - mean) / max(sqrt(variance), 1e-7)`` in float32.
+
+    Args:
+        mean: a number, or one for each element of the feature. Default: None: ``adapt()`` finds it.
+        variance: likewise.
+
+    Source: ``keras.layers.Normalization``.
+
+    Example:
+        >>> Standardize(mean=3.0, variance=4.0)(torch.tensor([1.0, 5.0]))
+        tensor([-1.,  1.])
+    """
+
+    mean: float | tuple[float, ...] | None = None
+    variance: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.mean is None) != (self.variance is None):
+            raise ValueError(
+                f"Standardize: mean and variance must both be given or both not, got {self.mean} and {self.variance}"
+            )
+        for field in ("mean", "variance"):
+            value = getattr(self, field)
+            if hasattr(value, "tolist") or isinstance(value, (list, tuple)):
+                value = tuple(np.asarray(value, np.float64).reshape(-1).tolist())
+            object.__setattr__(self, field, value)
+        if self.mean is not None and self.variance is not None:
+            if np.size(self.mean) != np.size(self.variance) and 1 not in (np.size(self.mean), np.size(self.variance)):
+                raise ValueError(
+                    f"Standardize: mean and variance must have as many numbers, got {self.mean} and {self.variance}"
+                )
+            deviation = np.maximum(np.sqrt(np.asarray(self.variance, np.float32)), np.float32(_EPSILON))
+            object.__setattr__(self, "_deviation", deviation.tolist())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The standardized numbers."""
+        if self.mean is None or self.variance is None:
+            raise ValueError("Standardize: mean and variance must be given, or found by adapt(), before it is used")
+        return (x.to(torch.float32) - _on(self.mean, x)) / _on(self._deviation, x)  # type: ignore[attr-defined]
+
+
+def _on(values: float | Sequence[float], x: Tensor) -> Tensor | float:
+    """Numbers beside a tensor. A single one needs no copy to its device, which would wait for it."""
+    if isinstance(values, (int, float)):
+        return values
+    if len(values) == 1:
+        return values[0]
+    numbers = torch.tensor(values, dtype=torch.float32)
+    # One for each element of an example, or for each place of its last dimension.
+    if x.dim() > 2 and len(values) == math.prod(x.shape[1:]):
+        numbers = numbers.reshape(x.shape[1:])
+    return numbers.to(x.device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Log(_Function):
+    """
+    ``log(x + shift)`` in float32.
+
+    Args:
+        shift: what is added before. Default 1.
+
+    Example:
+        >>> Log()(torch.tensor([0.0]))
+        tensor([0.])
+    """
+
+    shift: float = 1.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The logarithms."""
+        return torch.log(x.to(torch.float32) + self.shift)
+
+
+@dataclass(frozen=True)
+class Clip(_Function):
+    """
+    Numbers moved into a range. NaN stays.
+
+    Args:
+        low: its lower end. Default: none.
+        high: its upper end. Default: none.
+
+    Example:
+        >>> Clip(0, 10)(torch.tensor([-5.0, 3.0, 99.0]))
+        tensor([ 0.,  3., 10.])
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The numbers in range."""
+        return x if self.low is None and self.high is None else x.clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Compose(_Function):
+    """
+    Normalizers one after the other.
+
+    Args:
+        normalizers: any of this module.
+
+    Example:
+        >>> Compose((Clip(0), Log()))(torch.tensor([-5.0, 0.0]))
+        tensor([0., 0.])
+    """
+
+    normalizers: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "normalizers", tuple(map(as_normalizer, self.normalizers)))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The result of the last."""
+        for normalizer in self.normalizers:
+            x = normalizer(x)
+        return x
+
+    def to_config(self) -> dict[str, Any]:
+        """What an equal one is made from."""
+        configs = []
+        for normalizer in self.normalizers:
+            if not hasattr(normalizer, "to_config"):
+                raise ValueError(f"Compose: normalizers must have a to_config() to be written, got {normalizer!r}")
+            configs.append(normalizer.to_config())
+        return {"class_name": "Compose", "config": {"normalizers": configs}}
+
+
+_NORMALIZERS = {x.__name__: x for x in (Standardize, Log, Clip, Compose)}
+
+
+def as_normalizer(value: Any) -> Callable[[Tensor], Tensor] | None:
+    """A normalizer, or what its configuration says."""
+    return _made("normalizer_fn", value, _NORMALIZERS)
+
+
+def is_own(normalizer: Any) -> bool:
+    """Whether it is one of this module's throughout, which write into no argument."""
+    if isinstance(normalizer, Compose):
+        return all(map(is_own, normalizer.normalizers))
+    return isinstance(normalizer, (Standardize, Log, Clip))
+
+
+# ---- Initializers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(_Function):
+    """
+    Rows of a normal distribution, numbers further than two standard deviations from the mean drawn again.
+
+    Args:
+        mean: default 0.
+        stddev: before the truncation. Default 1. A column's own default is ``1 / sqrt(dimension)``.
+
+    Source: ``tf.compat.v1.truncated_normal_initializer``.
+
+    Example:
+        >>> bool(TruncatedNormal(stddev=0.1)(torch.empty(1000)).abs().max() <= 0.2)
+        True
+    """
+
+    mean: float = 0.0
+    stddev: float = 1.0
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Fill the table."""
+        low, high = self.mean - 2 * self.stddev, self.mean + 2 * self.stddev
+        return torch.nn.init.trunc_normal_(weight, self.mean, self.stddev, low, high)
+
+
+@dataclass(frozen=True)
+class RandomNormal(_Function):
+    """
+    Rows of a normal distribution.
+
+    Args:
+        mean: default 0.
+        stddev: default 1.
+
+    Example:
+        >>> RandomNormal()(torch.empty(2, 3)).shape
+        torch.Size([2, 3])
+    """
+
+    mean: float = 0.0
+    stddev: float = 1.0
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Fill the table."""
+        return torch.nn.init.normal_(weight, self.mean, self.stddev)
+
+
+@dataclass(frozen=True)
+class RandomUniform(_Function):
+    """
+    Rows of a uniform distribution.
+
+    Args:
+        minval: its lower end. Default -0.05.
+        maxval: its upper end. Default 0.05.
+
+    Example:
+        >>> bool(RandomUniform(0, 1)(torch.empty(100)).min() >= 0)
+        True
+    """
+
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Fill the table."""
+        return torch.nn.init.uniform_(weight, self.minval, self.maxval)
+
+
+@dataclass(frozen=True)
+class Constant(_Function):
+    """
+    Rows of one number.
+
+    Args:
+        value: default 0.
+
+    Example:
+        >>> Constant(0.5)(torch.empty(2))
+        tensor([0.5000, 0.5000])
+    """
+
+    value: float = 0.0
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """Fill the table."""
+        return torch.nn.init.constant_(weight, self.value)
+
+
+_INITIALIZERS = {x.__name__: x for x in (TruncatedNormal, RandomNormal, RandomUniform, Constant)}
+_SAME = {"Zeros": Constant(0.0), "Ones": Constant(1.0)}
+
+
+def as_initializer(value: Any, dimension: int) -> Callable[[Tensor], Any]:
+    """An initializer, or what its configuration says, or a column's default."""
+    if value is None:
+        return TruncatedNormal(0.0, 1 / math.sqrt(dimension))
+    if isinstance(value, Mapping) and value.get("class_name") in _SAME:
+        return _SAME[value["class_name"]]
+    made = _made("initializer", value, _INITIALIZERS)
+    assert made is not None
+    return made
+
+
+def _made(argument: str, value: Any, known: Mapping[str, Any]) -> Callable[..., Any] | None:
+    if value is None or callable(value):
+        return value
+    if (
+        not isinstance(value, Mapping)
+        or not isinstance(value.get("config"), Mapping)
+        or value.get("class_name") not in list(known)
+    ):
+        raise ValueError(f"{argument} must be callable, or the configuration of one of {sorted(known)}, got {value!r}")
+    # TensorFlow's have a seed and a dtype too: the table's own count here.
+    arguments = {field: x for field, x in value["config"].items() if field not in ("seed", "dtype")}
+    for field, x in arguments.items():
+        arguments[field] = tuple(x) if isinstance(x, list) else x
+    try:
+        return known[value["class_name"]](**arguments)
+    except TypeError as error:
+        raise ValueError(f"{argument}: a configuration must have the arguments of its class, got {value!r}") from error

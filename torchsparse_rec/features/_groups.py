@@ -1,0 +1,103 @@
+"""Features that one call serves: integers of several columns that are hashed alike, or are ids already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..jagged import KeyedJaggedTensor
+from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
+from ._evaluate import Evaluation, prunes
+from ._ids import Assembler, Ids, has_negative
+from ._raw import Raw
+from ._tables import Feature
+
+
+@dataclass
+class Group:
+    """Features next to each other. With more than one, their columns differ in nothing but the raw feature."""
+
+    features: list[Feature]
+
+
+def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
+    """Features in groups, in order of each group's first."""
+    found: dict[Any, Group] = {}
+    for feature in features:
+        kind = _kind(feature.column) if merge else None
+        found.setdefault(feature.key if kind is None else kind, Group([])).features.append(feature)
+    return list(found.values())
+
+
+def _kind(column: Any) -> tuple | None:
+    """What columns of one group have in common."""
+    if isinstance(column, HashedCategoricalColumn) and column.dtype != "string":
+        return ("hash", column.hash_bucket_size)
+    if isinstance(column, IdentityCategoricalColumn):
+        return ("identity",) if column.default_value is None else ("identity", column.num_buckets, column.default_value)
+    return None
+
+
+def evaluate_groups(
+    evaluation: Evaluation, groups: Sequence[Group], assembler: Assembler, weighted: bool = False
+) -> KeyedJaggedTensor:
+    """The ids of all features."""
+    pieces: list[Ids] = []
+    dropped: list[Tensor | None] = []
+    for group in groups:
+        merged = _merged(evaluation, group) if len(group.features) > 1 else None
+        made = [evaluation.ids(feature.column) for feature in group.features] if merged is None else [merged]
+        for k, ids in enumerate(made):
+            if weighted and ids.weights is None:
+                ids = replace(ids, weights=torch.ones_like(ids.values, dtype=torch.float32))
+            pieces.append(ids)
+            weights = ids.weights if group.features[k].drops_weights else None
+            dropped.append(None if weights is None else ~(weights > 0))
+    return assembler(pieces, dropped)
+
+
+def _merged(evaluation: Evaluation, group: Group) -> Ids | None:
+    """The ids of a group by one call on all its integers; None where no dtype holds them all."""
+    raws = [evaluation.raw_for(feature.column) for feature in group.features]
+    column = group.features[0].column
+    values = _concatenated([raw.values for raw in raws], isinstance(column, IdentityCategoricalColumn))  # type: ignore[misc]
+    if values is None:
+        return None
+    prune = prunes(column) and evaluation.drops_missing
+    # Of identity columns without a default, the mark of a missing value goes with all negative ids.
+    marks = evaluation.drops_missing and not prune and values.dtype.is_signed and has_negative(values)
+    ids = evaluation.ids_of(column, values)
+    layouts = [(raw.width, raw.offsets) for raw in raws]
+    return Ids(ids, raws[0].batch, layouts, _present(raws, values, marks), prune=prune)
+
+
+def _present(raws: Sequence[Raw], values: Tensor, marks: bool) -> Tensor | None:
+    """Where no value of all columns is missing: a null or, of fixed forms, marked. None: nowhere."""
+    if all(raw.valid is None for raw in raws):
+        if not marks:
+            return None
+        if all(raw.offsets is None for raw in raws):
+            return values != -1
+    masks = [raw.present() if marks else raw.valid for raw in raws]
+    return torch.cat(
+        [
+            torch.ones(raw.count(), dtype=torch.bool, device=values.device) if mask is None else mask
+            for raw, mask in zip(raws, masks, strict=True)
+        ]
+    )
+
+
+def _concatenated(values: list[Tensor], to_int64: bool) -> Tensor | None:
+    """All columns' integers, in one dtype; None where none holds them all, or a mark would be lost in it."""
+    dtypes = {x.dtype for x in values}
+    if len(dtypes) == 1:
+        return torch.cat(values)
+    if torch.uint64 in dtypes or not all(x.is_signed for x in dtypes):
+        return None
+    if to_int64:
+        return torch.cat([x.to(torch.int64) for x in values])
+    return torch.cat(values)

@@ -1,0 +1,188 @@
+"""Ids of several columns, and how they become a ``KeyedJaggedTensor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..jagged import KeyedJaggedTensor
+from ..ops.jagged import lengths_to_offsets
+
+#: How one column's rows lie: so many ids per example, or rows that begin at offsets.
+Layout = tuple[int | None, Tensor | None]
+
+
+@dataclass
+class Ids:
+    """Ids of one column, or of several columns one after the other, all of as many examples."""
+
+    values: Tensor
+    batch: int
+    layouts: list[Layout]
+    #: False where there is no id. None: everywhere.
+    keep: Tensor | None = None
+    weights: Tensor | None = None
+    #: Whether negative ids are left out of tables. In crosses they count.
+    prune: bool = False
+    #: Whether the values may lie in the batch's own memory.
+    borrowed: bool = False
+
+    def lengths(self) -> Tensor:
+        """Of all rows, ids that are not kept counted."""
+        parts = [
+            torch.full((self.batch,), width or 0, dtype=torch.int64, device=self.values.device)
+            if offsets is None
+            else offsets.diff()
+            for width, offsets in self.layouts
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def compact(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values that are kept, where their rows begin, and their weights."""
+        offsets = lengths_to_offsets(self.lengths())
+        if self.keep is None:
+            return self.values, offsets, self.weights
+        return _kept(self.values, offsets, self.weights, self.keep)
+
+    def row_ids(self) -> Tensor:
+        """The row of each id, kept or not."""
+        width, offsets = self.layouts[0]
+        count = self.values.shape[0]
+        if offsets is None:
+            rows = torch.arange(self.batch, device=self.values.device)
+            return rows if width == 1 else rows.repeat_interleave(width or 0, output_size=count)
+        return torch.repeat_interleave(offsets.diff(), output_size=count)
+
+
+def _kept(
+    values: Tensor, offsets: Tensor, weights: Tensor | None, keep: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    # These calls and no indices by a mask: they are several times as fast on the CPU.
+    kept = torch.masked_select(values, keep)
+    return kept, _before(keep).index_select(0, offsets), None if weights is None else torch.masked_select(weights, keep)
+
+
+def _before(keep: Tensor) -> Tensor:
+    """How many are kept before each place, and in all."""
+    found = torch.zeros(keep.shape[0] + 1, dtype=torch.int64, device=keep.device)
+    torch.cumsum(keep, 0, out=found[1:])
+    return found
+
+
+def has_negative(values: Tensor) -> bool:
+    """Whether a number is below 0. On CUDA yes is answered without looking: a mask then costs less than waiting."""
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return values.numel() > 0 and bool(values.min() < 0)
+
+
+class Assembler:
+    """Makes the ``KeyedJaggedTensor`` of some features, and remembers the offsets of rows of fixed lengths."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self.keys = tuple(keys)
+        self._known: tuple[tuple, Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"keys": self.keys, "_known": None}
+
+    def __call__(self, pieces: Sequence[Ids], dropped: Sequence[Tensor | None]) -> KeyedJaggedTensor:
+        """
+        All features' ids.
+
+        Args:
+            pieces: in the order of the keys.
+            dropped: of each piece, further places that count no more (weights that are not above 0).
+        """
+        batch, device = pieces[0].batch, pieces[0].values.device
+        masks = [_mask(piece, without) for piece, without in zip(pieces, dropped, strict=True)]
+        layouts = [layout for x in pieces for layout in x.layouts]
+        widths = tuple(width for width, offsets in layouts if offsets is None)
+        if len(widths) < len(layouts):
+            offsets = lengths_to_offsets(torch.cat([x.lengths() for x in pieces]))
+        else:
+            offsets = self._regular(batch, widths, device)  # type: ignore[arg-type]
+        if any(mask is not None for mask in masks):
+            values, offsets, weights = _compacted(pieces, masks, offsets)
+            return KeyedJaggedTensor(self.keys, values, weights, offsets=offsets, stride=batch)
+        alone = len(pieces) == 1 and not pieces[0].borrowed
+        values = pieces[0].values if alone else torch.cat([x.values for x in pieces])
+        weights = None
+        if pieces[0].weights is not None:
+            weights = torch.cat([x.weights for x in pieces if x.weights is not None])
+        known = [batch * (width or 0) for width in widths] if len(widths) == len(layouts) else None
+        return KeyedJaggedTensor(self.keys, values, weights, offsets=offsets, stride=batch, length_per_key=known)
+
+    def _regular(self, batch: int, widths: tuple[int, ...], device: torch.device) -> Tensor:
+        """The offsets of rows of these lengths. Training batches are all alike: the last one's are kept."""
+        if torch.compiler.is_compiling():
+            return _regular_offsets(batch, widths, device)
+        wanted = (batch, widths, device)
+        # Read once: other threads may put other batches' offsets there meanwhile.
+        known = self._known
+        if known is None or known[0] != wanted:
+            known = self._known = wanted, _regular_offsets(batch, widths, device)
+        return known[1]
+
+
+def _regular_offsets(batch: int, widths: tuple[int, ...], device: torch.device) -> Tensor:
+    parts, start = [], 0
+    for width in widths:
+        row = torch.arange(batch, device=device) if width else torch.zeros(batch, dtype=torch.int64, device=device)
+        parts.append(row * width + start if width > 1 else row + start)
+        start += batch * width
+    parts.append(torch.full((1,), start, dtype=torch.int64, device=device))
+    return torch.cat(parts)
+
+
+def _mask(piece: Ids, without: Tensor | None) -> Tensor | None:
+    """What stays of a piece; None if all does."""
+    mask = piece.keep
+    if piece.prune and has_negative(piece.values):
+        mask = piece.values >= 0 if mask is None else mask & (piece.values >= 0)
+    if without is not None:
+        mask = ~without if mask is None else mask & ~without
+    return mask
+
+
+def _compacted(
+    pieces: Sequence[Ids], masks: Sequence[Tensor | None], offsets: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All pieces' values that stay, where their rows begin, and their weights. What stays whole is only moved."""
+    values: list[Tensor] = []
+    bounds: list[Tensor] = []
+    weights: list[Tensor] = []
+    row = begin = total = 0
+    for piece, mask in zip(pieces, masks, strict=True):
+        count, rows = piece.values.shape[0], piece.batch * len(piece.layouts)
+        ends, looks = [count], mask is not None and mask.device.type == "cpu" and count > 0
+        if looks:
+            # On the CPU a look at each column is cheap, and few of them have something missing.
+            ends = (offsets[row : row + rows + 1 : piece.batch][1:] - begin).tolist()
+        start = 0
+        for end in ends:
+            own, keep = offsets[row : row + rows // len(ends)], None if mask is None else mask[start:end]
+            if looks and keep is not None and _is_all(keep):
+                keep = None
+            kept = piece.values[start:end]
+            kept_weights = None if piece.weights is None else piece.weights[start:end]
+            shift = total - begin - start
+            if keep is not None:
+                kept, own, kept_weights = _kept(kept, own - (begin + start), kept_weights, keep)
+                shift = total
+            values.append(kept)
+            bounds.append(own + shift)
+            if kept_weights is not None:
+                weights.append(kept_weights)
+            row, start, total = row + rows // len(ends), end, total + kept.shape[0]
+        begin += count
+    bounds.append(torch.full((1,), total, dtype=torch.int64, device=offsets.device))
+    return torch.cat(values), torch.cat(bounds), torch.cat(weights) if weights else None
+
+
+def _is_all(mask: Tensor) -> bool:
+    """Whether a mask is true everywhere. The smallest byte is found many times as fast as ``all()``."""
+    return mask.numel() == 0 or bool(mask.view(torch.uint8).min())

@@ -1,0 +1,226 @@
+"""The forms in which users hold a raw column, each brought to :class:`Raw`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..jagged import JaggedTensor
+from ..ops.jagged import nested_to_jagged
+from ._arrow import is_arrow, raw_of_arrow
+from ._raw import Raw, Strings
+
+_FORMS = (
+    "a tensor, a numpy array or a list of [B] or [B, k], a list of lists, a JaggedTensor, a torch.nested jagged "
+    "tensor, (values, offsets), or a pyarrow array"
+)
+
+
+class Batch:
+    """Raw columns by name: a mapping, or a RecordBatch or Table of pyarrow. Each is read once, and put on a device."""
+
+    def __init__(self, batch: Any, device: torch.device) -> None:
+        if isinstance(batch, Mapping):
+            self._columns: Any = batch
+        elif is_arrow(batch) and hasattr(batch, "schema") and hasattr(batch, "column"):
+            self._columns = {name: batch.column(k) for k, name in enumerate(batch.schema.names)}
+        else:
+            raise ValueError(
+                f"FeatureTransform: batch must be a mapping from features to columns or a pyarrow RecordBatch, got "
+                f"{type(batch).__name__}"
+            )
+        self._device = device
+        self._raw: dict[str, Raw] = {}
+
+    def raw(self, name: str, column: str | None = None, shaped: bool = False) -> Raw:
+        """A raw column on the device, of one or two dimensions unless it may be ``shaped``."""
+        found = self._raw.get(name)
+        if found is None:
+            if name not in self._columns:
+                wanted = "" if column in (None, name) else f", which column {column!r} reads"
+                raise ValueError(
+                    f"batch must have every feature, got none named {name!r}{wanted}: {list(self._columns)}"
+                )
+            found = self._raw[name] = read_raw(self._columns[name], name).to(self._device)
+            first = next(iter(self._raw.values()))
+            if found.batch != first.batch:
+                raise ValueError(
+                    f"batch: columns must have the same number of examples, got {first.batch} in {first.name!r} and "
+                    f"{found.batch} in {name!r}"
+                )
+        if not shaped and found.shape is not None and len(found.shape) > 1:
+            raise ValueError(
+                f"column {column or name!r}: {name!r} must be of shape [B] or [B, k], got one of shape "
+                f"{[found.batch, *found.shape]}"
+            )
+        return found
+
+
+def read_raw(x: Any, name: str) -> Raw:
+    """
+    A raw column.
+
+    Raises:
+        ValueError: for none of the forms, naming the column.
+    """
+    if isinstance(x, Tensor):
+        return _of_tensor(x, name)
+    if isinstance(x, JaggedTensor):
+        if x.weights_or_none() is not None:
+            raise ValueError(
+                f"column {name!r}: a JaggedTensor must have no weights, got some: give them as a feature of their own, "
+                "which weighted_categorical_column names"
+            )
+        return _of_jagged(x.values(), x.offsets(), name)
+    if isinstance(x, np.ndarray):
+        return _of_numpy(x, name)
+    if is_arrow(x):
+        return raw_of_arrow(x, name)
+    if isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], (Tensor, np.ndarray)):
+        return _of_offsets(x[0], x[1], name)
+    if isinstance(x, (list, tuple)):
+        return _of_list(x, name)
+    raise ValueError(f"column {name!r}: must be {_FORMS}, got {type(x).__name__}")
+
+
+def _of_tensor(x: Tensor, name: str) -> Raw:
+    if x.is_nested:
+        values, offsets = nested_to_jagged(x)
+        return _of_jagged(values, offsets, name)
+    if x.dim() == 0 or x.layout != torch.strided or x.is_complex():
+        raise ValueError(
+            f"column {name!r}: a tensor must be strided numbers of shape [B] or [B, k], got {x.dtype} {x.layout} of "
+            f"shape {list(x.shape)}"
+        )
+    shape = tuple(x.shape[1:])
+    return Raw(name, x.detach().reshape(-1), x.shape[0], width=math.prod(shape), shape=shape)
+
+
+def _of_jagged(values: Tensor, offsets: Tensor, name: str) -> Raw:
+    if values.dim() != 1:
+        raise ValueError(f"column {name!r}: values must have rank 1, got shape {list(values.shape)}")
+    return Raw(
+        name,
+        values.detach(),
+        offsets.shape[0] - 1,
+        offsets=offsets.to(torch.int64),
+    )
+
+
+def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
+    """Values in any flat form, and where rows begin."""
+    flat = read_raw(values, name)
+    bounds = torch.as_tensor(offsets)
+    if flat.width != 1:
+        raise ValueError(f"column {name!r}: the values of (values, offsets) must be one-dimensional")
+    if bounds.dim() != 1 or bounds.shape[0] == 0 or bounds.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"column {name!r}: offsets must be a vector of int32 or int64 with one element more than there are rows, "
+            f"got {bounds.dtype} of shape {list(bounds.shape)}"
+        )
+    if bounds.device.type == "cpu" and (
+        int(bounds[0]) != 0 or int(bounds[-1]) != flat.count() or bool((bounds.diff() < 0).any())
+    ):
+        raise ValueError(f"column {name!r}: offsets must rise from 0 to the number of values, {flat.count()}")
+    flat.offsets, flat.width, flat.batch = bounds.to(torch.int64), None, bounds.shape[0] - 1
+    return flat
+
+
+def _of_numpy(x: np.ndarray, name: str) -> Raw:
+    if x.ndim == 0:
+        raise ValueError(f"column {name!r}: an array must have shape [B] or [B, k], got []")
+    shape = x.shape[1:]
+    width = math.prod(shape)
+    if isinstance(x, np.ma.MaskedArray):
+        # What lies under a mask may be anything: it is made the same everywhere.
+        found = _of_numpy(x.filled(x.dtype.type()), name)
+        there = torch.from_numpy(~np.ma.getmaskarray(x).reshape(-1))
+        return replace(found, valid=there if found.valid is None else there & found.valid)
+    if x.dtype.kind in "biuf":
+        if x.dtype.kind == "f" and x.dtype.itemsize > 8:
+            x = x.astype(np.float64)  # torch has nothing wider
+        native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1)
+        # torch warns of memory that is read-only; what it would warn of, writing to it, is never done.
+        numbers = torch.from_numpy(native if native.flags.writeable else native.copy())
+        return Raw(name, numbers, x.shape[0], width=width, shape=shape)
+    if x.dtype.kind in "SUOT":
+        values, valid = _flat_list(x.reshape(-1).tolist(), name)
+        return Raw(name, values, x.shape[0], width=width, valid=valid, shape=shape)
+    raise ValueError(f"column {name!r}: must hold numbers or strings, got numpy {x.dtype}")
+
+
+def _of_list(x: Sequence[Any], name: str) -> Raw:
+    if not any(_is_row(row) for row in x):
+        values, valid = _flat_list(x, name)
+        return Raw(name, values, len(x), width=1, valid=valid)
+    for position, row in enumerate(x):
+        if row is not None and not _is_row(row):
+            raise ValueError(
+                f"column {name!r}: a list must hold values or lists, and not both, got {row!r} at position {position}"
+            )
+    rows = [[] if row is None else row.tolist() if hasattr(row, "tolist") else row for row in x]
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=offsets[1:])
+    values, valid = _flat_list(list(chain.from_iterable(rows)), name)
+    return Raw(name, values, len(rows), offsets=torch.from_numpy(offsets), valid=valid)
+
+
+def _is_row(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) or (isinstance(x, (np.ndarray, Tensor)) and x.ndim == 1)
+
+
+def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | None]:
+    """Numbers or strings, None among them for missing ones."""
+    valid = None
+    if any(item is None for item in x):
+        there = np.fromiter((item is not None for item in x), bool, len(x))
+        valid = torch.from_numpy(there)
+        filler: Any = next((item for item in x if item is not None), 0)
+        filler = "" if isinstance(filler, (str, bytes)) else type(filler)(0)
+        x = [filler if item is None else item for item in x]
+    if len(x) and isinstance(x[0], (str, bytes)):
+        return strings_of_list(x, name), valid
+    try:
+        numbers = np.array(x) if len(x) else np.zeros(0, np.int64)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"column {name!r}: must hold numbers or strings, got {error}") from error
+    if numbers.dtype.kind not in "biuf" or numbers.ndim != 1:
+        position = next((k for k, item in enumerate(x) if not isinstance(item, (int, float, np.number))), 0)
+        raise ValueError(
+            f"column {name!r}: must hold numbers or strings, and not both, got {x[position]!r} at position {position}"
+        )
+    return torch.from_numpy(numbers), valid
+
+
+def strings_of_list(x: Sequence[Any], name: str) -> Strings:
+    """``str`` as UTF-8, ``bytes`` as they are."""
+    try:
+        pieces = [item if isinstance(item, bytes) else item.encode() for item in x]
+    except (AttributeError, UnicodeEncodeError) as error:
+        position = next(k for k, item in enumerate(x) if not _encodes(item))
+        raise ValueError(
+            f"column {name!r}: must hold str or bytes that can be encoded, got {x[position]!r} at position {position}"
+        ) from error
+    offsets = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=offsets[1:])
+    text = bytearray().join(pieces)
+    # torch.frombuffer refuses an empty buffer.
+    joined = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+    return Strings(joined, torch.from_numpy(offsets))
+
+
+def _encodes(item: Any) -> bool:
+    if isinstance(item, bytes):
+        return True
+    try:
+        item.encode()
+    except (AttributeError, UnicodeEncodeError):
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""One raw column of a batch, in the one form that the rest works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Strings(NamedTuple):
+    """Strings as Arrow has them: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``."""
+
+    bytes: Tensor
+    offsets: Tensor
+
+    def to(self, device: torch.device) -> Strings:
+        """The same on a device."""
+        return Strings(self.bytes.to(device, non_blocking=True), self.offsets.to(device, non_blocking=True))
+
+    def lengths(self) -> Tensor:
+        """In bytes."""
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+
+@dataclass
+class Raw:
+    """A raw column: ``width`` values per example, or rows that begin at ``offsets``."""
+
+    name: str
+    #: Flat: of example after example.
+    values: Tensor | Strings
+    batch: int
+    width: int | None = None
+    offsets: Tensor | None = None
+    #: False where a value is missing. None: there are all.
+    valid: Tensor | None = None
+    #: What the memory of the values belongs to.
+    owner: Any = None
+    #: What an example has: the sizes of all dimensions but the first. None: no array with dimensions was given.
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def kind(self) -> str:
+        """``"string"``, ``"integer"``, ``"float"`` or ``"bool"``."""
+        if isinstance(self.values, Strings):
+            return "string"
+        dtype = self.values.dtype
+        return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "integer"
+
+    def count(self) -> int:
+        """How many values there are, missing ones too."""
+        return len(self.values) if isinstance(self.values, Strings) else self.values.shape[0]
+
+    def is_all_null(self) -> bool:
+        """Whether there is no value at all, so that the kind does not matter."""
+        return self.count() == 0 or (
+            self.valid is not None and self.valid.device.type != "meta" and not bool(self.valid.any())
+        )
+
+    def blank(self, kind: str) -> Raw:
+        """As many values of another kind: zeros, or empty strings. For what is all null."""
+        count = self.count()
+        device = self.values.bytes.device if isinstance(self.values, Strings) else self.values.device
+        zeros = torch.zeros(count + (kind == "string"), dtype=torch.int64, device=device)
+        text = torch.empty(0, dtype=torch.uint8, device=device)
+        return replace(self, values=Strings(text, zeros) if kind == "string" else zeros)
+
+    def to(self, device: torch.device) -> Raw:
+        """The same on a device."""
+        values: Any = self.values.to(device) if isinstance(self.values, Strings) else _moved(self.values, device)
+        offsets, valid = _moved(self.offsets, device), _moved(self.valid, device)
+        return replace(self, values=values, offsets=offsets, valid=valid)
+
+    def present(self) -> Tensor | None:
+        """
+        Where values are not missing: no nulls and, of one or ``width`` values per example, no ``-1`` and no ``""``.
+
+        Rows of any length keep these, as TensorFlow's sparse tensors do; so do unsigned integers.
+        """
+        if self.width is None:
+            return self.valid
+        if isinstance(self.values, Strings):
+            marked = self.values.lengths() > 0
+        elif self.values.dtype.is_signed and not self.values.is_floating_point():
+            marked = self.values != -1
+        else:
+            return self.valid
+        return marked if self.valid is None else marked & self.valid
+
+
+def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
+    return x if x is None or x.device == device else x.to(device, non_blocking=True)

@@ -1,0 +1,162 @@
+"""Which features the tables of a model have, and how the tables are described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
+from ._base import CategoricalColumn, Column, DenseColumn
+from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn
+from ._embedding import EmbeddingColumn, SharedEmbeddingColumn
+from ._functions import Constant
+
+
+class Feature(NamedTuple):
+    """One key of a ``KeyedJaggedTensor``."""
+
+    key: str
+    column: CategoricalColumn
+    #: Whether ids whose weights are not above 0 are left out, as lookups by mean and sqrtn do.
+    drops_weights: bool = False
+
+
+class Tables:
+    """The tables of columns, and the features that look them up, by kind: sparse, weighted, sequence."""
+
+    def __init__(
+        self, columns: Sequence[Column], linear_columns: Sequence[CategoricalColumn], linear_combiner: str
+    ) -> None:
+        self._linear, self._linear_combiner = linear_columns, linear_combiner
+        self._embeddings = [x for x in columns if isinstance(x, (EmbeddingColumn, SharedEmbeddingColumn))]
+        self._by_name: dict[str, list[Any]] = {}
+        for embedding in self._embeddings:
+            self._by_name.setdefault(embedding.table_name, []).append(embedding)
+        for name, sharing in self._by_name.items():
+            _check_sharing(name, sharing)
+        self._kinds = {name: _kind_of(name, sharing) for name, sharing in self._by_name.items()}
+        _check_dotless([*self._by_name])
+        _check_dotless([f"{column.name}_weights" for column in linear_columns])
+        self.frozen = {_dotless(x.table_name) for x in self._embeddings if not x.trainable}
+        self._keys: dict[tuple[str, CategoricalColumn, bool], str] = {}
+        self.features: dict[str, list[Feature]] = {"sparse": [], "weighted": [], "sequence": []}
+        alone = [x for x in columns if isinstance(x, CategoricalColumn) and not isinstance(x, DenseColumn)]
+        for embedding in self._embeddings:
+            self._add(self._kinds[embedding.table_name], embedding.categorical_column, embedding.combiner)
+        for column in alone:
+            self._add(_kind(column), column, "sum")
+        for column in linear_columns:
+            if isinstance(column, SequenceCategoricalColumn):
+                raise ValueError(f"FeatureTransform: linear_columns must not hold sequences, got {column!r}")
+            self._add(_kind(column), column, linear_combiner)
+
+    def _add(self, kind: str, column: CategoricalColumn, combiner: str) -> None:
+        drops = _drops(column, combiner)
+        if (kind, column, drops) in self._keys:
+            return
+        taken = {feature.key: feature for feature in self.features[kind]}
+        key = column.name
+        if key in taken and taken[key].column == column:
+            # One column for lookups that drop weights and for others: two features.
+            key += "@mean" if drops else "@sum"
+        if key in taken:
+            raise ValueError(
+                f"FeatureTransform: columns of ids must have distinct names, got {key!r} of {taken[key].column!r} and "
+                f"of {column!r}"
+            )
+        self._keys[kind, column, drops] = key
+        self.features[kind].append(Feature(key, column, drops))
+
+    def bag_configs(self, kind: str) -> list[EmbeddingBagConfig]:
+        """The tables whose lookups are pooled."""
+        return [
+            EmbeddingBagConfig(pooling=sharing[0].combiner, **self._arguments(name, sharing, kind))
+            for name, sharing in self._by_name.items()
+            if self._kinds[name] == kind
+        ]
+
+    def sequence_configs(self) -> list[EmbeddingConfig]:
+        """The tables whose lookups are not."""
+        return [
+            EmbeddingConfig(**self._arguments(name, sharing, "sequence"))
+            for name, sharing in self._by_name.items()
+            if self._kinds[name] == "sequence"
+        ]
+
+    def linear_configs(self, kind: str) -> list[EmbeddingBagConfig]:
+        """The tables of one number per id."""
+        return [
+            EmbeddingBagConfig(
+                column.num_buckets,
+                1,
+                name=_dotless(f"{column.name}_weights"),
+                feature_names=[self._keys[kind, column, _drops(column, self._linear_combiner)]],
+                pooling=self._linear_combiner,
+                init_fn=Constant(0.0),
+            )
+            for column in self._linear
+            if _kind(column) == kind
+        ]
+
+    def _arguments(self, name: str, sharing: list[Any], kind: str) -> dict[str, Any]:
+        first = sharing[0]
+        if first.max_norm is not None:
+            raise ValueError(
+                f"column {first.name!r}: max_norm must be None for a table of a collection, got {first.max_norm}: look "
+                "it up by torchsparse_rec.ops.safe_embedding_lookup_sparse(..., max_norm=...)"
+            )
+        keys = [self._keys[kind, x.categorical_column, _drops(x.categorical_column, x.combiner)] for x in sharing]
+        return {
+            "num_embeddings": first.categorical_column.num_buckets,
+            "embedding_dim": first.dimension,
+            "name": _dotless(name),
+            "feature_names": keys,
+            "init_fn": first.initializer,
+        }
+
+
+def _dotless(name: str) -> str:
+    """The names of parameters have dots between their parts."""
+    return name.replace(".", "_")
+
+
+def _check_dotless(names: Sequence[str]) -> None:
+    """Refuse tables that only dots tell apart."""
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(_dotless(name), name)
+        if other != name:
+            raise ValueError(
+                f"FeatureTransform: tables must have names that differ in more than dots, which become _, got "
+                f"{other!r} and {name!r}: rename a feature, or give shared embeddings another "
+                "shared_embedding_collection_name"
+            )
+
+
+def _kind(column: CategoricalColumn) -> str:
+    if isinstance(column, SequenceCategoricalColumn):
+        return "sequence"
+    return "weighted" if isinstance(column, WeightedCategoricalColumn) else "sparse"
+
+
+def _kind_of(name: str, sharing: list[Any]) -> str:
+    """Where a table's ids come from: all of its columns together, since a table is in one collection."""
+    kinds = {_kind(x.categorical_column) for x in sharing}
+    if "sequence" in kinds and len(kinds) > 1:
+        raise ValueError(f"shared_embeddings {name!r}: columns must be all sequences or none, got both")
+    return "weighted" if "weighted" in kinds else kinds.pop()
+
+
+def _drops(column: CategoricalColumn, combiner: str) -> bool:
+    return isinstance(column, WeightedCategoricalColumn) and combiner != "sum"
+
+
+def _check_sharing(name: str, sharing: list[Any]) -> None:
+    """Columns of one table must say the same of it."""
+    for column in sharing[1:]:
+        for field in ("dimension", "combiner", "initializer", "max_norm", "trainable"):
+            mine, others = getattr(column, field), getattr(sharing[0], field)
+            if mine != others or column.categorical_column.num_buckets != sharing[0].categorical_column.num_buckets:
+                raise ValueError(
+                    f"table {name!r}: its columns must have the same num_buckets and {field}, got {others} and {mine}"
+                )

@@ -1,0 +1,382 @@
+"""``FeatureTransform``: raw columns of a batch to the ids of tables and to dense numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..jagged import JaggedTensor, KeyedJaggedTensor
+from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
+from ._adapt import adapted, from_state, to_state, with_leaves
+from ._base import CategoricalColumn, Column, DenseColumn, column_from_config
+from ._categorical import VocabularyColumn
+from ._embedding import COMBINERS
+from ._evaluate import Evaluation
+from ._groups import Group, evaluate_groups, groups_of
+from ._ids import Assembler
+from ._inputs import Batch
+from ._numeric import BucketizedColumn, SequenceNumericColumn
+from ._tables import Tables
+from ._vocabulary import Vocabulary
+
+__all__ = ["FeatureTransform", "Features"]
+
+
+class Features(NamedTuple):
+    """
+    What :class:`FeatureTransform` makes of a batch. What there is no column for is None.
+
+    Args:
+        dense: ``[B, D]``, float32: numeric, bucketized and indicator columns, side by side, sorted by name.
+        sparse: ids for an :class:`EmbeddingBagCollection` of ``embedding_bag_configs()``.
+        weighted: ids with weights, for one with ``is_weighted=True`` of ``weighted_embedding_bag_configs()``.
+        sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``.
+        sequence_dense: by column, the numbers of ``sequence_numeric_column``.
+
+    Example:
+        >>> Features(dense=torch.ones(2, 3)).sparse is None
+        True
+    """
+
+    dense: Tensor | None = None
+    sparse: KeyedJaggedTensor | None = None
+    weighted: KeyedJaggedTensor | None = None
+    sequence: KeyedJaggedTensor | None = None
+    sequence_dense: dict[str, JaggedTensor] | None = None
+
+
+class _Boundaries(torch.nn.Module):
+    """A bucketized column's boundaries, on the module's device; made from the column, so no part of its state."""
+
+    boundaries: Tensor
+
+    def __init__(self, boundaries: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("boundaries", torch.tensor(boundaries, dtype=torch.float32), persistent=False)
+
+
+class FeatureTransform(torch.nn.Module):
+    """
+    Turns a batch of raw columns into the ids of tables and a matrix of dense numbers, with TensorFlow's results.
+
+    Args:
+        columns: what a model's tables and dense layers get: embedding, shared embedding, numeric, bucketized (dense:
+            one-hot) and indicator columns. A categorical column alone gives ids and no table. No two of one name.
+        linear_columns: categorical columns, bucketized ones among them, for the wide part of a model: their tables
+            have one number per id, see :meth:`linear_bag_configs`.
+        linear_combiner: how the numbers of an example become one: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
+        drop_missing: whether ``-1`` and ``""`` of columns with a fixed number of values per example mean a missing
+            value, and identity columns leave out negative ids, as in TensorFlow (default). False: integers are taken
+            as they are. This saves a look at every id on the CPU; on CUDA nothing then waits for the device, unless
+            a vocabulary without ``num_oov_buckets``, strings, nulls, weights or crosses of rows are there;
+            ``torch.compile(fullgraph=True)`` needs it.
+
+    Shape:
+        ``batch``: a mapping from features to columns, or a pyarrow ``RecordBatch`` or ``Table``. A column is
+
+        * a tensor, a numpy array (masked ones too) or a list ``[B]`` or ``[B, k]`` of numbers, or of strings (arrays
+          and lists); for numeric columns also ``[B, *shape]``, and rows that are all as long as the column is wide;
+        * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, or
+          ``(values, offsets)`` with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an
+          array, is always this; rows go into a list);
+        * a pyarrow array: scalars, fixed-size lists (``k``) or lists (rows), dictionary-encoded or not; nulls are
+          missing, as ``None`` is in lists.
+
+        The result is :class:`Features`, on the module's device: everything is brought there first.
+
+    Raises:
+        ValueError: a feature that is missing, of another kind or number of values than the column needs, or of
+            another number of examples; a missing number without ``default_value``. Errors name the column.
+
+    Ids outside a table are found by its lookup, which names them. NaN stays NaN, and falls into the last bucket.
+
+    What :meth:`adapt` has found is in ``state_dict()``; the columns themselves are in :meth:`to_config`.
+
+    Source: ``tf.feature_column``; ``keras.layers.DenseFeatures`` of TensorFlow 2.12, whose order ``dense`` has.
+
+    Example:
+        A Wide & Deep model.
+
+        >>> from torchsparse_rec.features import *
+        >>> from torchsparse_rec.nn import EmbeddingBagCollection
+        >>> age, user = numeric_column("age"), categorical_column_with_identity("user", 100)
+        >>> city = categorical_column_with_hash_bucket("city", 1000)
+        >>> transform = FeatureTransform(
+        ...     [age, embedding_column(user, 8), embedding_column(city, 8, combiner="sum")],
+        ...     linear_columns=[city, crossed_column([user, "city"], 5000), bucketized_column(age, [18, 30, 65])],
+        ... )
+        >>> deep = EmbeddingBagCollection(transform.embedding_bag_configs())
+        >>> wide = EmbeddingBagCollection(transform.linear_bag_configs())
+        >>> layers = torch.nn.Linear(transform.dense_width + 16, 1)
+        >>> batch = {"age": [17.0, 42.0], "user": [3, 14], "city": ["Oslo", "Lima"]}
+        >>> features = transform(batch)
+        >>> features.sparse.keys()
+        ['user', 'city', 'city_X_user', 'age_bucketized']
+        >>> deep_inputs = torch.cat([features.dense, deep(features.sparse).values()], 1)
+        >>> logits = layers(deep_inputs) + wide(features.sparse).values().sum(1, keepdim=True)
+        >>> logits.shape
+        torch.Size([2, 1])
+    """
+
+    _home: Tensor
+
+    def __init__(
+        self,
+        columns: Iterable[Column],
+        linear_columns: Iterable[CategoricalColumn] = (),
+        *,
+        linear_combiner: str = "sum",
+        drop_missing: bool = True,
+    ) -> None:
+        super().__init__()
+        self.columns = _checked(columns, "columns", Column)
+        self.linear_columns = _checked(linear_columns, "linear_columns", CategoricalColumn)
+        if not self.columns and not self.linear_columns:
+            raise ValueError("FeatureTransform: columns must hold at least one column, got none")
+        if linear_combiner not in COMBINERS:
+            raise ValueError(f"FeatureTransform: linear_combiner must be one of {COMBINERS}, got {linear_combiner!r}")
+        self.linear_combiner = linear_combiner
+        self.drop_missing = drop_missing
+        # Tells where the module is, whatever columns it has.
+        self.register_buffer("_home", torch.empty(0), persistent=False)
+        self._lookups = torch.nn.ModuleList()
+        self._prepare()
+
+    # ---- Preparation ------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Everything that follows from the columns, which :meth:`adapt` replaces."""
+        self._unready = [column.name for column in self._all_columns() if getattr(column, "needs_adapt", False)]
+        self._tables = Tables(self.columns, self.linear_columns, self.linear_combiner)
+        self._groups: dict[str, list[Group]] = {
+            kind: groups_of(features, kind == "sparse") for kind, features in self._tables.features.items()
+        }
+        self._assemblers = {
+            kind: Assembler([feature.key for group in groups for feature in group.features])
+            for kind, groups in self._groups.items()
+        }
+        dense = [x for x in self.columns if isinstance(x, DenseColumn) and not isinstance(x, SequenceNumericColumn)]
+        self._dense = sorted(dense, key=lambda column: column.name)
+        self._sequences = [x for x in self.columns if isinstance(x, SequenceNumericColumn)]
+        self._lookups = torch.nn.ModuleList()
+        self._place: dict[Column, int] = {}
+        for column in self._all_columns():
+            if column not in self._place and not getattr(column, "needs_adapt", False):
+                lookup = _lookup_of(column)
+                if lookup is not None:
+                    self._place[column] = len(self._lookups)
+                    self._lookups.append(lookup.to(self._home.device))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FeatureTransform:
+        """
+        What moves or casts modules. Vocabularies and boundaries only go where the module goes: they are no weights to
+        be rounded by ``half()``, nor memory that ``to_empty()`` may leave without values.
+        """
+        lookups = self._modules.pop("_lookups")
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._modules["_lookups"] = lookups
+        for column, place in self._place.items():
+            lookup = self._lookups[place]
+            if any(x.is_meta for x in lookup.buffers()) and not self._home.is_meta:
+                made = _lookup_of(column)
+                assert made is not None
+                lookup = self._lookups[place] = made
+            lookup.to(self._home.device)
+        return self
+
+    def _all_columns(self) -> list[Column]:
+        found: list[Column] = []
+        waiting: list[Column] = [*self.columns, *self.linear_columns]
+        while waiting:
+            column = waiting.pop(0)
+            found.append(column)
+            waiting += column.parents()
+        return found
+
+    # ---- A batch ----------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Any) -> Features:
+        """Transform a batch; see the class."""
+        if self._unready:
+            raise ValueError(
+                f"FeatureTransform: adapt() must find what column {self._unready[0]!r} needs before it is used"
+            )
+        lookups = {column: self._lookups[place] for column, place in self._place.items()}
+        evaluation = Evaluation(Batch(batch, self._home.device), lookups, self.drop_missing)
+        made = {
+            kind: evaluate_groups(evaluation, groups, self._assemblers[kind], kind == "weighted")
+            for kind, groups in self._groups.items()
+            if groups
+        }
+        dense = [evaluation.dense(column) for column in self._dense]
+        steps = {column.name: evaluation.sequence_of_numbers(column) for column in self._sequences}
+        return Features(
+            torch.cat(dense, 1) if dense else None,
+            made.get("sparse"),
+            made.get("weighted"),
+            made.get("sequence"),
+            steps or None,
+        )
+
+    # ---- What a model is made from ----------------------------------------------------------------------------------
+
+    @property
+    def dense_width(self) -> int:
+        """D: how many dense numbers an example has."""
+        return sum(column.width for column in self._dense)
+
+    def dense_slices(self) -> dict[str, slice]:
+        """Where each dense column is in ``Features.dense``, by its name."""
+        found, start = {}, 0
+        for column in self._dense:
+            found[column.name] = slice(start, start + column.width)
+            start += column.width
+        return found
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """
+        The tables of ``Features.sparse``, for an :class:`EmbeddingBagCollection`; shared ones once, with all features.
+
+        Raises:
+            ValueError: for a column with ``max_norm``, or one that ``adapt()`` has not seen.
+        """
+        return self._tables.bag_configs("sparse")
+
+    def weighted_embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Those of ``Features.weighted``, for an :class:`EmbeddingBagCollection` with ``is_weighted=True``."""
+        return self._tables.bag_configs("weighted")
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """Those of ``Features.sequence``, for an :class:`EmbeddingCollection`."""
+        return self._tables.sequence_configs()
+
+    def linear_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Tables of ``linear_columns`` without weights: one number per id, 0 at first, as ``tf``'s ``linear_model``."""
+        return self._tables.linear_configs("sparse")
+
+    def weighted_linear_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The same of ``linear_columns`` with weights, whose ids are in ``Features.weighted``."""
+        return self._tables.linear_configs("weighted")
+
+    def freeze(self, collection: torch.nn.Module) -> None:
+        """Let the tables of columns that are not ``trainable`` learn no more, in a collection made of the configs."""
+        for name, parameter in collection.named_parameters():
+            # A collection's parameters end in a table's name and ".weight".
+            if name.split(".")[-2:-1] and name.split(".")[-2] in self._tables.frozen:
+                parameter.requires_grad_(False)
+
+    # ---- Learning from data -----------------------------------------------------------------------------------------
+
+    def adapt(self, batches: Iterable[Any], *, max_distinct: int = 100_000_000) -> FeatureTransform:
+        """
+        Find vocabularies, boundaries, means and variances that the columns were made without, in one pass.
+
+        Vocabularies are sorted by frequency, the most frequent first, of equally frequent words the greater first; of
+        numbers, boundaries that about equally many lie between; means and variances of each element. Missing values
+        and NaN do not count. What columns already have stays.
+
+        Args:
+            batches: as for the module, all of them; read once. Memory does not grow with their number but with the
+                number of different words.
+            max_distinct: the most different words that a column may have.
+
+        Returns:
+            The module itself.
+
+        Raises:
+            ValueError: for no batches; more words than ``max_distinct``; a column without any value.
+
+        Source: ``adapt`` of ``keras.layers.StringLookup``, ``IntegerLookup``, ``Discretization``, ``Normalization``.
+
+        Example:
+            >>> from torchsparse_rec.features import *
+            >>> color = categorical_column_with_vocabulary_list("color", num_oov_buckets=1)
+            >>> transform = FeatureTransform([embedding_column(color, 4)])
+            >>> transform.adapt([{"color": ["red", "blue"]}, {"color": ["red", "green"]}])({"color": ["green"]}).sparse
+            KeyedJaggedTensor({'color': [[1]]})
+        """
+        found = adapted(self._all_columns(), batches, max_distinct, self.drop_missing)
+        self._replace(found)
+        return self
+
+    def _replace(self, found: dict[Column, Column]) -> None:
+        self.columns = [with_leaves(column, found) for column in self.columns]
+        self.linear_columns = [with_leaves(column, found) for column in self.linear_columns]  # type: ignore[misc]
+        self._prepare()
+
+    # ---- State ------------------------------------------------------------------------------------------------------
+
+    def to_config(self) -> dict[str, Any]:
+        """What :meth:`from_config` makes an equal module from: plain data that JSON holds."""
+        return {
+            "columns": [column.to_config() for column in self.columns],
+            "linear_columns": [column.to_config() for column in self.linear_columns],
+            "linear_combiner": self.linear_combiner,
+            "drop_missing": self.drop_missing,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FeatureTransform:
+        """
+        A module from :meth:`to_config`.
+
+        Example:
+            >>> import json
+            >>> from torchsparse_rec.features import *
+            >>> transform = FeatureTransform([numeric_column("age", normalizer_fn=Log())])
+            >>> FeatureTransform.from_config(json.loads(json.dumps(transform.to_config()))).columns == transform.columns
+            True
+        """
+        values = {field: value for field, value in config.items() if field not in ("columns", "linear_columns")}
+        columns, linear = ([column_from_config(x) for x in config[f]] for f in ("columns", "linear_columns"))
+        return cls(columns, linear, **values)  # type: ignore[arg-type]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What ``adapt`` has found, for ``state_dict``."""
+        return {"adapted": to_state(self._all_columns())}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """What ``get_extra_state`` gave, of a module with the same columns."""
+        self._replace(from_state(self._all_columns(), state["adapted"]))
+
+    def extra_repr(self) -> str:
+        """The columns."""
+        return ", ".join(column.name for column in [*self.columns, *self.linear_columns])
+
+
+def _checked(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
+    """Columns of one kind, no two of one name."""
+    if isinstance(columns, Column):
+        columns = [columns]
+    found: list[Any] = list(columns)
+    names: dict[str, Column] = {}
+    for position, column in enumerate(found):
+        if not isinstance(column, kind):
+            raise ValueError(
+                f"FeatureTransform: {argument} must hold a {kind.__name__} in each place, got {column!r} at position "
+                f"{position}"
+            )
+        if column.name in names:
+            raise ValueError(
+                f"FeatureTransform: {argument} must have distinct names, got {column.name!r} of {names[column.name]!r} "
+                f"and of {column!r}"
+            )
+        names[column.name] = column
+    return found
+
+
+def _lookup_of(column: Column) -> torch.nn.Module | None:
+    """What a column needs on the device."""
+    # They need the values: a module made under torch.device("meta") moves there afterwards.
+    with torch.device("cpu"):
+        if isinstance(column, VocabularyColumn):
+            return Vocabulary(column.words())
+        if isinstance(column, BucketizedColumn):
+            assert column.boundaries is not None
+            return _Boundaries(column.boundaries)
+    return None

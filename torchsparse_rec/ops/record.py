@@ -1,0 +1,249 @@
+"""
+Family ``record``: files of records: checksums, byte planes, TFRecord's framing. CPU only.
+
+Contract: csrc/record*.h. Kernels: csrc/cpu/record*.cpp, csrc/cpu/crc32c.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+
+__all__ = ["FrameStatus", "crc32c", "from_byte_planes", "tfrecord_framed", "tfrecord_frames", "to_byte_planes"]
+
+# Why the frames end, as in csrc/record.h.
+_FAULTS = (None, "incomplete", "length_crc", "data_crc")
+
+_ops = torch.ops.torchsparse_rec
+_REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
+
+
+def crc32c(buffers: Sequence[Tensor]) -> Tensor:
+    """
+    CRC-32C of the bytes of each tensor: the check of TFRecord, iSCSI and ext4.
+
+    Buffers are computed in parallel, large ones in pieces, by the processor's instruction where it has one. Not
+    masked: what TFRecord stores is a rotation of it. Not differentiable.
+
+    Args:
+        buffers: tensors on the CPU, of any dtype and shape. One that is not contiguous is copied first: its elements
+            count in their logical order.
+
+    Returns:
+        ``[len(buffers)]``, int64, in ``[0, 2 ** 32)``. An empty tensor's is 0.
+
+    Raises:
+        ValueError: if a tensor is not on the CPU, or sparse.
+        TypeError: for one tensor instead of several, or what is none.
+
+    Source:
+        RFC 3720, appendix B.4; ``crc32c::Value`` of TensorFlow.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> digits = torch.tensor(list(b"123456789"), dtype=torch.uint8)
+        >>> [hex(crc) for crc in ops.crc32c([digits, digits[:0]]).tolist()]
+        ['0xe3069283', '0x0']
+    """
+    if isinstance(buffers, Tensor):
+        raise TypeError("crc32c: buffers must be a sequence of tensors, got one tensor")
+    buffers = list(buffers)
+    for position, buffer in enumerate(buffers):
+        check_cpu("crc32c", f"buffers[{position}]", buffer)
+    return _ops.crc32c.default(buffers) if buffers else torch.empty(0, dtype=torch.int64)
+
+
+def to_byte_planes(x: Tensor) -> Tensor:
+    """
+    Put the lowest bytes of all elements side by side, then the next ones, and so on: a form that compresses better.
+
+    Bytes of the same significance resemble each other: the high bytes of ids are mostly zeros, those of floats mostly
+    the same few exponents. Not differentiable.
+
+    Args:
+        x: of any dtype and shape, on the CPU.
+
+    Returns:
+        ``[x.element_size(), x.numel()]``, uint8: plane k holds byte k, little endian, of every element.
+
+    Raises:
+        ValueError: if ``x`` is not on the CPU, or sparse.
+
+    Source:
+        The shuffle filter of HDF5 and Blosc.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> ops.to_byte_planes(torch.tensor([1, 2, 259], dtype=torch.int16))
+        tensor([[1, 2, 3],
+                [0, 0, 1]], dtype=torch.uint8)
+    """
+    check_cpu("to_byte_planes", "x", x)
+    return _ops.to_byte_planes.default(x)
+
+
+def from_byte_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
+    """
+    The elements whose bytes :func:`to_byte_planes` has set apart. Not differentiable.
+
+    Args:
+        planes: ``[bytes of an element, N]``, uint8, on the CPU.
+        dtype: of the elements; their bytes must be as many as there are planes.
+
+    Returns:
+        ``[N]``, of ``dtype``.
+
+    Raises:
+        ValueError: if ``planes`` is not a uint8 matrix on the CPU, or has another number of planes than ``dtype`` has
+            bytes.
+
+    Source:
+        The shuffle filter of HDF5 and Blosc.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> planes = torch.tensor([[1, 2, 3], [0, 0, 1]], dtype=torch.uint8)
+        >>> ops.from_byte_planes(planes, torch.int16)
+        tensor([  1,   2, 259], dtype=torch.int16)
+    """
+    check_cpu("from_byte_planes", "planes", planes)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"from_byte_planes: dtype must be a torch.dtype, got {dtype!r}")
+    if planes.dim() == 2 and planes.shape[0] != dtype.itemsize:
+        raise ValueError(
+            f"from_byte_planes: planes must have {dtype.itemsize} rows, the bytes of {dtype}, got {planes.shape[0]}"
+        )
+    return _ops.from_byte_planes.default(planes).view(dtype)
+
+
+class FrameStatus(NamedTuple):
+    """
+    How far :func:`tfrecord_frames` came.
+
+    Attributes:
+        fault: None if the bytes end with a record; ``"incomplete"`` if they end within one; ``"length_crc"`` or
+            ``"data_crc"`` if a record does not fit its checksum.
+        end: the byte after the last good record: where the fault is.
+        needed: the bytes of the record at ``end``, its frame included, as far as is known: of an incomplete header 16.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> ops.tfrecord_frames(torch.zeros(5, dtype=torch.uint8))[1]
+        FrameStatus(fault='incomplete', end=0, needed=16)
+    """
+
+    fault: str | None
+    end: int
+    needed: int
+
+
+def tfrecord_frames(bytes: Tensor, *, verify: bool = True) -> tuple[Tensor, FrameStatus]:
+    """
+    Find the records of a TFRecord file, or of a part of one that begins with a record. Not differentiable.
+
+    Args:
+        bytes: ``[M]``, uint8, on the CPU.
+        verify: compare the checksums of the records' lengths and of their data.
+
+    Returns:
+        ``(ranges, status)``: int64 ``[n, 2]``, where each whole record's data begin and end; and what stopped at which
+        byte, which is for the caller to judge: an incomplete record may be what the file goes on with.
+
+    Raises:
+        ValueError: if ``bytes`` is not a uint8 vector on the CPU.
+
+    Source:
+        tensorflow/core/lib/io/record_reader.h.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> framed = ops.tfrecord_framed(torch.tensor(list(b"onetwo"), dtype=torch.uint8), torch.tensor([0, 3, 6]))
+        >>> ops.tfrecord_frames(framed)
+        (tensor([[12, 15],
+                [31, 34]]), FrameStatus(fault=None, end=38, needed=0))
+        >>> ops.tfrecord_frames(framed[:-1])[1]
+        FrameStatus(fault='incomplete', end=19, needed=19)
+    """
+    check_cpu("tfrecord_frames", "bytes", bytes)
+    ranges, status = _ops.tfrecord_frames.default(bytes, verify)
+    fault, end, needed = status.tolist()
+    return ranges, FrameStatus(_FAULTS[fault], end, needed)
+
+
+def tfrecord_framed(bytes: Tensor, offsets: Tensor) -> Tensor:
+    """
+    Put byte strings into TFRecord's frames: length, its checksum, data, their checksum. Not differentiable.
+
+    Args:
+        bytes: ``[M]``, uint8, on the CPU.
+        offsets: ``[n + 1]``, int64: record i is ``bytes[offsets[i]:offsets[i + 1]]``.
+
+    Returns:
+        uint8: what a TFRecord file with these records holds; files may be joined.
+
+    Raises:
+        ValueError: for a wrong dtype or rank, or offsets that decrease or leave ``[0, M]``.
+
+    Source:
+        tensorflow/core/lib/io/record_writer.h.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> ops.tfrecord_framed(torch.tensor([65, 66], dtype=torch.uint8), torch.tensor([0, 2])).tolist()
+        [2, 0, 0, 0, 0, 0, 0, 0, 120, 39, 11, 52, 65, 66, 0, 102, 88, 44]
+    """
+    check_cpu("tfrecord_framed", "bytes", bytes)
+    check_cpu("tfrecord_framed", "offsets", offsets)
+    return _ops.tfrecord_framed.default(bytes, offsets)
+
+
+def check_cpu(operator: str, name: str, x: Tensor) -> None:
+    """Raise unless this is a tensor whose elements lie in the memory of the CPU."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{operator}: {name} must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"{operator}: {name} must be a dense tensor, got one of layout {x.layout}")
+    if x.device.type != "cpu":
+        raise ValueError(f"{operator}: {name} must be on the CPU, got {x.device}")
+
+
+@torch.library.register_fake("torchsparse_rec::crc32c")
+def _crc32c_fake(buffers: list[Tensor]) -> Tensor:
+    return buffers[0].new_empty((len(buffers),), dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::to_byte_planes")
+def _to_byte_planes_fake(x: Tensor) -> Tensor:
+    return x.new_empty((x.element_size(), x.numel()), dtype=torch.uint8)
+
+
+@torch.library.register_fake("torchsparse_rec::from_byte_planes")
+def _from_byte_planes_fake(planes: Tensor) -> Tensor:
+    return planes.new_empty((planes.numel(),))
+
+
+@torch.library.register_fake("torchsparse_rec::tfrecord_frames")
+def _tfrecord_frames_fake(bytes: Tensor, verify: bool) -> tuple[Tensor, Tensor]:
+    records = torch.library.get_ctx().new_dynamic_size()
+    return bytes.new_empty((records, 2), dtype=torch.int64), bytes.new_empty((3,), dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::tfrecord_framed")
+def _tfrecord_framed_fake(bytes: Tensor, offsets: Tensor) -> Tensor:
+    return bytes.new_empty((torch.library.get_ctx().new_dynamic_size(),))
+
+
+# Bytes and integers come out: autograd has nothing to do.
+for _name in ("crc32c", "to_byte_planes", "from_byte_planes", "tfrecord_frames", "tfrecord_framed"):
+    _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")

@@ -1,0 +1,175 @@
+"""
+Say why a training loop is slow: ``python -m torchsparse_rec.profiling TARGET``.
+
+``TARGET`` is ``module:function`` or ``path/to/script.py:function``; the function takes no arguments and returns
+``(step, loader)``, ``(step, loader, model)`` or ``(step, loader, model, optimizer)``. ``demo CAUSE`` diagnoses a loop
+that is slow for a known cause instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._run import checked_device, diagnose
+from .demo import HEALTHY_LOOPS, PLANTS, build
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        loop = _demo(options) if options.target == "demo" else _load(options)
+    except TargetError as error:
+        parser.error(str(error))
+    step, loader, *rest = loop
+    model, optimizer = (*rest, None, None)[:2]
+    diagnosis = diagnose(
+        step,
+        loader,
+        model=model,
+        optimizer=optimizer,
+        device=options.device,
+        steps=options.steps,
+        warmup=options.warmup,
+        restore=not options.no_restore,
+        out=options.out,
+    )
+    print(diagnosis.to_json() if options.json else diagnosis.report())
+    return 0
+
+
+class TargetError(Exception):
+    """What was named is not there, or gives no loop."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchsparse_rec.profiling", description="Say why a training loop is slow, and what to change."
+    )
+    parser.add_argument(
+        "target",
+        help="module:function or script.py:function that returns (step, loader[, model[, optimizer]]), or demo",
+    )
+    parser.add_argument("cause", nargs="?", help=f"for demo: {', '.join([*PLANTS, *HEALTHY_LOOPS])}")
+    parser.add_argument(
+        "--strength", type=_strength, default=3.0, help="for demo: what the cause costs, in healthy steps"
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="for demo: of sizes and values (default 0)")
+    parser.add_argument(
+        "--steps", type=_at_least(2), help="timed steps of each experiment (default: about 0.4 s of them)"
+    )
+    parser.add_argument("--warmup", type=_at_least(1), default=3, help="steps before (default 3)")
+    parser.add_argument("--device", type=_device, help="where the step computes (default: where the model is)")
+    parser.add_argument("--threads", type=_at_least(1), help="of torch (default: torch's own choice)")
+    parser.add_argument("--no-restore", action="store_true", help="keep no copy of the model; take nothing out of it")
+    parser.add_argument(
+        "--out", type=_folder, help="folder for trace.json, timeline.png, report.txt and diagnosis.json"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the report")
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if not least <= value < 2**63:
+            raise argparse.ArgumentTypeError(f"must be at least {least} and below 2 ** 63, got {text}")
+        return value
+
+    return number
+
+
+def _strength(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be positive and finite, got {text}")
+    return value
+
+
+def _device(text: str) -> torch.device:
+    try:
+        return checked_device(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _folder(text: str) -> Path:
+    """Made at once: a diagnosis that cannot be written is not worth its time."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be a folder that can be written, got {text}: {error.strerror}"
+        ) from None
+    return path
+
+
+def _demo(options: argparse.Namespace) -> tuple[Any, ...]:
+    names = [*PLANTS, *HEALTHY_LOOPS]
+    if options.cause not in names:
+        raise TargetError(f"demo needs one of {', '.join(names)}, got {options.cause}")
+    loop = build(options.cause, strength=options.strength, seed=options.seed)
+    return loop.step, loop.loader, loop.model, loop.optimizer
+
+
+def _load(options: argparse.Namespace) -> tuple[Any, ...]:
+    """What the function that the target names returns."""
+    if options.cause is not None:
+        raise TargetError(f"only demo takes a cause, got {options.target} {options.cause}")
+    source, colon, name = options.target.rpartition(":")
+    if not colon or not source or not name:
+        raise TargetError(f"the target must be module:function or script.py:function, got {options.target!r}")
+    function = getattr(_module(source), name, None)
+    if not callable(function):
+        raise TargetError(f"{source} has no function {name!r}")
+    loop = function()
+    if not isinstance(loop, tuple) or not 2 <= len(loop) <= 4:
+        raise TargetError(
+            f"{options.target} must return (step, loader), (step, loader, model) or (step, loader, model, optimizer), "
+            f"got {type(loop).__name__}{f' of {len(loop)}' if isinstance(loop, tuple) else ''}"
+        )
+    return loop
+
+
+def _module(source: str) -> Any:
+    if not source.endswith(".py"):
+        sys.path.insert(0, "")  # as for a script: modules of the folder one is in
+        try:
+            return importlib.import_module(source)
+        except ModuleNotFoundError as error:
+            # What a module that is there imports in vain is that module's affair.
+            if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
+                raise
+            raise TargetError(f"there is no module {source!r}") from None
+        finally:
+            sys.path.remove("")
+    path = Path(source)
+    if not path.is_file():
+        raise TargetError(f"there is no file {source}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # for dataclasses and pickles of what it defines
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+if __name__ == "__main__":
+    sys.exit(main())

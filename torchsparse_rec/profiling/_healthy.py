@@ -1,0 +1,207 @@
+"""Healthy training loops: the one that causes are planted in, and others of which nothing must be said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..jagged import KeyedJaggedTensor
+from ..nn import EmbeddingBagCollection, EmbeddingBagConfig
+from ..optim import SGD
+
+__all__ = ["HEALTHY_LOOPS", "Batch", "Demo", "Healthy", "Ranker", "Sizes"]
+
+# Batches that a loader of ready batches holds: enough of them that no cache holds the rows of all.
+_READY = 16
+
+
+@dataclass
+class Demo:
+    """A training loop: what ``diagnose`` is given."""
+
+    step: Callable[[Any], Any]
+    loader: Iterable[Any]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+@dataclass
+class Batch:
+    """Ids by feature, dense features and labels."""
+
+    ids: KeyedJaggedTensor
+    dense: Tensor
+    labels: Tensor
+
+
+class Ranker(nn.Module):
+    """
+    Pooled embeddings beside dense features, then a perceptron.
+
+    Args:
+        features: each with a table.
+        rows: of each table.
+        width: of a row.
+        dense: dense features.
+        hidden: of the perceptron's hidden layer.
+    """
+
+    def __init__(self, features: int, rows: int, width: int, dense: int, hidden: int) -> None:
+        super().__init__()
+        self.tables = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(name=f"t{k}", num_embeddings=rows, embedding_dim=width, feature_names=[f"f{k}"])
+                for k in range(features)
+            ],
+            grad_mode="fused",
+            apply="backward",
+        )
+        self.mlp = nn.Sequential(nn.Linear(features * width + dense, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, ids: KeyedJaggedTensor, dense: Tensor) -> Tensor:
+        """Logits, ``[B]``."""
+        return self.mlp(torch.cat([self.tables(ids).values(), dense], dim=1)).squeeze(1)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Sizes:
+    """Drawn from a seed."""
+
+    batch: int
+    features: int
+    rows: int
+    width: int
+    dense: int
+    hidden: int
+
+    @staticmethod
+    def draw(seed: int) -> Sizes:
+        draw = random.Random(seed)
+        return Sizes(
+            batch=draw.choice([512, 768, 1024]),
+            features=draw.randint(8, 20),
+            rows=draw.choice([20_000, 50_000, 100_000]),
+            width=draw.choice([8, 16]),
+            dense=draw.randint(4, 13),
+            hidden=draw.choice([4, 8]),
+        )
+
+
+class Healthy:
+    """The healthy loop that causes are planted in: fused tables, a small perceptron, batches that are ready."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.sizes = s = Sizes.draw(seed)
+        self.draw = random.Random(seed + 1)
+        self.model = Ranker(s.features, s.rows, s.width, s.dense, s.hidden)
+        self.optimizer: torch.optim.Optimizer = SGD(self.model.parameters(), lr=0.01)
+        self.batches = [self.make_batch() for _ in range(_READY)]
+        self._ready = cycle(self.batches)
+
+    def make_batch(self) -> Batch:
+        s = self.sizes
+        return self.batch_of(torch.randint(s.rows, (s.features, s.batch)))
+
+    def batch_of(self, ids: Tensor) -> Batch:
+        """A batch of ids, ``[features, B]``, with other columns drawn."""
+        features, batch = ids.shape
+        lengths = torch.ones(features * batch, dtype=torch.int64)
+        keyed = KeyedJaggedTensor([f"f{k}" for k in range(features)], ids.reshape(-1), lengths=lengths)
+        return Batch(keyed, torch.rand(batch, self.sizes.dense), torch.randint(2, (batch,)).float())
+
+    def step(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(self.model(batch.ids, batch.dense), batch.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def another(self, optimizer: Callable[..., torch.optim.Optimizer]) -> Healthy:
+        """A loop of the same sizes, to time this one against, with another kind of optimizer for both."""
+        other = Healthy(self._seed)
+        for each in (self, other):
+            each.optimizer = optimizer(each.model.parameters(), lr=0.001)
+        return other
+
+    def run(self) -> None:
+        """One step."""
+        self.step(next(self._ready))
+
+    def demo(self, step: Callable[[Any], Any] | None = None, loader: Iterable[Any] | None = None) -> Demo:
+        """The loop, with another step or loader."""
+        return Demo(step or self.step, loader or cycle(self.batches), self.model, self.optimizer)
+
+
+# ---- Healthy loops ---------------------------------------------------------------------------------------------------
+
+
+def _healthy_fused(seed: int) -> Demo:
+    return Healthy(seed).demo()
+
+
+def _healthy_sparse(seed: int) -> Demo:
+    """Torch's own bag with sparse gradients and SGD, and a linear head."""
+    draw = random.Random(seed)
+    rows, width, batch, hot = draw.randint(100_000, 400_000), draw.choice([16, 32]), 1024, draw.randint(5, 20)
+    model = nn.Sequential(nn.EmbeddingBag(rows, width, mode="mean", sparse=True), nn.Linear(width, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randint(rows, (batch, hot)), torch.rand(batch, 1)) for _ in range(_READY)]
+
+    def step(both: tuple[Tensor, Tensor]) -> None:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(both[0]), both[1]).backward()
+        optimizer.step()
+
+    return Demo(step, batches, model, optimizer)
+
+
+class Pairs(nn.Module):
+    """Neural collaborative filtering in small: users and items, a product beside a perceptron."""
+
+    def __init__(self, users: int, items: int, width: int) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(users, 2 * width), nn.Embedding(items, 2 * width)
+        self.mlp = nn.Sequential(nn.Linear(2 * width, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+        self.output = nn.Linear(width + 8, 1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Logits, ``[B]``."""
+        (p, r), (q, s) = self.users(users).chunk(2, dim=1), self.items(items).chunk(2, dim=1)
+        hidden = self.mlp(torch.cat([r, s], dim=1))
+        return self.output(torch.cat([p * q, hidden], dim=1)).squeeze(1)  # type: ignore[no-any-return]
+
+
+def _healthy_small(seed: int) -> Demo:
+    """Small tables with dense gradients and Adam, as NCF on MovieLens has them: right as it is."""
+    draw = random.Random(seed)
+    users, items, batch = draw.randint(900, 6_000), draw.randint(1_600, 3_700), draw.choice([512, 1024])
+    model = Pairs(users, items, draw.choice([8, 16]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    batches = [
+        (torch.randint(users, (batch,)), torch.randint(items, (batch,)), torch.randint(2, (batch,)).float())
+        for _ in range(_READY)
+    ]
+
+    def step(columns: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(*columns[:2]), columns[2])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Demo(step, batches, model, optimizer)
+
+
+#: Loops of which nothing must be said, by name.
+HEALTHY_LOOPS: dict[str, Callable[[int], Demo]] = {
+    "healthy_fused": _healthy_fused,
+    "healthy_sparse": _healthy_sparse,
+    "healthy_small": _healthy_small,
+}

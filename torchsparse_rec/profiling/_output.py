@@ -1,0 +1,54 @@
+"""What a diagnosis says beside its findings, and the files it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch.nn import Module
+
+from ..nn.convert import explain
+from ._files import replacing
+from ._tables import TableUse
+from ._trace import Profile
+from .bandwidth import copy_bytes_per_second
+from .diagnosis import Diagnosis
+from .timeline import draw_timeline
+
+__all__ = ["bandwidth", "table_lines", "write"]
+
+
+def bandwidth(tables: list[TableUse], profile: Profile, device: torch.device) -> dict[str, float | None]:
+    """Bytes a second that a copy reaches, and that lookups and updates move of what they must."""
+    times, count = profile.device_ms or profile.host_ms, max(profile.steps, 1)
+
+    def rate(size: int, ms: float) -> float | None:
+        return size * count / (ms * 1e-3) if size and ms > 0 else None
+
+    update_ms = times.get("lookup backward", 0.0) + times.get("optimizer", 0.0)
+    return {
+        "memory": copy_bytes_per_second(device),
+        "lookup": rate(sum(table.looked_up_bytes() for table in tables), times.get("lookup", 0.0)),
+        "update": rate(sum(table.updated_bytes() for table in tables if table.gradient != "none"), update_ms),
+    }
+
+
+def table_lines(tables: list[TableUse], models: list[Module]) -> list[str]:
+    """A line for each table, the largest first, and why ``grad_mode="auto"`` chose what it did."""
+    lines = [
+        f"{table.describe()}: {table.gradient} gradient, {table.ids:,} ids, {table.touched:,} rows a batch"
+        for table in sorted(tables, key=lambda table: -table.bytes)
+    ]
+    return lines + [line for model in models for line in explain(model).splitlines() if "why:" in line]
+
+
+def write(diagnosis: Diagnosis, profile: Profile, out: Path) -> None:
+    """Leave the timeline, the report and the JSON in a folder, and say in the diagnosis where the timeline is."""
+    try:
+        draw_timeline(profile, out / "timeline.png", f"verdict: {diagnosis.verdict}")
+        diagnosis.timeline = out / "timeline.png"
+    except ImportError as error:
+        diagnosis.notes.append(f"no timeline: {error}")
+    for name, text in (("report.txt", diagnosis.report()), ("diagnosis.json", diagnosis.to_json())):
+        with replacing(out / name) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,113 @@
+"""A few steps under torch.profiler, with the ranges that :mod:`._trace` reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from ._batches import Batches, Exhausted, TrainingStep
+from ._files import replacing
+from ._trace import DENSE, LOADER, LOOKUP, STEP, Profile, read_profile
+
+__all__ = ["profile_steps"]
+
+# Of a trace. One more step of a loader that makes thousands of small tensors would take longer to read than to run.
+_MOST_EVENTS = 20_000
+
+
+def profile_steps(
+    step: TrainingStep,
+    batches: Batches,
+    again: Any,
+    steps: int,
+    device: torch.device,
+    ranges: dict[str, list[Module]],
+    trace_path: Path | None,
+) -> Profile:
+    """
+    Profile some steps.
+
+    Args:
+        step: the training step.
+        batches: what it is given; where they end, ``again`` is.
+        again: a batch.
+        steps: how many; one where one step is more than a trace can well hold.
+        device: where the step computes.
+        ranges: modules whose forward is to be recorded, by the kind: lookup, dense.
+        trace_path: where to keep the trace; None: nowhere.
+
+    Returns:
+        What the trace says.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchsparse_rec") as folder:
+        path = Path(folder) / "trace.json"
+        trace = _trace(step, batches, again, 1, device, ranges, path)
+        if steps > 1 and steps * len(trace["traceEvents"]) <= _MOST_EVENTS:
+            trace = _trace(step, batches, again, steps, device, ranges, path)
+        if trace_path is not None:
+            with replacing(trace_path) as temporary:
+                shutil.copyfile(path, temporary)
+    return read_profile(trace)
+
+
+def _trace(
+    step: TrainingStep,
+    batches: Batches,
+    again: Any,
+    steps: int,
+    device: torch.device,
+    ranges: dict[str, list[Module]],
+    path: Path,
+) -> dict[str, Any]:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, record_shapes=True) as profiler, _recorded(ranges):
+        for _ in range(steps):
+            batch = again
+            with record_function(LOADER):
+                try:
+                    batch, _ = batches.next()
+                except Exhausted:
+                    pass
+            batch = step.ready(batch)
+            with record_function(STEP):
+                step(batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    profiler.export_chrome_trace(str(path))
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return json.load(file)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _recorded(ranges: dict[str, list[Module]]) -> Iterator[None]:
+    """While the block lasts, calls of the modules are ranges of the trace."""
+    names = {"lookup": LOOKUP, "dense": DENSE}
+    with ExitStack() as stack:
+        for kind, modules in ranges.items():
+            for module in modules:
+                for handle in _record(module, names[kind]):
+                    stack.callback(handle.remove)
+        yield
+
+
+def _record(module: Module, name: str) -> list[Any]:
+    running: list[Any] = []  # a module may call itself
+
+    def begin(_module: Module, _arguments: Any) -> None:
+        running.append(record_function(name))
+        running[-1].__enter__()
+
+    def end(_module: Module, _arguments: Any, _output: Any) -> None:
+        if running:
+            running.pop().__exit__(None, None, None)
+
+    return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]

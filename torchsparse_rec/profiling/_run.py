@@ -1,0 +1,397 @@
+"""``diagnose``: the experiments in order, and what is made of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ..optim._row_optimizer import RowOptimizer
+from ._batches import Batches, Exhausted, TrainingStep, moved, prefetched
+from ._experiments import Loop, Side, run_loop, run_sides, wait
+from ._find import Found, find
+from ._modules import Shapes, dense_layers, has_compiled, lookups, recording_shapes, without_dense, without_gradients
+from ._output import bandwidth, table_lines, write
+from ._profiler import profile_steps
+from ._rows import find_row_work
+from ._state import RandomNumbers, Snapshot
+from ._tables import TableUse, Watch
+from ._trace import Copies, Profile
+from .causes import Measured, find_causes, wasteful
+from .diagnosis import Diagnosis
+from .thresholds import DENSE_GRADIENT_SHARE, HEAVY_DENSE_SHARE, LOADER_SHARE, MATRIX_PRODUCT_SHARE
+
+__all__ = ["diagnose"]
+
+# Steps per experiment where none are asked for: as many as take about this long, within limits.
+_SECONDS = 0.4
+_FEWEST, _MOST = 10, 100
+# Experiments are repeated, this often at most, while the rounds disagree about a threshold.
+_REPEATS = 3
+_PROFILED_STEPS = 8
+# Of the forward's matrix products, from where on those that no experiment took out are noted.
+_NOTED_PRODUCTS = 0.1
+
+
+def diagnose(
+    step: Callable[[Any], Any],
+    loader: Iterable[Any],
+    *,
+    model: Module | None = None,
+    optimizer: Optimizer | None = None,
+    step_without_dense: Callable[[Any], Any] | None = None,
+    device: torch.device | str | None = None,
+    steps: int | None = None,
+    warmup: int = 3,
+    restore: bool = True,
+    out: str | Path | None = None,
+) -> Diagnosis:
+    """
+    Find out why a training loop is slow: measure it, measure it without its parts, profile it, and name the causes.
+
+    Three experiments: how long steps wait for the loader; how long they take with one batch again and again; how long
+    they take without the dense layers, and without the strided gradients of big tables. Then torch.profiler, for
+    copies, waits and the phases of a step. ``docs/profiling.md`` has the rules and their thresholds.
+
+    Afterwards training goes on as if nothing had been: parameters, buffers, gradients, optimizers, schedulers, scalers
+    and the global random generators are put back bit for bit, also if ``step`` raises. The batches that were used are
+    consumed: a loader that can be iterated again starts anew when the training iterates it.
+
+    Args:
+        step: a training step: takes a batch, and runs forward, backward and optimizer.
+        loader: an iterable of at least two batches. Where it ends and can be iterated again, it is.
+        model: what is looked at. Default: the modules that ``step`` refers to by closure, attribute or global name,
+            which are put back in any case.
+        optimizer: what trains it, if ``step`` does not refer to it and it holds none of the model's parameters.
+        step_without_dense: a step that leaves out the dense layers. Default: ``step`` with a stand-in for every layer
+            that has parameters and no table; a stand-in gives a tensor of the right shape through which gradients pass.
+        device: where the step computes, ``cpu`` or ``cuda``. Default: that of the model's parameters, else the CPU.
+        steps: timed steps of each experiment, at least 2. Default: as many as take 0.4 s, between 10 and 100.
+        warmup: steps before all that is timed, at least 1. Default 3.
+        restore: put everything back. It takes a copy of the model and the optimizer's state as long as the diagnosis
+            runs; without it, the training moves on by the steps that were run, and no parts are taken out of the model.
+        out: a folder for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs matplotlib: the extra
+            ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
+
+    Returns:
+        The diagnosis: ``verdict``, ``findings``, ``report()``, ``to_json()``.
+
+    Raises:
+        ValueError: fewer than two batches; steps below 2; warmup below 1; no such device; out is a file.
+        TypeError: a step that cannot be called, a loader that cannot be iterated.
+
+    What ``step`` raises passes through.
+
+    Source:
+        "Training a recommendation model with dynamic embeddings" and the Wide & Deep walk-through on TensorFlow's blog
+        (2021), whose experiments these are.
+
+    Example:
+        >>> import time, torch
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def step(batch):
+        ...     optimizer.zero_grad()
+        ...     model(batch).square().mean().backward()
+        ...     optimizer.step()
+        >>> def loader():
+        ...     while True:
+        ...         time.sleep(0.01)
+        ...         yield torch.ones(16, 4)
+        >>> diagnose(step, loader(), steps=5).verdict
+        'slow_loader'
+    """
+    _check(step, loader, steps, warmup, out)
+    chosen = checked_device(device) if device is not None else None
+    found = find((step, step_without_dense), model, optimizer)
+    random = RandomNumbers([*found.generators, *_generators_of(loader)])
+    snapshot = Snapshot(found) if restore else None
+    run = _Run(step, loader, found, step_without_dense, chosen or _device_of(found), steps, warmup, restore)
+    if snapshot is not None:
+        run.recover = snapshot.restore
+    try:
+        diagnosis = run.diagnosis(Path(out) if out is not None else None)
+    finally:
+        run.batches.close()
+        if snapshot is not None:
+            snapshot.restore()
+        random.restore()
+    return diagnosis
+
+
+def _check(step: Any, loader: Any, steps: int | None, warmup: int, out: str | Path | None) -> None:
+    if not callable(step):
+        raise TypeError(f"diagnose: step must be a function of a batch, got {type(step).__name__}")
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"diagnose: loader must be an iterable of batches, got {type(loader).__name__}")
+    if steps is not None and steps < 2:
+        raise ValueError(f"diagnose: steps must be at least 2, got {steps}")
+    if warmup < 1:
+        raise ValueError(f"diagnose: warmup must be at least 1, got {warmup}")
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise ValueError(f"diagnose: out must be a folder, got the file {out}")
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """The device, if there is such a one here; else a ValueError."""
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be cpu or cuda, got {device!r}") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {str(chosen)!r}")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device must be one of this machine's, {torch.cuda.device_count()} of CUDA, got {chosen}")
+    return chosen
+
+
+def _device_of(found: Found) -> torch.device:
+    of_models = (p.device for model in found.analysed for p in model.parameters())
+    return next(of_models, torch.device("cpu"))
+
+
+def _generators_of(loader: Any) -> list[torch.Generator]:
+    holders = (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None))
+    generators = [getattr(holder, "generator", None) for holder in holders]
+    return [generator for generator in generators if isinstance(generator, torch.Generator)]
+
+
+class _Run:
+    """One diagnosis."""
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        loader: Iterable[Any],
+        found: Found,
+        step_without_dense: Callable[[Any], Any] | None,
+        device: torch.device,
+        steps: int | None,
+        warmup: int,
+        restore: bool,
+    ) -> None:
+        self.step, self.loader, self.found, self.device = TrainingStep(step), loader, found, device
+        self.step_without_dense = TrainingStep(step_without_dense) if step_without_dense is not None else None
+        self.restores = restore
+        self.steps, self.warmup = steps, warmup
+        self.batches = Batches(loader)
+        self.compiled = has_compiled(found.analysed)
+        self.shapes: dict[Module, Shapes] = {}
+        self.layers: list[Module] = []
+        self.notes: list[str] = []
+        self.recover: Callable[[], object] = lambda: None
+        self.loop = Loop()
+        self.sides: dict[str, Side] = {}
+
+    def diagnosis(self, out: Path | None) -> Diagnosis:
+        """Run everything."""
+        try:
+            first, _ = self.batches.next()
+        except Exhausted:
+            raise ValueError("diagnose: loader must give at least 2 batches, got none") from None
+        uses, tables = self._prepare(first)
+        constant = self._constant(first)
+        self._experiment(constant, tables)
+        try:
+            row_work = find_row_work(self.batches, self.loader, first)
+        except Exception as error:  # a loader may be such that it cannot run under a tracer, or outside of its workers
+            row_work = None
+            self.notes.append(f"the loader's lines could not be watched: {_first_line(error)}")
+        ranges = {} if self.compiled else {"lookup": list(lookups(self.found.analysed).values()), "dense": self.layers}
+        trace = out / "trace.json" if out is not None else None
+        count = min(_PROFILED_STEPS, self.steps or _PROFILED_STEPS)
+        profile = profile_steps(self.step, self.batches, first, count, self.device, ranges, trace)
+        self._note_products(profile)
+        loop = self.loop.seconds()
+        measured = Measured(
+            loader_share=self._loader_share(),
+            wait_ms=1e3 * self.loop.wait_seconds(),
+            step_share=self.loop.step_seconds() / loop if loop else 1.0,
+            best_step_ms=1e3 * min([*self.sides["step"].rounds, *(step for _, step in self.loop.rounds)]),
+            dense_share=self._share("without_dense"),
+            table_gradient_share=self._share("without_table_gradients"),
+            row_work=row_work,
+            workers=self.loader.num_workers if isinstance(self.loader, DataLoader) else None,
+            tables=uses,
+            parameters=sum(len(group["params"]) for each in self.found.optimizers for group in each.param_groups),
+            profile=profile,
+            fused=any(isinstance(optimizer, RowOptimizer) for optimizer in self.found.optimizers),
+        )
+        return self._result(measured, out, trace)
+
+    # ---- Before what is timed ----------------------------------------------------------------------------------------
+
+    def _prepare(self, first: Any) -> tuple[list[TableUse], list[Parameter]]:
+        """Warm up, look at what one step does to tables and layers, and settle the number of steps."""
+        self.step.try_on(first)
+        if self.step_without_dense is not None:
+            self.step_without_dense.try_on(first)
+        for _ in range(self.warmup - 1):
+            self.step(self.step.ready(first))
+        wait(self.device)
+        start = perf_counter()
+        self.step(self.step.ready(first))
+        wait(self.device)
+        seconds = perf_counter() - start
+        if self.steps is None:
+            self.steps = max(_FEWEST, min(_MOST, int(_SECONDS / max(seconds, 1e-9))))
+        if not self.found.models:
+            is_back = self.restores and bool(self.found.optimizers)
+            moved_on = "" if is_back else ", and the training has moved on by the steps that were run"
+            self.notes.append(
+                "step refers to no model: give model= and optimizer=, or nothing is said of tables and dense layers"
+                + moved_on
+            )
+        if self.compiled:
+            self.notes.append("the model is compiled: its parts were not looked at, nor taken out")
+            return [], []
+        watch = Watch(self.found.analysed, self.found.optimizers)
+        with watch.watching(), recording_shapes(self.found.analysed) as shapes:
+            self.step(self.step.ready(first))
+        self.shapes, self.layers = shapes, dense_layers(self.found.analysed, shapes)
+        uses = watch.uses()
+        chosen = {id(use) for use in wasteful(uses)}
+        return uses, [parameter for use, parameter in watch.tables("dense") if id(use) in chosen]
+
+    def _constant(self, first: Any) -> Any:
+        """The batch of the experiments with constant inputs: on the device, if the step takes it there."""
+        if self.device.type == "cpu":
+            return first
+        try:
+            batch = moved(first, self.device)
+            self.step(self.step.ready(batch))
+        except Exception as error:
+            self.notes.append(f"the step takes no batch that is on the device already: {_first_line(error)}")
+            return first
+        return batch
+
+    # ---- Experiments -------------------------------------------------------------------------------------------------
+
+    def _experiment(self, constant: Any, tables: list[Parameter]) -> None:
+        assert self.steps is not None
+        for _ in range(1 + _REPEATS):
+            drop = 1 + prefetched(self.loader)
+            run_loop(self.loop, self.step, self.batches, self.steps, drop, self.device)
+            if not self.loop.rounds:
+                raise ValueError(f"diagnose: loader must give at least 2 batches, got {self.batches.taken}")
+            if not self.sides:
+                self._choose_sides(constant, tables)
+            run_sides(list(self.sides.values()), self.steps, self.device, self.recover)
+            if self._is_decided():
+                break
+        for name, side in self.sides.items():
+            if side.problem is not None:
+                self.notes.append(f"{name} could not be measured: {_first_line(side.problem)}")
+
+    def _choose_sides(self, constant: Any, tables: list[Parameter]) -> None:
+        self.sides["step"] = Side(self.step, self.loop.kept, may_fail=False)
+        self.sides["constant_inputs"] = Side(self.step, [constant], may_fail=False)
+        if self.step_without_dense is not None:
+            self.sides["without_dense"] = Side(self.step_without_dense, [constant], may_fail=False)
+        elif not self.restores:
+            self.notes.append(
+                "restore=False: nothing was taken out of the model, dense layers are told by profile alone"
+            )
+            return
+        elif self.layers:
+            self.sides["without_dense"] = Side(self.step, [constant], lambda: without_dense(self.layers, self.shapes))
+        if tables and self.restores:
+            side = Side(self.step, [constant], lambda: without_gradients(self.found.analysed, tables))
+            self.sides["without_table_gradients"] = side
+
+    def _saved(self, name: str) -> list[float]:
+        """Per round, of the loop's time, what a side saves over constant inputs."""
+        side, constant = self.sides.get(name), self.sides["constant_inputs"]
+        if side is None or side.problem is not None:
+            return []
+        whole, step_share = self.sides["step"].rounds, 1.0 - statistics.median(self.loop.shares() or [0.0])
+        return [step_share * (a - b) / c for a, b, c in zip(constant.rounds, side.rounds, whole, strict=False)]
+
+    def _share(self, name: str) -> float | None:
+        saved = self._saved(name)
+        return min(max(statistics.median(saved), 0.0), 1.0) if saved else None
+
+    def _inputs_share(self) -> float:
+        """Of the loop's time, what constant inputs save."""
+        constant = self.sides["constant_inputs"].seconds()
+        return max(1.0 - (constant or 0.0) / max(self.loop.seconds(), 1e-12), 0.0)
+
+    def _loader_share(self) -> float:
+        share = statistics.median(self.loop.shares() or [0.0])
+        # A device may have work left while the host waits for a batch: then the wait costs nothing.
+        return share if self.device.type == "cpu" else min(share, self._inputs_share())
+
+    def _is_decided(self) -> bool:
+        """Whether the middle half of all rounds is on one side of every threshold."""
+        decisions = (
+            (self.loop.shares(), LOADER_SHARE),
+            (self._saved("without_dense"), HEAVY_DENSE_SHARE),
+            (self._saved("without_table_gradients"), DENSE_GRADIENT_SHARE),
+        )
+        return not any(_straddles(values, threshold) for values, threshold in decisions)
+
+    # ---- What is made of them ----------------------------------------------------------------------------------------
+
+    def _result(self, measured: Measured, out: Path | None, trace: Path | None) -> Diagnosis:
+        profile = measured.profile
+        times: dict[str, float | None] = {
+            "loop": 1e3 * self.loop.seconds(),
+            "wait": 1e3 * self.loop.wait_seconds(),
+            "step": 1e3 * self.loop.step_seconds(),
+        }
+        for name in ("constant_inputs", "without_dense", "without_table_gradients"):
+            side = self.sides.get(name)
+            seconds = side.seconds() if side is not None else None
+            times[name] = None if seconds is None else 1e3 * seconds
+        count = max(profile.steps, 1)
+        diagnosis = Diagnosis(
+            findings=find_causes(measured),
+            times_ms=times,
+            shares={
+                "loader": measured.loader_share,
+                "inputs": self._inputs_share(),
+                "dense": measured.dense_share,
+                "table_gradients": measured.table_gradient_share,
+                "copies": measured.step_share * profile.copy_share(measured.best_step_ms),
+            },
+            phases_ms={phase: ms / count for phase, ms in (profile.device_ms or profile.host_ms).items()},
+            copies={k: Copies(c.count // count, c.bytes // count, c.ms / count) for k, c in profile.copies.items()},
+            waits={name: number / count for name, number in profile.waits.items()},
+            reads={name: number / count for name, number in profile.reads.items()},
+            bandwidth=bandwidth(measured.tables, profile, self.device),
+            tables=table_lines(measured.tables, self.found.analysed),
+            notes=self.notes,
+            device=str(self.device),
+            steps=self.loop.steps,
+            restored=self.restores and bool(self.found.models or self.found.optimizers),
+            trace=trace,
+        )
+        if out is not None:
+            write(diagnosis, profile, out)
+        return diagnosis
+
+    def _note_products(self, profile: Profile) -> None:
+        elsewhere, matter = profile.products_elsewhere(), profile.product_share() >= MATRIX_PRODUCT_SHARE
+        if "without_dense" in self.sides and not self.step_without_dense and matter and elsewhere >= _NOTED_PRODUCTS:
+            self.notes.append(
+                f"{elsewhere:.0%} of the forward's matrix products are outside of the layers that were taken out "
+                "(functions of parameters, layers of several inputs or outputs): the profile tells their share"
+            )
+
+
+def _straddles(values: list[float], threshold: float) -> bool:
+    if len(values) < 4:
+        return False
+    low, _, high = statistics.quantiles(values, n=4)
+    return low < threshold < high
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

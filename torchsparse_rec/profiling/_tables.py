@@ -1,0 +1,207 @@
+"""What one step does to the tables: the ids it looks up, the rows they name, and the form of each gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.utils import _pytree
+
+from ..jagged import KeyedJaggedTensor
+from ..nn._collection import Collection
+from ..nn.auto import as_bytes
+from ..nn.grad_mode import HasGradMode
+from ..optim._tables import is_anchor
+from ._modules import lookups
+
+__all__ = ["TableUse", "Watch"]
+
+# A parameter of no lookup module is taken for a table from so many rows on, if half of its gradient's are zeros.
+_LEAST_ROWS = 1024
+# Layers whose parameters are none, also where a model uses these without calling the layer.
+_DENSE = (
+    *(torch.nn.Linear, torch.nn.Bilinear, torch.nn.MultiheadAttention, torch.nn.RNNBase, torch.nn.RNNCellBase),
+    torch.nn.modules.conv._ConvNd,
+)
+
+
+@dataclass
+class TableUse:
+    """One table in one step."""
+
+    name: str
+    rows: int
+    width: int
+    bytes: int
+    gradient: str = "none"
+    """``"dense"``, ``"sparse"``, ``"fused"`` (no ``.grad``) or ``"none"`` (frozen)."""
+    touched: int = 0
+    """Rows that ids name, or whose gradient is not zero."""
+    ids: int = 0
+    lookups: int = 0
+    grad_mode: str = ""
+    """As its module was asked for; empty for a table that is none of ours."""
+    states: int = 0
+    """Tensors of the table's own size that its optimizer keeps."""
+
+    @property
+    def idle(self) -> float:
+        """The fraction of rows that the batch left alone."""
+        return 1.0 - self.touched / max(self.rows, 1)
+
+    @property
+    def idle_bytes(self) -> float:
+        """Bytes of those rows."""
+        return self.idle * self.bytes
+
+    def looked_up_bytes(self) -> int:
+        """Bytes of the rows that ids name, once per id: what a lookup must at least read."""
+        return self.ids * self.bytes // max(self.rows, 1)
+
+    def updated_bytes(self) -> int:
+        """What an update must at least move: the row of a gradient per id, and touched rows and states in and out."""
+        row = self.bytes // max(self.rows, 1)
+        return self.ids * row + 2 * self.touched * row * (1 + self.states)
+
+    def describe(self) -> str:
+        """In words."""
+        return f"{self.name}: {self.rows:,} x {self.width:,} ({as_bytes(self.bytes)})"
+
+
+class Watch:
+    """
+    Watches tables while a step runs.
+
+    Args:
+        models: whose tables.
+        optimizers: that step them, for the number of their states.
+    """
+
+    def __init__(self, models: list[Module], optimizers: list[Any]) -> None:
+        self._optimizers = optimizers
+        self._uses: dict[int, TableUse] = {}
+        self._names: dict[int, str] = {}
+        self._parameters: dict[int, Parameter] = {}
+        self._modules = lookups(models)
+        parts = [part for model in models for part in model.modules()]
+        self._owners = [part for part in parts if part._parameters]
+        self._dense = {id(p) for part in parts if isinstance(part, _DENSE) for p in part.parameters(recurse=False)}
+        for name, module in self._modules.items():
+            for inner, p in module.named_parameters():
+                if p.dim() == 2 and not is_anchor(p):
+                    self._use(_joined(name, inner), p, module)
+        for model in models:
+            for name, p in model.named_parameters():
+                if p.dim() == 2 and not is_anchor(p):
+                    self._parameters.setdefault(id(p), p)
+                    self._names[id(p)] = name
+
+    def _use(self, name: str, p: Parameter, module: Module | None) -> TableUse:
+        use = self._uses.get(id(p))
+        if use is None:
+            mode = f"{module.grad_mode!r}" if isinstance(module, HasGradMode) else ""
+            bytes_ = p.numel() * p.element_size()
+            kind = "fused" if p.requires_grad and mode in ("'fused'", "'auto'") else "none"
+            use = TableUse(name, p.shape[0], p.shape[1], bytes_, gradient=kind, grad_mode=mode)
+            self._uses[id(p)] = use
+            self._parameters[id(p)] = p
+        return use
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look on while the block lasts."""
+        hooks: list[Any] = [module.register_forward_hook(self._see_lookup) for module in self._modules.values()]
+        hooks += [part.register_forward_pre_hook(self._see_owner, with_kwargs=True) for part in self._owners]
+        hooks += [
+            p.register_post_accumulate_grad_hook(self._see_gradient)
+            for p in self._parameters.values()
+            if p.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def uses(self) -> list[TableUse]:
+        """What was seen: tables of lookup modules, and parameters whose gradient was mostly rows of zeros."""
+        for key, use in self._uses.items():
+            parameter = self._parameters[key]
+            states = [optimizer.state.get(parameter, {}) for optimizer in self._optimizers]
+            use.states = sum(
+                isinstance(each, Tensor) and each.shape == parameter.shape
+                for state in states
+                for each in state.values()
+            )
+        return list(self._uses.values())
+
+    def tables(self, gradient: str) -> list[tuple[TableUse, Parameter]]:
+        """Those whose gradient has this form."""
+        return [(use, self._parameters[key]) for key, use in self._uses.items() if use.gradient == gradient]
+
+    def _see_gradient(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        use = self._uses.get(id(parameter))
+        if gradient.layout is torch.sparse_coo:
+            use = use or self._use(self._names[id(parameter)], parameter, None)  # type: ignore[arg-type]
+            use.gradient, use.touched = "sparse", int(gradient._indices().unique().numel())
+            return
+        touched = int((gradient != 0).any(dim=1).sum())
+        is_small = parameter.shape[0] < _LEAST_ROWS or touched > 0.5 * parameter.shape[0]
+        if use is None and (is_small or id(parameter) in self._dense):
+            return  # a dense layer's weight
+        use = use or self._use(self._names[id(parameter)], parameter, None)  # type: ignore[arg-type]
+        use.gradient, use.touched = "dense", touched
+
+    def _see_owner(self, module: Module, arguments: tuple, named: dict[str, Any]) -> None:
+        """Parameters of a part that takes tensors of floats and nothing else are looked up by no ids."""
+        taken = [leaf for leaf in _pytree.tree_leaves((arguments, named)) if leaf is not None]
+        if taken and all(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in taken):
+            self._dense.update(id(p) for p in module.parameters(recurse=False))
+
+    @torch.no_grad()
+    def _see_lookup(self, module: Module, arguments: tuple, _output: Any) -> None:
+        if not arguments:
+            return
+        if isinstance(module, Collection):
+            for config, weight in zip(module._configs, module._stored_weights(), strict=True):
+                for feature in config.feature_names:
+                    self._count(weight, _ids_of(arguments[0], feature))
+        else:
+            own = module._parameters.get("weight")
+            if own is not None:
+                self._count(own, _ids_of(arguments[0], None))
+
+    def _count(self, weight: Parameter, ids: Tensor | None) -> None:
+        use = self._uses.get(id(weight))
+        if use is not None:
+            use.lookups += 1
+            if ids is not None:
+                use.ids += ids.numel()
+                if use.gradient != "dense":  # else the gradient will tell
+                    use.touched = min(use.rows, use.touched + int(ids.unique().numel()))
+
+
+def _ids_of(features: Any, feature: str | None) -> Tensor | None:
+    """The ids of an input in any of the forms that are cheap to read; None for others."""
+    if feature is not None:
+        if isinstance(features, (KeyedJaggedTensor, Mapping)):
+            features = features[feature] if feature in features.keys() else None
+        else:
+            return None
+    if isinstance(features, Tensor) and not features.is_nested:
+        return features.reshape(-1)
+    values = getattr(features, "values", None)
+    found = values() if callable(values) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _joined(name: str, inner: str) -> str:
+    return f"{name}.{inner}" if name else inner
