@@ -1,5 +1,7 @@
 """CSV: what files hold, what is written, and the line that is wrong."""
 
+import sys
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -211,3 +213,12 @@ def test_lines_longer_than_what_is_parsed_at_once(tmp_path):
     texts = ["a", long, "b", long, "c"] + ["short"] * 300_000
     write_csv(tmp_path / "f.csv", [pa.record_batch({"s": texts, "i": range(len(texts))})])
     assert joined(read_csv(tmp_path / "f.csv")).column("s").to_pylist() == texts
+
+
+def test_parsers_read_memory_that_pyarrow_owns():
+    """Or a thread of pyarrow's, the last to let go of it, may want the interpreter while it ends: that aborts."""
+    block = b"1,2\n" * 9
+    before = sys.getrefcount(block)
+    reader = _text.reader_of(block)
+    assert sys.getrefcount(block) == before
+    assert reader.read() == block

@@ -89,6 +89,19 @@ def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
         yield line, rest + b"\n"
 
 
+def reader_of(block: bytes) -> Any:
+    """
+    A block for pyarrow's parsers to read, copied into memory that pyarrow owns.
+
+    Its threads may be the last to let go of what they parse, which for a Python object takes the interpreter's lock;
+    where the interpreter ends in that moment, the process would abort.
+    """
+    pa = arrow("a text format")
+    memory = pa.allocate_buffer(len(block))
+    memoryview(memory).cast("B")[:] = block
+    return pa.BufferReader(memory)
+
+
 def part_size(block: bytes) -> int:
     """What pyarrow's option ``block_size`` must be, for the longest line to fit."""
     size, start = _PART, 0

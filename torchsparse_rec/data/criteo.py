@@ -10,7 +10,7 @@ import numpy as np
 from ._arrow import arrow
 from ._files import PathLike, whole_file
 from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
-from ._text import blocks, open_text, parse_block, part_size, write_text
+from ._text import blocks, open_text, parse_block, part_size, reader_of, write_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -98,7 +98,7 @@ class _Parser:
         """The table; ValueError if a line is malformed."""
         lines = _with_all_fields(block, len(self.names))
         read = self.csv.ReadOptions(column_names=list(self.names), block_size=part_size(lines))
-        table = self.csv.read_csv(self.pa.BufferReader(lines), read, self.parse, self.convert)
+        table = self.csv.read_csv(reader_of(lines), read, self.parse, self.convert)
         if "label" in self.names:
             label = table.column("label")
             if label.null_count or self.pa.compute.any(self.pa.compute.greater(label, 1)).as_py():

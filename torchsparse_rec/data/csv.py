@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._arrow import arrow
 from ._files import PathLike, whole_file
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched
-from ._text import blocks, line_error, open_text, parse_block, part_size, write_text
+from ._text import blocks, line_error, open_text, parse_block, part_size, reader_of, write_text
 from ._types import leaf, with_leaf
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _Reader:
         if not block.strip(b"\r\n") if skip else not block:  # which pyarrow refuses
             return self.pa.table({name: self.pa.array([], text.get(name, self.pa.null())) for name in names})
         table = self.csv.read_csv(
-            self.pa.BufferReader(block),
+            reader_of(block),
             self.csv.ReadOptions(column_names=names, block_size=part_size(block)),
             self.csv.ParseOptions(delimiter=self.delimiter, ignore_empty_lines=skip),
             self.csv.ConvertOptions(

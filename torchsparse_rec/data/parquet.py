@@ -62,7 +62,8 @@ def read_parquet(
 def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: int) -> Iterator[Any]:
     pa, first = arrow("read_parquet"), None
     for path in files:
-        with open(path, "rb") as opened:
+        # Not Python's open: pyarrow's threads would need the interpreter's lock to read, even while it ends.
+        with pa.OSFile(os.fsdecode(path)) as opened:
             file = _open(path, opened)
             schema = _schema(path, file)
             if first is None:
@@ -91,7 +92,7 @@ def _open(path: PathLike, opened: Any) -> Any:
             thrift_container_size_limit=_LARGEST_LIST,
         )
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        size = os.fstat(opened.fileno()).st_size
+        size = opened.size()
         raise DataError(path, max(0, size - 8), f"Parquet's footer, which ends here, is damaged: {error}") from error
 
 
