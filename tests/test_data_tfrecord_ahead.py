@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import gzip
 import os
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -193,3 +195,25 @@ def test_many_compressed_files_in_one_are_not_copied_again_and_again(
     (tmp_path / "x").write_bytes(gzip.compress(b"") * 5000 + gzip.compress(framed(ids(3))))
     assert len(table(TFRecordReader(tmp_path / "x", X))) == 3
     assert len(copied) == 5001 and max(copied) <= 1 << 16
+
+
+EXIT = """
+import atexit, threading, time
+# What is registered first is called last.
+atexit.register(lambda: print([thread.name for thread in threading.enumerate()], flush=True))
+from torchsparse_rec.data._tfrecord_ahead import ahead
+
+def items():
+    while True:
+        time.sleep(0.05)
+        yield 1
+
+numbers = ahead(items())
+next(numbers)
+"""
+
+
+def test_the_interpreter_waits_for_the_thread() -> None:
+    """Which it would otherwise end within torch, and by that the process."""
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['MainThread']\n", "")

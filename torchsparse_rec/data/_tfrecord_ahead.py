@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections import deque
@@ -36,6 +37,15 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
     ready: queue.Queue = queue.Queue(1)
     stop, begun = threading.Event(), threading.Event()
     thread = threading.Thread(target=_produce, args=(items, ready, stop, begun), daemon=True, name=_NAME)
+
+    def end() -> None:
+        stop.set()
+        while thread.is_alive() and not ready.empty():  # it may be waiting for room
+            ready.get_nowait()
+        thread.join(_PATIENCE)
+
+    # A thread that the interpreter ends within torch takes the process down.
+    atexit.register(end)
     thread.start()
     begun.wait()
     _keep_threads_of_others()
@@ -50,10 +60,8 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             # Nothing of it is held here while the next one is waited for.
             del item
     finally:
-        stop.set()
-        while thread.is_alive() and not ready.empty():  # it may be waiting for room
-            ready.get_nowait()
-        thread.join(_PATIENCE)
+        end()
+        atexit.unregister(end)
 
 
 def mapped(function: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[R]:
