@@ -131,9 +131,14 @@ def our_sums(dataset: PrebatchedDataset) -> Sums:
 def _sums(dataset: PrebatchedDataset) -> Sums:
     integers: list[Tensor] = []
     floats: list[Tensor] = []
+    # torch adds up int64, and would take new memory for each column.
+    wide = torch.empty(10 * BATCH_FULL, dtype=torch.int64)
     for batch in dataset:
         for column in batch.values():
-            (floats if column.dtype.is_floating_point else integers).append(column.sum())
+            if column.dtype.is_floating_point:
+                floats.append(column.sum())
+            else:
+                integers.append(wide[: column.numel()].copy_(column.view(-1)).sum())
     return int(torch.stack(integers).sum()), float(torch.stack(floats).sum(dtype=torch.float64))
 
 

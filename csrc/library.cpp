@@ -143,6 +143,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def("crc32c(Tensor[] buffers) -> Tensor");
   m.def("to_byte_planes(Tensor x) -> Tensor");
   m.def("from_byte_planes(Tensor planes) -> Tensor");
+  m.def("join_byte_planes_(Tensor(a!) out, Tensor[] sources, Tensor planes, Tensor parts) -> ()");
   m.def("tfrecord_frames(Tensor bytes, bool verify) -> (Tensor ranges, Tensor status)");
   m.def("tfrecord_framed(Tensor bytes, Tensor offsets) -> Tensor");
   m.def(

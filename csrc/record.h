@@ -7,6 +7,13 @@
 // to_byte_planes(x [...]) -> uint8 [s, N], s the bytes of an element and N the number of elements: out[k, i] is byte k
 //   of element i, the lowest first. Any dtype, any shape.
 // from_byte_planes(planes uint8 [s, N]) -> uint8 [N * s]: the bytes of the elements, element by element.
+// join_byte_planes_(out uint8 [B], sources: uint8 vectors, planes int64 [P, 3], parts int64 [Q, 2]): from_byte_planes
+//   for many arrays at once, whose planes lie anywhere. Part q has parts[q] = (bytes of an element, N); its planes are
+//   the next so many rows of planes: (source, start, step), and byte i of such a plane is
+//   sources[source][start + step * i]. A step is 1, or 0 for a plane of one byte. Every part begins in out at the next
+//   multiple of 64 bytes; zeros lie between and after the last one, up to such a multiple. What is beyond is left alone.
+//   * Elements have 1, 2, 4 or 8 bytes. A part without elements has its planes all the same.
+//   * out is contiguous, has room for all, and lies in none of the sources.
 // tfrecord_frames(bytes uint8 [M], verify) -> (ranges int64 [n, 2], status int64 [3]): the records that begin at byte
 //   0, one after the other; record i's data are bytes[ranges[i, 0] : ranges[i, 1]]. status is
 //   (FrameFault, end, needed): the byte after the last of them, which is where the first fault is, and the bytes that
@@ -20,7 +27,10 @@
 // Not differentiable. Deterministic: the same for every number of threads and every instruction set.
 // Source: RFC 3720, appendix B.4; the shuffle filter of HDF5 and Blosc; tensorflow/core/lib/io/record_writer.h.
 #pragma once
+#include <algorithm>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "abi.h"
 #include "dispatch.h"
@@ -48,6 +58,77 @@ inline void check_bytes(const char* op, const Tensor& bytes) {
   TSR_CHECK_VALUE(bytes.dim() == 1 && bytes.scalar_type() == ScalarType::Byte, op,
                   ": bytes must be a uint8 vector, got ", dtype_name(bytes.scalar_type()), " of shape ",
                   shape_text(bytes));
+}
+
+constexpr int64_t kPartAlignment = 64;
+
+inline int64_t aligned_part(int64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
+
+// What join_byte_planes_ has checked: its matrices, where each part's planes and its bytes begin, and all bytes.
+struct PlaneDirectory {
+  Tensor planes;
+  Tensor parts;
+  std::vector<std::pair<int64_t, int64_t>> begins;
+  int64_t bytes = 0;
+};
+
+inline Tensor check_int64_rows(const char* op, const char* name, const Tensor& x, int64_t columns) {
+  TSR_CHECK_VALUE(x.dim() == 2 && x.size(1) == columns && x.scalar_type() == ScalarType::Long, op, ": ", name,
+                  " must be an int64 matrix of ", columns, " columns, got ", dtype_name(x.scalar_type()),
+                  " of shape ", shape_text(x));
+  return as_contiguous(x);
+}
+
+inline PlaneDirectory check_join_byte_planes(const Tensor& out, const std::vector<Tensor>& sources,
+                                             const Tensor& planes, const Tensor& parts) {
+  constexpr const char* kOp = "join_byte_planes_";
+  constexpr int64_t kMostBytes = int64_t{1} << 62;
+  TSR_CHECK_VALUE(out.dim() == 1 && out.scalar_type() == ScalarType::Byte && out.is_contiguous(), kOp,
+                  ": out must be a contiguous uint8 vector, got ", dtype_name(out.scalar_type()), " of shape ",
+                  shape_text(out));
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(out.data_ptr()), end = begin + out.size(0);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    TSR_CHECK_VALUE(sources[i].dim() == 1 && sources[i].scalar_type() == ScalarType::Byte, kOp, ": sources[", i,
+                    "] must be a uint8 vector, got ", dtype_name(sources[i].scalar_type()), " of shape ",
+                    shape_text(sources[i]));
+    const uintptr_t first = reinterpret_cast<uintptr_t>(sources[i].data_ptr());
+    const uintptr_t last = first + (sources[i].size(0) ? (sources[i].size(0) - 1) * sources[i].stride(0) + 1 : 0);
+    TSR_CHECK_VALUE(begin == end || first == last || last <= begin || end <= first, kOp,
+                    ": out must share no memory with the sources, got some of sources[", i, "]");
+  }
+  PlaneDirectory found;
+  found.planes = check_int64_rows(kOp, "planes", planes, 3);
+  found.parts = check_int64_rows(kOp, "parts", parts, 2);
+  const int64_t* const plane = found.planes.const_data_ptr<int64_t>();
+  const int64_t* const part = found.parts.const_data_ptr<int64_t>();
+  const int64_t count = found.planes.size(0);
+  int64_t next = 0;
+  for (int64_t q = 0; q < found.parts.size(0); ++q) {
+    const int64_t width = part[2 * q], n = part[2 * q + 1];
+    TSR_CHECK_VALUE((width == 1 || width == 2 || width == 4 || width == 8) && n >= 0 && n <= kMostBytes / 8, kOp,
+                    ": parts must be rows (1, 2, 4 or 8 bytes, elements), got (", width, ", ", n, ") at position ", q);
+    TSR_CHECK_VALUE(width <= count - next, kOp, ": planes must have a row for each byte of the parts' elements, got ",
+                    count, " rows, too few for part ", q);
+    for (int64_t k = next; k < next + width; ++k) {
+      const int64_t source = plane[3 * k], start = plane[3 * k + 1], step = plane[3 * k + 2];
+      TSR_CHECK_VALUE(source >= 0 && source < static_cast<int64_t>(sources.size()) && (step == 0 || step == 1), kOp,
+                      ": planes must be rows (source below ", sources.size(), ", start, step of 0 or 1), got (", source,
+                      ", ", start, ", ", step, ") at position ", k);
+      const int64_t size = sources[static_cast<size_t>(source)].size(0), needed = step == 1 ? n : std::min<int64_t>(n, 1);
+      TSR_CHECK_VALUE(start >= 0 && start <= size && needed <= size - start, kOp, ": plane ", k, " of ", needed,
+                      " bytes from ", start, " on must lie within its source's ", size);
+    }
+    found.begins.emplace_back(next, found.bytes);
+    next += width;
+    TSR_CHECK_VALUE(width * n <= kMostBytes - found.bytes, kOp, ": parts must have fewer than 2^62 bytes, got more at ",
+                    "position ", q);
+    found.bytes = aligned_part(found.bytes + width * n);
+  }
+  TSR_CHECK_VALUE(next == count, kOp, ": planes must have a row for each byte of the parts' elements, got ", count,
+                  " rows for ", next, " bytes");
+  TSR_CHECK_VALUE(found.bytes <= out.size(0), kOp, ": out must have room for ", found.bytes, " bytes, got ",
+                  out.size(0));
+  return found;
 }
 
 // An int64 vector of at least one element that does not decrease and stays in [0, limit].

@@ -9,6 +9,7 @@ CPU_ONLY = dict.fromkeys(
         "crc32c",
         "to_byte_planes",
         "from_byte_planes",
+        "join_byte_planes_",
         "tfrecord_frames",
         "tfrecord_framed",
         "parse_examples",

@@ -60,11 +60,63 @@ void split_elements(const uint8_t* x, int64_t n, uint8_t* planes) {
 }
 
 template <class Word>
+using Join = void (*)(const uint8_t* const*, int64_t, Word*);
+
+template <class Word>
+Join<Word> pick_join() {
+  return pick_level<Join<Word>>(&baseline::join_bytes<Word>, &avx2::join_bytes<Word>, &avx512::join_bytes<Word>);
+}
+
+template <class Word>
 void join_elements(const uint8_t* planes, int64_t n, Word* x) {
-  using Join = void (*)(const uint8_t*, int64_t, int64_t, Word*);
-  const Join join = pick_level<Join>(&baseline::join_bytes<Word>, &avx2::join_bytes<Word>, &avx512::join_bytes<Word>);
-  parallel_for(0, n, kWorkPerThread,
-               [=](int64_t begin, int64_t end) { join(planes + begin, n, end - begin, x + begin); });
+  const Join<Word> join = pick_join<Word>();
+  parallel_for(0, n, kWorkPerThread, [=](int64_t begin, int64_t end) {
+    const uint8_t* at[sizeof(Word)];
+    for (size_t k = 0; k < sizeof(Word); ++k) at[k] = planes + static_cast<int64_t>(k) * n + begin;
+    join(at, end - begin, x + begin);
+  });
+}
+
+// A plane somewhere in memory: its bytes, or the one byte that all of it consists of.
+struct Plane {
+  const uint8_t* bytes;
+  bool constant;
+};
+
+// The elements of one part, of a word's width.
+template <class Word>
+void join_part(const Plane* planes, int64_t n, uint8_t* out) {
+  const Join<Word> join = pick_join<Word>();
+  uint8_t constants[sizeof(Word)][kPlaneBlock];
+  const uint8_t* at[sizeof(Word)];
+  for (size_t k = 0; k < sizeof(Word); ++k) {
+    at[k] = planes[k].constant ? constants[k] : planes[k].bytes;
+    if (planes[k].constant) std::memset(constants[k], *planes[k].bytes, static_cast<size_t>(kPlaneBlock));
+  }
+  for (int64_t i = 0; i < n; i += kPlaneBlock) {
+    join(at, std::min(kPlaneBlock, n - i), reinterpret_cast<Word*>(out) + i);
+    for (size_t k = 0; k < sizeof(Word); ++k) at[k] += planes[k].constant ? 0 : kPlaneBlock;
+  }
+}
+
+void join_part(int64_t width, const Plane* planes, int64_t n, uint8_t* out) {
+  switch (width) {
+    case 1:
+      if (planes->constant) {
+        std::memset(out, *planes->bytes, static_cast<size_t>(n));
+      } else {
+        std::memcpy(out, planes->bytes, static_cast<size_t>(n));
+      }
+      break;
+    case 2:
+      join_part<uint16_t>(planes, n, out);
+      break;
+    case 4:
+      join_part<uint32_t>(planes, n, out);
+      break;
+    default:
+      join_part<uint64_t>(planes, n, out);
+  }
 }
 
 // Elements of a width that no word has.
@@ -164,10 +216,35 @@ Tensor from_byte_planes_cpu(const Tensor& planes) {
   return out;
 }
 
+void join_byte_planes_cpu(const Tensor& out, const std::vector<Tensor>& sources, const Tensor& planes,
+                          const Tensor& parts) {
+  const PlaneDirectory directory = check_join_byte_planes(out, sources, planes, parts);
+  std::vector<Tensor> whole;
+  for (const Tensor& source : sources) whole.push_back(as_contiguous(source));
+  std::vector<Plane> found;
+  const int64_t* const at = directory.planes.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < directory.planes.size(0); ++i) {
+    const uint8_t* const bytes = whole[static_cast<size_t>(at[3 * i])].const_data_ptr<uint8_t>();
+    found.push_back({bytes + at[3 * i + 1], at[3 * i + 2] == 0});
+  }
+  uint8_t* const elements = static_cast<uint8_t*>(out.data_ptr());
+  const int64_t* const part = directory.parts.const_data_ptr<int64_t>();
+  parallel_dynamic(directory.parts.size(0), workers_for(directory.bytes / kCrcBytesPerElement),
+                   [&](int64_t, int64_t i) {
+                     const auto [first, offset] = directory.begins[static_cast<size_t>(i)];
+                     const int64_t width = part[2 * i], n = part[2 * i + 1];
+                     if (n == 0) return;
+                     join_part(width, &found[static_cast<size_t>(first)], n, elements + offset);
+                     const int64_t end = offset + width * n;
+                     std::memset(elements + end, 0, static_cast<size_t>(aligned_part(end) - end));
+                   });
+}
+
 }  // namespace tsr
 
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "crc32c", &tsr::crc32c_cpu);
   TSR_IMPL(m, "to_byte_planes", &tsr::to_byte_planes_cpu);
   TSR_IMPL(m, "from_byte_planes", &tsr::from_byte_planes_cpu);
+  TSR_IMPL(m, "join_byte_planes_", &tsr::join_byte_planes_cpu);
 }

@@ -13,13 +13,15 @@ static void split_bytes(const uint8_t* x, int64_t n, uint8_t* planes, int64_t st
   }
 }
 
-// The inverse.
+// The inverse, of planes that may lie anywhere: byte k of x[i] = planes[k][i]. Nothing of them lies in x.
 template <class Word>
-static void join_bytes(const uint8_t* planes, int64_t stride, int64_t n, Word* x) {
+static void join_bytes(const uint8_t* const* planes, int64_t n, Word* __restrict x) {
+  const uint8_t* plane[sizeof(Word)];
+  for (size_t k = 0; k < sizeof(Word); ++k) plane[k] = planes[k];
   for (int64_t i = 0; i < n; ++i) {
     Word word = 0;
     for (size_t k = 0; k < sizeof(Word); ++k) {
-      word = static_cast<Word>(word | static_cast<Word>(planes[static_cast<int64_t>(k) * stride + i]) << (8 * k));
+      word = static_cast<Word>(word | static_cast<Word>(plane[k][i]) << (8 * k));
     }
     x[i] = word;
   }

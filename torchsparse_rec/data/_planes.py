@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
-from ..ops import from_byte_planes, to_byte_planes
+from ..ops import join_byte_planes_, to_byte_planes
 from ._arrow import arrow
 
 #: How a plane is stored: its bytes, a frame of zstd, or the one byte that it consists of.
@@ -28,8 +29,12 @@ _LARGEST_RATIO = 1 << 17
 # So many bytes a batch may have whatever is stored of it, and so many for each byte that is stored: a small file that
 # describes gigabytes is no data.
 _MOST_FREE, _MOST_EACH = 1 << 28, 1 << 10
-# Bytes that a thread keeps.
+# Bytes that a thread keeps under each name.
 _MOST_SCRATCH = 1 << 24
+# Where a plane is taken from: what is stored, or what zstd made of all frames.
+_STORED, _UNPACKED = 0, 1
+# That of join_byte_planes_.
+_ALIGNMENT = 64
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Part = list[Any]
@@ -100,22 +105,23 @@ class Encoder:
 
 
 class _Scratch(threading.local):
-    """Memory for planes, of each thread: fresh memory costs more than what is done in it."""
+    """Memory of each thread: fresh memory costs more than what is done in it."""
 
-    memory = np.empty(0, np.uint8)
+    def __init__(self) -> None:
+        self.memory: dict[str, np.ndarray] = {}
 
 
 _SCRATCH = _Scratch()
 
 
-def _scratch(planes: int, count: int) -> np.ndarray:
-    """``[planes, count]``, uint8, until the next call of this thread."""
-    size = planes * count
+def scratch(name: str, size: int) -> np.ndarray:
+    """``[size]``, uint8, until the next call of this thread with this name."""
     if size > _MOST_SCRATCH:
-        return np.empty((planes, count), np.uint8)
-    if len(_SCRATCH.memory) < size:
-        _SCRATCH.memory = np.empty(size, np.uint8)
-    return _SCRATCH.memory[:size].reshape(planes, count)
+        return np.empty(size, np.uint8)
+    memory = _SCRATCH.memory.get(name)
+    if memory is None or len(memory) < size:
+        memory = _SCRATCH.memory[name] = np.empty(size, np.uint8)
+    return memory[:size]
 
 
 def _bytes_of(buffer: Any, size: int) -> Tensor:
@@ -125,64 +131,162 @@ def _bytes_of(buffer: Any, size: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(buffer, np.uint8, size).copy())
 
 
-class Decoder:
+class Recycled:
     """
-    Turns parts back into an array of a type, checking step by step that they fit it.
+    Blocks of memory that come back once nobody refers to what lies in them: fresh memory costs as much as decoding.
 
     Args:
-        parts: of the array, in order.
-        stored: the bytes of the planes, a pyarrow buffer.
-        room: the bytes that the array may have; what it leaves of them is ``room`` afterwards.
+        most: the bytes to keep at most. What is lent does not count.
     """
 
-    def __init__(self, parts: list[Part], stored: Any, room: int) -> None:
-        pa = arrow("PrebatchedDataset")
-        self.pa, self.codec = pa, pa.Codec("zstd")
-        self.parts, self.stored, self.position, self.room = list(reversed(parts)), stored, 0, room
-        self.bytes = np.frombuffer(stored, np.uint8)
+    def __init__(self, most: int = 1 << 27) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._free: list[np.ndarray] = []
 
-    def decode(self, kind: Any, rows: int) -> Any:
+    def take(self, size: int) -> np.ndarray:
+        """``[size or more]``, uint8, with anything in it."""
+        with self._lock:
+            for i, block in enumerate(self._free):
+                if size <= len(block) <= 2 * size:
+                    return self._free.pop(i)
+        return np.empty(size, np.uint8)
+
+    def lend(self, block: np.ndarray) -> Any:
+        """A pyarrow buffer of a block that was taken, which comes back when the last reference to it goes."""
+        return arrow("PrebatchedDataset").foreign_buffer(block.ctypes.data, len(block), _Loan(self, block))
+
+    def give_back(self, block: np.ndarray) -> None:
+        """Keep a block, unless there are enough. May be called by any thread, at any moment."""
+        # A collection of garbage may have interrupted this very thread with the lock in its hands.
+        if self._lock.acquire(blocking=False):
+            if len(block) + sum(map(len, self._free)) <= self._most:
+                self._free.append(block)
+            self._lock.release()
+
+
+class _Loan:
+    """What keeps a block away."""
+
+    def __init__(self, memory: Recycled, block: np.ndarray) -> None:
+        self.memory, self.block = memory, block
+
+    def __del__(self) -> None:
+        self.memory.give_back(self.block)
+
+
+class Decoder:
+    """
+    Turns parts back into arrays, checking step by step that they fit their types.
+
+    All planes of a batch are decompressed in one call, and put together in another: columns are many and small.
+
+    Args:
+        stored: a batch's bytes, uint8.
+        room: the bytes that all arrays may have together.
+    """
+
+    def __init__(self, stored: np.ndarray, room: int) -> None:
+        pa = arrow("PrebatchedDataset")
+        self.pa, self.codec, self.stored, self.room = pa, pa.Codec("zstd"), stored, room
+        self.frames: list[np.ndarray] = []
+        self.unpacked = 0
+        self.planes: list[tuple[int, int, int]] = []
+        self.sizes: list[tuple[int, int]] = []
+        #: Of each array what its parts are and where they begin in the decoded bytes, the last one first.
+        self.columns: list[list[tuple[list[int], int]]] = []
+        self.end = 0
+
+    def add(self, parts: list[Part], begin: int, end: int) -> None:
         """
-        The array, of which all parts and bytes must be used up.
+        Add the next array, whose planes are ``stored[begin:end]``.
 
         Raises:
-            ValueError: parts that are not those of such an array, or planes that zstd cannot read.
+            ValueError: planes that cannot be those of such parts, or that need more room than there is.
         """
-        array = self._array(kind, rows)
-        if self.parts or self.position != self.stored.size:
-            raise ValueError(f"{len(self.parts)} parts and {self.stored.size - self.position} bytes are left over")
+        column = []
+        for what, width, count, directory in parts:
+            if type(width) is not int or width not in _DTYPES or type(count) is not int or count < 0:
+                raise ValueError(f"expected a part of whole elements, got {count} of {width} bytes")
+            if len(directory) != (width if count else 0):
+                raise ValueError(f"expected {width if count else 0} planes, got {len(directory)}")
+            self.room -= width * count
+            if self.room < 0:
+                raise ValueError(f"{end - begin} bytes cannot stand for so many that {-self.room} have no room")
+            for codec, size in directory:
+                least = {RAW: count, ZSTD: max(1, count // _LARGEST_RATIO), CONSTANT: 1}.get(codec)
+                most = end - begin if codec == ZSTD else least
+                if type(size) is not int or least is None or most is None or not least <= size <= most:
+                    raise ValueError(f"a plane of {count} bytes cannot be stored in {size} bytes by codec {codec}")
+                if codec == ZSTD:
+                    self.frames.append(self.stored[begin : begin + size])
+                    self.planes.append((_UNPACKED, self.unpacked, 1))
+                    self.unpacked += count
+                else:
+                    self.planes.append((_STORED, begin, int(codec == RAW)))
+                begin += size
+                if begin > end:
+                    raise ValueError(f"a plane ends {begin - end} bytes after its column")
+            column.append(([what, width, count], self.end))
+            if count:
+                self.sizes.append((width, count))
+                self.end += -(-width * count // _ALIGNMENT) * _ALIGNMENT
+        if begin != end:
+            raise ValueError(f"{end - begin} bytes are left over")
+        self.columns.append(column[::-1])
+
+    def decode(self, kinds: list[Any], rows: int, memory: Recycled) -> list[Any]:
+        """
+        The arrays, which are of these types; they share one buffer, which is taken from ``memory``.
+
+        Raises:
+            ValueError: parts that are not those of such arrays, or planes that zstd cannot read.
+        """
+        sources = [torch.from_numpy(self.stored)]
+        if self.frames:
+            # Frames of zstd may follow one another.
+            frames = np.concatenate(self.frames, out=scratch("frames", sum(map(len, self.frames))))
+            joined = self.codec.decompress(frames, decompressed_size=self.unpacked)
+            sources.append(from_dlpack(self.pa.Array.from_buffers(self.pa.uint8(), self.unpacked, [None, joined])))
+        planes = torch.tensor(self.planes, dtype=torch.int64).reshape(-1, 3)
+        sizes = torch.tensor(self.sizes, dtype=torch.int64).reshape(-1, 2)
+        block = memory.take(max(self.end, _ALIGNMENT))
+        self.decoded = join_byte_planes_(torch.from_numpy(block), sources, planes, sizes)
+        self.buffer = memory.lend(block)
+        return [self._whole(column, kind, rows) for column, kind in zip(self.columns, kinds, strict=True)]
+
+    def _whole(self, column: list[tuple[list[int], int]], kind: Any, rows: int) -> Any:
+        array = self._array(column, kind, rows)
+        if column:
+            raise ValueError(f"{len(column)} parts are left over")
         return array
 
-    def _array(self, kind: Any, rows: int) -> Any:
+    def _array(self, column: list[tuple[list[int], int]], kind: Any, rows: int) -> Any:
         types = self.pa.types
-        children, buffers = [], [self._validity(rows)]
+        if column and column[-1][0] == [VALIDITY, 1, 0]:
+            column.pop()
+            validity = None
+        else:
+            validity = self._part(column, VALIDITY, 1, (rows + 7) // 8)
+        children, buffers = [], [validity]
         if types.is_fixed_size_list(kind):
-            children = [self._array(kind.value_type, rows * kind.list_size)]
+            children = [self._array(column, kind.value_type, rows * kind.list_size)]
         elif types.is_boolean(kind):
-            buffers.append(self._values(torch.uint8, (rows + 7) // 8))
+            buffers.append(self._part(column, VALUES, 1, (rows + 7) // 8))
         elif types.is_integer(kind) or types.is_floating(kind):
-            buffers.append(self._values(_DTYPES[kind.bit_width // 8], rows))
+            buffers.append(self._part(column, VALUES, kind.bit_width // 8, rows))
         else:
             wide = types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
-            offsets = self._offsets(torch.int64 if wide else torch.int32, rows)
-            buffers.append(self._buffer(offsets))
+            offsets = self._offsets(column, torch.int64 if wide else torch.int32, rows)
+            buffers.append(self.pa.py_buffer(offsets.numpy()))
             if types.is_list(kind) or types.is_large_list(kind):
-                children = [self._array(kind.value_type, int(offsets[-1]))]
+                children = [self._array(column, kind.value_type, int(offsets[-1]))]
             else:
-                buffers.append(self._values(torch.uint8, int(offsets[-1])))
+                buffers.append(self._part(column, VALUES, 1, int(offsets[-1])))
         return self.pa.Array.from_buffers(kind, rows, buffers, children=children)
 
-    def _validity(self, rows: int) -> Any:
-        if self.parts and self.parts[-1][:3] == [VALIDITY, 1, 0]:
-            self._part(VALIDITY, torch.uint8, 0)
-            return None
-        return self._buffer(self._part(VALIDITY, torch.uint8, (rows + 7) // 8))
-
-    def _values(self, dtype: torch.dtype, count: int) -> Any:
-        return self._buffer(self._part(VALUES, dtype, count))
-
-    def _offsets(self, dtype: torch.dtype, rows: int) -> Tensor:
-        lengths = self._part(LENGTHS, dtype, rows)
+    def _offsets(self, column: list[tuple[list[int], int]], dtype: torch.dtype, rows: int) -> Tensor:
+        begin = self._place(column, LENGTHS, dtype.itemsize, rows)
+        lengths = self.decoded[begin : begin + rows * dtype.itemsize].view(dtype)
         offsets = torch.zeros(rows + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
         # Sums of 2^63 and more would have wrapped to something negative along the way.
@@ -190,44 +294,13 @@ class Decoder:
             raise ValueError(f"lengths of lists must be positive and add up to less than {torch.iinfo(dtype).max}")
         return offsets.to(dtype)
 
-    def _buffer(self, values: Tensor) -> Any:
-        return self.pa.py_buffer(values.numpy())
+    def _part(self, column: list[tuple[list[int], int]], what: int, width: int, count: int) -> Any:
+        """The decoded bytes of the next part."""
+        return self.buffer.slice(self._place(column, what, width, count), width * count)
 
-    def _part(self, what: int, dtype: torch.dtype, count: int) -> Tensor:
-        """The next part, which must be of this kind and size."""
-        expected = [what, dtype.itemsize, count]
-        if not self.parts or self.parts[-1][:3] != expected:
-            raise ValueError(f"expected a part {expected}, got {self.parts[-1][:3] if self.parts else 'none'}")
-        directory = self.parts.pop()[3]
-        if len(directory) != (dtype.itemsize if count else 0):
-            raise ValueError(f"expected {dtype.itemsize} planes, got {len(directory)}")
-        if count == 0:
-            return torch.empty(0, dtype=dtype)
-        self.room -= dtype.itemsize * count
-        if self.room < 0:
-            raise ValueError(f"{self.stored.size} bytes cannot stand for so many that {-self.room} have no room")
-        for codec, size in directory:
-            self._check_plane(codec, size, count)
-        planes = np.empty((1, count), np.uint8) if dtype.itemsize == 1 else _scratch(dtype.itemsize, count)
-        for plane, (codec, size) in zip(planes, directory, strict=True):
-            self._plane(plane, codec, size)
-        matrix = torch.from_numpy(planes)
-        return matrix[0] if dtype.itemsize == 1 else from_byte_planes(matrix, dtype)
-
-    def _check_plane(self, codec: int, size: int, count: int) -> None:
-        """Before memory is taken for them."""
-        least = {RAW: count, ZSTD: max(1, count // _LARGEST_RATIO), CONSTANT: 1}.get(codec)
-        most = self.stored.size - self.position if codec == ZSTD else least
-        if least is None or most is None or not least <= size <= most:
-            raise ValueError(f"a plane of {count} bytes cannot be stored in {size} bytes by codec {codec}")
-
-    def _plane(self, plane: np.ndarray, codec: int, size: int) -> None:
-        start, end = self.position, self.position + size
-        if end > self.stored.size:
-            raise ValueError(f"a plane ends at byte {end} of {self.stored.size}")
-        if codec == ZSTD:
-            frame = self.stored.slice(start, size)
-            plane[:] = np.frombuffer(self.codec.decompress(frame, decompressed_size=len(plane)), np.uint8)
-        else:
-            plane[:] = self.bytes[start:end]
-        self.position = end
+    def _place(self, column: list[tuple[list[int], int]], what: int, width: int, count: int) -> int:
+        """Where the next part begins, which must be of this kind and size."""
+        expected = [what, width, count]
+        if not column or column[-1][0] != expected:
+            raise ValueError(f"expected a part {expected}, got {column[-1][0] if column else 'none'}")
+        return column.pop()[1]

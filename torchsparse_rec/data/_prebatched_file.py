@@ -18,7 +18,7 @@ from . import _index
 from ._arrow import arrow
 from ._files import DataError, PathLike
 from ._mapped import mapped, populate
-from ._planes import Decoder, most_bytes
+from ._planes import Decoder, Recycled, most_bytes, scratch
 
 VERIFY = ("first", "always", "never")
 _T = TypeVar("_T")
@@ -48,6 +48,7 @@ class PrebatchedFile:
         pa = arrow("PrebatchedDataset")
         self._pa = pa
         self._seen: set[int] = set()
+        self._memory = Recycled()
         with open(self.path, "rb") as file:
             self._descriptor = os.dup(file.fileno())
         try:
@@ -100,6 +101,9 @@ class PrebatchedFile:
             self.stored = self._pa.ipc.read_schema(self._pa.py_buffer(base64.b64decode(text)))
             if self.stored.names != physical.names:
                 raise DataError(self.path, None, "its columns are not those of its schema")
+            for field in physical:
+                if field.type != self._pa.large_binary():
+                    raise DataError(self.path, None, f"column {field.name!r} must be stored as bytes, got {field.type}")
         self._place_of = {name: place for place, name in enumerate(self.stored.names)}
         if len(self._place_of) != len(self.stored.names):
             raise DataError(self.path, None, f"its columns must have distinct names, got {self.stored.names}")
@@ -254,24 +258,26 @@ class PrebatchedFile:
             self._verify(i, chosen, (physical, metadata), memory, start)
         parts = json.loads((metadata or {})[_index.PARTS_KEY])
         rows = int(self._entries["rows"][i])
-        arrays, room = [], most_bytes(int(self._entries["body"][i]))
+        decoder = Decoder(memory, most_bytes(int(self._entries["body"][i])))
+        address = memory.ctypes.data
         for place, column in zip(self._places, chosen.columns, strict=True):
-            decoder = Decoder(parts[place], column[0].as_buffer(), room)
-            arrays.append(decoder.decode(self.stored.field(place).type, rows))
-            room = decoder.room
+            _, offsets, stored = column.buffers()
+            begin, end = np.frombuffer(offsets, np.int64, 2) + (stored.address - address if stored else 0)
+            decoder.add(parts[place], int(begin), int(end))
+        arrays = decoder.decode(self.schema.types, rows, self._memory)
         batch = self._pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         batch.validate(full=first)
         return batch
 
     def _read_message(self, i: int) -> tuple[np.ndarray, int]:
         """
-        A stream of the schema and batch i, and where the batch begins in it.
+        A stream of the schema and batch i, and where the batch begins in it; until this thread's next one.
 
         Read, not mapped: what is decoded is copied anyway, and a file that shrinks meanwhile is an error here.
         """
         offset, metadata, body = (int(self._entries[name][i]) for name in ("offset", "metadata", "body"))
         head = np.frombuffer(self._physical.serialize(), np.uint8)
-        memory = np.empty(len(head) + metadata + body, np.uint8)
+        memory = scratch("message", len(head) + metadata + body)
         memory[: len(head)] = head
         wanted = memory[len(head) :].data
         done = 0

@@ -33,6 +33,7 @@ from .jagged import sparse_to_jagged as sparse_to_jagged
 from .record import FrameStatus as FrameStatus
 from .record import crc32c as crc32c
 from .record import from_byte_planes as from_byte_planes
+from .record import join_byte_planes_ as join_byte_planes_
 from .record import tfrecord_framed as tfrecord_framed
 from .record import tfrecord_frames as tfrecord_frames
 from .record import to_byte_planes as to_byte_planes

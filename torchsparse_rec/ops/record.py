@@ -14,7 +14,15 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 
-__all__ = ["FrameStatus", "crc32c", "from_byte_planes", "tfrecord_framed", "tfrecord_frames", "to_byte_planes"]
+__all__ = [
+    "FrameStatus",
+    "crc32c",
+    "from_byte_planes",
+    "join_byte_planes_",
+    "tfrecord_framed",
+    "tfrecord_frames",
+    "to_byte_planes",
+]
 
 # Why the frames end, as in csrc/record.h.
 _FAULTS = (None, "incomplete", "length_crc", "data_crc")
@@ -122,6 +130,52 @@ def from_byte_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
             f"from_byte_planes: planes must have {dtype.itemsize} rows, the bytes of {dtype}, got {planes.shape[0]}"
         )
     return _ops.from_byte_planes.default(planes).view(dtype)
+
+
+def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, parts: Tensor) -> Tensor:
+    """
+    The elements of many arrays at once, whose byte planes lie anywhere in some buffers: what decodes a column file.
+
+    Not differentiable.
+
+    Args:
+        out: ``[B]``, uint8, on the CPU, contiguous, in none of the sources' memory. It receives the elements of all
+            arrays, each array from the next multiple of 64 bytes on, with zeros between; what it has beyond is left
+            alone. For its size see the parts.
+        sources: uint8 vectors, on the CPU.
+        planes: ``[P, 3]``, int64, on the CPU: rows ``(source, start, step)``. Byte i of such a plane is
+            ``sources[source][start + step * i]``; the step is 1, or 0 for a plane that consists of one byte.
+        parts: ``[Q, 2]``, int64, on the CPU: rows ``(bytes of an element, N)``, one for each array. Its planes, as many
+            as an element has bytes, which are 1, 2, 4 or 8, are the next ones.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: for a wrong dtype, rank or device, a plane that leaves its source, another number of planes than
+            the parts' elements have bytes, or an ``out`` that is too small or shares a source's memory.
+
+    Source:
+        The shuffle filter of HDF5 and Blosc.
+
+    Example:
+        >>> import torch
+        >>> from torchsparse_rec import ops
+        >>> low, high = torch.tensor([1, 2, 3, 0], dtype=torch.uint8), torch.tensor([1], dtype=torch.uint8)
+        >>> planes = torch.tensor([[0, 0, 1], [1, 0, 0]])
+        >>> out = torch.empty(64, dtype=torch.uint8)
+        >>> ops.join_byte_planes_(out, [low, high], planes, torch.tensor([[2, 3]]))[:6].view(torch.int16)
+        tensor([257, 258, 259], dtype=torch.int16)
+    """
+    if isinstance(sources, Tensor):
+        raise TypeError("join_byte_planes_: sources must be a sequence of tensors, got one tensor")
+    check_cpu("join_byte_planes_", "out", out)
+    for position, source in enumerate(sources):
+        check_cpu("join_byte_planes_", f"sources[{position}]", source)
+    check_cpu("join_byte_planes_", "planes", planes)
+    check_cpu("join_byte_planes_", "parts", parts)
+    _ops.join_byte_planes_.default(out, sources, planes, parts)
+    return out
 
 
 class FrameStatus(NamedTuple):
@@ -233,6 +287,11 @@ def _from_byte_planes_fake(planes: Tensor) -> Tensor:
     return planes.new_empty((planes.numel(),))
 
 
+@torch.library.register_fake("torchsparse_rec::join_byte_planes_")
+def _join_byte_planes_fake(out: Tensor, sources: list[Tensor], planes: Tensor, parts: Tensor) -> None:
+    return None
+
+
 @torch.library.register_fake("torchsparse_rec::tfrecord_frames")
 def _tfrecord_frames_fake(bytes: Tensor, verify: bool) -> tuple[Tensor, Tensor]:
     records = torch.library.get_ctx().new_dynamic_size()
@@ -245,5 +304,12 @@ def _tfrecord_framed_fake(bytes: Tensor, offsets: Tensor) -> Tensor:
 
 
 # Bytes and integers come out: autograd has nothing to do.
-for _name in ("crc32c", "to_byte_planes", "from_byte_planes", "tfrecord_frames", "tfrecord_framed"):
+for _name in (
+    "crc32c",
+    "to_byte_planes",
+    "from_byte_planes",
+    "join_byte_planes_",
+    "tfrecord_frames",
+    "tfrecord_framed",
+):
     _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
