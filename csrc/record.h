@@ -9,9 +9,12 @@
 // from_byte_planes(planes uint8 [s, N]) -> uint8 [N * s]: the bytes of the elements, element by element.
 // join_byte_planes_(out uint8 [B], sources: uint8 vectors, planes int64 [P, 3], parts int64 [Q, 2]): from_byte_planes
 //   for many arrays at once, whose planes lie anywhere. Part q has parts[q] = (bytes of an element, N); its planes are
-//   the next so many rows of planes: (source, start, step), and byte i of such a plane is
-//   sources[source][start + step * i]. A step is 1, or 0 for a plane of one byte. Every part begins in out at the next
-//   multiple of 64 bytes; zeros lie between and after the last one, up to such a multiple. What is beyond is left alone.
+//   the next so many rows of planes: (source, start, bits), bytes of sources[source] from start on. Every part begins
+//   in out at the next multiple of 64 bytes; zeros lie between and after the last one, up to such a multiple. What is
+//   beyond is left alone.
+//   * bits 8: the plane's N bytes. bits 0: the one byte that all of them are. bits b of 1 to 7: bytes below 2^b as bit
+//     planes, b * ceil(N / 8) bytes: for each block of 1024 bytes, or what is left, M = ceil(block / 8) bytes for each
+//     bit; bit q of the block's byte r * M + t is bit r of its byte q * M + t.
 //   * Elements have 1, 2, 4 or 8 bytes. A part without elements has its planes all the same.
 //   * out is contiguous, has room for all, and lies in none of the sources.
 // tfrecord_frames(bytes uint8 [M], verify) -> (ranges int64 [n, 2], status int64 [3]): the records that begin at byte
@@ -61,6 +64,8 @@ inline void check_bytes(const char* op, const Tensor& bytes) {
 }
 
 constexpr int64_t kPartAlignment = 64;
+// Values whose bit planes lie together.
+constexpr int64_t kPackedBlock = 1024;
 
 inline int64_t aligned_part(int64_t bytes) { return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment; }
 
@@ -74,8 +79,8 @@ struct PlaneDirectory {
 
 inline Tensor check_int64_rows(const char* op, const char* name, const Tensor& x, int64_t columns) {
   TSR_CHECK_VALUE(x.dim() == 2 && x.size(1) == columns && x.scalar_type() == ScalarType::Long, op, ": ", name,
-                  " must be an int64 matrix of ", columns, " columns, got ", dtype_name(x.scalar_type()),
-                  " of shape ", shape_text(x));
+                  " must be an int64 matrix of ", columns, " columns, got ", dtype_name(x.scalar_type()), " of shape ",
+                  shape_text(x));
   return as_contiguous(x);
 }
 
@@ -110,11 +115,12 @@ inline PlaneDirectory check_join_byte_planes(const Tensor& out, const std::vecto
     TSR_CHECK_VALUE(width <= count - next, kOp, ": planes must have a row for each byte of the parts' elements, got ",
                     count, " rows, too few for part ", q);
     for (int64_t k = next; k < next + width; ++k) {
-      const int64_t source = plane[3 * k], start = plane[3 * k + 1], step = plane[3 * k + 2];
-      TSR_CHECK_VALUE(source >= 0 && source < static_cast<int64_t>(sources.size()) && (step == 0 || step == 1), kOp,
-                      ": planes must be rows (source below ", sources.size(), ", start, step of 0 or 1), got (", source,
-                      ", ", start, ", ", step, ") at position ", k);
-      const int64_t size = sources[static_cast<size_t>(source)].size(0), needed = step == 1 ? n : std::min<int64_t>(n, 1);
+      const int64_t source = plane[3 * k], start = plane[3 * k + 1], bits = plane[3 * k + 2];
+      TSR_CHECK_VALUE(source >= 0 && source < static_cast<int64_t>(sources.size()) && bits >= 0 && bits <= 8, kOp,
+                      ": planes must be rows (source below ", sources.size(), ", start, bits up to 8), got (", source,
+                      ", ", start, ", ", bits, ") at position ", k);
+      const int64_t size = sources[static_cast<size_t>(source)].size(0);
+      const int64_t needed = bits == 8 ? n : bits == 0 ? std::min<int64_t>(n, 1) : bits * ((n + 7) / 8);
       TSR_CHECK_VALUE(start >= 0 && start <= size && needed <= size - start, kOp, ": plane ", k, " of ", needed,
                       " bytes from ", start, " on must lie within its source's ", size);
     }

@@ -34,6 +34,50 @@ def byte_planes(data: bytes, size: int) -> list[bytes]:
     return [data[k::size] for k in range(size)]
 
 
+def packed(values: bytes, bits: int) -> bytes:
+    """Bytes below ``2 ** bits`` as join_byte_planes_ takes them."""
+    data = b""
+    for begin in range(0, len(values), 1024):
+        block = values[begin : begin + 1024]
+        stride = (len(block) + 7) // 8
+        stored = bytearray(bits * stride)
+        for i, value in enumerate(block):
+            for q in range(bits):
+                stored[q * stride + i % stride] |= (value >> q & 1) << (i // stride)
+        data += bytes(stored)
+    return data
+
+
+def join_byte_planes(sources: list[bytes], planes: list[tuple[int, int, int]], parts: list[tuple[int, int]]) -> bytes:
+    """Every part's elements, padded to 64 bytes."""
+    rest, out = iter(planes), b""
+    for width, count in parts:
+        found = []
+        for source, start, bits in (next(rest) for _ in range(width)):
+            data = sources[source][start:]
+            if bits == 8:
+                found.append(data[:count])
+            elif bits == 0:
+                found.append(data[:1] * count)
+            else:
+                found.append(unpacked(data, bits, count))
+        out += b"".join(bytes(element) for element in zip(*found, strict=True))
+        out += bytes(-len(out) % 64)
+    return out
+
+
+def unpacked(data: bytes, bits: int, count: int) -> bytes:
+    """The inverse of packed."""
+    values = []
+    for begin in range(0, count, 1024):
+        size = min(1024, count - begin)
+        stride = (size + 7) // 8
+        for i in range(size):
+            at = begin // 8 * bits + i % stride
+            values.append(sum((data[at + q * stride] >> (i // stride) & 1) << q for q in range(bits)))
+    return bytes(values)
+
+
 def framed(records: list[bytes]) -> bytes:
     """A TFRecord file."""
     parts = []

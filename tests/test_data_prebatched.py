@@ -1,11 +1,14 @@
 """Prebatched files: what is written is read, integers are narrow, and nothing damaged is taken for data."""
 
+import gc
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import reference_record
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from torchsparse_rec import JaggedTensor
 from torchsparse_rec.data import (
     PrebatchedDataset,
+    _planes,
     _prebatched_writer,
     read_prebatched,
     write_prebatched,
@@ -148,6 +152,37 @@ def test_planes_are_compressed_where_that_saves_enough(tmp_path):
         sizes[saving] = (tmp_path / "f.arrow").stat().st_size
         assert torch.equal(PrebatchedDataset(tmp_path / "f.arrow").get_batch(0)["x"].long(), ids)
     assert sizes[0.0] < 57_000 < sizes[0.125] < 65_000 < 100_000 < sizes[1.0]
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1023, 1024, 1025, 5000])
+def test_few_values_take_few_bits(count, tmp_path):
+    """As the operator that reads them takes them; of random ones zstd makes no less."""
+    for bits in range(1, 8):
+        plane = np.random.default_rng(count).integers(0, 2**bits, count, dtype=np.uint8)
+        assert _planes._pack(plane, bits).tobytes() == reference_record.packed(plane.tobytes(), bits)
+    ids = torch.randint(0, 8 << 16, (count,), generator=torch.Generator().manual_seed(count))
+    write_prebatched(tmp_path / "f.arrow", [{"x": ids}], compression="zstd")
+    assert torch.equal(PrebatchedDataset(tmp_path / "f.arrow").get_batch(0)["x"].long(), ids)
+    with pa.ipc.open_file(tmp_path / "f.arrow") as reader:
+        directory = json.loads(reader.get_batch_with_custom_metadata(0)[1][b"parts"])
+    if count > 1000:
+        assert [codec for codec, _ in directory["planes"]] == [0, 0, 3, 2]
+
+
+def test_decoded_memory_comes_back_when_nobody_looks_at_it(tmp_path):
+    batches = [{"x": torch.randint(0, 1 << 30, (5000,), dtype=torch.int32)} for _ in range(4)]
+    write_prebatched(tmp_path / "f.arrow", batches, compression="zstd")
+    dataset = PrebatchedDataset(tmp_path / "f.arrow", threads=2)
+    kept = [(batch["x"], batch["x"].clone()) for batch in dataset]
+    assert len({x.data_ptr() for x, _ in kept}) == 4
+    addresses = {x.data_ptr() for x, _ in kept}
+    kept[2][0].fill_(7)
+    del kept[0]
+    gc.collect()
+    again = [dataset.get_batch(i)["x"] for i in range(4)]
+    assert all(torch.equal(x, batch["x"]) for x, batch in zip(again, batches, strict=True))
+    assert len(addresses & {x.data_ptr() for x in again}) == 1
+    assert kept[1][0].eq(7).all() and torch.equal(kept[0][0], kept[0][1]) and torch.equal(kept[2][0], kept[2][1])
 
 
 def test_any_reader_of_arrow_reads_the_mapped_file(tmp_path):

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import reference_record as reference
@@ -102,7 +103,11 @@ parts = [x[a:b] for a, b in ((0, 3 << 20), (1, 5000), (3, 900), (2, 2))]
 planes = [ops.to_byte_planes(x.view(dtype)[3:]) for dtype in (torch.int16, torch.int32, torch.int64)]
 again = [ops.from_byte_planes(y, dtype) for y, dtype in zip(planes, (torch.int16, torch.int32, torch.int64))]
 assert all(torch.equal(y, x.view(y.dtype)[3:]) for y in again)
-sums = ops.crc32c([*parts, *planes]).tolist()
+joined = torch.zeros(500_000, dtype=torch.uint8)
+rows = [[0, 0, 8], [0, 5, 3], [0, 9, 0], [0, 1 << 19, 7], [0, 77, 1], [0, 9, 8], [0, 8, 8], [0, 5, 8]]
+sizes = [(1, 99_999), (1, 70_000), (2, 77_777), (4, 33_333)]
+ops.join_byte_planes_(joined, [x], torch.tensor(rows), torch.tensor(sizes))
+sums = ops.crc32c([*parts, *planes, joined]).tolist()
 """
 
 
@@ -164,6 +169,106 @@ def test_byte_planes_say_what_is_wrong() -> None:
         ops.to_byte_planes(planes.to("meta"))
     with pytest.raises(ValueError, match=r"from_byte_planes: planes must be on the CPU, got meta"):
         ops.from_byte_planes(planes.to("meta"), torch.int32)
+
+
+def join(sources: list[bytes], planes: list[tuple[int, int, int]], parts: list[tuple[int, int]]) -> bytes:
+    """What the operator makes of bytes, in a buffer that is a little too long."""
+    size = sum((width * count + 63) // 64 * 64 for width, count in parts)
+    out = torch.full((size + 5,), 77, dtype=torch.uint8)
+    tensors = [tensor(x) for x in sources]
+    rows = torch.tensor(planes, dtype=torch.int64).reshape(-1, 3), torch.tensor(parts, dtype=torch.int64).reshape(-1, 2)
+    assert ops.join_byte_planes_(out, tensors, *rows) is out
+    assert out[size:].tolist() == [77] * 5
+    return as_bytes(out[:size])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_planes_that_lie_anywhere_are_joined(data: st.DataObject) -> None:
+    random = data.draw(st.randoms(use_true_random=False))
+    sources, planes, parts = [b"", b"xyz"], [], []
+    for _ in range(data.draw(st.integers(0, 5))):
+        width = data.draw(st.sampled_from([1, 2, 4, 8]))
+        count = data.draw(st.sampled_from([0, 1, 7, 8, 9, 1023, 1024, 1025, 3000]))
+        parts.append((width, count))
+        for _ in range(width):
+            source, bits = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 8))
+            values = random.randbytes(count)
+            stored = values if bits == 8 else random.randbytes(1) if bits == 0 else b""
+            if 0 < bits < 8:
+                stored = reference.packed(bytes(x % 2**bits for x in values), bits)
+            planes.append((source, len(sources[source]), bits))
+            sources[source] += stored
+    assert join(sources, planes, parts) == reference.join_byte_planes(sources, planes, parts)
+
+
+def test_a_large_part_is_joined_as_small_ones() -> None:
+    x = torch.randint(0, 1 << 19, (300_001,), dtype=torch.int32)
+    planes = [as_bytes(plane) for plane in ops.to_byte_planes(x)]
+    third = reference.packed(planes[2], 3)
+    sources = [planes[0], planes[1] + third + b"\0"]
+    rows = [(0, 0, 8), (1, 0, 8), (1, len(x), 3), (1, len(x) + len(third), 0)]
+    assert join(sources, rows, [(4, len(x))])[: 4 * len(x)] == as_bytes(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"out": torch.zeros(63, dtype=torch.uint8)}, "out must have room for 64 bytes, got 63"),
+        ({"out": torch.zeros(64)}, r"out must be a contiguous uint8 vector, got Float of shape \[64\]"),
+        ({"out": torch.zeros(128, dtype=torch.uint8)[::2]}, "out must be a contiguous uint8 vector"),
+        (
+            {"sources": [torch.zeros(2, 2, dtype=torch.uint8)]},
+            r"sources\[0\] must be a uint8 vector, got Byte",
+        ),
+        ({"sources": [torch.zeros(9)]}, r"sources\[0\] must be a uint8 vector, got Float"),
+        (
+            {"sources": []},
+            r"\(source below 0, start, bits up to 8\), got \(0, 0, 8\) at position 0",
+        ),
+        ({"planes": torch.zeros(2, 3)}, "planes must be an int64 matrix of 3 columns, got Float of shape"),
+        ({"planes": torch.zeros(2, 2, dtype=torch.int64)}, "planes must be an int64 matrix of 3 columns"),
+        ({"planes": torch.tensor([[0, 0, 8]])}, "a row for each byte of the parts' elements, got 1 rows, too few for"),
+        ({"planes": torch.zeros(3, 3, dtype=torch.int64)}, "got 3 rows for 2 bytes"),
+        ({"planes": torch.tensor([[0, 0, 8], [0, 0, 9]])}, r"got \(0, 0, 9\) at position 1"),
+        ({"planes": torch.tensor([[0, 0, 8], [1, 0, 8]])}, r"got \(1, 0, 8\) at position 1"),
+        ({"planes": torch.tensor([[-1, 0, 8], [0, 0, 8]])}, r"got \(-1, 0, 8\) at position 0"),
+        (
+            {"planes": torch.tensor([[0, 0, 8], [0, 1, 8]])},
+            "plane 1 of 9 bytes from 1 on must lie within its",
+        ),
+        ({"planes": torch.tensor([[0, 0, 8], [0, 9, 0]])}, "plane 1 of 1 bytes from 9 on must lie within"),
+        ({"planes": torch.tensor([[0, 0, 8], [0, 2, 4]])}, "plane 1 of 8 bytes from 2 on must lie within"),
+        ({"planes": torch.tensor([[0, -1, 8], [0, 0, 8]])}, "plane 0 of 9 bytes from -1 on must lie within"),
+        ({"planes": torch.tensor([[0, 2**63 - 1, 8], [0, 0, 8]])}, "plane 0 of 9 bytes from 9223372036854775807 on"),
+        ({"parts": torch.tensor([[3, 9]])}, r"1, 2, 4 or 8 bytes, elements\), got \(3, 9\) at position 0"),
+        ({"parts": torch.tensor([[2, -1]])}, r"got \(2, -1\) at position 0"),
+        ({"parts": torch.tensor([[2, 2**62]])}, r"got \(2, 4611686018427387904\) at position 0"),
+        ({"parts": torch.tensor([2, 9])}, "parts must be an int64 matrix of 2 columns, got Long of shape"),
+        ({"parts": torch.tensor([[2, 9]], device="meta")}, "parts must be on the CPU, got meta"),
+        ({"sources": [torch.zeros(9, dtype=torch.uint8, device="meta")]}, r"sources\[0\] must be on the CPU, got meta"),
+    ],
+)
+def test_joining_says_what_is_wrong(change: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "out": torch.zeros(64, dtype=torch.uint8),
+        "sources": [torch.zeros(9, dtype=torch.uint8)],
+        "planes": torch.tensor([[0, 0, 8], [0, 0, 8]]),
+        "parts": torch.tensor([[2, 9]]),
+    }
+    ops.join_byte_planes_(**good)
+    with pytest.raises(ValueError, match="join_byte_planes_: .*" + message):
+        ops.join_byte_planes_(**{**good, **change})
+
+
+def test_joining_within_a_source_is_refused() -> None:
+    memory = torch.zeros(100, dtype=torch.uint8)
+    rows = torch.tensor([[0, 0, 8]]), torch.tensor([[1, 9]])
+    with pytest.raises(ValueError, match=r"out must share no memory with the sources, got some of sources\[0\]"):
+        ops.join_byte_planes_(memory[:64], [memory[50:]], *rows)
+    ops.join_byte_planes_(memory[:64], [memory[64:]], *rows)
+    with pytest.raises(TypeError, match="join_byte_planes_: sources must be a sequence of tensors, got one tensor"):
+        ops.join_byte_planes_(memory[:64], memory[64:], *rows)  # type: ignore[arg-type]
 
 
 # ---- Frames ---------------------------------------------------------------------------------------------------------
@@ -247,6 +352,12 @@ CALLS = {
     "crc32c": ([torch.arange(5.0), torch.arange(3)],),
     "to_byte_planes": (torch.arange(6.0).reshape(2, 3),),
     "from_byte_planes": (torch.zeros(4, 3, dtype=torch.uint8),),
+    "join_byte_planes_": (
+        torch.zeros(64, dtype=torch.uint8),
+        [torch.arange(9, dtype=torch.uint8)],
+        torch.tensor([[0, 0, 8], [0, 1, 4]]),
+        torch.tensor([[2, 9]]),
+    ),
     "tfrecord_frames": (_FRAMED, True),
     "tfrecord_framed": strings([b"ab", b"c"]),
 }

@@ -77,36 +77,43 @@ void join_elements(const uint8_t* planes, int64_t n, Word* x) {
   });
 }
 
-// A plane somewhere in memory: its bytes, or the one byte that all of it consists of.
+// A plane somewhere in memory, of values of so many bits; see join_byte_planes_.
 struct Plane {
   const uint8_t* bytes;
-  bool constant;
+  int64_t bits;
 };
+
+// The bytes of values [begin, begin + n) of a plane, which begin a block; in `block` unless they are stored as they
+// are.
+const uint8_t* block_of(const Plane& plane, int64_t begin, int64_t n, uint8_t* block) {
+  using Unpack = void (*)(const uint8_t*, int64_t, int64_t, uint8_t*);
+  static const Unpack unpack = pick_level<Unpack>(&baseline::unpack_bits, &avx2::unpack_bits, &avx512::unpack_bits);
+  if (plane.bits == 8) return plane.bytes + begin;
+  if (plane.bits > 0) {
+    unpack(plane.bytes + begin / 8 * plane.bits, (n + 7) / 8, plane.bits, block);
+  } else if (begin == 0) {
+    std::memset(block, *plane.bytes, static_cast<size_t>(n));
+  }
+  return block;
+}
 
 // The elements of one part, of a word's width.
 template <class Word>
 void join_part(const Plane* planes, int64_t n, uint8_t* out) {
   const Join<Word> join = pick_join<Word>();
-  uint8_t constants[sizeof(Word)][kPlaneBlock];
+  uint8_t blocks[sizeof(Word)][kPackedBlock];
   const uint8_t* at[sizeof(Word)];
-  for (size_t k = 0; k < sizeof(Word); ++k) {
-    at[k] = planes[k].constant ? constants[k] : planes[k].bytes;
-    if (planes[k].constant) std::memset(constants[k], *planes[k].bytes, static_cast<size_t>(kPlaneBlock));
-  }
-  for (int64_t i = 0; i < n; i += kPlaneBlock) {
-    join(at, std::min(kPlaneBlock, n - i), reinterpret_cast<Word*>(out) + i);
-    for (size_t k = 0; k < sizeof(Word); ++k) at[k] += planes[k].constant ? 0 : kPlaneBlock;
+  for (int64_t i = 0; i < n; i += kPackedBlock) {
+    const int64_t count = std::min(kPackedBlock, n - i);
+    for (size_t k = 0; k < sizeof(Word); ++k) at[k] = block_of(planes[k], i, count, blocks[k]);
+    join(at, count, reinterpret_cast<Word*>(out) + i);
   }
 }
 
 void join_part(int64_t width, const Plane* planes, int64_t n, uint8_t* out) {
   switch (width) {
     case 1:
-      if (planes->constant) {
-        std::memset(out, *planes->bytes, static_cast<size_t>(n));
-      } else {
-        std::memcpy(out, planes->bytes, static_cast<size_t>(n));
-      }
+      join_part<uint8_t>(planes, n, out);
       break;
     case 2:
       join_part<uint16_t>(planes, n, out);
@@ -225,7 +232,7 @@ void join_byte_planes_cpu(const Tensor& out, const std::vector<Tensor>& sources,
   const int64_t* const at = directory.planes.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < directory.planes.size(0); ++i) {
     const uint8_t* const bytes = whole[static_cast<size_t>(at[3 * i])].const_data_ptr<uint8_t>();
-    found.push_back({bytes + at[3 * i + 1], at[3 * i + 2] == 0});
+    found.push_back({bytes + at[3 * i + 1], at[3 * i + 2]});
   }
   uint8_t* const elements = static_cast<uint8_t*>(out.data_ptr());
   const int64_t* const part = directory.parts.const_data_ptr<int64_t>();

@@ -26,3 +26,18 @@ static void join_bytes(const uint8_t* const* planes, int64_t n, Word* __restrict
     x[i] = word;
   }
 }
+
+// 8 * stride values of some bits each, from their bit planes: bit q of value r * stride + t is bit r of byte
+// q * stride + t. That order, unlike neighbours in one byte, is one of whole vectors.
+static void unpack_bits(const uint8_t* packed, int64_t stride, int64_t bits, uint8_t* __restrict values) {
+  for (int64_t r = 0; r < 8; ++r) {
+    const uint8_t mask = static_cast<uint8_t>(1 << r);
+    uint8_t* const run = values + r * stride;
+    for (int64_t t = 0; t < stride; ++t) run[t] = (packed[t] & mask) != 0 ? 1 : 0;
+    for (int64_t q = 1; q < bits; ++q) {
+      const uint8_t* const plane = packed + q * stride;
+      const uint8_t bit = static_cast<uint8_t>(1 << q);
+      for (int64_t t = 0; t < stride; ++t) run[t] |= (plane[t] & mask) != 0 ? bit : uint8_t{0};
+    }
+  }
+}

@@ -2,12 +2,14 @@
 The compressed layout of prebatched files: each buffer of a column as byte planes, each plane as it is or by zstd.
 
 A column's buffers become parts: of each array its validity (without elements if it has no nulls), the lengths of its
-lists or strings, and its values or its child's parts. A part is ``[what, bytes of an element, elements, [[codec,
-bytes], ...]]`` with one pair for each plane; in a batch's metadata there is a list of parts for each column, as JSON.
+lists or strings, and its values or its child's parts. What a batch's columns consist of is a directory, a JSON object
+of three lists: ``columns``, the number of parts of each column; ``parts``, ``[what, bytes of an element, elements]``
+each; and ``planes``, ``[codec, bytes]`` each, for every byte of an element of every part that has elements.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -19,8 +21,9 @@ from torch.utils.dlpack import from_dlpack
 from ..ops import join_byte_planes_, to_byte_planes
 from ._arrow import arrow
 
-#: How a plane is stored: its bytes, a frame of zstd, or the one byte that it consists of.
-RAW, ZSTD, CONSTANT = 0, 1, 2
+#: How a plane is stored: its bytes, a frame of zstd, the one byte that it consists of, or its lowest bits as
+#: join_byte_planes_ reads them.
+RAW, ZSTD, CONSTANT, PACKED = 0, 1, 2, 3
 #: What a part is.
 VALIDITY, LENGTHS, VALUES = 0, 1, 2
 
@@ -31,10 +34,10 @@ _LARGEST_RATIO = 1 << 17
 _MOST_FREE, _MOST_EACH = 1 << 28, 1 << 10
 # Bytes that a thread keeps under each name.
 _MOST_SCRATCH = 1 << 24
-# Where a plane is taken from: what is stored, or what zstd made of all frames.
-_STORED, _UNPACKED = 0, 1
-# That of join_byte_planes_.
-_ALIGNMENT = 64
+# Elements that a part may have: sums of their bytes are no more than 2^63.
+_MOST_ELEMENTS = 1 << 48
+# Those of join_byte_planes_.
+_ALIGNMENT, _PACKED_BLOCK = 64, 1024
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Part = list[Any]
@@ -48,6 +51,17 @@ def most_bytes(stored: int) -> int:
 def decoded_bytes(parts: list[Part]) -> int:
     """The bytes of an array of these parts."""
     return sum(size * count for _, size, count, _ in parts)
+
+
+def to_directory(columns: list[list[Part]]) -> str:
+    """What a batch has of these columns' parts in its metadata."""
+    parts = [part for column in columns for part in column]
+    directory = {
+        "columns": [len(column) for column in columns],
+        "parts": [part[:3] for part in parts],
+        "planes": [plane for part in parts for plane in part[3]],
+    }
+    return json.dumps(directory, separators=(",", ":"))
 
 
 class Encoder:
@@ -99,9 +113,25 @@ class Encoder:
     def _plane(self, plane: np.ndarray) -> tuple[int, bytes]:
         if (plane == plane[0]).all():
             return CONSTANT, plane[:1].tobytes()
-        packed = self.codec.compress(plane, asbytes=True)
-        worth = len(packed) < len(plane) and len(packed) <= self.kept * len(plane)
-        return (ZSTD, packed) if worth else (RAW, plane.tobytes())
+        plain, data = RAW, plane
+        bits = int(plane.max()).bit_length()
+        if bits < 8 and bits * -(-len(plane) // 8) <= self.kept * len(plane):
+            plain, data = PACKED, _pack(plane, bits)
+        frame = self.codec.compress(plane, asbytes=True)
+        worth = len(frame) < len(data) and len(frame) <= len(data) - (1.0 - self.kept) * len(plane)
+        return (ZSTD, frame) if worth else (plain, data.tobytes())
+
+
+def _pack(plane: np.ndarray, bits: int) -> np.ndarray:
+    """The lowest bits of bytes as join_byte_planes_ reads them."""
+    places = np.arange(bits, dtype=np.uint8)[:, None, None]
+    whole = len(plane) // _PACKED_BLOCK * _PACKED_BLOCK
+    stored = []
+    for values, stride in ((plane[:whole], _PACKED_BLOCK // 8), (plane[whole:], -(-(len(plane) - whole) // 8))):
+        if len(values):
+            runs = np.pad(values, (0, -len(values) % (8 * stride))).reshape(-1, 1, 8, stride)
+            stored.append(np.packbits(runs >> places & 1, axis=2, bitorder="little").ravel())
+    return np.concatenate(stored)
 
 
 class _Scratch(threading.local):
@@ -174,65 +204,93 @@ class _Loan:
         self.memory.give_back(self.block)
 
 
+def _runs(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """``[begin, begin + count)`` of each, one after the other."""
+    return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
+
+
 class Decoder:
     """
-    Turns parts back into arrays, checking step by step that they fit their types.
+    Turns what is stored of a batch back into arrays, checking that it fits their types.
 
     All planes of a batch are decompressed in one call, and put together in another: columns are many and small.
 
     Args:
         stored: a batch's bytes, uint8.
-        room: the bytes that all arrays may have together.
+        directory: what :func:`to_directory` made of it.
+        columns: how many the batch has.
+        places: of those that are wanted.
+        ranges: ``[columns wanted, 2]``, where each of them begins and ends in ``stored``.
+        room: the bytes that all their arrays may have together.
+
+    Raises:
+        ValueError: planes that cannot be those of such parts, or arrays that need more room than there is.
     """
 
-    def __init__(self, stored: np.ndarray, room: int) -> None:
-        pa = arrow("PrebatchedDataset")
-        self.pa, self.codec, self.stored, self.room = pa, pa.Codec("zstd"), stored, room
-        self.frames: list[np.ndarray] = []
-        self.unpacked = 0
-        self.planes: list[tuple[int, int, int]] = []
-        self.sizes: list[tuple[int, int]] = []
-        #: Of each array what its parts are and where they begin in the decoded bytes, the last one first.
-        self.columns: list[list[tuple[list[int], int]]] = []
-        self.end = 0
+    def __init__(
+        self, stored: np.ndarray, directory: bytes, columns: int, places: list[int], ranges: np.ndarray, room: int
+    ) -> None:
+        self.pa, self.stored = arrow("PrebatchedDataset"), stored
+        found = json.loads(directory)
+        counts, parts, planes = (
+            np.array(found[name], np.int64).reshape(shape)
+            for name, shape in (("columns", -1), ("parts", (-1, 3)), ("planes", (-1, 2)))
+        )
+        widths, elements = parts[:, 1], parts[:, 2]
+        if not np.isin(widths, list(_DTYPES)).all() or (elements < 0).any() or (elements > _MOST_ELEMENTS).any():
+            raise ValueError("expected parts of elements of 1, 2, 4 or 8 bytes")
+        widths = np.where(elements > 0, widths, 0)
+        if len(counts) != columns or (counts < 0).any() or counts.sum() != len(parts):
+            raise ValueError(f"expected the parts of {columns} columns")
+        if widths.sum() != len(planes):
+            raise ValueError(f"expected {widths.sum()} planes, one for each byte of the parts' elements")
+        # Of the columns that are wanted.
+        part = _runs((np.cumsum(counts) - counts)[places], counts[places])
+        plane = _runs((np.cumsum(widths) - widths)[part], widths[part])
+        parts, widths, elements, planes = parts[part], widths[part], elements[part], planes[plane]
+        sizes = widths * elements
+        if sizes.astype(float).sum() > room:
+            raise ValueError(f"what is stored cannot stand for arrays of more than {room} bytes")
+        column = np.repeat(np.repeat(np.arange(len(places)), counts[places]), widths)
+        self._locate(planes, np.repeat(elements, widths), column, ranges)
+        #: Elements of each part that has any.
+        self.words = np.stack([widths, elements], 1)[elements > 0]
+        aligned = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        #: The bytes of all arrays; each part's kind and size, and where it begins in them, the first one last.
+        self.size = int(aligned.sum())
+        self.parts = list(zip(parts.tolist(), (np.cumsum(aligned) - aligned).tolist(), strict=True))[::-1]
+        #: How many parts remain after each column.
+        self.left = (len(parts) - np.cumsum(counts[places])).tolist()
 
-    def add(self, parts: list[Part], begin: int, end: int) -> None:
-        """
-        Add the next array, whose planes are ``stored[begin:end]``.
-
-        Raises:
-            ValueError: planes that cannot be those of such parts, or that need more room than there is.
-        """
-        column = []
-        for what, width, count, directory in parts:
-            if type(width) is not int or width not in _DTYPES or type(count) is not int or count < 0:
-                raise ValueError(f"expected a part of whole elements, got {count} of {width} bytes")
-            if len(directory) != (width if count else 0):
-                raise ValueError(f"expected {width if count else 0} planes, got {len(directory)}")
-            self.room -= width * count
-            if self.room < 0:
-                raise ValueError(f"{end - begin} bytes cannot stand for so many that {-self.room} have no room")
-            for codec, size in directory:
-                least = {RAW: count, ZSTD: max(1, count // _LARGEST_RATIO), CONSTANT: 1}.get(codec)
-                most = end - begin if codec == ZSTD else least
-                if type(size) is not int or least is None or most is None or not least <= size <= most:
-                    raise ValueError(f"a plane of {count} bytes cannot be stored in {size} bytes by codec {codec}")
-                if codec == ZSTD:
-                    self.frames.append(self.stored[begin : begin + size])
-                    self.planes.append((_UNPACKED, self.unpacked, 1))
-                    self.unpacked += count
-                else:
-                    self.planes.append((_STORED, begin, int(codec == RAW)))
-                begin += size
-                if begin > end:
-                    raise ValueError(f"a plane ends {begin - end} bytes after its column")
-            column.append(([what, width, count], self.end))
-            if count:
-                self.sizes.append((width, count))
-                self.end += -(-width * count // _ALIGNMENT) * _ALIGNMENT
-        if begin != end:
-            raise ValueError(f"{end - begin} bytes are left over")
-        self.columns.append(column[::-1])
+    def _locate(self, planes: np.ndarray, counts: np.ndarray, column: np.ndarray, ranges: np.ndarray) -> None:
+        """Find out where planes of so many bytes, each of some column, are, and how they are stored."""
+        codec, sizes = planes[:, 0], planes[:, 1]
+        packed = -(-counts // 8)
+        fits = (codec == RAW) & (sizes == counts)
+        fits |= (codec == CONSTANT) & (sizes == 1)
+        fits |= (codec == PACKED) & (sizes % packed == 0) & (sizes < 8 * packed)
+        fits |= (codec == ZSTD) & (sizes >= counts // _LARGEST_RATIO)
+        fits &= (sizes > 0) & (sizes <= len(self.stored))
+        if not fits.all():
+            i = int(fits.argmin())
+            raise ValueError(f"a plane of {counts[i]} bytes cannot be stored in {sizes[i]} bytes by codec {codec[i]}")
+        stored = np.bincount(column, sizes, len(ranges))
+        if (stored != ranges[:, 1] - ranges[:, 0]).any():
+            raise ValueError("the planes of a column must have as many bytes as it has")
+        before = np.cumsum(sizes) - sizes
+        starts = before + (ranges[:, 0] - (np.cumsum(stored) - stored).astype(np.int64))[column]
+        frames = codec == ZSTD
+        unpacked = np.where(frames, counts, 0)
+        #: The frames of zstd, and the bytes that they have together.
+        self.frames = [
+            self.stored[start : start + size]
+            for start, size in zip(starts[frames].tolist(), sizes[frames].tolist(), strict=True)
+        ]
+        self.unpacked = int(unpacked.sum())
+        bits = np.select([codec == CONSTANT, codec == PACKED], [0, sizes // packed], 8)
+        starts = np.where(frames, np.cumsum(unpacked) - unpacked, starts)
+        #: As join_byte_planes_ takes them: what is stored is its first source, what zstd makes of the frames another.
+        self.planes = np.stack([frames.astype(np.int64), starts, bits], 1)
 
     def decode(self, kinds: list[Any], rows: int, memory: Recycled) -> list[Any]:
         """
@@ -245,47 +303,47 @@ class Decoder:
         if self.frames:
             # Frames of zstd may follow one another.
             frames = np.concatenate(self.frames, out=scratch("frames", sum(map(len, self.frames))))
-            joined = self.codec.decompress(frames, decompressed_size=self.unpacked)
+            joined = self.pa.Codec("zstd").decompress(frames, decompressed_size=self.unpacked)
             sources.append(from_dlpack(self.pa.Array.from_buffers(self.pa.uint8(), self.unpacked, [None, joined])))
-        planes = torch.tensor(self.planes, dtype=torch.int64).reshape(-1, 3)
-        sizes = torch.tensor(self.sizes, dtype=torch.int64).reshape(-1, 2)
-        block = memory.take(max(self.end, _ALIGNMENT))
-        self.decoded = join_byte_planes_(torch.from_numpy(block), sources, planes, sizes)
+        block = memory.take(max(self.size, _ALIGNMENT))
+        planes, words = torch.from_numpy(self.planes), torch.from_numpy(self.words)
+        self.decoded = join_byte_planes_(torch.from_numpy(block), sources, planes, words)
         self.buffer = memory.lend(block)
-        return [self._whole(column, kind, rows) for column, kind in zip(self.columns, kinds, strict=True)]
+        return [self._whole(kind, rows, left) for kind, left in zip(kinds, self.left, strict=True)]
 
-    def _whole(self, column: list[tuple[list[int], int]], kind: Any, rows: int) -> Any:
-        array = self._array(column, kind, rows)
-        if column:
-            raise ValueError(f"{len(column)} parts are left over")
+    def _whole(self, kind: Any, rows: int, left: int) -> Any:
+        """The next array, after which so many parts must be left."""
+        array = self._array(kind, rows)
+        if len(self.parts) != left:
+            raise ValueError(f"a column of type {kind} has {abs(len(self.parts) - left)} parts too many or too few")
         return array
 
-    def _array(self, column: list[tuple[list[int], int]], kind: Any, rows: int) -> Any:
+    def _array(self, kind: Any, rows: int) -> Any:
         types = self.pa.types
-        if column and column[-1][0] == [VALIDITY, 1, 0]:
-            column.pop()
+        if self.parts and self.parts[-1][0] == [VALIDITY, 1, 0]:
+            self.parts.pop()
             validity = None
         else:
-            validity = self._part(column, VALIDITY, 1, (rows + 7) // 8)
+            validity = self._part(VALIDITY, 1, (rows + 7) // 8)
         children, buffers = [], [validity]
         if types.is_fixed_size_list(kind):
-            children = [self._array(column, kind.value_type, rows * kind.list_size)]
+            children = [self._array(kind.value_type, rows * kind.list_size)]
         elif types.is_boolean(kind):
-            buffers.append(self._part(column, VALUES, 1, (rows + 7) // 8))
+            buffers.append(self._part(VALUES, 1, (rows + 7) // 8))
         elif types.is_integer(kind) or types.is_floating(kind):
-            buffers.append(self._part(column, VALUES, kind.bit_width // 8, rows))
+            buffers.append(self._part(VALUES, kind.bit_width // 8, rows))
         else:
             wide = types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
-            offsets = self._offsets(column, torch.int64 if wide else torch.int32, rows)
+            offsets = self._offsets(torch.int64 if wide else torch.int32, rows)
             buffers.append(self.pa.py_buffer(offsets.numpy()))
             if types.is_list(kind) or types.is_large_list(kind):
-                children = [self._array(column, kind.value_type, int(offsets[-1]))]
+                children = [self._array(kind.value_type, int(offsets[-1]))]
             else:
-                buffers.append(self._part(column, VALUES, 1, int(offsets[-1])))
+                buffers.append(self._part(VALUES, 1, int(offsets[-1])))
         return self.pa.Array.from_buffers(kind, rows, buffers, children=children)
 
-    def _offsets(self, column: list[tuple[list[int], int]], dtype: torch.dtype, rows: int) -> Tensor:
-        begin = self._place(column, LENGTHS, dtype.itemsize, rows)
+    def _offsets(self, dtype: torch.dtype, rows: int) -> Tensor:
+        begin = self._place(LENGTHS, dtype.itemsize, rows)
         lengths = self.decoded[begin : begin + rows * dtype.itemsize].view(dtype)
         offsets = torch.zeros(rows + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
@@ -294,13 +352,13 @@ class Decoder:
             raise ValueError(f"lengths of lists must be positive and add up to less than {torch.iinfo(dtype).max}")
         return offsets.to(dtype)
 
-    def _part(self, column: list[tuple[list[int], int]], what: int, width: int, count: int) -> Any:
+    def _part(self, what: int, width: int, count: int) -> Any:
         """The decoded bytes of the next part."""
-        return self.buffer.slice(self._place(column, what, width, count), width * count)
+        return self.buffer.slice(self._place(what, width, count), width * count)
 
-    def _place(self, column: list[tuple[list[int], int]], what: int, width: int, count: int) -> int:
+    def _place(self, what: int, width: int, count: int) -> int:
         """Where the next part begins, which must be of this kind and size."""
         expected = [what, width, count]
-        if not column or column[-1][0] != expected:
-            raise ValueError(f"expected a part {expected}, got {column[-1][0] if column else 'none'}")
-        return column.pop()[1]
+        if not self.parts or self.parts[-1][0] != expected:
+            raise ValueError(f"expected a part {expected}, got {self.parts[-1][0] if self.parts else 'none'}")
+        return self.parts.pop()[1]

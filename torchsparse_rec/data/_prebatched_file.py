@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -21,6 +20,8 @@ from ._mapped import mapped, populate
 from ._planes import Decoder, Recycled, most_bytes, scratch
 
 VERIFY = ("first", "always", "never")
+# What reading damaged metadata may raise.
+_COMPLAINTS = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _T = TypeVar("_T")
 
 
@@ -170,7 +171,15 @@ class PrebatchedFile:
             raise
         except MemoryError:  # that of the machine, also if Arrow raises it
             raise
-        except (self._pa.ArrowException, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
+        except (
+            self._pa.ArrowException,
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise DataError(self.path, offset, f"{what} is damaged: {error}") from error
 
     def _check_metadata(self, i: int, message: memoryview) -> None:
@@ -256,14 +265,14 @@ class PrebatchedFile:
         if verify:
             start = int(self._entries["offset"][i]) - begin
             self._verify(i, chosen, (physical, metadata), memory, start)
-        parts = json.loads((metadata or {})[_index.PARTS_KEY])
         rows = int(self._entries["rows"][i])
-        decoder = Decoder(memory, most_bytes(int(self._entries["body"][i])))
         address = memory.ctypes.data
-        for place, column in zip(self._places, chosen.columns, strict=True):
-            _, offsets, stored = column.buffers()
-            begin, end = np.frombuffer(offsets, np.int64, 2) + (stored.address - address if stored else 0)
-            decoder.add(parts[place], int(begin), int(end))
+        values = [column.buffers()[2] for column in chosen.columns]
+        begins = np.array([value.address - address if value else 0 for value in values], np.int64)
+        ranges = np.stack([begins, begins + [value.size if value else 0 for value in values]], 1)
+        room = most_bytes(int(self._entries["body"][i]))
+        directory = (metadata or {})[_index.PARTS_KEY]
+        decoder = Decoder(memory, directory, physical.num_columns, self._places, ranges, room)
         arrays = decoder.decode(self.schema.types, rows, self._memory)
         batch = self._pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         batch.validate(full=first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from ..ops import crc32c
 from . import _index
 from ._arrow import arrow
 from ._files import PathLike, whole_file
-from ._planes import Encoder, decoded_bytes, most_bytes
+from ._planes import Encoder, decoded_bytes, most_bytes, to_directory
 from ._prebatched_file import PrebatchedFile
 from ._progress import progress_bar
 from ._types import cast_stored, narrowest, stored_type, wider
@@ -259,7 +258,7 @@ class _Sink:
                 "smaller batches"
             )
         packed = self.pa.RecordBatch.from_arrays(columns, schema=self.physical)
-        return self._compact(packed, self.physical), json.dumps(parts, separators=(",", ":"))
+        return self._compact(packed, self.physical), to_directory(parts)
 
     def close(self) -> None:
         """Complete the file."""

@@ -143,8 +143,11 @@ def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, pa
             arrays, each array from the next multiple of 64 bytes on, with zeros between; what it has beyond is left
             alone. For its size see the parts.
         sources: uint8 vectors, on the CPU.
-        planes: ``[P, 3]``, int64, on the CPU: rows ``(source, start, step)``. Byte i of such a plane is
-            ``sources[source][start + step * i]``; the step is 1, or 0 for a plane that consists of one byte.
+        planes: ``[P, 3]``, int64, on the CPU: rows ``(source, start, bits)``: where in which source a plane begins.
+            With 8 bits its bytes are there; with 0 the one byte that all of them are; with 1 to 7 bits all bytes are
+            below ``2 ** bits`` and stored as bit planes, in ``bits * ceil(N / 8)`` bytes: for each block of 1,024 of
+            them, or what is left, ``M = ceil(block / 8)`` bytes for each bit, so that bit q of the block's byte
+            ``r * M + t`` is bit r of its stored byte ``q * M + t``.
         parts: ``[Q, 2]``, int64, on the CPU: rows ``(bytes of an element, N)``, one for each array. Its planes, as many
             as an element has bytes, which are 1, 2, 4 or 8, are the next ones.
 
@@ -162,7 +165,7 @@ def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, pa
         >>> import torch
         >>> from torchsparse_rec import ops
         >>> low, high = torch.tensor([1, 2, 3, 0], dtype=torch.uint8), torch.tensor([1], dtype=torch.uint8)
-        >>> planes = torch.tensor([[0, 0, 1], [1, 0, 0]])
+        >>> planes = torch.tensor([[0, 0, 8], [1, 0, 0]])
         >>> out = torch.empty(64, dtype=torch.uint8)
         >>> ops.join_byte_planes_(out, [low, high], planes, torch.tensor([[2, 3]]))[:6].view(torch.int16)
         tensor([257, 258, 259], dtype=torch.int16)
@@ -304,12 +307,5 @@ def _tfrecord_framed_fake(bytes: Tensor, offsets: Tensor) -> Tensor:
 
 
 # Bytes and integers come out: autograd has nothing to do.
-for _name in (
-    "crc32c",
-    "to_byte_planes",
-    "from_byte_planes",
-    "join_byte_planes_",
-    "tfrecord_frames",
-    "tfrecord_framed",
-):
+for _name in ("crc32c", "to_byte_planes", "from_byte_planes", "tfrecord_frames", "tfrecord_framed"):
     _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
