@@ -14,7 +14,6 @@ import torch
 from torchsparse_rec.profiling import diagnose
 from torchsparse_rec.profiling.__main__ import main
 from torchsparse_rec.profiling._batches import Batches, Exhausted, copied, examples_in, fresh, moved, parts_of, versions
-from torchsparse_rec.profiling._files import replacing
 from torchsparse_rec.profiling._trace import Profile
 from torchsparse_rec.profiling.demo import build
 from torchsparse_rec.profiling.timeline import draw_timeline
@@ -303,16 +302,15 @@ def test_examples_and_columns_of_any_batch():
         assert examples_in(moved(batch, torch.device("cpu"))) == examples
 
 
-def test_files_appear_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+def test_the_folder_is_made_before_anything_runs(tmp_path):
+    def untouched(batch: torch.Tensor) -> None:
+        raise AssertionError("the step must not run")
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file/out"):
+        diagnose(untouched, [torch.ones(2)] * 4, out=tmp_path / "file/out")
+    diagnose(step, [torch.ones(2)] * 4, steps=2, out=tmp_path / "new/out")
+    assert {"trace.json", "report.txt", "diagnosis.json"} <= {path.name for path in (tmp_path / "new/out").iterdir()}
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):

@@ -77,14 +77,15 @@ def diagnose(
         warmup: steps before all that is timed, at least 1. Default 3.
         restore: put everything back. It takes a copy of the model and the optimizer's state as long as the diagnosis
             runs; without it, the training moves on by the steps that were run, and no parts are taken out of the model.
-        out: a folder for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs matplotlib: the extra
-            ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
+        out: a folder, made if there is none, for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs
+            matplotlib: the extra ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
 
     Returns:
         The diagnosis: ``verdict``, ``findings``, ``report()``, ``to_json()``.
 
     Raises:
         ValueError: fewer than two batches; steps below 2; warmup below 1; no such device; out is a file.
+        OSError: out cannot be made, or not be written to.
         TypeError: a step that cannot be called, a loader that cannot be iterated.
 
     What ``step`` raises passes through.
@@ -110,6 +111,9 @@ def diagnose(
     """
     _check(step, loader, steps, warmup, out)
     chosen = checked_device(device) if device is not None else None
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # at once: a diagnosis that cannot be written is not worth its time
     found = find((step, step_without_dense), model, optimizer)
     random = RandomNumbers([*found.generators, *_generators_of(loader)])
     snapshot = Snapshot(found) if restore else None
@@ -117,7 +121,7 @@ def diagnose(
     if snapshot is not None:
         run.recover = snapshot.restore
     try:
-        diagnosis = run.diagnosis(Path(out) if out is not None else None)
+        diagnosis = run.diagnosis(folder)
     finally:
         run.batches.close()
         if snapshot is not None:
