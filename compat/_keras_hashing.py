@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ._keras_arguments import checked_salt
 from ._keras_encode import Entries, as_dtype, encoded, one_hot_entries, reduced_entries
+from ._keras_layer import Layer
 from .tensorflow import RaggedTensor, SparseTensor
 from .tensorflow._tensors import as_values
 
 
-class _Encoder(torch.nn.Module):
+class _Encoder(Layer):
     """What both layers do with bins, and their common arguments."""
 
     def __init__(
@@ -31,11 +33,6 @@ class _Encoder(torch.nn.Module):
         self.name = name or type(self).__name__.lower()
         self.dtype = as_dtype(dtype) or (torch.int64 if output_mode == "int" else torch.get_default_dtype())
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer from ``get_config()``, its own or Keras's."""
-        return cls(**config)
-
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal layer."""
         return {
@@ -45,10 +42,6 @@ class _Encoder(torch.nn.Module):
             "output_mode": self.output_mode,
             "sparse": self.sparse,
         }
-
-    def extra_repr(self) -> str:
-        """What ``repr`` shows."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
 
     def _encoded(self, entries: Entries) -> Any:
         """One, or the number of entries, at each entry's bin."""
@@ -108,9 +101,7 @@ class Hashing(_Encoder):
         if sparse and output_mode == "int":
             raise ValueError("sparse must be False for output_mode 'int'")
         self.mask_value = mask_value
-        if salt is not None and not isinstance(salt, int) and not (isinstance(salt, (list, tuple)) and len(salt) == 2):
-            raise ValueError(f"salt must be an integer or two, got {salt!r}")
-        self.salt = [salt, salt] if isinstance(salt, int) else salt if salt is None else list(salt)
+        self.salt = checked_salt(salt)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal layer."""

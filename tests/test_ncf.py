@@ -14,17 +14,10 @@ from torchsparse_rec.examples.ncf import __main__ as command
 from torchsparse_rec.examples.ncf import data, evaluate, sampling, steps, train
 from torchsparse_rec.examples.ncf.model import NeuMF
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DATA = os.environ.get(data.ENVIRONMENT_VARIABLE)
 SMALL = {"factors": 4, "layers": (16, 8), "batch_size": 256, "lr": 5e-3}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    # On tables this small a second thread only waits, and on a busy machine for long.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from torchsparse_rec.profiling._trace import Profile
 from torchsparse_rec.profiling.demo import build
 from torchsparse_rec.profiling.timeline import draw_timeline
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SCRIPT = """
 import time
 import torch
@@ -45,11 +47,6 @@ def whole_loop():
 def nothing():
     return step
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread(restore_threads) -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture

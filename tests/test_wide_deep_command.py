@@ -14,17 +14,10 @@ from torchsparse_rec.examples.wide_deep import __main__ as command
 from torchsparse_rec.examples.wide_deep import metrics, sources, train
 
 pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLAGS = "--rows 200 --samples 1000 --held-out 300 --batch-size 256 --embedding-dim 4 --mlp 16,8 --lr 0.5".split()
 SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "train.txt"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(*flags):
@@ -123,10 +116,9 @@ def test_the_picture_names_the_data(tmp_path, monkeypatch):
     assert titles == ["Wide & Deep, hashed columns", "Wide & Deep, Criteo"]
 
 
-def test_threads_are_torchs(tmp_path, capsys):
+def test_threads_are_torchs(tmp_path, capsys, restore_threads):
     assert run("--threads", 2, "--steps", 1, "--no-checkpoint", "--output-dir", tmp_path) == 0
     assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
 
 
 def test_without_matplotlib_or_torchmetrics_it_says_so(tmp_path, monkeypatch, capsys):

@@ -16,22 +16,19 @@ from ._plain import make_fields_plain, plain, set_field
 Normalizer = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class NumericColumn(DenseColumn):
-    """Numbers as they are, or normalized: see :func:`numeric_column`."""
+class NumbersColumn(DenseColumn):
+    """What both columns have that read one feature of numbers, whose name they have."""
 
     key: str
-    shape: tuple[int, ...] = (1,)
-    default_value: Any = None
-    dtype: str = "float32"
-    normalizer_fn: Normalizer | None = None
+    shape: tuple[int, ...]
+    dtype: str
+    normalizer_fn: Normalizer | None
 
     def __post_init__(self) -> None:
         make_fields_plain(self)
         check_key(self.key)
         set_field(self, "shape", _checked_shape(self.shape, self.key))
         set_field(self, "dtype", _number_dtype(self.dtype, self.key))
-        set_field(self, "default_value", _default(self.default_value, self.shape, self.dtype, self.key))
         set_field(self, "normalizer_fn", _normalizer(self.normalizer_fn, self.shape, self.key))
 
     @property
@@ -41,12 +38,27 @@ class NumericColumn(DenseColumn):
 
     @property
     def width(self) -> int:
-        """The product of its shape."""
+        """The product of its shape: the numbers of an example, or of one step of a sequence."""
         return math.prod(self.shape)
 
     def features(self) -> list[str]:
         """The one feature that it reads."""
         return [self.key]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NumericColumn(NumbersColumn):
+    """Numbers as they are, or normalized: see :func:`numeric_column`."""
+
+    key: str
+    shape: tuple[int, ...] = (1,)
+    default_value: Any = None
+    dtype: str = "float32"
+    normalizer_fn: Normalizer | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        set_field(self, "default_value", _default(self.default_value, self.shape, self.dtype, self.key))
 
     @property
     def needs_adapt(self) -> bool:
@@ -115,7 +127,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SequenceNumericColumn(DenseColumn):
+class SequenceNumericColumn(NumbersColumn):
     """Sequences of numbers: see :func:`sequence_numeric_column`."""
 
     key: str
@@ -123,27 +135,6 @@ class SequenceNumericColumn(DenseColumn):
     default_value: float = 0.0
     dtype: str = "float32"
     normalizer_fn: Normalizer | None = None
-
-    def __post_init__(self) -> None:
-        make_fields_plain(self)
-        check_key(self.key)
-        set_field(self, "shape", _checked_shape(self.shape, self.key))
-        set_field(self, "dtype", _number_dtype(self.dtype, self.key))
-        set_field(self, "normalizer_fn", _normalizer(self.normalizer_fn, self.shape, self.key))
-
-    @property
-    def name(self) -> str:
-        """The feature's."""
-        return self.key
-
-    @property
-    def width(self) -> int:
-        """The numbers of one step of the sequence."""
-        return math.prod(self.shape)
-
-    def features(self) -> list[str]:
-        """The one feature that it reads."""
-        return [self.key]
 
 
 def numeric_column(
