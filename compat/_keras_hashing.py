@@ -93,8 +93,8 @@ class Hashing(_Encoder):
         dtype: Any = None,
         trainable: bool = True,
     ) -> None:
-        if num_bins is None or num_bins <= 0:
-            raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+        if not isinstance(num_bins, int) or num_bins < 1:
+            raise ValueError(f"num_bins must be an integer of at least 1, got {num_bins!r}")
         super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot", "multi_hot", "count"))
         if output_mode == "int" and self.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"dtype must be int32 or int64 for output_mode 'int', got {self.dtype}")

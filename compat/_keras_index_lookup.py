@@ -214,7 +214,7 @@ class IndexLookup(Layer):
                 self.update_state(batch)
         else:
             values = self._inputs(data)
-            if isinstance(values, (Tensor, np.ndarray)) and values.ndim == 1:
+            if isinstance(values, (Tensor, np.ndarray)) and values.ndim < 2:
                 values = values.reshape(-1, 1)
             self._count(values)
         self.finalize_state()

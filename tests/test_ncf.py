@@ -237,6 +237,10 @@ def test_command_refuses_what_it_cannot_use(small, tmp_path, monkeypatch, capsys
     assert "invalid choice: 'lazy'" in refused(capsys, "--grad-mode", "lazy")
     assert "finite number above 0, got nan" in refused(capsys, "--lr", "nan")
     assert "does not go with --resume" in refused(capsys, "--compare", "tensorflow", "--resume", "x")
+    assert "must be cpu or cuda, got meta" in refused(capsys, "--device", "meta")
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "device", torch.device)
+        assert "on the CPU, got --device cuda" in refused(capsys, "--compare", "tensorflow", "--device", "cuda")
     monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
     assert "there is no checkpoint" in refused(capsys, "--resume", tmp_path / "none.pt")
     assert "not a checkpoint" in refused(capsys, "--resume", garbled)

@@ -167,6 +167,7 @@ def test_without_tensorflow_compare_says_so(monkeypatch, capsys):
         (["--steps", "0"], "argument --steps: must be at least 1, got 0"),
         (["--evaluate-every", "0"], "argument --evaluate-every: must be at least 1, got 0"),
         (["--device", "moon"], "moon cannot be used"),
+        (["--device", "meta"], "argument --device: must be cpu or cuda, got meta"),
         (["--threads", "0"], "argument --threads: must be at least 1, got 0"),
         (["--compare", "jax"], "invalid choice: 'jax'"),
         (["--criteo", "x", "--columns", "hashed"], "--columns is of generated examples: it does not go with --criteo"),
@@ -185,6 +186,12 @@ def test_without_tensorflow_compare_says_so(monkeypatch, capsys):
 )
 def test_it_refuses_flags(flags, text, capsys):
     assert text in refused(capsys, *flags)
+
+
+def test_it_refuses_to_compare_elsewhere_than_on_the_cpu(capsys, monkeypatch):
+    monkeypatch.setattr(command, "device", torch.device)
+    text = "--compare runs on the CPU, got --device cuda:1"
+    assert text in refused(capsys, "--compare", "tensorflow", "--device", "cuda:1")
 
 
 def test_it_refuses_files_it_cannot_use(tmp_path, capsys):

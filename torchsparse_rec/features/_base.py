@@ -239,10 +239,9 @@ def check_string_or_int(dtype: Any, key: str) -> str:
 
 
 def check_count(what: str, value: Any, least: int, key: str) -> int:
-    """An integer that is not too small."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    """An integer of 64 bits that is not too small."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
         raise ValueError(f"column {key!r}: {what} must be an integer of at least {least}, got {value!r}")
-    number = int(value)
-    if not least <= number < 2**63:
-        raise ValueError(f"column {key!r}: {what} must be an integer of at least {least}, got {value!r}")
-    return number
+    if int(value) >= 2**63:
+        raise ValueError(f"column {key!r}: {what} must be an integer below 2 ** 63, got {value!r}")
+    return int(value)

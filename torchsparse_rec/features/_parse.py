@@ -22,7 +22,7 @@ def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
         others. Files hold integers as int64 and other numbers as float32, whatever the columns' dtypes.
 
     Raises:
-        ValueError: for two columns that read one feature in different ways.
+        ValueError: for what is no column, or two that read one feature in different ways.
 
     Source: ``tf.feature_column.make_parse_example_spec``.
 
@@ -37,7 +37,7 @@ def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
     from ..data import FixedLenFeature, VarLenFeature
 
     found: dict[str, Any] = {}
-    for name, (dtype, width, default) in _wanted(list(columns)).items():
+    for name, (dtype, width, default) in _wanted([columns] if isinstance(columns, Column) else list(columns)).items():
         if width is None:
             found[name] = VarLenFeature(dtype)
         else:
@@ -51,7 +51,12 @@ _Wanted = tuple[str, "int | None", Any]
 
 def _wanted(columns: list[Any]) -> dict[str, _Wanted]:
     found: dict[str, _Wanted] = {}
-    for column in columns:
+    for position, column in enumerate(columns):
+        if not isinstance(column, Column):
+            raise ValueError(
+                f"parse_example_features: columns must hold a Column in each place, got {column!r} at position "
+                f"{position}"
+            )
         for name, wanted in _of_column(column):
             if found.setdefault(name, wanted) != wanted:
                 raise ValueError(f"columns must read feature {name!r} in one way, got {found[name]} and {wanted}")

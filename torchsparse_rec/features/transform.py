@@ -289,7 +289,8 @@ class FeatureTransform(torch.nn.Module):
             The module itself.
 
         Raises:
-            ValueError: for no batches; more words than ``max_distinct``; a column without any value.
+            ValueError: for no batches; more words than ``max_distinct``; a column without any value, or whose numbers
+                have several dimensions; boundaries of numbers whose mean is to be found in the same pass.
 
         Source: ``adapt`` of ``keras.layers.StringLookup``, ``IntegerLookup``, ``Discretization``, ``Normalization``.
 

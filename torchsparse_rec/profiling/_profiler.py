@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..data._files import whole_file
 from ._batches import Batches, Exhausted, TrainingStep
+from ._experiments import wait
 from ._trace import DENSE, LOADER, LOOKUP, STEP, Profile, read_profile
 
 __all__ = ["profile_steps"]
@@ -80,8 +81,7 @@ def _trace(
             batch = step.ready(batch)
             with record_function(STEP):
                 step(batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
     profiler.export_chrome_trace(str(path))
     with path.open(encoding="utf-8", errors="replace") as file:
         return json.load(file)  # type: ignore[no-any-return]

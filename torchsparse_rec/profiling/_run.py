@@ -28,7 +28,7 @@ from .causes import Measured, find_causes, wasteful
 from .diagnosis import Diagnosis
 from .thresholds import DENSE_GRADIENT_SHARE, HEAVY_DENSE_SHARE, LOADER_SHARE, MATRIX_PRODUCT_SHARE
 
-__all__ = ["diagnose"]
+__all__ = ["checked_device", "diagnose"]
 
 # Steps per experiment where none are asked for: as many as take about this long, within limits.
 _SECONDS = 0.4
