@@ -166,6 +166,14 @@ def test_wrong_arguments():
         diagnose(3, [])
     with pytest.raises(TypeError, match="diagnose: loader must be an iterable of batches, got int"):
         diagnose(step, 3)
+    with pytest.raises(TypeError, match="diagnose: model must be a torch.nn.Module, got int"):
+        diagnose(step, [], model=3)
+    with pytest.raises(TypeError, match="diagnose: optimizer must be a torch.optim.Optimizer, got Linear"):
+        diagnose(step, [], optimizer=torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="diagnose: step_without_dense must be a function of a batch, got int"):
+        diagnose(step, [], step_without_dense=3)
+    with pytest.raises(TypeError, match="diagnose: warmup must be an integer, got 1.5"):
+        diagnose(step, [], warmup=1.5)
     with pytest.raises(ValueError, match="diagnose: steps must be at least 2, got 1"):
         diagnose(step, [], steps=1)
     with pytest.raises(ValueError, match="diagnose: warmup must be at least 1, got 0"):
