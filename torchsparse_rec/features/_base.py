@@ -210,7 +210,19 @@ def _plain(value: Any, column: Column, field: str) -> Any:
     return value
 
 
-# ---- What the functions that make columns check ---------------------------------------------------------------------
+# ---- What the functions that make or take columns check -------------------------------------------------------------
+
+
+def checked_columns(function: str, argument: str, columns: Any, kind: type[ColumnT]) -> list[ColumnT]:
+    """Columns of one kind, of which one need not be in a list."""
+    found: list[Any] = [columns] if isinstance(columns, Column) else list(columns)
+    for position, column in enumerate(found):
+        if not isinstance(column, kind):
+            raise ValueError(
+                f"{function}: {argument} must hold a {kind.__name__} in each place, got {column!r} at position "
+                f"{position}"
+            )
+    return found
 
 
 def check_key(key: Any) -> str:

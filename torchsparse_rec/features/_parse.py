@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ._base import FLOATS, Column
+from ._base import FLOATS, Column, checked_columns
 from ._composed import CrossedColumn, WeightedCategoricalColumn
 from ._numeric import NumericColumn, SequenceNumericColumn
 
@@ -37,7 +37,8 @@ def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
     from ..data import FixedLenFeature, VarLenFeature
 
     found: dict[str, Any] = {}
-    for name, (dtype, width, default) in _wanted([columns] if isinstance(columns, Column) else list(columns)).items():
+    checked = checked_columns("parse_example_features", "columns", columns, Column)
+    for name, (dtype, width, default) in _wanted(checked).items():
         if width is None:
             found[name] = VarLenFeature(dtype)
         else:
@@ -51,12 +52,7 @@ _Wanted = tuple[str, "int | None", Any]
 
 def _wanted(columns: list[Any]) -> dict[str, _Wanted]:
     found: dict[str, _Wanted] = {}
-    for position, column in enumerate(columns):
-        if not isinstance(column, Column):
-            raise ValueError(
-                f"parse_example_features: columns must hold a Column in each place, got {column!r} at position "
-                f"{position}"
-            )
+    for column in columns:
         for name, wanted in _of_column(column):
             if found.setdefault(name, wanted) != wanted:
                 raise ValueError(f"columns must read feature {name!r} in one way, got {found[name]} and {wanted}")
