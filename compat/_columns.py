@@ -178,7 +178,7 @@ def keras_layer_to_column(layer: Any, key: Any, *, dtype: Any = "string") -> Any
     Args:
         layer: of Keras or of ``compat.keras``, or its configuration with its class's name, ``{"class_name": ...,
             "config": {...}}``. Lookups, bins and hashes in the mode ``"int"`` give a categorical column, in the modes
-            ``"multi_hot"`` (of one id per example) and ``"count"`` its indicator.
+            ``"one_hot"`` and ``"multi_hot"`` (both of one id per example) and ``"count"`` its indicator.
         key: the feature; of ``HashedCrossing`` a list of them.
         dtype: what the feature of a ``Hashing`` layer holds, which the layer does not say: ``"string"`` (default),
             or an integer dtype.

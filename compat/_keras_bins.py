@@ -11,11 +11,12 @@ from torch import Tensor
 from ..features._statistics import compressed, merged, summarized
 from ._keras_arguments import is_stream
 from ._keras_encode import ENCODINGS, as_dtype, encode, mapped_values
+from ._keras_layer import Layer
 from .tensorflow import RaggedTensor, SparseTensor
 from .tensorflow._tensors import as_values
 
 
-class Discretization(torch.nn.Module):
+class Discretization(Layer):
     """
     Put numbers into bins.
 
@@ -157,10 +158,6 @@ class Discretization(torch.nn.Module):
         """What ``get_extra_state`` gave."""
         self.bin_boundaries = state["bin_boundaries"]
 
-    def extra_repr(self) -> str:
-        """What ``repr`` shows."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-
 
 def _numbers(boundaries: Any) -> list[float]:
     numbers = boundaries.tolist() if hasattr(boundaries, "tolist") else list(boundaries)
@@ -184,7 +181,7 @@ def _binned(values: Any, boundaries: list[float]) -> Tensor:
     return torch.bucketize(values.detach().to(common), limits.to(common), right=True)
 
 
-class CategoryEncoding(torch.nn.Module):
+class CategoryEncoding(Layer):
     """
     Make vectors of ids.
 
@@ -253,15 +250,6 @@ class CategoryEncoding(torch.nn.Module):
             "output_mode": self.output_mode,
             "sparse": self.sparse,
         }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> CategoryEncoding:
-        """A layer from ``get_config()``, its own or Keras's."""
-        return cls(**config)
-
-    def extra_repr(self) -> str:
-        """What ``repr`` shows."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
 
 
 def _ids(values: Any) -> Tensor:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._keras_encode import Entries, as_dtype, encoded, one_hot_entries, reduced_entries
+from ._keras_arguments import checked_salt
+from ._keras_encode import as_dtype, encode, mapped_values
+from ._keras_layer import Layer
 from .tensorflow import RaggedTensor, SparseTensor
 from .tensorflow._tensors import as_values
 
 
-class _Encoder(torch.nn.Module):
-    """What both layers do with bins, and their common arguments."""
+class _Encoder(Layer):
+    """What both layers have: their common arguments."""
 
     def __init__(
         self, num_bins: int, output_mode: str, sparse: bool, name: str | None, dtype: Any, modes: tuple[str, ...]
@@ -31,11 +33,6 @@ class _Encoder(torch.nn.Module):
         self.name = name or type(self).__name__.lower()
         self.dtype = as_dtype(dtype) or (torch.int64 if output_mode == "int" else torch.get_default_dtype())
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer from ``get_config()``, its own or Keras's."""
-        return cls(**config)
-
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal layer."""
         return {
@@ -45,14 +42,6 @@ class _Encoder(torch.nn.Module):
             "output_mode": self.output_mode,
             "sparse": self.sparse,
         }
-
-    def extra_repr(self) -> str:
-        """What ``repr`` shows."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
-
-    def _encoded(self, entries: Entries) -> Any:
-        """One, or the number of entries, at each entry's bin."""
-        return encoded(entries, self.num_bins, self.output_mode == "count", self.dtype, self.sparse)
 
 
 class Hashing(_Encoder):
@@ -100,17 +89,15 @@ class Hashing(_Encoder):
         dtype: Any = None,
         trainable: bool = True,
     ) -> None:
-        if num_bins is None or num_bins <= 0:
-            raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+        if not isinstance(num_bins, int) or num_bins < 1:
+            raise ValueError(f"num_bins must be an integer of at least 1, got {num_bins!r}")
         super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot", "multi_hot", "count"))
         if output_mode == "int" and self.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"dtype must be int32 or int64 for output_mode 'int', got {self.dtype}")
         if sparse and output_mode == "int":
             raise ValueError("sparse must be False for output_mode 'int'")
         self.mask_value = mask_value
-        if salt is not None and not isinstance(salt, int) and not (isinstance(salt, (list, tuple)) and len(salt) == 2):
-            raise ValueError(f"salt must be an integer or two, got {salt!r}")
-        self.salt = [salt, salt] if isinstance(salt, int) else salt if salt is None else list(salt)
+        self.salt = checked_salt(salt)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal layer."""
@@ -118,46 +105,15 @@ class Hashing(_Encoder):
 
     def forward(self, inputs: Any) -> Any:
         """The bins of the inputs, or their encoding."""
-        if isinstance(inputs, SparseTensor):
-            return self._of_sparse(inputs)
-        if isinstance(inputs, RaggedTensor):
-            return self._of_ragged(inputs)
-        bins = self._bins(as_values("inputs", inputs))
+        x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
+        bins = mapped_values(x, self._bins)
         if self.output_mode == "int":
-            return bins.to(self.dtype)
-        if self.output_mode != "one_hot":
-            return self._encoded(reduced_entries(bins))
-        if bins.dim() == 0:
-            raise ValueError("inputs must have at least 1 dimension for output_mode 'one_hot', got a scalar")
-        return self._encoded(one_hot_entries(bins.squeeze(-1) if bins.shape[-1] == 1 else bins))
-
-    def _of_sparse(self, inputs: SparseTensor) -> Any:
-        bins = self._bins(inputs.values)
-        if self.output_mode == "int":
-            return SparseTensor(inputs.indices, bins.to(self.dtype), inputs.dense_shape)
-        rank = len(inputs.shape)
-        if self.output_mode == "one_hot" or rank > 2:
-            raise ValueError(f"inputs must not be sparse of rank {rank} for output_mode {self.output_mode!r}")
-        rows = inputs.indices[:, 0].to(bins.device) if rank == 2 else torch.zeros_like(bins)
-        return self._encoded(Entries(rows, bins, inputs.shape[:-1]))
-
-    def _of_ragged(self, inputs: RaggedTensor) -> Any:
-        if isinstance(inputs.values, RaggedTensor):
-            if self.output_mode != "int":
-                raise ValueError(f"inputs must not be ragged twice for output_mode {self.output_mode!r}")
-            return RaggedTensor(self._of_ragged(inputs.values), inputs.row_splits)
-        bins = self._bins(inputs.values)
-        if self.output_mode == "int":
-            return RaggedTensor(bins.to(self.dtype), inputs.row_splits)
-        if bins.dim() > 1:
-            raise ValueError(f"inputs must have two dimensions for output_mode {self.output_mode!r} of ragged ones")
-        if self.output_mode == "one_hot":
-            if self.sparse:
-                raise TypeError("inputs must not be ragged for a sparse result of output_mode 'one_hot'")
-            every = Entries(torch.arange(len(bins), device=bins.device), bins, (len(bins),))
-            return RaggedTensor(self._encoded(every), inputs.row_splits)
-        counts = inputs.row_splits.diff()
-        return self._encoded(Entries(torch.repeat_interleave(counts).to(bins.device), bins, (len(counts),)))
+            return mapped_values(bins, lambda values: values.to(self.dtype))
+        if self.output_mode == "one_hot" and isinstance(bins, Tensor):
+            if bins.dim() == 0:
+                raise ValueError("inputs must have at least 1 dimension for output_mode 'one_hot', got a scalar")
+            bins = bins.squeeze(-1)
+        return encode(bins, self.output_mode, self.num_bins, self.dtype, self.sparse)
 
     def _bins(self, values: Tensor | np.ndarray) -> Tensor:
         """Of values of any kind, in their shape."""
@@ -255,7 +211,9 @@ class HashedCrossing(_Encoder):
                 )
         crosses, _ = ops.cross_hashed([feature.reshape(-1) for feature in features], self.num_bins)
         bins = crosses.reshape(shape)
-        return bins.to(self.dtype) if self.output_mode == "int" else self._encoded(one_hot_entries(bins))
+        if self.output_mode == "int":
+            return bins.to(self.dtype)
+        return encode(bins, self.output_mode, self.num_bins, self.dtype, self.sparse)
 
 
 def _feature(position: int, feature: Any) -> Tensor | np.ndarray:

@@ -17,16 +17,16 @@ from ..features._words import decoded, encoded
 from ._keras_arguments import check_arguments, checked_salt, integers, is_stream, listed, read_lines
 from ._keras_documents import Documents
 from ._keras_encode import encode, mapped_values
+from ._keras_layer import Layer
 from .tensorflow import SparseTensor
 
 _OLD_MODES = {"binary": "multi_hot", "tf-idf": "tf_idf"}
 
 
-class IndexLookup(torch.nn.Module):
+class IndexLookup(Layer):
     """The layer without what depends on the kind of its tokens, which are ``bytes`` or integers."""
 
-    #: For errors.
-    _kind: str
+    _hidden = ("vocabulary", "idf_weights")
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class IndexLookup(torch.nn.Module):
                 self.update_state(batch)
         else:
             values = self._inputs(data)
-            if isinstance(values, (Tensor, np.ndarray)) and values.ndim == 1:
+            if isinstance(values, (Tensor, np.ndarray)) and values.ndim < 2:
                 values = values.reshape(-1, 1)
             self._count(values)
         self.finalize_state()
@@ -336,11 +336,6 @@ class IndexLookup(torch.nn.Module):
 
     # ---- State ------------------------------------------------------------------------------------------------------
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer from ``get_config()``, its own or Keras's."""
-        return cls(**config)
-
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal layer; a vocabulary of ``adapt`` or a file is in the state, as in Keras."""
         return {
@@ -373,11 +368,6 @@ class IndexLookup(torch.nn.Module):
             tokens = state["tokens"]
             self._set_tokens([encoded(x) if isinstance(x, str) else x for x in tokens])
         self.idf_weights = state["idf_weights"]
-
-    def extra_repr(self) -> str:
-        """What ``repr`` shows."""
-        shown = {name: x for name, x in self.get_config().items() if name not in ("vocabulary", "idf_weights")}
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
 def _flat(x: Tensor) -> list[Any]:

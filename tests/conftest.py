@@ -51,6 +51,20 @@ def restore_threads():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """
+    Torch with one thread, for the module that asks for it.
+
+    On small tables a second thread only waits, on a busy machine for long; where times are measured, it would be that
+    wait that is measured.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def tensorflow():
     """The oracle. Tests that use it carry the marker ``tensorflow`` and are skipped where it is not installed."""

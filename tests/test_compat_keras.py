@@ -202,6 +202,8 @@ def test_configs_travel_both_ways(tensorflow: Any) -> None:
 
 
 def test_errors_name_the_argument() -> None:
+    with pytest.raises(ValueError, match="num_bins must be an integer of at least 1, got '4'"):
+        ours.Hashing("4")
     with pytest.raises(TypeError, match="mask_value must be a string like the inputs, got 5"):
         ours.Hashing(4, mask_value=5)(["5"])
     with pytest.raises(ValueError, match=r"inputs\[1\] must hold integers or strings, got torch.float32"):

@@ -66,7 +66,7 @@ def test_strings_adapt(keras: Any, arguments: dict[str, Any], name: str) -> None
 
 @pytest.mark.tensorflow
 def test_one_array_is_all_data(keras: Any) -> None:
-    for data in (["b", "a", "b"], [["b", "a"], ["b", "c"]], np.array(["x", "y"])):
+    for data in (["b", "a", "b"], [["b", "a"], ["b", "c"]], np.array(["x", "y"]), "b"):
         mine, theirs = (module.StringLookup(output_mode="tf_idf") for module in (ours, keras.layers))
         mine.adapt(data)
         theirs.adapt(data)

@@ -121,6 +121,14 @@ def test_adapt_refuses_two_passes():
         FeatureTransform([features.bucketized_column(number, num_bins=3)]).adapt([{"x": [1.0]}])
 
 
+def test_adapt_refuses_several_dimensions_before_it_reads():
+    column = features.numeric_column("x", (2, 2), normalizer_fn=features.Standardize())
+    with pytest.raises(
+        ValueError, match=r"shape must have one dimension to be standardized by adapt\(\), got \(2, 2\)"
+    ):
+        FeatureTransform([column]).adapt(iter([]))
+
+
 def test_marks_are_words_where_they_are_not_missing():
     column = features.categorical_column_with_vocabulary_list("x", dtype="int64")
     batch = {"x": torch.tensor([-1, -1, 3])}

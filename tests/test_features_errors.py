@@ -37,6 +37,16 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
         (lambda: features.numeric_column("x", normalizer_fn=3), "normalizer_fn must be callable, or the configuration"),
         (lambda: features.Standardize(1.0), "mean and variance must both be given"),
         (lambda: features.Standardize([1.0] * 3, [1.0] * 2), "mean and variance must have as many numbers"),
+        (lambda: features.Standardize(1.0, [1.0, -1.0]), "Standardize: variance must be a number or numbers that are"),
+        (lambda: features.Standardize("a", 1.0), "Standardize: mean must be a number or numbers, got 'a'"),
+        (
+            lambda: features.sequence_numeric_column("x", normalizer_fn=features.Standardize()),
+            "column 'x': normalizer_fn must have its mean and variance, got Standardize(mean=None",
+        ),
+        (
+            lambda: features.numeric_column("x", normalizer_fn=features.Compose((features.Standardize(),))),
+            "column 'x': normalizer_fn must have its mean and variance, got Compose(",
+        ),
         (
             lambda: features.numeric_column("x", 2, normalizer_fn=features.Standardize([1.0] * 3, [1.0] * 3)),
             "normalizer_fn must have one mean and variance for each of the 2 elements of an example, got 3",
@@ -55,6 +65,10 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
         (
             lambda: features.categorical_column_with_identity("x", 0),
             "num_buckets must be an integer of at least 1, got 0",
+        ),
+        (
+            lambda: features.categorical_column_with_identity("x", 2**63),
+            "num_buckets must be an integer below 2 ** 63, got 9223372036854775808",
         ),
         (lambda: features.categorical_column_with_identity("x", 2, 2), "default_value must be in [0, 2), got 2"),
         (
@@ -214,7 +228,12 @@ def test_columns_refuse(make, message):
         ([HASHED], {"x": ["\ud800"]}, "must hold str or bytes that can be encoded"),
         ([IDENTITY], {"x": [[1], 2]}, "a list must hold values or lists, and not both, got 2 at position 1"),
         ([IDENTITY], {"x": [[[1]]]}, "must hold numbers or strings"),
-        ([IDENTITY], {"x": [2**70]}, "must hold numbers or strings"),
+        (
+            [IDENTITY],
+            {"x": [1, 2**70]},
+            "must hold numbers or strings, and not both, got 1180591620717411303424 at pos",
+        ),
+        ([IDENTITY], {"x": [None, {}]}, "column 'x': must hold numbers or strings, and not both, got {} at position 1"),
         ([IDENTITY], {"x": ["a"]}, "column 'x': must hold integers, got strings"),
         ([IDENTITY], {"x": [0.5]}, "column 'x': must hold integers, got floats, torch.float64"),
         ([IDENTITY], {"x": [True]}, "column 'x': must hold integers, got bools"),
@@ -229,6 +248,16 @@ def test_columns_refuse(make, message):
         ),
         ([IDENTITY], {"x": ([1, 2], torch.tensor([0, 1]))}, "offsets must rise from 0 to the number of values, 2"),
         ([IDENTITY], {"x": ([1, 2], torch.tensor([0.0, 2.0]))}, "offsets must be a vector of int32 or int64"),
+        (
+            [IDENTITY],
+            {"x": (np.array(["a"]), np.array(["b"]))},
+            "column 'x': offsets must be a vector of int32 or int64",
+        ),
+        (
+            [features.numeric_column("x", 2)],
+            {"x": JaggedTensor(torch.zeros(5), offsets=torch.tensor([0, 2, 4]))},
+            "column 'x': must hold 2 numbers per example, got 5 for 2 examples",
+        ),
         (
             [IDENTITY],
             {"x": ([[1, 2]], torch.tensor([0, 2]))},
@@ -283,7 +312,14 @@ def test_pyarrow_columns_are_refused():
             + features.shared_embeddings(
                 [features.categorical_column_with_identity("y", 10)], 3, shared_embedding_collection_name="t"
             ),
-            "table 't': its columns must have the same num_buckets and dimension, got 2 and 3",
+            "table 't': its columns must have the same dimension, got 2 and 3",
+        ),
+        (
+            features.shared_embeddings([IDENTITY], 2, shared_embedding_collection_name="t")
+            + features.shared_embeddings(
+                [features.categorical_column_with_identity("y", 11)], 2, shared_embedding_collection_name="t"
+            ),
+            "table 't': its columns must have the same num_buckets, got 10 and 11",
         ),
         (
             features.shared_embeddings([IDENTITY, features.sequence_categorical_column_with_identity("y", 10)], 2),

@@ -29,6 +29,8 @@ from torchsparse_rec.features import FeatureTransform
         [np.array([3]), np.array([], np.int64), np.array([7])],
         ([3, 7], torch.tensor([0, 1, 1, 2])),
         (np.array([3, 7]), np.array([0, 1, 1, 2], np.int32)),
+        (np.array([3, 7]), np.array([0, 1, 1, 2], ">i8")),
+        (np.array([3, 7]), np.frombuffer(np.array([0, 1, 1, 2]).tobytes(), np.int64)),  # read-only
         JaggedTensor(torch.tensor([3, 7]), lengths=torch.tensor([1, 0, 1])),
         torch.nested.nested_tensor_from_jagged(torch.tensor([3, 7]), torch.tensor([0, 1, 1, 2])),
     ],
@@ -225,6 +227,7 @@ def test_masked_arrays():
     assert ids_of(IDENTITY, np.ma.masked_array([[3, 1], [99, 98]], [[False, True], [True, True]])) == [[3], []]
     assert ids_of(WORDS, np.ma.masked_array(["a", "c"], [True, False])) == [[], [2]]
     assert ids_of(WORDS, np.ma.masked_array([None, "c"], [False, False])) == [[], [2]]
+    assert ids_of(IDENTITY, np.ma.masked_array([3, "?"], [False, True], object)) == [[3], []]
     number = features.numeric_column("x", default_value=5.0)
     nan = np.ma.masked_array([1.0, np.nan], [False, True])
     assert FeatureTransform([number])({"x": nan}).dense.tolist() == [[1.0], [5.0]]

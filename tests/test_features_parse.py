@@ -46,6 +46,12 @@ def test_two_ways_to_read_one_feature_are_refused():
         parse_example_features(columns)
 
 
+def test_one_column_and_what_is_none():
+    assert list(parse_example_features(features.numeric_column("a"))) == ["a"]
+    with pytest.raises(ValueError, match="columns must hold a Column in each place, got 'b' at position 1"):
+        parse_example_features([features.numeric_column("a"), "b"])
+
+
 def test_a_file_through_the_columns(tmp_path):
     pa = pytest.importorskip("pyarrow")
     rows = {"age": pa.array([1.0, 2.0], pa.float32()), "city": pa.array([[b"Oslo"], []], pa.list_(pa.binary()))}

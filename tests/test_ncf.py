@@ -14,17 +14,10 @@ from torchsparse_rec.examples.ncf import __main__ as command
 from torchsparse_rec.examples.ncf import data, evaluate, sampling, steps, train
 from torchsparse_rec.examples.ncf.model import NeuMF
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DATA = os.environ.get(data.ENVIRONMENT_VARIABLE)
 SMALL = {"factors": 4, "layers": (16, 8), "batch_size": 256, "lr": 5e-3}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    # On tables this small a second thread only waits, and on a busy machine for long.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +237,10 @@ def test_command_refuses_what_it_cannot_use(small, tmp_path, monkeypatch, capsys
     assert "invalid choice: 'lazy'" in refused(capsys, "--grad-mode", "lazy")
     assert "finite number above 0, got nan" in refused(capsys, "--lr", "nan")
     assert "does not go with --resume" in refused(capsys, "--compare", "tensorflow", "--resume", "x")
+    assert "must be cpu or cuda, got meta" in refused(capsys, "--device", "meta")
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "device", torch.device)
+        assert "on the CPU, got --device cuda" in refused(capsys, "--compare", "tensorflow", "--device", "cuda")
     monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
     assert "there is no checkpoint" in refused(capsys, "--resume", tmp_path / "none.pt")
     assert "not a checkpoint" in refused(capsys, "--resume", garbled)

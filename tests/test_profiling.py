@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +15,13 @@ from torch import Tensor, nn
 from torchsparse_rec.profiling import Diagnosis, demo, diagnose
 from torchsparse_rec.profiling._tables import Watch
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CAUSES = ("slow_loader", "per_row_records", "dense_gradient", "needless_copies", "heavy_mlp")
 STRENGTHS = (1.5, 3.0, 10.0)
 # Its table is of a size that takes seconds to make.
 SLOW = ("dense_gradient", 10.0)
 SEED = 6
-
-
-@pytest.fixture(autouse=True)
-def one_thread(restore_threads) -> None:
-    """Tests run side by side: threads that wait for each other would be what is measured."""
-    torch.set_num_threads(1)
 
 
 def seed_for(*what: object) -> int:
@@ -197,16 +193,20 @@ def test_copies_in_the_loader():
     assert "in the loader: 8 a batch, 50.33 MB" in found.findings[0].explanation
 
 
-def test_a_dense_gradient_where_nothing_else_trains():
-    table = nn.Embedding(200_000, 16)
-    optimizer = torch.optim.Adam(table.parameters())
+def training_of(table: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Callable[[Tensor], None], list[Tensor]]:
+    """Step and batches where nothing but a table of 200,000 rows trains."""
 
     def step(ids: Tensor) -> None:
         optimizer.zero_grad()
         table(ids).square().sum().backward()
         optimizer.step()
 
-    found = diagnose(step, [torch.randint(200_000, (64,)) for _ in range(8)], steps=6)
+    return step, [torch.randint(200_000, (64,)) for _ in range(8)]
+
+
+def test_a_dense_gradient_where_nothing_else_trains():
+    table = nn.Embedding(200_000, 16)
+    found = diagnose(*training_of(table, torch.optim.Adam(table.parameters())), steps=6)
     assert found.verdict == "dense_gradient", found.report()
     assert "200,000 x 16 (12.80 MB)" in found.findings[0].explanation
     assert "sparse" in found.findings[0].setting
@@ -217,18 +217,12 @@ def test_a_table_of_ours_is_told_its_grad_mode():
     import torchsparse_rec
 
     table = torchsparse_rec.nn.Embedding(200_000, 16, grad_mode="dense")
-    optimizer = torchsparse_rec.optim.Adam(table.parameters())
-
-    def step(ids: Tensor) -> None:
-        optimizer.zero_grad()
-        table(ids).square().sum().backward()
-        optimizer.step()
-
-    found = diagnose(step, [torch.randint(200_000, (64,)) for _ in range(8)], steps=6)
+    step, loader = training_of(table, torchsparse_rec.optim.Adam(table.parameters()))
+    found = diagnose(step, loader, steps=6)
     assert found.verdict == "dense_gradient", found.report()
     assert found.findings[0].setting == "grad_mode='fused' or 'auto'"
     table.grad_mode = "fused"
-    assert diagnose(step, [torch.randint(200_000, (64,)) for _ in range(8)], steps=6).findings == []
+    assert diagnose(step, loader, steps=6).findings == []
 
 
 def test_a_step_without_dense_layers_may_be_given():

@@ -14,10 +14,11 @@ import torch
 from torchsparse_rec.profiling import diagnose
 from torchsparse_rec.profiling.__main__ import main
 from torchsparse_rec.profiling._batches import Batches, Exhausted, copied, examples_in, fresh, moved, parts_of, versions
-from torchsparse_rec.profiling._files import replacing
 from torchsparse_rec.profiling._trace import Profile
 from torchsparse_rec.profiling.demo import build
 from torchsparse_rec.profiling.timeline import draw_timeline
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SCRIPT = """
 import time
@@ -46,11 +47,6 @@ def whole_loop():
 def nothing():
     return step
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread(restore_threads) -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -170,6 +166,14 @@ def test_wrong_arguments():
         diagnose(3, [])
     with pytest.raises(TypeError, match="diagnose: loader must be an iterable of batches, got int"):
         diagnose(step, 3)
+    with pytest.raises(TypeError, match="diagnose: model must be a torch.nn.Module, got int"):
+        diagnose(step, [], model=3)
+    with pytest.raises(TypeError, match="diagnose: optimizer must be a torch.optim.Optimizer, got Linear"):
+        diagnose(step, [], optimizer=torch.nn.Linear(1, 1))
+    with pytest.raises(TypeError, match="diagnose: step_without_dense must be a function of a batch, got int"):
+        diagnose(step, [], step_without_dense=3)
+    with pytest.raises(TypeError, match="diagnose: warmup must be an integer, got 1.5"):
+        diagnose(step, [], warmup=1.5)
     with pytest.raises(ValueError, match="diagnose: steps must be at least 2, got 1"):
         diagnose(step, [], steps=1)
     with pytest.raises(ValueError, match="diagnose: warmup must be at least 1, got 0"):
@@ -303,16 +307,15 @@ def test_examples_and_columns_of_any_batch():
         assert examples_in(moved(batch, torch.device("cpu"))) == examples
 
 
-def test_files_appear_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text("old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+def test_the_folder_is_made_before_anything_runs(tmp_path):
+    def untouched(batch: torch.Tensor) -> None:
+        raise AssertionError("the step must not run")
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="file/out"):
+        diagnose(untouched, [torch.ones(2)] * 4, out=tmp_path / "file/out")
+    diagnose(step, [torch.ones(2)] * 4, steps=2, out=tmp_path / "new/out")
+    assert {"trace.json", "report.txt", "diagnosis.json"} <= {path.name for path in (tmp_path / "new/out").iterdir()}
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):

@@ -18,10 +18,7 @@ from torchsparse_rec.profiling import diagnose
 from torchsparse_rec.profiling._find import find
 from torchsparse_rec.profiling._state import Snapshot
 
-
-@pytest.fixture(autouse=True)
-def one_thread(restore_threads) -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Training:

@@ -11,16 +11,9 @@ from torchsparse_rec.examples.wide_deep import data, metrics, model, sources, st
 from torchsparse_rec.examples.wide_deep.columns import criteo_columns, generated_columns
 from torchsparse_rec.nn import EmbeddingBagConfig
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = {"rows": 300, "samples": 2048, "held_out": 1024, "batch_size": 256, "embedding_dim": 4, "mlp": (16, 8)}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    # On tables this small a second thread only waits, and on a busy machine for long.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def trainer_of(**settings):

@@ -7,16 +7,9 @@ import torch
 from test_benchmarks import benchmarks  # noqa: F401  (a fixture: used by name)
 
 pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"step-identity": 3.77, "step-hashed": 5.55, "whole-identity": 2.5, "whole-hashed": 2.7}
 needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

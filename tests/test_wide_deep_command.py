@@ -14,17 +14,10 @@ from torchsparse_rec.examples.wide_deep import __main__ as command
 from torchsparse_rec.examples.wide_deep import metrics, sources, train
 
 pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLAGS = "--rows 200 --samples 1000 --held-out 300 --batch-size 256 --embedding-dim 4 --mlp 16,8 --lr 0.5".split()
 SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "train.txt"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def run(*flags):
@@ -123,10 +116,9 @@ def test_the_picture_names_the_data(tmp_path, monkeypatch):
     assert titles == ["Wide & Deep, hashed columns", "Wide & Deep, Criteo"]
 
 
-def test_threads_are_torchs(tmp_path, capsys):
+def test_threads_are_torchs(tmp_path, capsys, restore_threads):
     assert run("--threads", 2, "--steps", 1, "--no-checkpoint", "--output-dir", tmp_path) == 0
     assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
 
 
 def test_without_matplotlib_or_torchmetrics_it_says_so(tmp_path, monkeypatch, capsys):
@@ -175,6 +167,7 @@ def test_without_tensorflow_compare_says_so(monkeypatch, capsys):
         (["--steps", "0"], "argument --steps: must be at least 1, got 0"),
         (["--evaluate-every", "0"], "argument --evaluate-every: must be at least 1, got 0"),
         (["--device", "moon"], "moon cannot be used"),
+        (["--device", "meta"], "argument --device: must be cpu or cuda, got meta"),
         (["--threads", "0"], "argument --threads: must be at least 1, got 0"),
         (["--compare", "jax"], "invalid choice: 'jax'"),
         (["--criteo", "x", "--columns", "hashed"], "--columns is of generated examples: it does not go with --criteo"),
@@ -193,6 +186,12 @@ def test_without_tensorflow_compare_says_so(monkeypatch, capsys):
 )
 def test_it_refuses_flags(flags, text, capsys):
     assert text in refused(capsys, *flags)
+
+
+def test_it_refuses_to_compare_elsewhere_than_on_the_cpu(capsys, monkeypatch):
+    monkeypatch.setattr(command, "device", torch.device)
+    text = "--compare runs on the CPU, got --device cuda:1"
+    assert text in refused(capsys, "--compare", "tensorflow", "--device", "cuda:1")
 
 
 def test_it_refuses_files_it_cannot_use(tmp_path, capsys):

@@ -4,24 +4,19 @@ import re
 
 import numpy as np
 import pytest
-import torch
 
 from torchsparse_rec.examples.wide_deep import __main__ as command
 from torchsparse_rec.examples.wide_deep import data, sources, steps, train
 from torchsparse_rec.examples.wide_deep.columns import generated_columns
 
 pytest.importorskip("tensorflow")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore:.*numpy.*:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:.*numpy.*:DeprecationWarning"),
+]
 
 FLAGS = "--rows 200 --batch-size 128 --samples 2048 --embedding-dim 4 --mlp 16,8 --lr 0.5".split()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def forms():

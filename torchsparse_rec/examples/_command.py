@@ -36,12 +36,14 @@ def positive_float(text: str) -> float:
 
 
 def device(text: str) -> torch.device:
-    """A device that this machine has."""
+    """A device that this machine has, of those that the library computes on."""
     try:
         chosen = torch.device(text)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise argparse.ArgumentTypeError(f"{text} cannot be used: {str(error).splitlines()[0]}") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise argparse.ArgumentTypeError(f"must be cpu or cuda, got {text}")
     return chosen
 
 

@@ -100,6 +100,11 @@ class _MeanAndVariance:
     """Collects means and variances of each element."""
 
     def __init__(self, column: NumericColumn) -> None:
+        if len(column.shape) != 1:
+            raise ValueError(
+                f"column {column.name!r}: shape must have one dimension to be standardized by adapt(), got "
+                f"{column.shape}"
+            )
         self._column = column
         self._moments = Moments(column.width)
 
@@ -112,9 +117,7 @@ class _MeanAndVariance:
             raise ValueError(
                 f"column {self._column.name!r}: adapt() must see a number of each element, got none of some"
             )
-        if len(self._column.shape) == 1:
-            return replace(self._column, normalizer_fn=Standardize(tuple(mean), tuple(variance)))
-        raise ValueError(f"column {self._column.name!r}: shape must have one dimension to be standardized by adapt()")
+        return replace(self._column, normalizer_fn=Standardize(tuple(mean), tuple(variance)))
 
 
 def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:

@@ -210,7 +210,19 @@ def _plain(value: Any, column: Column, field: str) -> Any:
     return value
 
 
-# ---- What the functions that make columns check ---------------------------------------------------------------------
+# ---- What the functions that make or take columns check -------------------------------------------------------------
+
+
+def checked_columns(function: str, argument: str, columns: Any, kind: type[ColumnT]) -> list[ColumnT]:
+    """Columns of one kind, of which one need not be in a list."""
+    found: list[Any] = [columns] if isinstance(columns, Column) else list(columns)
+    for position, column in enumerate(found):
+        if not isinstance(column, kind):
+            raise ValueError(
+                f"{function}: {argument} must hold a {kind.__name__} in each place, got {column!r} at position "
+                f"{position}"
+            )
+    return found
 
 
 def check_key(key: Any) -> str:
@@ -239,10 +251,9 @@ def check_string_or_int(dtype: Any, key: str) -> str:
 
 
 def check_count(what: str, value: Any, least: int, key: str) -> int:
-    """An integer that is not too small."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    """An integer of 64 bits that is not too small."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
         raise ValueError(f"column {key!r}: {what} must be an integer of at least {least}, got {value!r}")
-    number = int(value)
-    if not least <= number < 2**63:
-        raise ValueError(f"column {key!r}: {what} must be an integer of at least {least}, got {value!r}")
-    return number
+    if int(value) >= 2**63:
+        raise ValueError(f"column {key!r}: {what} must be an integer below 2 ** 63, got {value!r}")
+    return int(value)

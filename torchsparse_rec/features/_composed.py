@@ -171,7 +171,7 @@ def crossed_column(
     then the features named by a string that were given as tensors, arrays or lists of one value (or ``k``) each.
 
     Raises:
-        ValueError: for arguments that TensorFlow refuses too; when used, for a weighted column.
+        ValueError: for arguments that TensorFlow refuses too, and for weighted columns and sequences.
 
     Source: ``tf.feature_column.crossed_column``.
 

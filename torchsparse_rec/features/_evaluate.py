@@ -275,8 +275,10 @@ def _check_width(raw: Raw, column: NumericColumn) -> None:
         lengths = raw.offsets.diff()
         if raw.count() == raw.batch * column.width and bool((lengths == column.width).all()):
             return
-        example = int((lengths != column.width).nonzero()[0])
-        given = f"{int(lengths[example])} in example {example}"
+        wrong = (lengths != column.width).nonzero()
+        given = f"{raw.count()} for {raw.batch} examples"
+        if len(wrong):
+            given = f"{int(lengths[wrong[0]])} in example {int(wrong[0])}"
     elif raw.shape is not None and len(raw.shape) > 1:
         if raw.shape == column.shape:
             return

@@ -50,7 +50,10 @@ class Standardize(_Function):
 
     Args:
         mean: a number, or one for each element of the feature. Default: None: ``adapt()`` finds it.
-        variance: likewise.
+        variance: likewise, not negative.
+
+    Raises:
+        ValueError: for one without the other, other numbers of means than of variances, or what is no such number.
 
     Source: ``keras.layers.Normalization``.
 
@@ -69,10 +72,7 @@ class Standardize(_Function):
                 f"Standardize: mean and variance must both be given or both not, got {self.mean} and {self.variance}"
             )
         for field in ("mean", "variance"):
-            value = getattr(self, field)
-            if hasattr(value, "tolist") or isinstance(value, (list, tuple)):
-                value = tuple(np.asarray(value, np.float64).reshape(-1).tolist())
-            object.__setattr__(self, field, value)
+            object.__setattr__(self, field, _numbers(field, getattr(self, field)))
         if self.mean is not None and self.variance is not None:
             if np.size(self.mean) != np.size(self.variance) and 1 not in (np.size(self.mean), np.size(self.variance)):
                 raise ValueError(
@@ -86,6 +86,17 @@ class Standardize(_Function):
         if self.mean is None or self.variance is None:
             raise ValueError("Standardize: mean and variance must be given, or found by adapt(), before it is used")
         return (x.to(torch.float32) - _on(self.mean, x)) / _on(self._deviation, x)  # type: ignore[attr-defined]
+
+
+def _numbers(field: str, value: Any) -> float | tuple[float, ...] | None:
+    """A mean or a variance: one number, or a tuple of them."""
+    if value is None:
+        return None
+    numbers = np.asarray(value.tolist() if hasattr(value, "tolist") else value, dtype=object).reshape(-1).tolist()
+    if not all(isinstance(x, (int, float)) and not (field == "variance" and x < 0) for x in numbers):
+        least = " that are not negative" if field == "variance" else ""
+        raise ValueError(f"Standardize: {field} must be a number or numbers{least}, got {value!r}")
+    return value if isinstance(value, (int, float)) else tuple(map(float, numbers))
 
 
 def _on(values: float | Sequence[float], x: Tensor) -> Tensor | float:
@@ -190,6 +201,13 @@ def is_own(normalizer: Any) -> bool:
     if isinstance(normalizer, Compose):
         return all(map(is_own, normalizer.normalizers))
     return isinstance(normalizer, (Standardize, Log, Clip))
+
+
+def is_complete(normalizer: Any) -> bool:
+    """Whether no Standardize in it lacks its mean and variance."""
+    if isinstance(normalizer, Compose):
+        return all(map(is_complete, normalizer.normalizers))
+    return not isinstance(normalizer, Standardize) or normalizer.mean is not None
 
 
 # ---- Initializers ---------------------------------------------------------------------------------------------------

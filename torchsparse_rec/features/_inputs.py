@@ -117,10 +117,15 @@ def _of_jagged(values: Tensor, offsets: Tensor, name: str) -> Raw:
 def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
     """Values in any flat form, and where rows begin."""
     flat = read_raw(values, name)
-    bounds = torch.as_tensor(offsets)
+    bounds = _native(offsets) if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else offsets
     if flat.width != 1:
         raise ValueError(f"column {name!r}: the values of (values, offsets) must be one-dimensional")
-    if bounds.dim() != 1 or bounds.shape[0] == 0 or bounds.dtype not in (torch.int32, torch.int64):
+    if (
+        not isinstance(bounds, Tensor)
+        or bounds.dim() != 1
+        or bounds.shape[0] == 0
+        or bounds.dtype not in (torch.int32, torch.int64)
+    ):
         raise ValueError(
             f"column {name!r}: offsets must be a vector of int32 or int64 with one element more than there are rows, "
             f"got {bounds.dtype} of shape {list(bounds.shape)}"
@@ -139,6 +144,10 @@ def _of_numpy(x: np.ndarray, name: str) -> Raw:
     shape = x.shape[1:]
     width = math.prod(shape)
     if isinstance(x, np.ma.MaskedArray):
+        if x.dtype.kind == "O":
+            items = x.data.copy()
+            items[np.ma.getmaskarray(x)] = None
+            return _of_numpy(items, name)
         # What lies under a mask may be anything: it is made the same everywhere.
         found = _of_numpy(x.filled(x.dtype.type()), name)
         there = torch.from_numpy(~np.ma.getmaskarray(x).reshape(-1))
@@ -146,14 +155,18 @@ def _of_numpy(x: np.ndarray, name: str) -> Raw:
     if x.dtype.kind in "biuf":
         if x.dtype.kind == "f" and x.dtype.itemsize > 8:
             x = x.astype(np.float64)  # torch has nothing wider
-        native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1)
-        # torch warns of memory that is read-only; what it would warn of, writing to it, is never done.
-        numbers = torch.from_numpy(native if native.flags.writeable else native.copy())
-        return Raw(name, numbers, x.shape[0], width=width, shape=shape)
+        return Raw(name, _native(x).reshape(-1), x.shape[0], width=width, shape=shape)
     if x.dtype.kind in "SUOT":
         values, valid = _flat_list(x.reshape(-1).tolist(), name)
         return Raw(name, values, x.shape[0], width=width, valid=valid, shape=shape)
     raise ValueError(f"column {name!r}: must hold numbers or strings, got numpy {x.dtype}")
+
+
+def _native(x: np.ndarray) -> Tensor:
+    """Numbers as a tensor: in the array's own memory, unless that is read-only or of another byte order."""
+    native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
+    # torch warns of memory that is read-only; what it would warn of, writing to it, is never done.
+    return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
 def _of_list(x: Sequence[Any], name: str) -> Raw:
@@ -183,7 +196,7 @@ def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | 
         there = np.fromiter((item is not None for item in x), bool, len(x))
         valid = torch.from_numpy(there)
         filler: Any = next((item for item in x if item is not None), 0)
-        filler = "" if isinstance(filler, (str, bytes)) else type(filler)(0)
+        filler = "" if isinstance(filler, (str, bytes)) else type(filler)(0) if _is_number(filler) else 0
         x = [filler if item is None else item for item in x]
     if len(x) and isinstance(x[0], (str, bytes)):
         return strings_of_list(x, name), valid
@@ -192,11 +205,16 @@ def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | 
     except (ValueError, OverflowError) as error:
         raise ValueError(f"column {name!r}: must hold numbers or strings, got {error}") from error
     if numbers.dtype.kind not in "biuf" or numbers.ndim != 1:
-        position = next((k for k, item in enumerate(x) if not isinstance(item, (int, float, np.number))), 0)
+        position = next((k for k, item in enumerate(x) if not _is_number(item)), 0)
         raise ValueError(
             f"column {name!r}: must hold numbers or strings, and not both, got {x[position]!r} at position {position}"
         )
     return torch.from_numpy(numbers), valid
+
+
+def _is_number(item: Any) -> bool:
+    """Whether it is a number of at most 64 bits."""
+    return isinstance(item, (int, float, np.number)) and not (isinstance(item, int) and not -(2**63) <= item < 2**64)
 
 
 def strings_of_list(x: Sequence[Any], name: str) -> Strings:

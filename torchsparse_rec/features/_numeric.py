@@ -10,14 +10,54 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ._base import CategoricalColumn, DenseColumn, check_count, check_key, dtype_name
-from ._functions import Standardize, as_normalizer
+from ._functions import Standardize, as_normalizer, is_complete
 from ._plain import make_fields_plain, plain, set_field
 
 Normalizer = Callable[[Tensor], Tensor]
 
 
+class NumbersColumn(DenseColumn):
+    """What both columns have that read one feature of numbers, whose name they have."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    normalizer_fn: Normalizer | None
+
+    def __post_init__(self) -> None:
+        make_fields_plain(self)
+        check_key(self.key)
+        set_field(self, "shape", _checked_shape(self.shape, self.key))
+        set_field(self, "dtype", _number_dtype(self.dtype, self.key))
+        set_field(self, "normalizer_fn", _normalizer(self.normalizer_fn, self.shape, self.key))
+        if not (is_complete(self.normalizer_fn) or self.needs_adapt):
+            raise ValueError(
+                f"column {self.key!r}: normalizer_fn must have its mean and variance, got {self.normalizer_fn!r}: "
+                "adapt() finds those of a numeric_column whose normalizer_fn is Standardize() alone"
+            )
+
+    @property
+    def needs_adapt(self) -> bool:
+        """Whether mean and variance are still to be found."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """The feature's."""
+        return self.key
+
+    @property
+    def width(self) -> int:
+        """The product of its shape: the numbers of an example, or of one step of a sequence."""
+        return math.prod(self.shape)
+
+    def features(self) -> list[str]:
+        """The one feature that it reads."""
+        return [self.key]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class NumericColumn(DenseColumn):
+class NumericColumn(NumbersColumn):
     """Numbers as they are, or normalized: see :func:`numeric_column`."""
 
     key: str
@@ -27,26 +67,8 @@ class NumericColumn(DenseColumn):
     normalizer_fn: Normalizer | None = None
 
     def __post_init__(self) -> None:
-        make_fields_plain(self)
-        check_key(self.key)
-        set_field(self, "shape", _checked_shape(self.shape, self.key))
-        set_field(self, "dtype", _number_dtype(self.dtype, self.key))
+        super().__post_init__()
         set_field(self, "default_value", _default(self.default_value, self.shape, self.dtype, self.key))
-        set_field(self, "normalizer_fn", _normalizer(self.normalizer_fn, self.shape, self.key))
-
-    @property
-    def name(self) -> str:
-        """The feature's."""
-        return self.key
-
-    @property
-    def width(self) -> int:
-        """The product of its shape."""
-        return math.prod(self.shape)
-
-    def features(self) -> list[str]:
-        """The one feature that it reads."""
-        return [self.key]
 
     @property
     def needs_adapt(self) -> bool:
@@ -115,7 +137,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SequenceNumericColumn(DenseColumn):
+class SequenceNumericColumn(NumbersColumn):
     """Sequences of numbers: see :func:`sequence_numeric_column`."""
 
     key: str
@@ -123,27 +145,6 @@ class SequenceNumericColumn(DenseColumn):
     default_value: float = 0.0
     dtype: str = "float32"
     normalizer_fn: Normalizer | None = None
-
-    def __post_init__(self) -> None:
-        make_fields_plain(self)
-        check_key(self.key)
-        set_field(self, "shape", _checked_shape(self.shape, self.key))
-        set_field(self, "dtype", _number_dtype(self.dtype, self.key))
-        set_field(self, "normalizer_fn", _normalizer(self.normalizer_fn, self.shape, self.key))
-
-    @property
-    def name(self) -> str:
-        """The feature's."""
-        return self.key
-
-    @property
-    def width(self) -> int:
-        """The numbers of one step of the sequence."""
-        return math.prod(self.shape)
-
-    def features(self) -> list[str]:
-        """The one feature that it reads."""
-        return [self.key]
 
 
 def numeric_column(
@@ -165,7 +166,7 @@ def numeric_column(
             may have any dtype; results are float32.
         normalizer_fn: what the numbers go through: :class:`Standardize`, :class:`Log`, :class:`Clip`,
             :class:`Compose` of such, or any function of a tensor, which cannot be written as a configuration.
-            ``Standardize()`` without numbers gets them from ``adapt()``.
+            ``Standardize()`` without numbers, and by itself, gets them from ``adapt()``.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -232,11 +233,11 @@ def sequence_numeric_column(
         shape: of one step. Default ``(1,)``; of ``(2,)``, a row of 6 numbers has 3 steps.
         default_value: the padding, for :meth:`JaggedTensor.to_padded_dense`.
         dtype: as for :func:`numeric_column`.
-        normalizer_fn: as for :func:`numeric_column`.
+        normalizer_fn: as for :func:`numeric_column`, but a ``Standardize`` must have its numbers.
 
     Raises:
-        ValueError: for arguments that TensorFlow refuses too; when used, for a row whose length is no multiple of the
-            numbers of a step.
+        ValueError: for arguments that TensorFlow refuses too, and a ``Standardize()`` without numbers; when used, for a
+            row whose length is no multiple of the numbers of a step.
 
     Source: ``tf.feature_column.sequence_numeric_column``.
 

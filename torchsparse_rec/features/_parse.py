@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ._base import FLOATS, Column
+from ._base import FLOATS, Column, checked_columns
 from ._composed import CrossedColumn, WeightedCategoricalColumn
 from ._numeric import NumericColumn, SequenceNumericColumn
 
@@ -22,7 +22,7 @@ def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
         others. Files hold integers as int64 and other numbers as float32, whatever the columns' dtypes.
 
     Raises:
-        ValueError: for two columns that read one feature in different ways.
+        ValueError: for what is no column, or two that read one feature in different ways.
 
     Source: ``tf.feature_column.make_parse_example_spec``.
 
@@ -37,7 +37,8 @@ def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
     from ..data import FixedLenFeature, VarLenFeature
 
     found: dict[str, Any] = {}
-    for name, (dtype, width, default) in _wanted(list(columns)).items():
+    checked = checked_columns("parse_example_features", "columns", columns, Column)
+    for name, (dtype, width, default) in _wanted(checked).items():
         if width is None:
             found[name] = VarLenFeature(dtype)
         else:

@@ -154,9 +154,9 @@ def _drops(column: CategoricalColumn, combiner: str) -> bool:
 def _check_sharing(name: str, sharing: list[Any]) -> None:
     """Columns of one table must say the same of it."""
     for column in sharing[1:]:
-        for field in ("dimension", "combiner", "initializer", "max_norm", "trainable"):
-            mine, others = getattr(column, field), getattr(sharing[0], field)
-            if mine != others or column.categorical_column.num_buckets != sharing[0].categorical_column.num_buckets:
-                raise ValueError(
-                    f"table {name!r}: its columns must have the same num_buckets and {field}, got {others} and {mine}"
-                )
+        for field in ("num_buckets", "dimension", "combiner", "initializer", "max_norm", "trainable"):
+            others, mine = (
+                getattr(x.categorical_column if field == "num_buckets" else x, field) for x in (sharing[0], column)
+            )
+            if mine != others:
+                raise ValueError(f"table {name!r}: its columns must have the same {field}, got {others} and {mine}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,8 +100,3 @@ def hashed(values: Tensor | Strings, num_buckets: int) -> Tensor:
     if isinstance(values, Strings):
         return ops.string_to_hash_bucket_fast(values.bytes, values.offsets, num_buckets)
     return ops.to_hash_bucket_fast(values, num_buckets)
-
-
-def words_of(items: Any) -> list[bytes] | list[int]:
-    """A vocabulary as bytes or integers."""
-    return [x.encode() if isinstance(x, str) else x for x in items]

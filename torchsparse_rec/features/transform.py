@@ -11,7 +11,7 @@ from torch import Tensor
 from ..jagged import JaggedTensor, KeyedJaggedTensor
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
 from ._adapt import adapted, from_state, to_state, with_leaves
-from ._base import CategoricalColumn, Column, DenseColumn, column_from_config
+from ._base import CategoricalColumn, Column, DenseColumn, checked_columns, column_from_config
 from ._categorical import VocabularyColumn
 from ._embedding import COMBINERS
 from ._evaluate import Evaluation
@@ -289,7 +289,8 @@ class FeatureTransform(torch.nn.Module):
             The module itself.
 
         Raises:
-            ValueError: for no batches; more words than ``max_distinct``; a column without any value.
+            ValueError: for no batches; more words than ``max_distinct``; a column without any value, or whose numbers
+                have several dimensions; boundaries of numbers whose mean is to be found in the same pass.
 
         Source: ``adapt`` of ``keras.layers.StringLookup``, ``IntegerLookup``, ``Discretization``, ``Normalization``.
 
@@ -351,16 +352,9 @@ class FeatureTransform(torch.nn.Module):
 
 def _checked(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
     """Columns of one kind, no two of one name."""
-    if isinstance(columns, Column):
-        columns = [columns]
-    found: list[Any] = list(columns)
+    found = checked_columns("FeatureTransform", argument, columns, kind)
     names: dict[str, Column] = {}
-    for position, column in enumerate(found):
-        if not isinstance(column, kind):
-            raise ValueError(
-                f"FeatureTransform: {argument} must hold a {kind.__name__} in each place, got {column!r} at position "
-                f"{position}"
-            )
+    for column in found:
         if column.name in names:
             raise ValueError(
                 f"FeatureTransform: {argument} must have distinct names, got {column.name!r} of {names[column.name]!r} "

@@ -13,7 +13,16 @@ from torch.utils import _pytree
 
 from ..nn._owner import AnchorOwner
 
-__all__ = ["Shapes", "dense_layers", "has_compiled", "is_lookup", "lookups", "without_dense", "without_gradients"]
+__all__ = [
+    "Shapes",
+    "dense_layers",
+    "has_compiled",
+    "is_lookup",
+    "lookups",
+    "recording_shapes",
+    "without_dense",
+    "without_gradients",
+]
 
 
 class Shapes(NamedTuple):

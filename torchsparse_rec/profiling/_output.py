@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
+from ..data._files import whole_file
 from ..nn.convert import explain
-from ._files import replacing
 from ._tables import TableUse
 from ._trace import Profile
 from .bandwidth import copy_bytes_per_second
@@ -50,5 +50,5 @@ def write(diagnosis: Diagnosis, profile: Profile, out: Path) -> None:
     except ImportError as error:
         diagnosis.notes.append(f"no timeline: {error}")
     for name, text in (("report.txt", diagnosis.report()), ("diagnosis.json", diagnosis.to_json())):
-        with replacing(out / name) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        with whole_file(out / name) as file:
+            file.write(f"{text}\n".encode())

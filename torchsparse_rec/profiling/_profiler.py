@@ -14,8 +14,9 @@ import torch
 from torch.nn import Module
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ..data._files import whole_file
 from ._batches import Batches, Exhausted, TrainingStep
-from ._files import replacing
+from ._experiments import wait
 from ._trace import DENSE, LOADER, LOOKUP, STEP, Profile, read_profile
 
 __all__ = ["profile_steps"]
@@ -54,8 +55,8 @@ def profile_steps(
         if steps > 1 and steps * len(trace["traceEvents"]) <= _MOST_EVENTS:
             trace = _trace(step, batches, again, steps, device, ranges, path)
         if trace_path is not None:
-            with replacing(trace_path) as temporary:
-                shutil.copyfile(path, temporary)
+            with path.open("rb") as written, whole_file(trace_path) as file:
+                shutil.copyfileobj(written, file)
     return read_profile(trace)
 
 
@@ -80,8 +81,7 @@ def _trace(
             batch = step.ready(batch)
             with record_function(STEP):
                 step(batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait(device)
     profiler.export_chrome_trace(str(path))
     with path.open(encoding="utf-8", errors="replace") as file:
         return json.load(file)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ from .causes import Measured, find_causes, wasteful
 from .diagnosis import Diagnosis
 from .thresholds import DENSE_GRADIENT_SHARE, HEAVY_DENSE_SHARE, LOADER_SHARE, MATRIX_PRODUCT_SHARE
 
-__all__ = ["diagnose"]
+__all__ = ["checked_device", "diagnose"]
 
 # Steps per experiment where none are asked for: as many as take about this long, within limits.
 _SECONDS = 0.4
@@ -77,15 +77,17 @@ def diagnose(
         warmup: steps before all that is timed, at least 1. Default 3.
         restore: put everything back. It takes a copy of the model and the optimizer's state as long as the diagnosis
             runs; without it, the training moves on by the steps that were run, and no parts are taken out of the model.
-        out: a folder for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs matplotlib: the extra
-            ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
+        out: a folder, made if there is none, for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs
+            matplotlib: the extra ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
 
     Returns:
         The diagnosis: ``verdict``, ``findings``, ``report()``, ``to_json()``.
 
     Raises:
         ValueError: fewer than two batches; steps below 2; warmup below 1; no such device; out is a file.
-        TypeError: a step that cannot be called, a loader that cannot be iterated.
+        OSError: out cannot be made, or not be written to.
+        TypeError: steps that cannot be called, a loader that cannot be iterated, a model, an optimizer or a number that
+            is none.
 
     What ``step`` raises passes through.
 
@@ -108,8 +110,14 @@ def diagnose(
         >>> diagnose(step, loader(), steps=5).verdict
         'slow_loader'
     """
-    _check(step, loader, steps, warmup, out)
+    _check(step, loader, model, optimizer, step_without_dense)
+    _check_numbers(steps, warmup)
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise ValueError(f"diagnose: out must be a folder, got the file {out}")
     chosen = checked_device(device) if device is not None else None
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)  # at once: a diagnosis that cannot be written is not worth its time
     found = find((step, step_without_dense), model, optimizer)
     random = RandomNumbers([*found.generators, *_generators_of(loader)])
     snapshot = Snapshot(found) if restore else None
@@ -117,7 +125,7 @@ def diagnose(
     if snapshot is not None:
         run.recover = snapshot.restore
     try:
-        diagnosis = run.diagnosis(Path(out) if out is not None else None)
+        diagnosis = run.diagnosis(folder)
     finally:
         run.batches.close()
         if snapshot is not None:
@@ -126,17 +134,27 @@ def diagnose(
     return diagnosis
 
 
-def _check(step: Any, loader: Any, steps: int | None, warmup: int, out: str | Path | None) -> None:
+def _check(step: Any, loader: Any, model: Any, optimizer: Any, step_without_dense: Any) -> None:
     if not callable(step):
         raise TypeError(f"diagnose: step must be a function of a batch, got {type(step).__name__}")
     if not isinstance(loader, Iterable):
         raise TypeError(f"diagnose: loader must be an iterable of batches, got {type(loader).__name__}")
-    if steps is not None and steps < 2:
-        raise ValueError(f"diagnose: steps must be at least 2, got {steps}")
-    if warmup < 1:
-        raise ValueError(f"diagnose: warmup must be at least 1, got {warmup}")
-    if out is not None and Path(out).exists() and not Path(out).is_dir():
-        raise ValueError(f"diagnose: out must be a folder, got the file {out}")
+    if model is not None and not isinstance(model, Module):
+        raise TypeError(f"diagnose: model must be a torch.nn.Module, got {type(model).__name__}")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"diagnose: optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if step_without_dense is not None and not callable(step_without_dense):
+        raise TypeError(
+            f"diagnose: step_without_dense must be a function of a batch, got {type(step_without_dense).__name__}"
+        )
+
+
+def _check_numbers(steps: Any, warmup: Any) -> None:
+    for name, value, least in (("steps", 2 if steps is None else steps, 2), ("warmup", warmup, 1)):
+        if not isinstance(value, int):
+            raise TypeError(f"diagnose: {name} must be an integer, got {value!r}")
+        if value < least:
+            raise ValueError(f"diagnose: {name} must be at least {least}, got {value}")
 
 
 def checked_device(device: torch.device | str) -> torch.device:

@@ -8,6 +8,8 @@ from time import perf_counter
 
 import torch
 
+from ._experiments import wait
+
 __all__ = ["copy_bytes_per_second"]
 
 _ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -33,14 +35,9 @@ def copy_bytes_per_second(device: torch.device) -> float:
     source, target = torch.ones(n, device=device), torch.empty(n, device=device)  # pages of zeros are all one page
     seconds = []
     for _ in range(_COPIES):
-        _wait(device)
+        wait(device)
         start = perf_counter()
         target.copy_(source)
-        _wait(device)
+        wait(device)
         seconds.append(perf_counter() - start)
     return 2 * n * source.element_size() / statistics.median(seconds)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -57,8 +57,8 @@ MATRIX_PRODUCT_SHARE = 0.2
 #: Lookups in a step from which on they are many ...
 MANY_LOOKUPS = 8
 
-#: ... and of the loop's time that they and their backward must take.
+#: ... and of the loop's time that they, their backward and their update must take.
 UNFUSED_LOOKUP_SHARE = 0.3
 
-#: Of the step's time that the host waits for the device inside of it (CUDA only).
+#: Of the loop's time that the host waits, within steps, for a device that has nothing to do (CUDA only).
 HOST_SYNC_SHARE = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ._files import replacing
+from ..data._files import whole_file
 from ._trace import PHASES, Profile
 
 __all__ = ["draw_timeline"]
@@ -44,5 +44,5 @@ def draw_timeline(profile: Profile, path: Path, title: str = "") -> None:
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=f"C{PHASES.index(phase)}")
     axes.set_yticks(range(len(PHASES)), [labels.get(phase, phase) for phase in reversed(PHASES)])
     axes.set(xlabel="ms", title=title, ylim=(-0.6, len(PHASES) - 0.4))
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+    with whole_file(path) as file:
+        figure.savefig(file, format="png", dpi=110)

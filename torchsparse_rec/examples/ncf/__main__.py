@@ -118,8 +118,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit code. Unusable input ends it with one line and code 2."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
-    if arguments.compare and (arguments.resume or arguments.device.type != "cpu"):
-        parser.error("--compare runs on the CPU and does not go with --resume")
+    if arguments.compare and arguments.resume:
+        parser.error("--compare trains anew: it does not go with --resume")
+    if arguments.compare and arguments.device.type != "cpu":
+        parser.error(f"--compare runs on the CPU, got --device {arguments.device}")
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
     try:
         if not arguments.compare:

@@ -170,8 +170,10 @@ def refusal(arguments: argparse.Namespace) -> str | None:
                 return f"--{name} is of generated examples: it does not go with --criteo"
     if arguments.compare is None:
         return None
-    if arguments.resume is not None or arguments.device.type != "cpu" or arguments.criteo is not None:
-        return "--compare runs on the CPU and on generated examples: it does not go with --resume or --criteo"
+    if arguments.resume is not None or arguments.criteo is not None:
+        return "--compare trains anew, on generated examples: it does not go with --resume or --criteo"
+    if arguments.device.type != "cpu":
+        return f"--compare runs on the CPU, got --device {arguments.device}"
     if arguments.optimizer not in (None, "sgd"):
         return f"--compare trains by gradient descent, got --optimizer {arguments.optimizer}"
     for name in ("epochs", "held_out", "evaluate_every", "output_dir", "no_checkpoint"):

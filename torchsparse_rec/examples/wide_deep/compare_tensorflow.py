@@ -56,7 +56,7 @@ def compare(
         settings: of the run; the optimizer is gradient descent.
         source: of the batches, all of one size.
         columns: the features.
-        steps: how many, a whole number of blocks.
+        steps: how many.
         print_line: takes each line.
 
     Returns:
@@ -73,7 +73,6 @@ def compare(
         "tensorflow": lambda number: theirs(*prepared[number % len(batches)]),
     }
     found = Comparison(settings.batch_size, {side: [] for side in NAMES}, {side: [] for side in NAMES})
-    # One thread of each framework's starts here, not in a block.
     for number, first in enumerate(range(0, steps, BLOCK)):
         # The side that goes first alternates: it finds the machine in another state than the second one.
         for side in list(NAMES) if number % 2 else list(NAMES)[::-1]:
