@@ -30,7 +30,14 @@ _FLAGS = [
     "-DTSR_EMULATED",
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
 ]
-_SANITIZE = ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+# As in setup.py.
+_SANITIZE = [
+    "-g1",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=null,object-size,vptr",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+]
 
 
 def sanitized() -> bool:
