@@ -169,7 +169,8 @@ def test_few_values_take_few_bits(count, tmp_path):
         assert [codec for codec, _ in directory["planes"]] == [0, 0, 3, 2]
 
 
-def test_decoded_memory_comes_back_when_nobody_looks_at_it(tmp_path):
+def test_decoded_memory_comes_back_when_nobody_looks_at_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(_planes, "_MEMORY", _planes._Recycled(1 << 20))
     batches = [{"x": torch.randint(0, 1 << 30, (5000,), dtype=torch.int32)} for _ in range(4)]
     write_prebatched(tmp_path / "f.arrow", batches, compression="zstd")
     dataset = PrebatchedDataset(tmp_path / "f.arrow", threads=2)
@@ -202,6 +203,17 @@ def test_schema_metadata_is_kept(tmp_path):
         write_prebatched(tmp_path / "f.arrow", [batch], compression=compression)
         with pa.ipc.open_file(tmp_path / "f.arrow") as reader:
             assert reader.schema.metadata[b"made"] == b"today"
+
+
+def test_memory_that_is_kept_has_a_limit():
+    memory = _planes._Recycled(1000)
+    loans = [memory.lend(memory.take(size)) for size in (400, 500, 300)]
+    del loans
+    assert sorted(map(len, memory._free)) in ([300, 400], [300, 500], [400, 500])
+    with memory._lock:  # as a thread that a fork has not copied
+        assert len(memory.take(400)) == 400
+        assert memory.lend(memory.take(100)).size == 100
+    assert len(memory._free) == 2
 
 
 @settings(max_examples=30, deadline=None)

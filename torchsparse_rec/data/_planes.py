@@ -161,7 +161,7 @@ def _bytes_of(buffer: Any, size: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(buffer, np.uint8, size).copy())
 
 
-class Recycled:
+class _Recycled:
     """
     Blocks of memory that come back once nobody refers to what lies in them: fresh memory costs as much as decoding.
 
@@ -169,16 +169,22 @@ class Recycled:
         most: the bytes to keep at most. What is lent does not count.
     """
 
-    def __init__(self, most: int = 1 << 27) -> None:
-        self._most, self._lock = most, threading.Lock()
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._free: list[np.ndarray] = []
+        # Never waited for: a collection of garbage may come upon a thread that holds it, and a forked process may find
+        # it held by a thread that it does not have. Without it memory is fresh, or let go.
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> np.ndarray:
         """``[size or more]``, uint8, with anything in it."""
-        with self._lock:
-            for i, block in enumerate(self._free):
-                if size <= len(block) <= 2 * size:
-                    return self._free.pop(i)
+        if self._lock.acquire(blocking=False):
+            try:
+                for i, block in enumerate(self._free):
+                    if size <= len(block) <= 2 * size:
+                        return self._free.pop(i)
+            finally:
+                self._lock.release()
         return np.empty(size, np.uint8)
 
     def lend(self, block: np.ndarray) -> Any:
@@ -186,22 +192,27 @@ class Recycled:
         return arrow("PrebatchedDataset").foreign_buffer(block.ctypes.data, len(block), _Loan(self, block))
 
     def give_back(self, block: np.ndarray) -> None:
-        """Keep a block, unless there are enough. May be called by any thread, at any moment."""
-        # A collection of garbage may have interrupted this very thread with the lock in its hands.
+        """Keep a block, unless there are enough."""
         if self._lock.acquire(blocking=False):
-            if len(block) + sum(map(len, self._free)) <= self._most:
-                self._free.append(block)
-            self._lock.release()
+            try:
+                if len(block) + sum(map(len, self._free)) <= self._most:
+                    self._free.append(block)
+            finally:
+                self._lock.release()
 
 
 class _Loan:
     """What keeps a block away."""
 
-    def __init__(self, memory: Recycled, block: np.ndarray) -> None:
+    def __init__(self, memory: _Recycled, block: np.ndarray) -> None:
         self.memory, self.block = memory, block
 
     def __del__(self) -> None:
         self.memory.give_back(self.block)
+
+
+#: Of all files that this process reads.
+_MEMORY = _Recycled(1 << 27)
 
 
 def _runs(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -237,8 +248,9 @@ class Decoder:
             for name, shape in (("columns", -1), ("parts", (-1, 3)), ("planes", (-1, 2)))
         )
         widths, elements = parts[:, 1], parts[:, 2]
-        if not np.isin(widths, list(_DTYPES)).all() or (elements < 0).any() or (elements > _MOST_ELEMENTS).any():
-            raise ValueError("expected parts of elements of 1, 2, 4 or 8 bytes")
+        odd = (widths < 1) | (widths > 8) | (widths & (widths - 1) != 0) | (elements < 0) | (elements > _MOST_ELEMENTS)
+        if odd.any():
+            raise ValueError(f"expected parts of elements of 1, 2, 4 or 8 bytes, got {parts[odd.argmax()].tolist()}")
         widths = np.where(elements > 0, widths, 0)
         if len(counts) != columns or (counts < 0).any() or counts.sum() != len(parts):
             raise ValueError(f"expected the parts of {columns} columns")
@@ -292,9 +304,9 @@ class Decoder:
         #: As join_byte_planes_ takes them: what is stored is its first source, what zstd makes of the frames another.
         self.planes = np.stack([frames.astype(np.int64), starts, bits], 1)
 
-    def decode(self, kinds: list[Any], rows: int, memory: Recycled) -> list[Any]:
+    def decode(self, kinds: list[Any], rows: int) -> list[Any]:
         """
-        The arrays, which are of these types; they share one buffer, which is taken from ``memory``.
+        The arrays, which are of these types; they share one buffer.
 
         Raises:
             ValueError: parts that are not those of such arrays, or planes that zstd cannot read.
@@ -305,10 +317,10 @@ class Decoder:
             frames = np.concatenate(self.frames, out=scratch("frames", sum(map(len, self.frames))))
             joined = self.pa.Codec("zstd").decompress(frames, decompressed_size=self.unpacked)
             sources.append(from_dlpack(self.pa.Array.from_buffers(self.pa.uint8(), self.unpacked, [None, joined])))
-        block = memory.take(max(self.size, _ALIGNMENT))
+        block = _MEMORY.take(max(self.size, _ALIGNMENT))
         planes, words = torch.from_numpy(self.planes), torch.from_numpy(self.words)
         self.decoded = join_byte_planes_(torch.from_numpy(block), sources, planes, words)
-        self.buffer = memory.lend(block)
+        self.buffer = _MEMORY.lend(block)
         return [self._whole(kind, rows, left) for kind, left in zip(kinds, self.left, strict=True)]
 
     def _whole(self, kind: Any, rows: int, left: int) -> Any:

@@ -17,7 +17,7 @@ from . import _index
 from ._arrow import arrow
 from ._files import DataError, PathLike
 from ._mapped import mapped, populate
-from ._planes import Decoder, Recycled, most_bytes, scratch
+from ._planes import Decoder, most_bytes, scratch
 
 VERIFY = ("first", "always", "never")
 # What reading damaged metadata may raise.
@@ -49,7 +49,6 @@ class PrebatchedFile:
         pa = arrow("PrebatchedDataset")
         self._pa = pa
         self._seen: set[int] = set()
-        self._memory = Recycled()
         with open(self.path, "rb") as file:
             self._descriptor = os.dup(file.fileno())
         try:
@@ -273,7 +272,7 @@ class PrebatchedFile:
         room = most_bytes(int(self._entries["body"][i]))
         directory = (metadata or {})[_index.PARTS_KEY]
         decoder = Decoder(memory, directory, physical.num_columns, self._places, ranges, room)
-        arrays = decoder.decode(self.schema.types, rows, self._memory)
+        arrays = decoder.decode(self.schema.types, rows)
         batch = self._pa.RecordBatch.from_arrays(arrays, schema=self.schema)
         batch.validate(full=first)
         return batch
