@@ -367,6 +367,8 @@ class IndexLookup(Layer):
         if state["tokens"]:
             tokens = state["tokens"]
             self._set_tokens([encoded(x) if isinstance(x, str) else x for x in tokens])
+        else:
+            self._tokens, self._lookup = [], None
         self.idf_weights = state["idf_weights"]
 
 

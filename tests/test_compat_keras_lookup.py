@@ -141,6 +141,9 @@ def test_what_adapt_found_is_state() -> None:
     fresh = ours.StringLookup(output_mode="tf_idf")
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(fresh([["a", "q"]]), layer([["a", "q"]])) and fresh.vocabulary_size() == 4
+    fresh.load_state_dict(ours.StringLookup(output_mode="tf_idf").state_dict())
+    with pytest.raises(ValueError, match="vocabulary must be given, or found by adapt"):
+        fresh([["a"]])
     bins = ours.Discretization(num_bins=3)
     bins.adapt(np.arange(30.0))
     other = ours.Discretization(num_bins=3)

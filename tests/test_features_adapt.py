@@ -107,6 +107,11 @@ def test_words_that_are_no_text_are_found_and_written():
         (features.categorical_column_with_vocabulary_list("x"), [{"x": ["a", "b", "c"]}], "at most max_distinct=2"),
         (features.categorical_column_with_vocabulary_list("x"), [{"y": [1]}], "none named 'x'"),
         (features.numeric_column("x", normalizer_fn=features.Standardize()), [{"x": [float("nan")]}], "see a number"),
+        (
+            features.numeric_column("x", normalizer_fn=features.Standardize()),
+            [{"x": [1.0, float("-inf")]}],
+            "column 'x': adapt.* must see finite numbers, got -inf at position 0 of row 1",
+        ),
         (features.bucketized_column(features.numeric_column("x"), num_bins=3), [{"x": [1.0]}], "enough numbers"),
     ],
 )
@@ -136,3 +141,11 @@ def test_marks_are_words_where_they_are_not_missing():
     assert transform.columns[0].vocabulary_list == (-1, 3)
     assert rows_of(transform(batch).sparse, "x") == [[0], [0], [1]]
     assert FeatureTransform([column]).adapt([batch]).columns[0].vocabulary_list == (3,)
+
+
+@pytest.mark.parametrize("config", [{}, {"columns": []}, None])
+def test_what_is_no_configuration_is_named(config):
+    with pytest.raises(ValueError, match="config must be a dict with columns and linear_columns, got "):
+        FeatureTransform.from_config(config)
+    with pytest.raises(ValueError, match="a state must be a dict with what adapt.* found, got "):
+        adaptable().set_extra_state(config)

@@ -28,8 +28,14 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
         (lambda: features.numeric_column("x", shape=(2.5,)), "shape must be an integer of at least 1, got 2.5"),
         (lambda: features.numeric_column("x", dtype="string"), "dtype must be an integer or a float, got 'string'"),
         (lambda: features.numeric_column("x", dtype="complex64"), "dtype must be 'string', an integer or a float"),
-        (lambda: features.numeric_column("x", default_value=[1.0, 2.0]), "default_value must have the shape"),
-        (lambda: features.numeric_column("x", default_value=["a"]), "default_value must hold numbers"),
+        (
+            lambda: features.numeric_column("x", default_value=[1.0, 2.0]),
+            r"default_value must be numbers of the column's shape (1,), got [1.0, 2.0]",
+        ),
+        (
+            lambda: features.numeric_column("x", default_value=["a"]),
+            r"default_value must be numbers of the column's shape (1,), got ['a']",
+        ),
         (
             lambda: features.numeric_column("x", default_value=0.5, dtype="int64"),
             "default_value must be of the dtype int64",

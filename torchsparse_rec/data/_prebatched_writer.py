@@ -47,10 +47,11 @@ def write_prebatched(
         batches: at least one, all with the columns of the first: record batches, or mappings as for
             :func:`to_record_batch`.
         compression: None (default), for files that are mapped into memory; or ``"zstd"``, for smaller files that are
-            decoded: each buffer is cut into byte planes, and each plane compressed if that saves enough of it.
+            decoded: each buffer is cut into byte planes, and each plane stored as it is, as the few bits that its bytes
+            need, or as zstd compresses it.
         level: of zstd. Default None: pyarrow's default.
-        min_saving: how much of a plane compression must save, from 0 to 1, to be worth its decoding; else the plane is
-            stored as it is. Default 0.125; 0 makes the smallest files.
+        min_saving: how much of a plane a form must save, from 0 to 1, to be worth its decoding: few bits of what it is,
+            zstd of what remains of it so. Default 0.125; 0 makes the smallest files.
         narrow: store integers in the narrowest of int8, int16, int32, int64 (uint64 for what is larger) that holds a
             column's values in the whole file. Where later batches need wider ones, all is written again in the end, and
             until then there is a copy beside the file. Default True; False: as they come, in all batches alike.

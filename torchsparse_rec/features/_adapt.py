@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._base import Column
@@ -109,7 +110,14 @@ class _MeanAndVariance:
         self._moments = Moments(column.width)
 
     def add(self, batch: Batch) -> None:
-        self._moments.add(_numbers(replace(self._column, normalizer_fn=None), batch))
+        numbers = _numbers(replace(self._column, normalizer_fn=None), batch)
+        if np.isinf(numbers).any():
+            row, place = np.argwhere(np.isinf(numbers))[0].tolist()
+            raise ValueError(
+                f"column {self._column.name!r}: adapt() must see finite numbers, got {numbers[row, place]} at position "
+                f"{place} of row {row}"
+            )
+        self._moments.add(numbers)
 
     def made(self) -> Column:
         mean, variance = self._moments.result()

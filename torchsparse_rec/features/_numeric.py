@@ -301,20 +301,22 @@ def _default(value: Any, shape: tuple[int, ...], dtype: str, key: str) -> Any:
     if isinstance(value, (int, float)):
         for size in reversed(shape):
             value = (value,) * size
-    flat = _flattened(value, shape, key)
+    flat = _flattened(value, shape)
+    if flat is None:
+        raise ValueError(f"column {key!r}: default_value must be numbers of the column's shape {shape}, got {value!r}")
     if any(isinstance(x, float) for x in flat) and not dtype.startswith(("float", "bfloat")):
         raise ValueError(f"column {key!r}: default_value must be of the dtype {dtype}, got {value!r}")
     return _as_tuple(value)
 
 
-def _flattened(value: Any, shape: tuple[int, ...], key: str) -> list[Any]:
+def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
+    """The numbers of a nested list of this shape; None if it is none."""
     if not shape:
-        if isinstance(value, (int, float)):
-            return [value]
-        raise ValueError(f"column {key!r}: default_value must hold numbers, got {value!r}")
+        return [value] if isinstance(value, (int, float)) else None
     if not isinstance(value, (list, tuple)) or len(value) != shape[0]:
-        raise ValueError(f"column {key!r}: default_value must have the shape of the column, got {value!r}")
-    return [x for part in value for x in _flattened(part, shape[1:], key)]
+        return None
+    parts = [_flattened(part, shape[1:]) for part in value]
+    return None if any(part is None for part in parts) else [x for part in parts for x in part or ()]
 
 
 def _as_tuple(value: Any) -> Any:

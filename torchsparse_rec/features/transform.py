@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -326,6 +326,9 @@ class FeatureTransform(torch.nn.Module):
         """
         A module from :meth:`to_config`.
 
+        Raises:
+            ValueError: for what is no such configuration.
+
         Example:
             >>> import json
             >>> from torchsparse_rec.features import *
@@ -333,6 +336,8 @@ class FeatureTransform(torch.nn.Module):
             >>> FeatureTransform.from_config(json.loads(json.dumps(transform.to_config()))).columns == transform.columns
             True
         """
+        if not isinstance(config, Mapping) or not {"columns", "linear_columns"} <= set(config):
+            raise ValueError(f"config must be a dict with columns and linear_columns, got {repr(config):.200}")
         values = {field: value for field, value in config.items() if field not in ("columns", "linear_columns")}
         columns, linear = ([column_from_config(x) for x in config[f]] for f in ("columns", "linear_columns"))
         return cls(columns, linear, **values)  # type: ignore[arg-type]
@@ -342,7 +347,11 @@ class FeatureTransform(torch.nn.Module):
         return {"adapted": to_state(self._all_columns())}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """What ``get_extra_state`` gave, of a module with the same columns."""
+        """What ``get_extra_state`` gave, of a module with the same columns; ValueError for anything else."""
+        if not isinstance(state, Mapping) or "adapted" not in state:
+            raise ValueError(
+                f"FeatureTransform: a state must be a dict with what adapt() found, got {repr(state):.200}"
+            )
         self._replace(from_state(self._all_columns(), state["adapted"]))
 
     def extra_repr(self) -> str:
