@@ -33,6 +33,7 @@ WITHOUT_AUTOGRAD = WITHOUT_FAKE | {
     "row_optimizer_advance_",
     "row_optimizer_make_current_",
     "embedding_collection_update_",
+    "join_byte_planes_",
 }
 PROGRAM = f"""
 import ctypes, json, os
