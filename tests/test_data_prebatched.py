@@ -166,7 +166,7 @@ def test_few_values_take_few_bits(count, tmp_path):
     with pa.ipc.open_file(tmp_path / "f.arrow") as reader:
         directory = json.loads(reader.get_batch_with_custom_metadata(0)[1][b"parts"])
     if count > 1000:
-        assert [codec for codec, _ in directory["planes"]] == [0, 0, 3, 2]
+        assert directory["planes"][::2] == [0, 0, 3, 2]
 
 
 def test_decoded_memory_comes_back_when_nobody_looks_at_it(tmp_path, monkeypatch):

@@ -3,8 +3,9 @@ The compressed layout of prebatched files: each buffer of a column as byte plane
 
 A column's buffers become parts: of each array its validity (without elements if it has no nulls), the lengths of its
 lists or strings, and its values or its child's parts. What a batch's columns consist of is a directory, a JSON object
-of three lists: ``columns``, the number of parts of each column; ``parts``, ``[what, bytes of an element, elements]``
-each; and ``planes``, ``[codec, bytes]`` each, for every byte of an element of every part that has elements.
+of three lists of numbers: ``columns``, how many parts each column has; ``parts``, for each part what it is, the bytes of
+an element and the elements; and ``planes``, for every byte of an element of every part that has elements, codec and
+bytes.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def to_directory(columns: list[list[Part]]) -> str:
     parts = [part for column in columns for part in column]
     directory = {
         "columns": [len(column) for column in columns],
-        "parts": [part[:3] for part in parts],
-        "planes": [plane for part in parts for plane in part[3]],
+        "parts": [number for part in parts for number in part[:3]],
+        "planes": [number for part in parts for plane in part[3] for number in plane],
     }
     return json.dumps(directory, separators=(",", ":"))
 
@@ -268,11 +269,13 @@ class Decoder:
         #: Elements of each part that has any.
         self.words = np.stack([widths, elements], 1)[elements > 0]
         aligned = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-        #: The bytes of all arrays; each part's kind and size, and where it begins in them, the first one last.
+        #: The bytes of all arrays; of each part what it is, its size, and where it begins in them; the next part.
         self.size = int(aligned.sum())
-        self.parts = list(zip(parts.tolist(), (np.cumsum(aligned) - aligned).tolist(), strict=True))[::-1]
-        #: How many parts remain after each column.
-        self.left = (len(parts) - np.cumsum(counts[places])).tolist()
+        self.what, self.widths, self.elements = parts.T.tolist()
+        self.begins = (np.cumsum(aligned) - aligned).tolist()
+        self.next = 0
+        #: Which is the next part after each column.
+        self.ends = np.cumsum(counts[places]).tolist()
 
     def _locate(self, planes: np.ndarray, counts: np.ndarray, column: np.ndarray, ranges: np.ndarray) -> None:
         """Find out where planes of so many bytes, each of some column, are, and how they are stored."""
@@ -299,7 +302,7 @@ class Decoder:
             for start, size in zip(starts[frames].tolist(), sizes[frames].tolist(), strict=True)
         ]
         self.unpacked = int(unpacked.sum())
-        bits = np.select([codec == CONSTANT, codec == PACKED], [0, sizes // packed], 8)
+        bits = np.where(codec == PACKED, sizes // packed, np.where(codec == CONSTANT, 0, 8))
         starts = np.where(frames, np.cumsum(unpacked) - unpacked, starts)
         #: As join_byte_planes_ takes them: what is stored is its first source, what zstd makes of the frames another.
         self.planes = np.stack([frames.astype(np.int64), starts, bits], 1)
@@ -321,19 +324,19 @@ class Decoder:
         planes, words = torch.from_numpy(self.planes), torch.from_numpy(self.words)
         self.decoded = join_byte_planes_(torch.from_numpy(block), sources, planes, words)
         self.buffer = _MEMORY.lend(block)
-        return [self._whole(kind, rows, left) for kind, left in zip(kinds, self.left, strict=True)]
+        return [self._whole(kind, rows, end) for kind, end in zip(kinds, self.ends, strict=True)]
 
-    def _whole(self, kind: Any, rows: int, left: int) -> Any:
-        """The next array, after which so many parts must be left."""
+    def _whole(self, kind: Any, rows: int, end: int) -> Any:
+        """The next array, whose parts must end there."""
         array = self._array(kind, rows)
-        if len(self.parts) != left:
-            raise ValueError(f"a column of type {kind} has {abs(len(self.parts) - left)} parts too many or too few")
+        if self.next != end:
+            raise ValueError(f"a column of type {kind} has {abs(end - self.next)} parts too many or too few")
         return array
 
     def _array(self, kind: Any, rows: int) -> Any:
         types = self.pa.types
-        if self.parts and self.parts[-1][0] == [VALIDITY, 1, 0]:
-            self.parts.pop()
+        if self._is(VALIDITY, 1, 0):
+            self.next += 1
             validity = None
         else:
             validity = self._part(VALIDITY, 1, (rows + 7) // 8)
@@ -370,7 +373,15 @@ class Decoder:
 
     def _place(self, what: int, width: int, count: int) -> int:
         """Where the next part begins, which must be of this kind and size."""
-        expected = [what, width, count]
-        if not self.parts or self.parts[-1][0] != expected:
-            raise ValueError(f"expected a part {expected}, got {self.parts[-1][0] if self.parts else 'none'}")
-        return self.parts.pop()[1]
+        if not self._is(what, width, count):
+            i = self.next
+            got = [self.what[i], self.widths[i], self.elements[i]] if i < len(self.what) else "none"
+            raise ValueError(f"expected a part {[what, width, count]}, got {got}")
+        self.next += 1
+        return self.begins[self.next - 1]
+
+    def _is(self, what: int, width: int, count: int) -> bool:
+        """Whether the next part is of this kind and size."""
+        i = self.next
+        there = i < len(self.what)
+        return there and self.what[i] == what and self.widths[i] == width and self.elements[i] == count
