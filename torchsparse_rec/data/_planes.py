@@ -3,8 +3,8 @@ The compressed layout of prebatched files: each buffer of a column as byte plane
 
 A column's buffers become parts: of each array its validity (without elements if it has no nulls), the lengths of its
 lists or strings, and its values or its child's parts. What a batch's columns consist of is a directory, a JSON object
-of three lists of numbers: ``columns``, how many parts each column has; ``parts``, for each part what it is, the bytes of
-an element and the elements; and ``planes``, for every byte of an element of every part that has elements, codec and
+of three lists of numbers: ``columns``, how many parts each column has; ``parts``, for each part what it is, the bytes
+of an element and the elements; and ``planes``, for every byte of an element of every part that has elements, codec and
 bytes.
 """
 
