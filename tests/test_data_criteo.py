@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_cases import joined
 
 from torchsparse_rec.data import (
     DataError,
@@ -17,10 +18,6 @@ from torchsparse_rec.data import (
 from torchsparse_rec.data.criteo import CATEGORIES, COLUMNS, INTEGERS
 
 DATA = os.environ.get("TORCHSPARSE_REC_DATA")
-
-
-def joined(batches):
-    return pa.Table.from_batches(list(batches))
 
 
 def criteo_lines(rows, seed=0):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from data_cases import joined
 
 from torchsparse_rec.data import (
     DataError,
@@ -15,10 +16,6 @@ from torchsparse_rec.data import (
 )
 
 DATA = os.environ.get("TORCHSPARSE_REC_DATA")
-
-
-def joined(batches):
-    return pa.Table.from_batches(list(batches))
 
 
 RATINGS = pa.record_batch(

@@ -16,7 +16,7 @@ namespace {
 // A large buffer is cut, so that threads share it.
 constexpr int64_t kCrcPiece = int64_t{1} << 20;
 // Bytes in the time of one element of kWorkPerThread.
-constexpr int64_t kCrcBytesPerElement = 4;
+constexpr int64_t kBytesPerElement = 4;
 
 struct CrcPiece {
   const uint8_t* data;
@@ -152,7 +152,7 @@ Tensor crc32c_cpu(const std::vector<Tensor>& buffers) {
   const int64_t count = static_cast<int64_t>(pieces.size());
   int64_t total = 0;
   for (const CrcPiece& piece : pieces) total += piece.size;
-  parallel_dynamic(count, workers_for(total / kCrcBytesPerElement), [&](int64_t, int64_t i) {
+  parallel_dynamic(count, workers_for(total / kBytesPerElement), [&](int64_t, int64_t i) {
     CrcPiece& piece = pieces[static_cast<size_t>(i)];
     piece.crc = crc32c(piece.data, piece.size);
   });
@@ -236,15 +236,14 @@ void join_byte_planes_cpu(const Tensor& out, const std::vector<Tensor>& sources,
   }
   uint8_t* const elements = static_cast<uint8_t*>(out.data_ptr());
   const int64_t* const part = directory.parts.const_data_ptr<int64_t>();
-  parallel_dynamic(directory.parts.size(0), workers_for(directory.bytes / kCrcBytesPerElement),
-                   [&](int64_t, int64_t i) {
-                     const auto [first, offset] = directory.begins[static_cast<size_t>(i)];
-                     const int64_t width = part[2 * i], n = part[2 * i + 1];
-                     if (n == 0) return;
-                     join_part(width, &found[static_cast<size_t>(first)], n, elements + offset);
-                     const int64_t end = offset + width * n;
-                     std::memset(elements + end, 0, static_cast<size_t>(aligned_part(end) - end));
-                   });
+  parallel_dynamic(directory.parts.size(0), workers_for(directory.bytes / kBytesPerElement), [&](int64_t, int64_t i) {
+    const auto [first, offset] = directory.begins[static_cast<size_t>(i)];
+    const int64_t width = part[2 * i], n = part[2 * i + 1];
+    if (n == 0) return;
+    join_part(width, &found[static_cast<size_t>(first)], n, elements + offset);
+    const int64_t end = offset + width * n;
+    std::memset(elements + end, 0, static_cast<size_t>(aligned_part(end) - end));
+  });
 }
 
 }  // namespace tsr
