@@ -139,6 +139,22 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "row_optimizer_make_current_(Tensor(a!)[] weights, Tensor(b!)[] states, Tensor(c!)[] last_steps,"
       " Tensor? history, int rule, float[] hyperparameters, int step, int base, int[] rounding_seeds) -> ()");
 
+  // table
+  m.def("table_find(Tensor index, Tensor entries, Tensor ids) -> Tensor");
+  m.def(
+      "table_find_or_insert_(Tensor(a!) index, Tensor(b!) entries, Tensor(c!) counters, Tensor free_rows, Tensor ids,"
+      " Tensor? allowed, Tensor? frequencies, int version, bool count) -> (Tensor rows, Tensor born)");
+  m.def("table_erase_(Tensor(a!) index, Tensor(b!) entries, Tensor ids, Tensor? mask) -> Tensor");
+  m.def("table_rehash(Tensor entries, Tensor(a!) counters, SymInt buckets) -> Tensor");
+  m.def(
+      "table_initialize_(Tensor(a!) weight, Tensor rows, Tensor keys, Tensor? values, int kind, float[] parameters,"
+      " int seed) -> ()");
+  m.def(
+      "table_lookup(Tensor index, Tensor entries, Tensor weight, Tensor ids, Tensor? missing, Tensor? values, int kind,"
+      " float[] parameters, int seed) -> Tensor");
+  m.def("table_assign_(Tensor(a!) weight, Tensor rows, Tensor values) -> ()");
+  m.def("count_min_sketch_(Tensor(a!) sketch, Tensor ids, Tensor? mask, int num_hashes, bool count) -> Tensor");
+
   // record
   m.def("crc32c(Tensor[] buffers) -> Tensor");
   m.def("to_byte_planes(Tensor x) -> Tensor");

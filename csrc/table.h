@@ -1,0 +1,383 @@
+// table: keys of any range to the rows of a table that grows: open addressing, in tensors.
+//
+// A table's state:
+//   index    [B, 16] int32: B buckets of one cache line: 12 tags of one byte (0: the slot is empty) in words 0 to 2,
+//            the number of keys that passed by because the bucket was full in word 3, 12 rows in words 4 to 15.
+//   entries  [R, 2] int64: of each row its key, and version * 2^32 + frequency; -1 in the second: the row is free.
+//   counters [8] int64: kUsed: rows [0, used) have been given out at least once; kReused: entries of free_rows that
+//   have
+//            been given out again; kFailed: keys that found no room, ever; kInserted: keys inserted, ever; the rest 0.
+//   free_rows [F] int32: rows below `used` that are free, ascending.
+// Rows are taken from free_rows first, then from `used` on. A row stays where it is until its key is erased: only
+// buckets are made anew when a table grows. All bits of a key are legal: tags, not keys, say which slots are empty.
+//
+// A key's home is a bucket of its hash's region, of at most 64 buckets; where that is full, the next ones of the region
+// follow, round and round. So a region is all that one thread needs to insert: any number of threads make the same
+// index, and so does CUDA. Keys of one region are inserted in the order of their positions.
+//
+// table_find(index, entries, ids [N]) -> rows [N] int64: -1 where a key is missing.
+// table_find_or_insert_(index!, entries!, counters!, free_rows, ids [N], allowed [N]?, frequencies [N]?, version,
+// count)
+//     -> (rows [N], born [N]), int64:
+//   finds every key, and inserts those that are missing and allowed (bool; none: all are) at any of their positions,
+//   in the order of the first such position: the k-th new key gets the k-th row that is free. rows[i] is -1 where a key
+//   is missing and not allowed at i and nowhere else inserted, or where there was no room (counted in kFailed).
+//   born[i] is the new row at the position that inserted it, else -1.
+//   version >= 0: becomes the version of all rows found or inserted. count: each occurrence adds one to its row's
+//   frequency, up to 2^31 - 1; a new row with frequencies (int32) starts with that of the position that inserted it
+//   instead.
+// table_erase_(index!, entries!, ids [N], mask [N]?) -> rows [N] int64: the rows that have become free; -1 where the
+// key
+//   is missing, masked out (bool) or erased at an earlier position.
+// table_rehash(entries, counters!, buckets) -> index: a new index of all keys, in the order of their rows. Keys that
+//   find no room are counted in kFailed.
+// table_initialize_(weight! [R, D], rows [M], keys [M], values [P, D]?, kind, parameters, seed) -> (): the initial
+// value
+//   of each row, a function of (seed, key, column) alone: kConstant (value), kUniform (low, high), kNormal (mean, std),
+//   kTruncatedNormal (mean, std; within two std), by the inverse of the distribution function, to 1e-9 of std. With
+//   values: row key mod P of them. Negative rows are left out. Rows occur once.
+// table_lookup(index, entries, weight, ids [N], missing [D]?, values [P, D]?, kind, parameters, seed) -> [N, D]: find
+// and
+//   read in one pass; a missing key has the row `missing`, without that its initial value.
+// table_assign_(weight! [R, D], rows [M], values [M, D]) -> (): weight[rows[i]] = values[i]; of several the last.
+//   Negative rows are left out.
+// count_min_sketch_(sketch! [W], ids [N], mask [N]?, num_hashes, count) -> counts [N] int32: adds one to num_hashes
+//   counters of each id that is not masked out (count: otherwise adds nothing), then reads their least, up to 2^31 - 1;
+//   0 where masked out. Counters (int8 to int64) stay at their largest value. This is the counting Bloom filter.
+//
+// * ids: int32 or int64; weight: any float dtype, computed in float64 and rounded once; or uint8, for table_assign_ and
+//   table_lookup with `missing`: rows of bytes.
+// * Deterministic: state and results are functions of state and arguments, on both devices the same bits.
+// * Nothing is differentiable. N == 0 and D == 0 are legal. All state must be contiguous; B >= 1, R < 2^31.
+// * On CUDA nothing waits for the device.
+// * Memory per key beyond its row, at load 0.75 (9 of 12 slots): 64 / 9 + 16 = 23.1 bytes.
+// Source: TensorFlow's MutableHashTable and DenseHashTable; DeepRec's EmbeddingVariable.
+#pragma once
+#include <cmath>
+#include <cstring>
+
+#include "abi.h"
+#include "dispatch.h"
+#include "hash_words.h"
+
+namespace tsr {
+
+// ---- Layout ---------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kSlots = 12;          // of a bucket
+constexpr int64_t kBucketWords = 16;    // int32
+constexpr int64_t kPassedWord = 3;      // keys that passed by
+constexpr int64_t kRowsWord = 4;        // where rows begin
+constexpr int64_t kRegionBuckets = 64;  // at most, in a region
+constexpr int64_t kFreeEntry = -1;      // in an entry's second number
+constexpr int64_t kMostFrequency = INT32_MAX;
+
+enum TableCounter : int64_t { kUsed, kReused, kFailed, kInserted, kTableCounters = 8 };
+
+// Where a key belongs.
+struct KeyPlace {
+  int64_t region;  // its first bucket
+  int32_t home;    // the bucket in the region
+  uint8_t tag;     // never 0
+};
+
+// How the buckets of an index are cut into regions: all of one size, but the last, which takes the rest.
+struct TableShape {
+  int64_t buckets, regions;
+
+  TSR_HOST_DEVICE explicit TableShape(int64_t buckets)
+      : buckets(buckets), regions(buckets < 2 * kRegionBuckets ? 1 : buckets / kRegionBuckets) {}
+  TSR_HOST_DEVICE int64_t region_begin(int64_t region) const { return region * kRegionBuckets; }
+  TSR_HOST_DEVICE int32_t region_size(int64_t region) const {
+    return static_cast<int32_t>(region + 1 == regions ? buckets - region_begin(region) : kRegionBuckets);
+  }
+};
+
+// murmur3's finalizer: a bijection, all of whose bits depend on all of the key's.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE uint64_t hash_key(int64_t key) {
+  uint64_t x = static_cast<uint64_t>(key);
+  x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDull;
+  x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53ull;
+  return x ^ x >> 33;
+}
+
+// The region by the upper bits, the bucket by the middle ones, the tag by the lowest.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE int64_t region_of(const TableShape& shape, uint64_t hash) {
+  return static_cast<int64_t>(multiply_high(hash, static_cast<uint64_t>(shape.regions)));
+}
+
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE KeyPlace place_of(const TableShape& shape, uint64_t hash) {
+  const int64_t region = region_of(shape, hash);
+  const uint32_t size = static_cast<uint32_t>(shape.region_size(region));
+  const uint32_t middle = static_cast<uint32_t>(hash >> 8) & 0xFFFFFFu;
+  const uint8_t tag = static_cast<uint8_t>(hash);
+  return {shape.region_begin(region), static_cast<int32_t>(static_cast<uint64_t>(middle) * size >> 24),
+          static_cast<uint8_t>(tag == 0 ? 255 : tag)};
+}
+
+// ---- Entries --------------------------------------------------------------------------------------------------------
+
+TSR_HOST_DEVICE inline int64_t pack_entry(int64_t version, int64_t frequency) {
+  return static_cast<int64_t>(static_cast<uint64_t>(version) << 32 | static_cast<uint64_t>(frequency));
+}
+TSR_HOST_DEVICE inline int64_t entry_version(int64_t packed) { return packed >> 32; }
+TSR_HOST_DEVICE inline int64_t entry_frequency(int64_t packed) {
+  return static_cast<int64_t>(static_cast<uint32_t>(packed));
+}
+
+// ---- Initial values -------------------------------------------------------------------------------------------------
+
+enum InitialKind : int64_t { kConstant, kUniform, kNormal, kTruncatedNormal, kInitialKinds };
+
+// How rows begin. Plain numbers: kernels take it by value.
+struct Initial {
+  int64_t kind;
+  double a, b;  // value; low and high; mean and standard deviation
+  uint64_t seed;
+};
+
+// a * b, rounded: nvcc would fuse it with a sum, and the device's values would not be the host's.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE double rounded_product(double a, double b) {
+#ifdef __CUDA_ARCH__
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// c[0] x^(n-1) + ... + c[n-1].
+template <int n>
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE double polynomial(const double (&c)[n], double x) {
+  double sum = c[0];
+  for (int k = 1; k < n; ++k) sum = rounded_product(sum, x) + c[k];
+  return sum;
+}
+
+// The natural logarithm of a normal x > 0, from sums, products and quotients alone: the same bits on every device.
+TSR_HOST_DEVICE inline double portable_log(double x) {
+  uint64_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  int64_t exponent = static_cast<int64_t>(bits >> 52) - 1023;
+  bits = (bits & 0xFFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
+  double m;
+  std::memcpy(&m, &bits, sizeof(m));
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++exponent;
+  }
+  // 2 artanh(t) with |t| < 0.1716, whose next term is below 1e-18.
+  const double t = (m - 1) / (m + 1);
+  const double terms[] = {1.0 / 21, 1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11,
+                          1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
+  return rounded_product(static_cast<double>(exponent), 0.6931471805599453) +
+         rounded_product(2 * t, polynomial(terms, rounded_product(t, t)));
+}
+
+// The inverse of the normal distribution function, for p in (0, 1): Acklam's rational approximation, whose relative
+// error is below 1.15e-9.
+TSR_HOST_DEVICE inline double inverse_normal(double p) {
+  const double low = 0.02425;
+  if (p < low || p > 1 - low) {
+    const double above[] = {-7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838e+00,
+                            -2.549732539343734e+00, 4.374664141464968e+00,  2.938163982698783e+00};
+    const double below[] = {7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996e+00, 3.754408661907416e+00,
+                            1.0};
+    const double q = sqrt(-2 * portable_log(p < low ? p : 1 - p));
+    const double x = polynomial(above, q) / polynomial(below, q);
+    return p < low ? x : -x;
+  }
+  const double above[] = {-3.969683028665376e+01, 2.209460984245205e+02,  -2.759285104469687e+02,
+                          1.383577518672690e+02,  -3.066479806614716e+01, 2.506628277459239e+00};
+  const double below[] = {-5.447609879822406e+01, 1.615858368580409e+02,  -1.556989798598866e+02,
+                          6.680131188771972e+01,  -1.328068155288572e+01, 1.0};
+  const double q = p - 0.5, r = rounded_product(q, q);
+  return rounded_product(polynomial(above, r), q) / polynomial(below, r);
+}
+
+// The state from which a key's columns draw their bits.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE uint64_t initial_stream(const Initial& initial, int64_t key) {
+  return hash_key(static_cast<int64_t>(hash_key(static_cast<int64_t>(initial.seed ^ 0x9E3779B97F4A7C15ull)) ^
+                                       static_cast<uint64_t>(key) * 0xD6E8FEB86659FD93ull));
+}
+
+// A number in (0, 1), of 32 bits: splitmix64's next outputs, one for each pair of columns.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE double initial_uniform(uint64_t stream, int64_t column) {
+  uint64_t x = stream + static_cast<uint64_t>(column / 2 + 1) * 0x9E3779B97F4A7C15ull;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+  x ^= x >> 31;
+  const uint32_t half = static_cast<uint32_t>(column % 2 ? x >> 32 : x);
+  return (static_cast<double>(half) + 0.5) * 0x1p-32;
+}
+
+TSR_HOST_DEVICE inline double initial_value(const Initial& initial, uint64_t stream, int64_t column) {
+  if (initial.kind == kConstant) return initial.a;
+  const double u = initial_uniform(stream, column);
+  if (initial.kind == kUniform) return initial.a + rounded_product(initial.b - initial.a, u);
+  // The distribution function at -2 and at 2, for the truncated one.
+  const double low = 0.022750131948179195, width = 0.9544997361036416;
+  return initial.a +
+         rounded_product(initial.b, inverse_normal(initial.kind == kNormal ? u : low + rounded_product(width, u)));
+}
+
+// The row of `values` that a key starts from.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE int64_t default_row(int64_t key, int64_t rows) {
+  const int64_t rest = key % rows;
+  return rest < 0 ? rest + rows : rest;
+}
+
+// ---- Checks ---------------------------------------------------------------------------------------------------------
+
+inline void check_table_ids(const char* op, const Tensor& ids) {
+  TSR_CHECK_VALUE(ids.dim() == 1, op, ": ids must have rank 1, got shape ", shape_text(ids));
+  dispatch_index(ids.scalar_type(), op, "ids", [](auto) {});
+}
+
+inline void check_table(const char* op, const Tensor& index, const Tensor& entries) {
+  TSR_CHECK_VALUE(index.dim() == 2 && index.size(0) >= 1 && index.size(1) == kBucketWords &&
+                      index.scalar_type() == ScalarType::Int && index.is_contiguous(),
+                  op, ": index must be contiguous int32 [buckets, 16], got ", dtype_name(index.scalar_type()), " ",
+                  shape_text(index));
+  TSR_CHECK_VALUE(entries.dim() == 2 && entries.size(1) == 2 && entries.size(0) <= INT32_MAX &&
+                      entries.scalar_type() == ScalarType::Long && entries.is_contiguous(),
+                  op, ": entries must be contiguous int64 [rows, 2], rows below 2^31, got ",
+                  dtype_name(entries.scalar_type()), " ", shape_text(entries));
+}
+
+inline void check_table_counters(const char* op, const Tensor& counters) {
+  TSR_CHECK_VALUE(counters.dim() == 1 && counters.size(0) == kTableCounters &&
+                      counters.scalar_type() == ScalarType::Long && counters.is_contiguous(),
+                  op, ": counters must be contiguous int64 [8], got ", dtype_name(counters.scalar_type()), " ",
+                  shape_text(counters));
+}
+
+inline void check_of_each_id(const char* op, const char* argument, const std::optional<Tensor>& x, int64_t n,
+                             ScalarType dtype) {
+  TSR_CHECK_VALUE(!x || (x->dim() == 1 && x->size(0) == n && x->scalar_type() == dtype), op, ": ", argument,
+                  " must be ", dtype_name(dtype), " [", n, "], one for each id, got ", dtype_name(x->scalar_type()),
+                  " ", shape_text(*x));
+}
+
+inline void check_table_insert(const Tensor& index, const Tensor& entries, const Tensor& counters,
+                               const Tensor& free_rows, const Tensor& ids, const std::optional<Tensor>& allowed,
+                               const std::optional<Tensor>& frequencies, int64_t version) {
+  const char* op = "table_find_or_insert_";
+  check_table(op, index, entries);
+  check_table_counters(op, counters);
+  TSR_CHECK_VALUE(free_rows.dim() == 1 && free_rows.scalar_type() == ScalarType::Int && free_rows.is_contiguous(), op,
+                  ": free_rows must be contiguous int32 of rank 1, got ", dtype_name(free_rows.scalar_type()), " ",
+                  shape_text(free_rows));
+  check_table_ids(op, ids);
+  TSR_CHECK_VALUE(ids.size(0) <= INT32_MAX, op, ": ids must be fewer than 2^31, got ", ids.size(0));
+  check_of_each_id(op, "allowed", allowed, ids.size(0), ScalarType::Bool);
+  check_of_each_id(op, "frequencies", frequencies, ids.size(0), ScalarType::Int);
+  TSR_CHECK_VALUE(version >= -1 && version <= INT32_MAX, op, ": version must be in [-1, 2^31), got ", version);
+}
+
+inline void check_rows_of(const char* op, const Tensor& weight, bool bytes) {
+  TSR_CHECK_VALUE(weight.dim() == 2 && weight.is_contiguous(), op, ": weight must be contiguous, of rank 2, got shape ",
+                  shape_text(weight));
+  if (!(bytes && weight.scalar_type() == ScalarType::Byte)) {
+    dispatch_float(weight.scalar_type(), op, "weight", [](auto) {});
+  }
+}
+
+inline Initial check_initial(const char* op, const Tensor& weight, const std::optional<Tensor>& values, int64_t kind,
+                             const std::vector<double>& parameters, int64_t seed) {
+  if (values) {
+    TSR_CHECK_VALUE(values->dim() == 2 && values->size(0) >= 1 && values->size(1) == weight.size(1) &&
+                        values->scalar_type() == weight.scalar_type(),
+                    op, ": values must be ", dtype_name(weight.scalar_type()), " [rows, ", weight.size(1), "], got ",
+                    dtype_name(values->scalar_type()), " ", shape_text(*values));
+  }
+  TSR_CHECK_VALUE(kind >= 0 && kind < kInitialKinds, op, ": kind must be in [0, ", int64_t{kInitialKinds}, "), got ",
+                  kind);
+  const size_t wanted = kind == kConstant ? 1 : 2;
+  TSR_CHECK_VALUE(parameters.size() == wanted, op, ": parameters must be ", wanted, " numbers for kind ", kind,
+                  ", got ", parameters.size());
+  return {kind, parameters[0], wanted == 2 ? parameters[1] : 0.0, static_cast<uint64_t>(seed)};
+}
+
+inline Initial check_table_initialize(const Tensor& weight, const Tensor& rows, const Tensor& keys,
+                                      const std::optional<Tensor>& values, int64_t kind,
+                                      const std::vector<double>& parameters, int64_t seed) {
+  const char* op = "table_initialize_";
+  check_rows_of(op, weight, false);
+  TSR_CHECK_VALUE(rows.dim() == 1 && rows.scalar_type() == ScalarType::Long, op, ": rows must be int64 of rank 1, got ",
+                  dtype_name(rows.scalar_type()), " ", shape_text(rows));
+  check_table_ids(op, keys);
+  TSR_CHECK_VALUE(keys.size(0) == rows.size(0), op, ": keys must be as many as rows, ", rows.size(0), ", got ",
+                  keys.size(0));
+  return check_initial(op, weight, values, kind, parameters, seed);
+}
+
+inline Initial check_table_lookup(const Tensor& index, const Tensor& entries, const Tensor& weight, const Tensor& ids,
+                                  const std::optional<Tensor>& missing, const std::optional<Tensor>& values,
+                                  int64_t kind, const std::vector<double>& parameters, int64_t seed) {
+  const char* op = "table_lookup";
+  check_table(op, index, entries);
+  check_rows_of(op, weight, missing.has_value());
+  TSR_CHECK_VALUE(weight.size(0) == entries.size(0), op, ": weight must have a row for each of entries, ",
+                  entries.size(0), ", got ", weight.size(0));
+  check_table_ids(op, ids);
+  if (missing) {
+    TSR_CHECK_VALUE(
+        missing->dim() == 1 && missing->size(0) == weight.size(1) && missing->scalar_type() == weight.scalar_type(), op,
+        ": missing must be ", dtype_name(weight.scalar_type()), " [", weight.size(1), "], got ",
+        dtype_name(missing->scalar_type()), " ", shape_text(*missing));
+  }
+  return check_initial(op, weight, values, kind, parameters, seed);
+}
+
+inline void check_table_assign(const Tensor& weight, const Tensor& rows, const Tensor& values) {
+  const char* op = "table_assign_";
+  check_rows_of(op, weight, true);
+  TSR_CHECK_VALUE(rows.dim() == 1 && rows.scalar_type() == ScalarType::Long, op, ": rows must be int64 of rank 1, got ",
+                  dtype_name(rows.scalar_type()), " ", shape_text(rows));
+  TSR_CHECK_VALUE(values.dim() == 2 && values.size(0) == rows.size(0) && values.size(1) == weight.size(1) &&
+                      values.scalar_type() == weight.scalar_type(),
+                  op, ": values must be ", dtype_name(weight.scalar_type()), " [", rows.size(0), ", ", weight.size(1),
+                  "], got ", dtype_name(values.scalar_type()), " ", shape_text(values));
+}
+
+template <class F>
+decltype(auto) dispatch_counter(const Tensor& sketch, F&& f) {
+  const char* op = "count_min_sketch_";
+  switch (sketch.scalar_type()) {
+    case ScalarType::Char:
+      return f(type_tag<int8_t>{});
+    case ScalarType::Short:
+      return f(type_tag<int16_t>{});
+    case ScalarType::Int:
+      return f(type_tag<int32_t>{});
+    case ScalarType::Long:
+      return f(type_tag<int64_t>{});
+    default:
+      throw std::invalid_argument(
+          message(op, ": sketch must be int8, int16, int32 or int64, got ", dtype_name(sketch.scalar_type())));
+  }
+}
+
+// The counters of an id are (first + k * step) mod W for k < num_hashes.
+struct SketchPlace {
+  uint64_t first, step;
+
+  TSR_HOST_DEVICE SketchPlace(int64_t key)
+      : first(hash_key(key)), step(hash_key(static_cast<int64_t>(first ^ 0x9E3779B97F4A7C15ull)) | 1) {}
+  TSR_HOST_DEVICE int64_t counter(int64_t k, int64_t width) const {
+    return static_cast<int64_t>(multiply_high(first + static_cast<uint64_t>(k) * step, static_cast<uint64_t>(width)));
+  }
+};
+
+inline void check_count_min_sketch(const Tensor& sketch, const Tensor& ids, const std::optional<Tensor>& mask,
+                                   int64_t num_hashes) {
+  const char* op = "count_min_sketch_";
+  TSR_CHECK_VALUE(sketch.dim() == 1 && sketch.size(0) >= 1 && sketch.is_contiguous(), op,
+                  ": sketch must be contiguous, of rank 1 and not empty, got shape ", shape_text(sketch));
+  dispatch_counter(sketch, [](auto) {});
+  check_table_ids(op, ids);
+  check_of_each_id(op, "mask", mask, ids.size(0), ScalarType::Bool);
+  TSR_CHECK_VALUE(num_hashes >= 1 && num_hashes <= 64, op, ": num_hashes must be in [1, 64], got ", num_hashes);
+}
+
+}  // namespace tsr
