@@ -1,0 +1,1 @@
+"""What :class:`torchsparse_rec.nn.EmbeddingVariable` is made of."""
