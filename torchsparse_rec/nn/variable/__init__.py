@@ -1,0 +1,1 @@
+"""The parts of dynamic tables: options, keys and rows, tiers, checkpoints."""
