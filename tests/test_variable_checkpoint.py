@@ -30,7 +30,9 @@ def no_fsync():
 
 def bits(tensors):
     """Tensors as what can be compared, NaN or not."""
-    return {name: (t.dtype, t.shape, t.contiguous().reshape(-1).view(torch.uint8).tolist()) for name, t in tensors.items()}
+    return {
+        name: (t.dtype, t.shape, t.contiguous().reshape(-1).view(torch.uint8).tolist()) for name, t in tensors.items()
+    }
 
 
 def read(chain):

@@ -100,7 +100,8 @@ def write_file(path: Path, data: bytes) -> None:
 def make_folder(path: Path) -> None:
     """A folder with those above it, where missing, brought to the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    os.makedirs(path, exist_ok=True)
+    if missing:
+        os.makedirs(path, exist_ok=True)
     for folder in missing:
         sync_folder(folder.parent)
 
