@@ -166,14 +166,14 @@ def test_phases(tmp_path):
     with CheckpointStore(tmp_path, keep=1).writer(on_phase=phases.append) as writer:
         writer.write("a", {"x": torch.zeros(2)})
         writer.write("b", {"x": torch.zeros(2)})
-    assert phases == ["write shard 0", "write shard 1", "fsync", "rename manifest", "committed", "prune"]
+    assert phases == ["sweep", "write shard 0", "write shard 1", "fsync", "rename manifest", "committed", "prune"]
 
 
 def test_a_reader_sees_the_version_only_once_it_is_committed(tmp_path):
     store, seen = CheckpointStore(tmp_path), {}
     with store.writer(on_phase=lambda phase: seen.update({phase: len(store.versions())})) as writer:
         writer.write("a", {"x": torch.zeros(2)})
-    assert seen == {"write shard 0": 0, "fsync": 0, "rename manifest": 0, "committed": 1}
+    assert seen == {"sweep": 0, "write shard 0": 0, "fsync": 0, "rename manifest": 0, "committed": 1}
 
 
 def test_a_reader_goes_on_while_versions_are_written(tmp_path):

@@ -167,8 +167,9 @@ class CheckpointStore:
             metadata: what is to be found in its ``VersionInfo``: strings, numbers, lists and such mappings, as JSON has
                 them. Default: none.
             base: of a delta, the version that it is on top of. Default None: the newest.
-            on_phase: is called with each step's name before it: ``"write shard 0"`` and so on, ``"fsync"``,
-                ``"rename manifest"``; then ``"committed"``; and ``"prune"`` before old versions are removed.
+            on_phase: is called with each step's name before it: ``"sweep"``, of what killed writers left;
+                ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; then ``"committed"``, once that is
+                done; and ``"prune"``, of old versions.
 
         Returns:
             The writer. Nothing is done before its block begins.
@@ -310,6 +311,7 @@ class Writer:
         _shards.make_folder(path)
         self._lock = _take_lock(path / ".lock")
         try:
+            self._on_phase("sweep")
             self._store._sweep()
             if self._kind == "delta":
                 self._find_base()
