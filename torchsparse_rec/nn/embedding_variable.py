@@ -23,7 +23,7 @@ from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
 from .variable.cold import ColdRows, cold_rows_of
 from .variable.eviction import Eviction
-from .variable.filters import admission_of
+from .variable.filters import CounterAdmission, admission_of
 from .variable.guard import Guard
 from .variable.initial import InitialRows
 from .variable.keys import KeyRows, packed, unpacked
@@ -212,7 +212,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
                 )
             else:
                 rows = self.keys.find(ids)
-                plan = self._plan_of(SUM, *weight.shape, -1, False)
+                plan = self._plan_of(SUM, weight.shape[0], weight.shape[1], -1, False)
                 values = read(plan, Tables([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False)).output
                 values = values.reshape(len(ids), self.embedding_dim)
                 values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
@@ -348,7 +348,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
 
     def _most_rows(self) -> int | None:
         """Rows that the first tier may have."""
-        limits = [option.capacity + self.keys.reserved for option in self.ev_option.evictions if isinstance(option, LRUEvict)]
+        limits = [
+            option.capacity + self.keys.reserved for option in self.ev_option.evictions if isinstance(option, LRUEvict)
+        ]
         if self.cold is not None:
             limits = [self.cold.most_rows()]
         return min(limits) if limits else None
@@ -505,7 +507,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
                 self.admission.admitted(keys, born)
             if frequencies is not None or versions is not None or most is not None:
                 old_frequencies, old_versions = unpacked(self.keys.entries[rows, 1])
-                as_given = [None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)]
+                as_given = [
+                    None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)
+                ]
                 new = packed(
                     old_frequencies.clamp_min(most or 0) if as_given[0] is None else as_given[0],
                     old_versions if as_given[1] is None else as_given[1],
@@ -523,7 +527,8 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             )
         if values.shape != (len(keys), self.embedding_dim):
             raise ValueError(
-                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got {list(values.shape)}"
+                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got "
+                f"{list(values.shape)}"
             )
 
     @torch.no_grad()
@@ -548,7 +553,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             erased = self._erase(keys)
             if self.cold is not None:
                 erased += self.cold.erase(keys)
-            if self.admission is not None and hasattr(self.admission, "candidates"):
+            if isinstance(self.admission, CounterAdmission):
                 self.admission.candidates.erase(keys)
         return erased
 
@@ -570,9 +575,11 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             How many keys have gone.
 
         Example:
+            >>> from torchsparse_rec.nn import GlobalStepEvict
             >>> option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live=1))
             >>> table = EmbeddingVariable(2, ev_option=option)
-            >>> _ = table(torch.tensor([1])), table(torch.tensor([2])), table(torch.tensor([2])), table(torch.tensor([2]))
+            >>> for key in (1, 2, 2, 2):
+            ...     _ = table(torch.tensor([key]))
             >>> table.evict(), table.export().keys
             (1, tensor([2]))
         """
@@ -612,7 +619,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             "keys": self.total_count(),
             "admitted": self.keys.inserted,
             "filtered": int(self._filtered),
-            "waiting": len(self.admission.candidates) if hasattr(self.admission, "candidates") else 0,  # type: ignore[union-attr]
+            "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
             "evicted": self._evicted,
             "failed": self.keys.failed,
             "capacity": self.keys.capacity,
@@ -667,7 +674,11 @@ def _check_arguments(
     dtype: torch.dtype,
 ) -> None:
     owner = "EmbeddingVariable"
-    for argument, value, least in (("embedding_dim", embedding_dim, 1), ("capacity", capacity, 2), ("target_gpu", target_gpu, -1)):
+    for argument, value, least in (
+        ("embedding_dim", embedding_dim, 1),
+        ("capacity", capacity, 2),
+        ("target_gpu", target_gpu, -1),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{owner}: {argument} must be an integer of at least {least}, got {value!r}")
     if capacity >= 2**31:

@@ -136,13 +136,14 @@ class ColdRows:
         part, steps = records
         weight = self.owner._stored_weight()
         rows = OptimizerRows(weight).table.rows
-        if rows is None or rows.clock.history is None or rows.clock.kind is None or not len(part.keys):
+        clock = None if rows is None else rows.clock
+        if clock is None or clock.history is None or clock.kind is None or not len(part.keys):
             return part
-        clock = rows.clock
         device = weight.device
         states = {name: x.to(device) for name, x in part.states.items()}
         values = part.values.to(device)
-        flat = [x if x.dim() == 1 else x.view(len(x), -1) for x in (states[name] for name in clock.kind[1])]
+        names = clock.kind[1]
+        flat = [x if x.dim() == 1 else x.view(len(x), -1) for x in (states[name] for name in names)]
         row_optimizer_make_current_(
             [values],
             flat,
@@ -212,7 +213,9 @@ class ColdRows:
         keys, numbers = [], []
         for some, records in self._tiers[0].items():
             keys.append(some)
-            numbers.append(records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten())
+            numbers.append(
+                records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
+            )
         often = self._option.cache_strategy is CacheStrategy.LFU
         frequencies, versions = unpacked(torch.cat(numbers))
         gone = torch.cat(keys)[coldest(frequencies, versions, min(count, len(frequencies)), often)]
@@ -339,7 +342,8 @@ class ColdRows:
             for keys, records in tier.items():
                 part = self._caught_up(self._unpack(keys, records))
                 states = {name: x.to(device) for name, x in part.states.items()}
-                yield Part(*(x.to(device) for x in part[:4]), states)  # type: ignore[arg-type]
+                keys, values, frequencies, versions = (x.to(device) for x in part[:4])  # type: ignore[union-attr]
+                yield Part(keys, values, frequencies, versions, states)
 
     def put(self, part: Part) -> None:
         """Write rows that are current."""

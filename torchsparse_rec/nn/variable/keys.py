@@ -44,6 +44,7 @@ class KeyRows(torch.nn.Module):
     entries: Tensor
     counters: Tensor
     free_rows: Tensor
+    _failed_before: int
 
     def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
         super().__init__()

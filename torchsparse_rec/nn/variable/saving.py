@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...optim._tables import table_of
 from .checkpoint import CheckpointStore
 from .cold import STATE_DICT_BYTES
 from .filters import CounterAdmission, SketchAdmission
@@ -129,6 +128,7 @@ class Saving(torch.nn.Module):
 
         Example:
             >>> import tempfile
+            >>> from torchsparse_rec.nn import EmbeddingVariable
             >>> folder = tempfile.mkdtemp()
             >>> table = EmbeddingVariable(2)
             >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
@@ -174,7 +174,9 @@ class Saving(torch.nn.Module):
         """
         if self._saved is None or self._saved[1] != os.path.abspath(path):
             last = "there is none" if self._saved is None else f"the last one is in {self._saved[1]}"
-            raise ValueError(f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()")
+            raise ValueError(
+                f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
+            )
         return self._save("delta", path, keep, on_phase)
 
     @torch.no_grad()
@@ -379,6 +381,7 @@ class Saving(torch.nn.Module):
 
         Example:
             >>> import numpy
+            >>> from torchsparse_rec.nn import EmbeddingVariable
             >>> table = EmbeddingVariable(2)
             >>> keys, values = numpy.array([7, 8]), numpy.array([[1.0, 2.0], [3.0, 4.0]])
             >>> table.insert_export({"var/part_0-keys": keys, "var/part_0-values": values})
@@ -392,9 +395,13 @@ class Saving(torch.nn.Module):
         inserted = 0
         for prefix in prefixes:
             if f"{prefix}-values" not in tensors:
-                raise ValueError(f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys")
+                raise ValueError(
+                    f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys"
+                )
             keys = torch.as_tensor(tensors[f"{prefix}-keys"])
-            rest = [tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")]
+            rest = [
+                tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
+            ]
             self._variable().insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
             inserted += len(keys)
         return inserted
