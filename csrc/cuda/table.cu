@@ -2,6 +2,14 @@
 #include "table.cuh"
 
 namespace tsr {
+
+RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items) {
+  // There are fewer than 2^31 regions: their index would take 8 TB.
+  const RowGroups groups = group_by_row(
+      call, Indices{ScalarType::Int, regions, items, shape.regions, -1, /*report=*/false}, items, EntryItself());
+  return {groups.narrow_pairs.values, row_runs(call, groups), std::min(items, shape.regions)};
+}
+
 namespace {
 
 // ---- table_find -----------------------------------------------------------------------------------------------------
@@ -17,7 +25,7 @@ Tensor table_find_cuda(const Tensor& index, const Tensor& entries, const Tensor&
   check_table_ids(call.op(), ids);
   const int64_t n = ids.size(0);
   const Tensor rows = call.empty({n}, ScalarType::Long);
-  launch(call, one_thread_each(n), find_kernel, view_of(call, index, entries), keys_of(call, ids), n,
+  launch(call, one_thread_each(n), find_kernel, view_of(index, entries), keys_of(call, ids), n,
          static_cast<int64_t*>(rows.data_ptr()));
   return rows;
 }
@@ -64,7 +72,7 @@ Tensor table_erase_cuda(const Tensor& index, const Tensor& entries, const Tensor
   check_table_ids(call.op(), ids);
   check_of_each_id(call.op(), "mask", mask, ids.size(0), ScalarType::Bool);
   const int64_t n = ids.size(0);
-  const TableView table = view_of(call, index, entries);
+  const TableView table = view_of(index, entries);
   const Keys keys = keys_of(call, ids);
   const Tensor result = call.empty({n}, ScalarType::Long);
   int64_t* const rows = static_cast<int64_t*>(result.data_ptr());
@@ -101,7 +109,7 @@ Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t 
   const Tensor index = call.empty({buckets, kBucketWords}, ScalarType::Int);
   check_table(call.op(), index, entries);
   check_table_counters(call.op(), counters);
-  const TableView table = view_of(call, index, entries);
+  const TableView table = view_of(index, entries);
   fill_bytes(call.stream(), table.index, 0, static_cast<size_t>(buckets * kBucketWords) * sizeof(int32_t));
   int32_t* const regions = call.workspace<int32_t>(table.rows);
   launch(call, one_thread_each(table.rows), regions_of_rows_kernel, table, regions);

@@ -29,16 +29,18 @@ struct Found {
   int32_t slot;
 };
 
-// A bit for each slot of the bucket with this tag: the exact form of the search for a byte that is 0, which finds no
-// neighbour of one.
-__device__ inline uint32_t slots_with(const int32_t* bucket, uint8_t tag) {
+// A bucket's first words: the tags, and the number of keys that passed by.
+using BucketHead = Vector<int32_t, kRowsWord>;
+
+// A bit for each slot with this tag: the exact form of the search for a byte that is 0, which finds no neighbour of
+// one.
+__device__ inline uint32_t slots_with(const BucketHead& tags, uint8_t tag) {
   constexpr uint32_t kLow = 0x7f7f7f7f;
-  const Vector<int32_t, 4> words = *reinterpret_cast<const Vector<int32_t, 4>*>(bucket);
   uint32_t found = 0;
 #pragma unroll
   for (int w = 0; w < 3; ++w) {
-    const uint32_t x = static_cast<uint32_t>(words.at[w]) ^ tag * 0x01010101u;
-    const uint32_t zeros = ~(((x & kLow) + kLow) | x | kLow);  // the highest bit of each byte that is 0
+    const uint32_t x = static_cast<uint32_t>(tags.at[w]) ^ tag * 0x01010101u;
+    const uint32_t zeros = ~(((x & kLow) + kLow) | x | kLow);  // the highest bit of each byte that is 0,
     found |= (zeros >> 7) * 0x10204080u >> 28 << 4 * w;        // which the product moves side by side
   }
   return found;
@@ -49,8 +51,16 @@ struct TableView {
   TableShape shape;
   int64_t* entries;
   int64_t rows;
+  bool aligned;  // whether a bucket's head can be had by one load
 
   __device__ int32_t* bucket(int64_t number) const { return index + number * kBucketWords; }
+  __device__ BucketHead head(int64_t number) const {
+    if (aligned) return *reinterpret_cast<const BucketHead*>(bucket(number));
+    BucketHead result;
+#pragma unroll
+    for (int w = 0; w < kRowsWord; ++w) result.at[w] = bucket(number)[w];
+    return result;
+  }
   // Whether a row of the index, which is the caller's word, has the key.
   __device__ bool has(int32_t row, int64_t key) const {
     return static_cast<uint32_t>(row) < static_cast<uint64_t>(rows) && entries[2 * static_cast<int64_t>(row)] == key;
@@ -61,13 +71,13 @@ struct TableView {
     const int32_t size = region_size(place);
     int32_t at = place.home;
     for (int32_t visited = 0; visited < size; ++visited) {
-      const int32_t* const here = bucket(place.region + at);
+      const BucketHead here = head(place.region + at);
       for (uint32_t slots = slots_with(here, place.tag); slots != 0; slots &= slots - 1) {
         const int slot = __ffs(static_cast<int>(slots)) - 1;
-        const int32_t row = here[kRowsWord + slot];
+        const int32_t row = bucket(place.region + at)[kRowsWord + slot];
         if (has(row, key)) return {row, at * static_cast<int32_t>(kSlots) + slot};
       }
-      if (here[kPassedWord] == 0) break;
+      if (here.at[kPassedWord] == 0) break;
       at = after(at, size);
     }
     return {-1, -1};
@@ -81,7 +91,7 @@ struct TableView {
     const int32_t size = region_size(place);
     int32_t at = place.home, visited = 0;
     uint32_t free = 0;
-    while ((free = slots_with(bucket(place.region + at), 0)) == 0) {
+    while ((free = slots_with(head(place.region + at), 0)) == 0) {
       if (++visited == size) return -1;
       at = after(at, size);
     }
@@ -117,11 +127,9 @@ struct TableView {
 };
 
 // Operators that only look keys up write nothing through it.
-inline TableView view_of(const DeviceCall& call, const Tensor& index, const Tensor& entries) {
-  TSR_CHECK_VALUE(reinterpret_cast<uintptr_t>(index.data_ptr()) % 16 == 0, call.op(),
-                  ": index must begin at a multiple of 16 bytes, as tensors do that are no views");
+inline TableView view_of(const Tensor& index, const Tensor& entries) {
   return {static_cast<int32_t*>(index.data_ptr()), TableShape(index.size(0)), static_cast<int64_t*>(entries.data_ptr()),
-          entries.size(0)};
+          entries.size(0), reinterpret_cast<uintptr_t>(index.data_ptr()) % sizeof(BucketHead) == 0};
 }
 
 // ---- The items of each region ---------------------------------------------------------------------------------------
@@ -136,12 +144,7 @@ struct RegionItems {
 };
 
 // regions[i]: that of item i, or -1: it is left out.
-inline RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items) {
-  // There are fewer than 2^31 regions: their index would take 8 TB.
-  const RowGroups groups = group_by_row(
-      call, Indices{ScalarType::Int, regions, items, shape.regions, -1, /*report=*/false}, items, EntryItself());
-  return {groups.narrow_pairs.values, row_runs(call, groups), std::min(items, shape.regions)};
-}
+RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items);
 
 // Calls insert(item, key) for the items of each region by one thread, in order. key_of(item) is asked for some ahead:
 // what an insertion reads depends on it.

@@ -181,7 +181,7 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cuda(const Tensor& index, const 
   const Keys keys = keys_of(call, ids);
   const int64_t capacity = std::max<int64_t>(2 * n, 1);
   const Insertion in{
-      view_of(call, index, entries),
+      view_of(index, entries),
       keys,
       n,
       {keys, call.workspace<uint32_t>(capacity), call.workspace<uint32_t>(n), static_cast<uint64_t>(capacity)},

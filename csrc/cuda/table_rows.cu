@@ -128,7 +128,7 @@ Tensor table_lookup_cuda(const Tensor& index, const Tensor& entries, const Tenso
   const auto look_up = [&](auto tag) {
     using T = typename decltype(tag)::type;
     launch_lookup<T>(call,
-                     {view_of(call, index, entries), keys_of(call, ids), static_cast<const T*>(weight.data_ptr()),
+                     {view_of(index, entries), keys_of(call, ids), static_cast<const T*>(weight.data_ptr()),
                       missing ? call.data<T>(*missing) : nullptr, initial_rows<T>(call, initial, values, dim),
                       static_cast<T*>(out.data_ptr())},
                      n);

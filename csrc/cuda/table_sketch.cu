@@ -8,7 +8,7 @@ namespace tsr {
 namespace {
 
 // Counters of 32 and 64 bits: while ids are counted they are unsigned and may pass the most. Who sees that one has
-// leaves it alone, so they pass it by no more than there are threads; reading takes them back.
+// leaves it alone, so none is passed by more than the running threads add; reading takes them back.
 template <class C>
 struct WideCounters {
   using Word = std::conditional_t<sizeof(C) == 4, unsigned, unsigned long long>;
@@ -20,7 +20,7 @@ struct WideCounters {
   WideCounters(DeviceCall&, void* data, int64_t width_) : counters(static_cast<Word*>(data)), width(width_) {}
 
   __device__ void add(int64_t c, unsigned times) const {
-    if (counters[c] < kMost) atomicAdd(&counters[c], static_cast<Word>(times));
+    if (__ldcg(&counters[c]) < kMost) atomicAdd(&counters[c], static_cast<Word>(times));
   }
   __device__ int64_t read(int64_t c) const {
     if (counters[c] > kMost) counters[c] = kMost;
@@ -48,7 +48,7 @@ struct NarrowCounters {
     const bool is_upper = kInHalves && reinterpret_cast<uintptr_t>(counters + c) % 2 != 0;
     if (kInHalves && (is_upper ? c == 0 : c + 1 == width)) {
       unsigned* const sum = &alone[c == 0 ? 0 : 1];
-      if (*sum < kMost) atomicAdd(sum, times);
+      if (__ldcg(sum) < kMost) atomicAdd(sum, times);
       return;
     }
     unsigned short* const word = reinterpret_cast<unsigned short*>(counters + c - is_upper);
@@ -65,14 +65,12 @@ struct NarrowCounters {
   __device__ int64_t read(int64_t c) const { return counters[c]; }
 };
 
-// One thread.
+// One thread for either end.
 template <class C>
 __global__ void add_alone_kernel(NarrowCounters<C> sketch) {
-  for (const int64_t end : {0, 1}) {
-    C& counter = sketch.counters[end == 0 ? 0 : sketch.width - 1];
-    const unsigned room = sketch.kMost - static_cast<unsigned>(counter);
-    counter = static_cast<C>(counter + static_cast<C>(min(sketch.alone[end], room)));
-  }
+  C& counter = sketch.counters[threadIdx.x == 0 ? 0 : sketch.width - 1];
+  const unsigned added = sketch.alone[threadIdx.x];
+  if (added != 0) counter = static_cast<C>(min(static_cast<unsigned>(counter) + added, sketch.kMost));
 }
 
 // One thread per id: of a warp's lanes with one id the lowest counts for all.
@@ -122,7 +120,7 @@ Tensor count_min_sketch_cuda(const Tensor& sketch, const Tensor& ids, const std:
     const Sketch counters(call, sketch.data_ptr(), sketch.size(0));
     if (count) {
       launch(call, one_thread_each(n), count_kernel<Sketch>, counters, keys, n, wanted, num_hashes);
-      if constexpr (sizeof(C) == 1) launch(call, {1, 1}, add_alone_kernel<C>, counters);
+      if constexpr (sizeof(C) == 1) launch(call, {1, 2}, add_alone_kernel<C>, counters);
     }
     launch(call, one_thread_each(n), read_kernel<Sketch>, counters, keys, n, wanted, num_hashes,
            static_cast<int32_t*>(counts.data_ptr()));
