@@ -85,22 +85,22 @@ SIZES = [0, 1, 31, 33, 255, 257, 1537, 3000]
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("kind", ["equal", "few", "popular", "distinct"])
 def test_batches_of_every_size(n: int, kind: str) -> None:
-    """One region and several; ids that come often, which many threads enter, find and count together."""
+    """Ids that come often, which many threads enter, find and count together; one region, of 1524 slots, and six."""
     ids = {
         "equal": torch.full((n,), -7),
         "few": ids_of(n, -3, 4),
         "popular": (ids_of(n, 1, 2**40).double() ** 0.25).long() - 100,
         "distinct": torch.randperm(n, generator=torch.Generator().manual_seed(n)) * 2**32,
     }[kind]
-    for buckets in (70, 300):
+    for buckets in (127, 400):
         table = State(buckets, 3000)
         table.insert(ids[: n // 3], None, None, 5, True)
         rows, born = table.insert(ids, None, None, 2**31 - 1, True)
-        assert not bool((rows < 0).any())
-        assert int((born >= 0).sum()) == len(ids.unique()) - len(ids[: n // 3].unique())
+        keys = min(len(ids.unique()), 12 * buckets)
+        assert int((born >= 0).sum()) == keys - len(ids[: n // 3].unique())
         assert torch.equal(table.find(ids.flip(0)), rows.flip(0))
-        freed = table.erase(torch.cat([ids[::2], ids[::3]]))
-        assert int((freed >= 0).sum()) == len(torch.cat([ids[::2], ids[::3]]).unique())
+        assert int((table.erase(torch.cat([ids[::2], ids])) >= 0).sum()) == keys
+        assert not bool(table.index.any())
 
 
 def _batch(seed: int, n: int, spread: int, dtype: torch.dtype) -> Tensor:
@@ -125,7 +125,7 @@ STEPS = st.lists(
 
 
 @given(st.sampled_from([1, 2, 66, 129]), st.sampled_from([0, 20, 300, 1200]), st.booleans(), STEPS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_random_programs(buckets: int, rows: int, wide: bool, steps: list[tuple]) -> None:
     """Full regions, no rows left, what is erased and comes back, tables of other sizes."""
     dtype = torch.int64 if wide else torch.int32
@@ -164,13 +164,13 @@ def test_keys_made_to_collide(n: int, top: int) -> None:
 def test_rows_that_run_out_leave_no_trace() -> None:
     """The last new keys give their slots back, in regions where others have passed the same buckets."""
     for rows in (0, 1, 37, 80, 99, 100):
-        table = State(8, rows)
+        table = State(9, rows)
         keys = ids_of(100, -(2**60), 2**60)
         found, born = table.insert(torch.cat([keys, keys]), None, None, 3, True)
         assert int((born >= 0).sum()) == rows and int((found < 0).sum()) == 2 * (100 - rows)
         assert table.counters.tolist() == [rows, 0, 2 * (100 - rows), rows, 0, 0, 0, 0]
         before = table.index.clone()
-        table.rehash(8)
+        table.rehash(9)
         assert torch.equal(table.index, before)
 
 
