@@ -124,7 +124,7 @@ STEPS = st.lists(
 )
 
 
-@given(st.sampled_from([1, 2, 66, 129]), st.sampled_from([0, 20, 300, 1200]), st.booleans(), STEPS)
+@given(st.sampled_from([1, 3, 20, 66, 129]), st.sampled_from([1200, 300, 20, 0]), st.booleans(), STEPS)
 @settings(max_examples=100, deadline=None)
 def test_random_programs(buckets: int, rows: int, wide: bool, steps: list[tuple]) -> None:
     """Full regions, no rows left, what is erased and comes back, tables of other sizes."""
@@ -137,6 +137,7 @@ def test_random_programs(buckets: int, rows: int, wide: bool, steps: list[tuple]
             allowed = chosen if given_ in ("allowed", "both") else None
             frequencies = Random(seed + 2).integers(-9, MOST, n, dtype=torch.int32)
             table.insert(ids, allowed, frequencies if given_ in ("frequencies", "both") else None, version, flag)
+            table.find(ids.flip(0))
         elif what == "erase":
             table.erase(ids, chosen if flag else None)
         elif what == "collect":
@@ -156,6 +157,7 @@ def test_keys_made_to_collide(n: int, top: int) -> None:
     table = State(300, n)
     rows, _ = table.insert(ids, None, None, 1, True)
     assert sorted(rows[:n].tolist()) == list(range(n))
+    assert torch.equal(table.find(ids), rows)
     table.erase(ids.flip(0)[: n // 2 + 3])
     table.collect()
     table.insert(ids.flip(0))
@@ -208,6 +210,26 @@ def test_index_of_other_rows_does_no_harm() -> None:
     broken = table.index.clone()
     broken[:, 4:] = -1
     assert check("table_find", broken, table.entries, ids).tolist() == [-1] * 20
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "random"])
+def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
+    """Counters beyond the rows, and a free row that was never used, found when slots have been taken."""
+    table = State(2, 9)
+    table.insert(torch.arange(6), None, None, 4, True)
+    good, ids = (table.counters, torch.tensor([2, 1, 0], dtype=torch.int32)), torch.tensor([3, 20, 21, 3, 22, 20])
+    for counters, free_rows, text in (
+        (good[0] + torch.tensor([4] + [0] * 7), good[1], r"counters\[0\] must be in \[0, 9\], got 10"),
+        (good[0] - torch.tensor([0, 1] + [0] * 6), good[1], r"counters\[1\] must be in \[0, 3\], got -1"),
+        (good[0], good[1] + torch.tensor([0, 0, 6], dtype=torch.int32), r"free_rows\[2\] must be in \[0, 6\), got 6"),
+    ):
+        index, entries, before = table.index.clone(), table.entries.clone(), counters.clone()
+        fixture.set_order(order)
+        fixture.operator("table_find_or_insert_")(index, entries, counters, free_rows, ids, None, None, 7, True)
+        with pytest.raises(ValueError, match=text):
+            fixture.check_errors()
+        for x, y in ((index, table.index), (entries, table.entries), (counters, before)):
+            assert_same_bits(x, y)
 
 
 # ---- Rows -----------------------------------------------------------------------------------------------------------

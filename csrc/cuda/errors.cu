@@ -81,6 +81,8 @@ const char* argument_name(Argument argument) {
       return "ids";
     case Argument::kRows:
       return "rows";
+    case Argument::kCounters:
+      return "counters";
     case Argument::kFreeRows:
       return "free_rows";
     default:
@@ -143,6 +145,8 @@ const char* argument_name(Argument argument) {
           message(argument, " must increase strictly, got ", e.value, " after ", e.bound, " at position ", position));
     case Fault::kNotBelow:
       throw std::out_of_range(message(element, " must be below ", e.bound, ", got ", e.value));
+    case Fault::kOutsideClosed:
+      throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "], got ", e.value));
     case Fault::kNotFree:
       throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "), got ", e.value));
     default:

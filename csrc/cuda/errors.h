@@ -26,6 +26,7 @@ enum class Argument : int32_t {
   kReverseIndexMap,
   kIds,
   kRows,
+  kCounters,
   kFreeRows
 };
 
@@ -51,6 +52,7 @@ enum class Fault : int32_t {
   kNoRow,           // an id whose row its shard does not have
   kNotIncreasing,   // a row not above its predecessor, bound
   kNotBelow,        // a row >= bound, where negative ones are left out
+  kOutsideClosed,   // a counter outside [0, bound]
   kNotFree,         // a row outside [0, bound) among those that are free
 };
 

@@ -54,6 +54,7 @@ struct Insertion {
   int64_t version;
   bool count;
   ErrorSink errors;
+  int32_t* refused;  // 1: the caller's counters or free rows cannot be, and nothing may change
   int32_t* regions;  // [n]: those of firsts, else -1
   int32_t* taken;    // [n]: the slots of firsts that have one
   int64_t* news;     // [n + 1]: 1 for the firsts that have a slot
@@ -66,21 +67,27 @@ struct Insertion {
     atomicAdd(reinterpret_cast<unsigned long long*>(table.entries + 2 * row + 1), 1ull);
   }
 
-  __device__ int64_t reusable() const { return max(num_free - counters[kReused], int64_t{0}); }
+  __device__ int64_t reusable() const { return num_free - counters[kReused]; }
   // The k-th row that is free, or -1.
   __device__ int64_t free_row(int64_t k) const {
-    const int64_t used = counters[kUsed];
-    if (k >= reusable()) {
-      const int64_t row = used + (k - reusable());
-      return row >= 0 && row < table.rows ? row : -1;
-    }
-    const int64_t at = counters[kReused] + k;
-    if (at < 0) return -1;
-    if (free_rows[at] >= 0 && free_rows[at] < min(used, table.rows)) return free_rows[at];
-    errors.report(Argument::kFreeRows, Fault::kNotFree, at, free_rows[at], used);
-    return -1;
+    if (k < reusable()) return free_rows[counters[kReused] + k];
+    const int64_t row = counters[kUsed] + (k - reusable());
+    return row < table.rows ? row : -1;
   }
 };
+
+// One thread.
+__global__ void check_counters_kernel(Insertion in) {
+  *in.refused = 0;
+  const auto check = [&](TableCounter counter, int64_t most) {
+    const int64_t value = in.counters[counter];
+    if (value >= 0 && value <= most) return;
+    in.errors.report(Argument::kCounters, Fault::kOutsideClosed, counter, value, most);
+    *in.refused = 1;
+  };
+  check(kUsed, in.table.rows);
+  check(kReused, in.num_free);
+}
 
 // One thread per position.
 __global__ void look_up_kernel(Insertion in) {
@@ -91,8 +98,7 @@ __global__ void look_up_kernel(Insertion in) {
     in.born[i] = -1;
     if (row >= 0) {
       in.missing.slot_of[i] = kNone;
-      if (in.count) in.count_occurrence(row);
-    } else if (in.allowed != nullptr && !in.allowed[i]) {
+    } else if (*in.refused != 0 || (in.allowed != nullptr && !in.allowed[i])) {
       in.missing.slot_of[i] = kNotAllowed;
     } else {
       in.missing.enter(i, key);
@@ -120,11 +126,22 @@ __global__ void take_slots_kernel(Insertion in, RegionItems regions) {
       });
 }
 
+// One thread per row that will be given out again.
+__global__ void check_free_rows_kernel(Insertion in) {
+  const int64_t first = in.counters[kReused], used = in.counters[kUsed];
+  for (int64_t k = thread_index(); k < min(in.before[in.n], in.reusable()); k += thread_count()) {
+    const int64_t row = in.free_rows[first + k];
+    if (row >= 0 && row < used) continue;
+    in.errors.report(Argument::kFreeRows, Fault::kNotFree, first + k, row, used);
+    *in.refused = 1;
+  }
+}
+
 // One thread per position: those of new keys write their row, or give the slot back.
 __global__ void give_rows_kernel(Insertion in) {
   for (int64_t i = thread_index(); i < in.n; i += thread_count()) {
     if (in.news[i] == 0) continue;
-    const int64_t row = in.free_row(in.before[i]), key = in.ids[i];
+    const int64_t row = *in.refused != 0 ? -1 : in.free_row(in.before[i]), key = in.ids[i];
     if (row < 0) {
       in.table.erase(key, in.taken[i]);
       continue;
@@ -138,28 +155,35 @@ __global__ void give_rows_kernel(Insertion in) {
   }
 }
 
-// One thread per position: those of keys that were missing read their rows. The first thread counts.
+// One thread per position: those of keys that were missing read their rows. The first thread counts the rows.
 __global__ void read_rows_kernel(Insertion in) {
+  if (*in.refused != 0) return;
   if (thread_index() == 0) {
-    const int64_t reusable = in.reusable(), unused = max(in.table.rows - in.counters[kUsed], int64_t{0});
+    const int64_t reusable = in.reusable(), unused = in.table.rows - in.counters[kUsed];
     const int64_t given = min(in.before[in.n], reusable + unused), reused = min(given, reusable);
     in.counters[kReused] += reused;
     in.counters[kUsed] += given - reused;
     in.counters[kInserted] += given;
   }
   for (int64_t i = thread_index(); i < in.n; i += thread_count()) {
-    if (in.missing.slot_of[i] == kNone) continue;
-    const bool may_insert = in.missing.is_missing(i);
-    const int64_t row = may_insert ? in.rows[in.missing.first_of(i)] : in.table.find(in.ids[i]).row;
-    if (row >= 0 && in.count && in.frequencies == nullptr) in.count_occurrence(row);
+    const bool was_there = in.missing.slot_of[i] == kNone, may_insert = in.missing.is_missing(i);
+    int64_t row = in.rows[i];
+    if (may_insert && in.missing.first_of(i) != i) {
+      // A first has its row already, and no one writes it here.
+      row = in.rows[in.missing.first_of(i)];
+      in.rows[i] = row;
+    } else if (!may_insert && !was_there) {
+      row = in.table.find(in.ids[i]).row;
+      in.rows[i] = row;
+    }
+    if (row >= 0 && in.count && (was_there || in.frequencies == nullptr)) in.count_occurrence(row);
     if (row < 0 && may_insert) atomicAdd(reinterpret_cast<unsigned long long*>(in.counters + kFailed), 1ull);
-    // The firsts have their rows: others may be reading them.
-    if (!may_insert || in.missing.first_of(i) != i) in.rows[i] = row;
   }
 }
 
 // One thread per position. Those of one row write the same.
 __global__ void touch_rows_kernel(Insertion in) {
+  if (*in.refused != 0) return;
   for (int64_t i = thread_index(); i < in.n; i += thread_count()) {
     if (in.rows[i] < 0) continue;
     int64_t* const entry = in.table.entries + 2 * in.rows[i] + 1;
@@ -193,12 +217,14 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cuda(const Tensor& index, const 
       version,
       count,
       call.errors(),
+      call.workspace<int32_t>(1),
       call.workspace<int32_t>(n),
       call.workspace<int32_t>(n),
       call.workspace<int64_t>(n + 1),
       call.workspace<int64_t>(n + 1),
       static_cast<int64_t*>(rows.data_ptr()),
       static_cast<int64_t*>(born.data_ptr())};
+  launch(call, {1, 1}, check_counters_kernel, in);
   if (n == 0) return {rows, born};
   const LaunchShape each = one_thread_each(n);
   fill_bytes(call.stream(), in.missing.slots, 0xff, static_cast<size_t>(capacity) * sizeof(uint32_t));
@@ -207,6 +233,7 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cuda(const Tensor& index, const 
   const RegionItems items = group_by_region(call, in.table.shape, in.regions, n);
   launch(call, items.shape(), take_slots_kernel, in, items);
   sums_before(call, in.news, n, in.before);
+  launch(call, one_thread_each(std::min(n, in.num_free)), check_free_rows_kernel, in);
   launch(call, each, give_rows_kernel, in);
   launch(call, each, read_rows_kernel, in);
   if (count || version >= 0) launch(call, each, touch_rows_kernel, in);
