@@ -118,6 +118,20 @@ class Interval:
     def __len__(self) -> int:
         return len(self._losses)
 
+    def state(self) -> dict[str, Any]:
+        """Numbers that :meth:`of_state` makes the interval of. Waits for the losses."""
+        losses = torch.stack(self._losses).tolist() if self._losses else []
+        return {"losses": losses, "sizes": list(self._sizes), "seconds": time.perf_counter() - self._began}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any], device: torch.device | str) -> Interval:
+        """The interval that goes on from :meth:`state`, with losses on this device."""
+        interval = cls()
+        interval._losses = list(torch.tensor(state["losses"], device=device).unbind())
+        interval._sizes = list(state["sizes"])
+        interval._began -= state["seconds"]
+        return interval
+
     def close(self) -> tuple[float, float]:
         """The mean loss of a sample, and samples per second."""
         losses = torch.stack(self._losses).double().tolist()
