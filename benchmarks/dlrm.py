@@ -99,9 +99,13 @@ class OurTables:
         self.counts = [problem.batch] * len(CATEGORIES)
 
     def _config(self, name: str) -> Any:
-        problem, make = self.problem, torchsparse_rec.nn.EmbeddingBagConfig
-        start = (lambda weight: weight.copy_(problem.first_row())) if problem.distinct else None
-        return make(problem.buckets, DIM, name, feature_names=[name], init_fn=start)
+        problem, nn = self.problem, torchsparse_rec.nn
+        if self.kind == "hashed":
+            start = (lambda weight: weight.copy_(problem.first_row())) if problem.distinct else None
+            return nn.EmbeddingBagConfig(problem.buckets, DIM, name, feature_names=[name], init_fn=start)
+        first = problem.first_row() if problem.distinct else nn.Uniform(-0.01, 0.01)
+        option = nn.EmbeddingVariableOption()
+        return nn.EmbeddingBagConfig(1024, DIM, name, feature_names=[name], ev_option=option, initializer=first)
 
     def look_up(self, ids: Tensor) -> list[Tensor]:
         """All in one."""
@@ -117,9 +121,10 @@ class OurTables:
         self.optimizer.zero_grad()
 
     def rows(self, ids: Tensor) -> list[Tensor]:
-        """By the collection itself."""
-        with torch.no_grad():
-            return list(self.bags({name: ids for name in CATEGORIES}).values().split(DIM, 1))
+        """By lookups without training."""
+        if self.kind == "hashed":
+            return [self.bags.get_parameter(f"embedding_bags.{name}.weight").detach()[ids] for name in CATEGORIES]
+        return [self.bags.embedding_bags[name].lookup(ids) for name in CATEGORIES]  # type: ignore[index, operator]
 
 
 class TorchTables:
@@ -155,7 +160,7 @@ class TorchTables:
 
 MakeTables = Callable[[Problem], Tables]
 SIDES: dict[str, MakeTables] = {
-    "ours": partial(OurTables, kind="hashed"),
+    "ours": partial(OurTables, kind="dynamic"),
     PEER: TorchTables,
     HASHED: partial(OurTables, kind="hashed"),
 }

@@ -12,7 +12,7 @@ import torchsparse_rec
 from ...data.criteo import CATEGORIES
 from .data import Batch
 from .model import DLRM
-from .tables import Placement, table_configs, table_ids
+from .tables import Placement, table_configs, table_ids, variables
 
 if TYPE_CHECKING:
     from .train import Settings
@@ -42,6 +42,7 @@ class TorchStep:
         # Two, because tables have checkpoints of their own.
         self.of_tables = make(self.model.bags.parameters(), lr=settings.lr)
         self.of_layers = make(self.model.layers.parameters(), lr=settings.lr)
+        self._cold = list(variables(self.model.bags).values()) if "_" in placement.tiers else []
         self._loss = nn.BCEWithLogitsLoss()
         self._offsets = torch.zeros(1, dtype=torch.int64)
 
@@ -55,6 +56,12 @@ class TorchStep:
             self._offsets = torch.arange(len(ids) + 1, device=self.device)
         counts = [batch.size] * len(CATEGORIES)
         return torchsparse_rec.KeyedJaggedTensor(CATEGORIES, ids, offsets=self._offsets, length_per_key=counts)
+
+    def prefetch(self, batch: Batch) -> None:
+        """Begin to read the rows of a batch to come that are in tiers below the first."""
+        if self._cold:
+            for table, ids in zip(self._cold, batch.ids.to(self.device), strict=True):
+                table.prefetch(ids)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch; returns its mean loss, a scalar without a graph that nothing has waited for."""

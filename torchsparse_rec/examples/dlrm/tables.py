@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .train import Settings
 
 KINDS = ("dynamic", "hashed")
+# Tables grow.
+FIRST_CAPACITY = 1024
 TIERS = ("DRAM", "HBM", "HBM_DRAM", "DRAM_SSD", "HBM_DRAM_SSD")
 
 
@@ -34,21 +36,36 @@ class Placement:
     dram_rows: int = 1 << 16
     ssd_path: Path | None = None
 
-    def storage(self, name: str, embedding_dim: int) -> Any:
-        """The option of one table. A row has as many bytes of optimizer state as it has of weights."""
+    def storage(self, embedding_dim: int) -> nn.StorageOption:
+        """The option of one table. A row has as many bytes of optimizer state as of weights, and a key with numbers."""
         rows = {"HBM": self.hbm_rows, "DRAM": self.dram_rows}
-        sizes = [rows[tier] * embedding_dim * 4 * 2 for tier in self.tiers.split("_")[:-1]]
-        path = None if self.ssd_path is None else str(self.ssd_path / name)
-        return nn.StorageOption(storage_type=self.tiers, storage_path=path, storage_size=sizes or None)
+        sizes = [rows[tier] * (embedding_dim * 4 * 2 + 24) for tier in self.tiers.split("_")[:-1]]
+        path = None if self.ssd_path is None else str(self.ssd_path)
+        return nn.StorageOption(self.tiers, path, sizes)
 
 
-def table_configs(settings: Settings, placement: Placement) -> list[Any]:
+def table_configs(settings: Settings, placement: Placement) -> list[nn.EmbeddingBagConfig]:
     """A table for each category."""
-    common = {"embedding_dim": settings.embedding_dim}
-    if settings.tables == "hashed":
-        common["num_embeddings"] = settings.buckets
-        return [nn.EmbeddingBagConfig(name=name, feature_names=[name], **common) for name in CATEGORIES]
-    return []
+    hashed = settings.tables == "hashed"
+    rows = settings.buckets if hashed else FIRST_CAPACITY
+    option, start = (None, None) if hashed else (_option(settings, placement), nn.Uniform(-0.01, 0.01))
+    return [
+        nn.EmbeddingBagConfig(
+            rows, settings.embedding_dim, name, feature_names=[name], ev_option=option, initializer=start
+        )
+        for name in CATEGORIES
+    ]
+
+
+def _option(settings: Settings, placement: Placement) -> nn.EmbeddingVariableOption:
+    evict = None
+    if settings.evict is not None:
+        evict = nn.GlobalStepEvict(settings.evict, settings.evict_every or settings.evict)
+    return nn.EmbeddingVariableOption(
+        filter_option=None if settings.filter is None else nn.CounterFilter(settings.filter),
+        evict_option=evict,
+        storage_option=placement.storage(settings.embedding_dim),
+    )
 
 
 def table_ids(settings: Settings, ids: Tensor) -> Tensor:
@@ -56,12 +73,17 @@ def table_ids(settings: Settings, ids: Tensor) -> Tensor:
     return ids if settings.tables == "dynamic" else ops.to_hash_bucket_fast(ids, settings.buckets)
 
 
-def statistics(bags: Any) -> list[str]:
-    """Lines of a table of what is in each Embedding Variable, and of their sums; none without one."""
-    found = {name: table.stats() for name, table in bags.embedding_bags.items() if hasattr(table, "stats")}
-    if not found:
+def variables(bags: nn.EmbeddingBagCollection) -> dict[str, nn.EmbeddingVariable]:
+    """The dynamic tables by name."""
+    found = bags.get_submodule("embedding_bags").named_children()
+    return {name: table for name, table in found if isinstance(table, nn.EmbeddingVariable)}
+
+
+def statistics(bags: nn.EmbeddingBagCollection) -> list[str]:
+    """Lines of a table of what is in each dynamic table, and of their sums; none where there are none."""
+    rows = {name: _figures(table.stats()) for name, table in variables(bags).items()}
+    if not rows:
         return []
-    rows = {name: _figures(stats) for name, stats in found.items()}
     rows["all"] = {heading: sum(row[heading] for row in rows.values()) for heading in _HEADINGS}
     widths = {heading: max(len(heading), *(len(f"{row[heading]:,}") for row in rows.values())) for heading in _HEADINGS}
     lines = ["table  " + "  ".join(f"{heading:>{widths[heading]}}" for heading in _HEADINGS)]

@@ -23,12 +23,12 @@ from .tables import Placement
 class Settings:
     """What determines a run's bits, besides files of examples; see the command's flags."""
 
-    tables: str = "hashed"
+    tables: str = "dynamic"
     buckets: int = 100_000
     embedding_dim: int = 16
     bottom: tuple[int, ...] = (512, 256, 64)
     top: tuple[int, ...] = (512, 256)
-    filter: int = 0
+    filter: int | None = None
     evict: int | None = None
     evict_every: int | None = None
     max_cardinality: int | None = None
@@ -93,6 +93,8 @@ class Trainer:
         while not self.is_over(epochs, steps):
             step = self.step
             for batch, following in _with_next(self._batches()):
+                if following is not None:
+                    self.train_on.prefetch(following)
                 self.interval.add(self.train_on(batch), batch.size)
                 self.batch, self.step = self.batch + 1, self.step + 1
                 if following is None:
@@ -138,7 +140,7 @@ class Trainer:
             return
         kind = self.checkpoints.due(self.step) or ("full" if over else None)
         if kind is not None:
-            self.checkpoints.write(self._content(), self.train_on, kind)
+            self.checkpoints.write(self._content(), self.train_on, self.step, kind)
 
     def _content(self) -> dict[str, Any]:
         settings = asdict(self.settings)
