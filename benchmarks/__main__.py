@@ -11,6 +11,7 @@ import torch
 
 from . import (
     adam,
+    dlrm,
     embedding,
     embedding_gradients,
     embedding_lookup,
@@ -40,6 +41,7 @@ ROWS: list[Row] = [
     *keras_report.ROWS,
     *wide_deep.ROWS,
     *wide_deep_training.ROWS,
+    *dlrm.ROWS,
     *features.ROWS,
     *sok.ROWS,
     *adam.ROWS,
