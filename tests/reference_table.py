@@ -2,8 +2,7 @@
 The slow, obvious meaning of the family ``table``: dictionaries of keys, lists of buckets, one key after another.
 
 The layout of an index is exact, to the byte: keys go to the first bucket on their way that has a free slot, and every
-full bucket they pass counts one more. What the contract leaves open is kept as it was: rows in empty slots, keys of
-free entries.
+full bucket they pass counts one more. The row of an empty slot is 0; a free entry keeps its key.
 """
 
 from __future__ import annotations
@@ -173,10 +172,10 @@ class ReferenceTable:
             self._take_row()
             born[i] = row
             self.entries[row] = Entry(key, 0, 0 if frequencies is None else frequencies[i])
-        self.failed += len(refused)
         new = {row for row in born if row >= 0}
         self.inserted += len(new)
         rows = self.find(ids)
+        self.failed += sum(row < 0 and (allowed is None or allowed[i]) for i, row in enumerate(rows))
         for row in rows:
             if row >= 0 and version >= 0:
                 self.entries[row].version = version
@@ -194,7 +193,7 @@ class ReferenceTable:
             for bucket in (self.buckets[b] for b in place_of(len(self.buckets), key).way()):
                 here = [s for s in range(SLOTS) if bucket.tags[s] != 0 and bucket.rows[s] == freed[i]]
                 if here:
-                    bucket.tags[here[0]] = 0
+                    bucket.tags[here[0]] = bucket.rows[here[0]] = 0
                     break
                 bucket.passed -= 1
         return freed
