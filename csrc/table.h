@@ -6,7 +6,8 @@
 //   entries  [R, 2] int64: of each row its key, and version * 2^32 + frequency; -1 in the second: the row is free.
 //   counters [8] int64: kUsed: rows [0, used) have been given out at least once; kReused: entries of free_rows that
 //   have
-//            been given out again; kFailed: keys that found no room, ever; kInserted: keys inserted, ever; the rest 0.
+//            been given out again; kFailed: how often a key
+//            found no room, ever; kInserted: keys inserted, ever; the rest 0.
 //   free_rows [F] int32: rows below `used` that are free, ascending.
 // Rows are taken from free_rows first, then from `used` on. A row stays where it is until its key is erased: only
 // buckets are made anew when a table grows. All bits of a key are legal: tags, not keys, say which slots are empty.

@@ -34,6 +34,12 @@ WITHOUT_AUTOGRAD = WITHOUT_FAKE | {
     "row_optimizer_make_current_",
     "embedding_collection_update_",
     "join_byte_planes_",
+    "table_find_or_insert_",
+    "table_erase_",
+    "table_rehash",
+    "table_initialize_",
+    "table_assign_",
+    "count_min_sketch_",
 }
 PROGRAM = f"""
 import ctypes, json, os

@@ -1,0 +1,108 @@
+#include "../table.h"
+
+#include <tuple>
+
+#include "table_insert.h"
+
+namespace tsr {
+
+Tensor table_find_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids) {
+  const char* op = "table_find";
+  check_table(op, index, entries);
+  check_table_ids(op, given_ids);
+  const Tensor ids = as_contiguous(given_ids);
+  const int64_t n = ids.size(0);
+  Tensor rows = new_empty(ids, {n}, ScalarType::Long);
+  int64_t* out = rows.mutable_data_ptr<int64_t>();
+  const TableView table = read_view(index, entries);
+  dispatch_index(ids.scalar_type(), op, "ids", [&](auto tag) {
+    using Id = typename decltype(tag)::type;
+    const Id* data = ids.const_data_ptr<Id>();
+    parallel_for(0, n, kWorkPerThread / kWorkPerKey, [&](int64_t begin, int64_t end) {
+      find_each(table, data, begin, end, [](int64_t) {}, [&](int64_t i, int64_t row) { out[i] = row; });
+    });
+  });
+  return rows;
+}
+
+std::tuple<Tensor, Tensor> table_find_or_insert_cpu(const Tensor& index, const Tensor& entries, const Tensor& counters,
+                                                    const Tensor& free_rows, const Tensor& given_ids,
+                                                    const std::optional<Tensor>& given_allowed,
+                                                    const std::optional<Tensor>& given_frequencies, int64_t version,
+                                                    bool count) {
+  check_table_insert(index, entries, counters, free_rows, given_ids, given_allowed, given_frequencies, version);
+  const Tensor ids = as_contiguous(given_ids);
+  const std::optional<Tensor> allowed = as_contiguous(given_allowed), frequencies = as_contiguous(given_frequencies);
+  const int64_t* known = counters.const_data_ptr<int64_t>();
+  TSR_CHECK_VALUE(known[kUsed] >= 0 && known[kUsed] <= entries.size(0), "table_find_or_insert_: counters[0] must be in",
+                  " [0, ", entries.size(0), "], got ", known[kUsed]);
+  TSR_CHECK_VALUE(known[kReused] >= 0 && known[kReused] <= free_rows.size(0),
+                  "table_find_or_insert_: counters[1] must be in [0, ", free_rows.size(0), "], got ", known[kReused]);
+  const int64_t n = ids.size(0);
+  Tensor rows = new_empty(ids, {n}, ScalarType::Long), born = new_empty(ids, {n}, ScalarType::Long);
+  dispatch_index(ids.scalar_type(), "table_find_or_insert_", "ids", [&](auto tag) {
+    using Id = typename decltype(tag)::type;
+    Inserter<Id>({write_view(index, entries), counters.mutable_data_ptr<int64_t>(), free_rows.const_data_ptr<int32_t>(),
+                  free_rows.size(0), ids.const_data_ptr<Id>(), n, allowed ? allowed->const_data_ptr<bool>() : nullptr,
+                  frequencies ? frequencies->const_data_ptr<int32_t>() : nullptr, version, count,
+                  rows.mutable_data_ptr<int64_t>(), born.mutable_data_ptr<int64_t>()})
+        .run();
+  });
+  return {rows, born};
+}
+
+Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids,
+                       const std::optional<Tensor>& given_mask) {
+  const char* op = "table_erase_";
+  check_table(op, index, entries);
+  check_table_ids(op, given_ids);
+  check_of_each_id(op, "mask", given_mask, given_ids.size(0), ScalarType::Bool);
+  const Tensor ids = as_contiguous(given_ids);
+  const std::optional<Tensor> mask = as_contiguous(given_mask);
+  const bool* wanted = mask ? mask->const_data_ptr<bool>() : nullptr;
+  const int64_t n = ids.size(0);
+  Tensor rows = new_empty(ids, {n}, ScalarType::Long);
+  int64_t* out = rows.mutable_data_ptr<int64_t>();
+  const TableView table = write_view(index, entries);
+  dispatch_index(ids.scalar_type(), op, "ids", [&](auto tag) {
+    using Id = typename decltype(tag)::type;
+    const Id* data = ids.const_data_ptr<Id>();
+    // By one thread, as whoever follows may have the same key.
+    find_each(
+        table, data, 0, n, [](int64_t) {},
+        [&](int64_t i, int64_t row) {
+          const int64_t key = static_cast<int64_t>(data[i]);
+          // An entry that was free before the block's rows were looked at still has a key.
+          const bool is_there = row >= 0 && table.entries[2 * row + 1] != kFreeEntry;
+          out[i] = is_there && (wanted == nullptr || wanted[i]) ? row : -1;
+          if (out[i] < 0) return;
+          const KeyPlace place = place_of(table.shape, hash_key(key));
+          erase_slot(table, place, find_slot(table, place, [&](int32_t at) { return at == row; }));
+          table.entries[2 * row] = 0;
+          table.entries[2 * row + 1] = kFreeEntry;
+        });
+  });
+  return rows;
+}
+
+Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t buckets) {
+  const char* op = "table_rehash";
+  TSR_CHECK_VALUE(buckets >= 1 && buckets < (int64_t{1} << 40), op, ": buckets must be in [1, 2^40), got ", buckets);
+  Tensor index = new_empty(entries, {buckets, kBucketWords}, ScalarType::Int);
+  check_table(op, index, entries);
+  check_table_counters(op, counters);
+  const TableView table = write_view(index, entries);
+  parallel_for(0, buckets, kWorkPerThread / kBucketWords,
+               [&](int64_t begin, int64_t end) { std::fill(table.bucket(begin), table.bucket(end), 0); });
+  counters.mutable_data_ptr<int64_t>()[kFailed] += fill_index(table);
+  return index;
+}
+
+}  // namespace tsr
+
+STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
+  TSR_IMPL(m, "table_find", &tsr::table_find_cpu);
+  TSR_IMPL(m, "table_find_or_insert_", &tsr::table_find_or_insert_cpu);
+  TSR_IMPL(m, "table_erase_", &tsr::table_erase_cpu);
+  TSR_IMPL(m, "table_rehash", &tsr::table_rehash_cpu);
+}

@@ -1,0 +1,41 @@
+// Many keys at a time: their places are computed first, so that memory is on its way when it is looked at.
+#pragma once
+#include "table_view.h"
+
+namespace tsr {
+
+// Keys in flight: enough to hide the memory's latency, few enough for the first cache.
+constexpr int64_t kFindBlock = 32;
+// A key costs about as much as this many elements moved.
+constexpr int64_t kWorkPerKey = 16;
+
+// Calls found(i, row) for i in [begin, end), in order; row is -1 where ids[i] is missing. near(row) is called some keys
+// ahead with the row that is probably the one, to fetch what found will read.
+template <class Id, class Near, class Found>
+void find_each(const TableView& table, const Id* ids, int64_t begin, int64_t end, const Near& near,
+               const Found& found) {
+  KeyPlace places[kFindBlock];
+  int32_t likely[kFindBlock];
+  for (int64_t first = begin; first < end; first += kFindBlock) {
+    const int64_t n = std::min(kFindBlock, end - first);
+    for (int64_t k = 0; k < n; ++k) {
+      places[k] = place_of(table.shape, hash_key(static_cast<int64_t>(ids[first + k])));
+      __builtin_prefetch(table.bucket(places[k].region + places[k].home));
+    }
+    for (int64_t k = 0; k < n; ++k) {
+      const int32_t* bucket = table.bucket(places[k].region + places[k].home);
+      const uint32_t slots = slots_with(bucket, places[k].tag);
+      likely[k] = slots == 0 ? -1 : bucket[kRowsWord + lowest_bit(slots)];
+      if (static_cast<uint32_t>(likely[k]) < static_cast<uint64_t>(table.rows)) {
+        __builtin_prefetch(table.entries + 2 * static_cast<int64_t>(likely[k]));
+        near(static_cast<int64_t>(likely[k]));
+      }
+    }
+    for (int64_t k = 0; k < n; ++k) {
+      const int64_t key = static_cast<int64_t>(ids[first + k]);
+      found(first + k, table.has(likely[k], key) ? static_cast<int64_t>(likely[k]) : find_row(table, places[k], key));
+    }
+  }
+}
+
+}  // namespace tsr

@@ -1,0 +1,276 @@
+// Find or insert: the loops, over pointers.
+//
+// Three passes. All threads look every key up. Those that are missing get a slot, each region's by one thread, in the
+// order of their positions: until rows are known a slot holds the complement of the position that took it. Then the
+// positions that took one get rows, in their order, and all others read theirs from the slots.
+#pragma once
+#include "table_find.h"
+
+namespace tsr {
+
+// What table_find_or_insert_ is asked.
+template <class Id>
+struct Insertion {
+  TableView table;
+  int64_t* counters;
+  const int32_t* free_rows;
+  int64_t num_free;
+  const Id* ids;
+  int64_t n;
+  const bool* allowed;         // [n], or null
+  const int32_t* frequencies;  // [n], or null
+  int64_t version;
+  bool count;
+  int64_t* rows;  // [n]
+  int64_t* born;  // [n]
+};
+
+// Adds one, up to the most. Threads may do so at the same time.
+inline void count_occurrence(int64_t* entry) {
+  uint32_t* frequency = reinterpret_cast<uint32_t*>(entry + 1);
+  constexpr uint32_t kMost = static_cast<uint32_t>(kMostFrequency), kFar = kMost - (1u << 24);
+  uint32_t known = __atomic_load_n(frequency, __ATOMIC_RELAXED);
+  if (known < kFar) {
+    __atomic_fetch_add(frequency, 1u, __ATOMIC_RELAXED);
+    return;
+  }
+  while (known < kMost &&
+         !__atomic_compare_exchange_n(frequency, &known, known + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+
+inline void set_version(int64_t* entry, int64_t version) {
+  __atomic_store_n(reinterpret_cast<uint32_t*>(entry + 1) + 1, static_cast<uint32_t>(version), __ATOMIC_RELAXED);
+}
+
+template <class Id>
+class Inserter {
+ public:
+  explicit Inserter(const Insertion<Id>& what) : a_(what) {}
+
+  void run() {
+    find_all();
+    int64_t missing = 0;
+    for (const std::vector<int32_t>& chunk : missing_) missing += static_cast<int64_t>(chunk.size());
+    if (missing == 0) return;
+    positions_.reserve(static_cast<size_t>(missing));
+    for (const std::vector<int32_t>& chunk : missing_) positions_.insert(positions_.end(), chunk.begin(), chunk.end());
+    slots_.resize(positions_.size());
+    take_slots();
+    give_rows();
+    if (a_.allowed != nullptr) find_not_allowed();
+  }
+
+ private:
+  void touch(int64_t row, bool counts) const {
+    int64_t* entry = a_.table.entries + 2 * row;
+    if (counts) count_occurrence(entry);
+    if (a_.version >= 0) set_version(entry, a_.version);
+  }
+
+  void find_all() {
+    const int64_t chunks = workers_for(a_.n * kWorkPerKey);
+    missing_.resize(static_cast<size_t>(chunks));
+    parallel_tasks(chunks, [&](int64_t chunk) {
+      std::vector<int32_t>& missing = missing_[static_cast<size_t>(chunk)];
+      find_each(
+          a_.table, a_.ids, a_.n * chunk / chunks, a_.n * (chunk + 1) / chunks, [](int64_t) {},
+          [&](int64_t i, int64_t row) {
+            a_.rows[i] = row;
+            a_.born[i] = -1;
+            if (row >= 0) {
+              touch(row, a_.count);
+            } else if (a_.allowed == nullptr || a_.allowed[i]) {
+              missing.push_back(static_cast<int32_t>(i));
+            }
+          });
+    });
+  }
+
+  int64_t key(int64_t position) const { return static_cast<int64_t>(a_.ids[position]); }
+
+  // Each thread goes through all positions and takes slots in regions of its own.
+  void take_slots() {
+    const int64_t missing = static_cast<int64_t>(positions_.size()), regions = a_.table.shape.regions;
+    const int64_t workers = std::min(workers_for(missing * 4 * kWorkPerKey), regions);
+    parallel_tasks(workers, [&](int64_t worker) {
+      const int64_t begin = regions * worker / workers, end = regions * (worker + 1) / workers;
+      struct Waiting {
+        int64_t j;
+        KeyPlace place;
+      } queue[kAhead];
+      int64_t taken = 0, queued = 0;
+      for (int64_t j = 0; j < missing; ++j) {
+        const uint64_t hash = hash_key(key(positions_[static_cast<size_t>(j)]));
+        const int64_t region = region_of(a_.table.shape, hash);
+        if (region < begin || region >= end) continue;
+        if (queued - taken == kAhead) {
+          take_slot(queue[taken % kAhead].j, queue[taken % kAhead].place);
+          ++taken;
+        }
+        Waiting& waiting = queue[queued++ % kAhead];
+        waiting = {j, place_of(a_.table.shape, hash)};
+        __builtin_prefetch(a_.table.bucket(waiting.place.region + waiting.place.home), 1);
+      }
+      for (; taken < queued; ++taken) take_slot(queue[taken % kAhead].j, queue[taken % kAhead].place);
+    });
+  }
+
+  void take_slot(int64_t j, const KeyPlace& place) {
+    const int32_t position = positions_[static_cast<size_t>(j)];
+    const int64_t wanted = key(position);
+    // A key of the table is not met again here: it would have been found.
+    const auto is_key = [&](int32_t row) { return row < 0 && key(~row) == wanted; };
+    int32_t* slot = find_slot(a_.table, place, is_key);
+    if (slot == nullptr) slot = insert_slot(a_.table, place, ~position);
+    slots_[static_cast<size_t>(j)] = slot;
+  }
+
+  bool took_slot(int64_t j) const {
+    const int32_t* slot = slots_[static_cast<size_t>(j)];
+    return slot != nullptr && *slot == ~positions_[static_cast<size_t>(j)];
+  }
+
+  // The k-th row that is free, or -1.
+  int64_t free_row(int64_t k) const {
+    const int64_t reusable = a_.num_free - a_.counters[kReused];
+    if (k < reusable) return a_.free_rows[a_.counters[kReused] + k];
+    const int64_t row = a_.counters[kUsed] + (k - reusable);
+    return row < a_.table.rows ? row : -1;
+  }
+
+  void give_rows() {
+    const int64_t missing = static_cast<int64_t>(positions_.size());
+    const int64_t chunks = workers_for(missing * kWorkPerKey);
+    std::vector<int64_t> firsts(static_cast<size_t>(chunks) + 1), failed(static_cast<size_t>(chunks));
+    std::vector<uint8_t> is_first(static_cast<size_t>(missing));
+    const auto begin_of = [&](int64_t chunk) { return missing * chunk / chunks; };
+    parallel_tasks(chunks, [&](int64_t chunk) {
+      int64_t found = 0;
+      for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
+        const bool first = took_slot(j);
+        is_first[static_cast<size_t>(j)] = first;
+        found += first;
+      }
+      firsts[static_cast<size_t>(chunk) + 1] = found;
+    });
+    for (size_t chunk = 0; chunk < static_cast<size_t>(chunks); ++chunk) firsts[chunk + 1] += firsts[chunk];
+    const int64_t wanted = firsts.back();
+    check_free_rows(wanted);
+    int64_t given = wanted;  // rows that there are
+    if (wanted > 0 && free_row(wanted - 1) < 0) {
+      given = a_.num_free - a_.counters[kReused] + a_.table.rows - a_.counters[kUsed];
+    }
+    parallel_tasks(chunks, [&](int64_t chunk) {
+      int64_t k = firsts[static_cast<size_t>(chunk)];
+      for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
+        if (!is_first[static_cast<size_t>(j)]) continue;
+        if (k >= given) break;
+        give_row(j, free_row(k++));
+      }
+    });
+    parallel_tasks(chunks, [&](int64_t chunk) {
+      for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
+        failed[static_cast<size_t>(chunk)] += !read_row(j);
+      }
+    });
+    if (given < wanted) give_back_slots(is_first);
+    const int64_t reused = std::min(given, a_.num_free - a_.counters[kReused]);
+    a_.counters[kReused] += reused;
+    a_.counters[kUsed] += given - reused;
+    a_.counters[kInserted] += given;
+    for (const int64_t of_chunk : failed) a_.counters[kFailed] += of_chunk;
+  }
+
+  // The caller's word, too: nothing is written outside of the table.
+  void check_free_rows(int64_t wanted) {
+    const int64_t end = std::min(a_.counters[kReused] + wanted, a_.num_free);
+    for (int64_t k = a_.counters[kReused]; k < end; ++k) {
+      if (a_.free_rows[k] >= 0 && a_.free_rows[k] < a_.counters[kUsed]) continue;
+      for (size_t j = 0; j < positions_.size(); ++j) {
+        if (took_slot(static_cast<int64_t>(j))) erase(j);
+      }
+      throw std::invalid_argument(message("table_find_or_insert_: free_rows[", k, "] must be in [0, ",
+                                          a_.counters[kUsed], "), got ", a_.free_rows[k]));
+    }
+  }
+
+  void erase(size_t j) { erase_slot(a_.table, place_of(a_.table.shape, hash_key(key(positions_[j]))), slots_[j]); }
+
+  void give_row(int64_t j, int64_t row) {
+    const int32_t position = positions_[static_cast<size_t>(j)];
+    int64_t* entry = a_.table.entries + 2 * row;
+    entry[0] = key(position);
+    entry[1] = pack_entry(std::max<int64_t>(a_.version, 0),
+                          a_.frequencies == nullptr ? 0 : std::max(a_.frequencies[position], 0));
+    *slots_[static_cast<size_t>(j)] = static_cast<int32_t>(row);
+    a_.born[position] = row;
+  }
+
+  // False where there was no room.
+  bool read_row(int64_t j) {
+    const int32_t* slot = slots_[static_cast<size_t>(j)];
+    if (slot == nullptr || *slot < 0) return false;
+    a_.rows[positions_[static_cast<size_t>(j)]] = *slot;
+    if (a_.count && a_.frequencies == nullptr) count_occurrence(a_.table.entries + 2 * static_cast<int64_t>(*slot));
+    return true;
+  }
+
+  // Of keys for which there was no row. No key has come after them.
+  void give_back_slots(const std::vector<uint8_t>& is_first) {
+    for (size_t j = 0; j < positions_.size(); ++j) {
+      if (is_first[j] && *slots_[j] < 0) erase(j);
+    }
+  }
+
+  // Positions that were not allowed to insert have the rows that others have inserted.
+  void find_not_allowed() {
+    const int64_t chunks = workers_for(a_.n * kWorkPerKey);
+    parallel_tasks(chunks, [&](int64_t chunk) {
+      for (int64_t i = a_.n * chunk / chunks; i < a_.n * (chunk + 1) / chunks; ++i) {
+        if (a_.rows[i] >= 0 || a_.allowed[i]) continue;
+        a_.rows[i] = find_row(a_.table, place_of(a_.table.shape, hash_key(key(i))), key(i));
+        if (a_.rows[i] >= 0) touch(a_.rows[i], a_.count && a_.frequencies == nullptr);
+      }
+    });
+  }
+
+  static constexpr int64_t kAhead = 16;
+
+  const Insertion<Id> a_;
+  std::vector<std::vector<int32_t>> missing_;  // positions, by chunk
+  std::vector<int32_t> positions_;             // of missing keys that are allowed, ascending
+  std::vector<int32_t*> slots_;                // of each of them; null where the region is full
+};
+
+// An index of the rows that are not free: each thread inserts those of its regions, in the order of rows. Returns how
+// many found no room. The index must be zeros.
+inline int64_t fill_index(const TableView& table) {
+  const int64_t workers = std::min(workers_for(table.rows * kWorkPerKey), table.shape.regions);
+  std::vector<int64_t> failed(static_cast<size_t>(workers));
+  parallel_tasks(workers, [&](int64_t worker) {
+    const int64_t begin = table.shape.regions * worker / workers, end = table.shape.regions * (worker + 1) / workers;
+    constexpr int64_t kAhead = 16;
+    int64_t queue[kAhead], taken = 0, queued = 0;
+    const auto take = [&](int64_t row) {
+      const KeyPlace place = place_of(table.shape, hash_key(table.entries[2 * row]));
+      failed[static_cast<size_t>(worker)] += insert_slot(table, place, static_cast<int32_t>(row)) == nullptr;
+    };
+    for (int64_t row = 0; row < table.rows; ++row) {
+      if (table.entries[2 * row + 1] == kFreeEntry) continue;
+      const uint64_t hash = hash_key(table.entries[2 * row]);
+      const int64_t region = region_of(table.shape, hash);
+      if (region < begin || region >= end) continue;
+      if (queued - taken == kAhead) take(queue[taken++ % kAhead]);
+      queue[queued++ % kAhead] = row;
+      const KeyPlace place = place_of(table.shape, hash);
+      __builtin_prefetch(table.bucket(place.region + place.home), 1);
+    }
+    for (; taken < queued; ++taken) take(queue[taken % kAhead]);
+  });
+  int64_t all = 0;
+  for (const int64_t of_worker : failed) all += of_worker;
+  return all;
+}
+
+}  // namespace tsr

@@ -1,0 +1,373 @@
+"""
+Family ``table``: keys of any range to the rows of a table that grows, in tensors.
+
+Contract and layout: csrc/table.h. Kernels: csrc/cpu/table.cpp, csrc/cpu/table_rows.cpp, csrc/cuda/table*.cu. These are
+the parts that :class:`torchsparse_rec.nn.EmbeddingVariable` is made of; most programs want the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import _library as _library  # loads the schemas
+
+__all__ = [
+    "InsertedRows",
+    "count_min_sketch_",
+    "table_assign_",
+    "table_erase_",
+    "table_find",
+    "table_find_or_insert_",
+    "table_initialize_",
+    "table_lookup",
+    "table_rehash",
+]
+
+# In the order of csrc/table.h's InitialKind.
+INITIAL_KINDS = ("constant", "uniform", "normal", "truncated_normal")
+
+_ops = torch.ops.torchsparse_rec
+
+
+class InsertedRows(NamedTuple):
+    """What :func:`table_find_or_insert_` returns."""
+
+    #: The row of each key, ``[N]`` int64; -1 where it is missing and was not inserted.
+    rows: Tensor
+    #: At positions that inserted their key its new row, else -1; ``[N]`` int64.
+    born: Tensor
+
+
+def table_find(index: Tensor, entries: Tensor, ids: Tensor) -> Tensor:
+    """
+    Find the rows of keys.
+
+    Args:
+        index: ``[buckets, 16]`` int32, of :func:`table_rehash`.
+        entries: ``[rows, 2]`` int64: of each row its key and ``version * 2**32 + frequency``, -1 where it is free.
+        ids: the keys, ``[N]``, int32 or int64.
+
+    Returns:
+        ``[N]`` int64: rows, -1 where a key is missing.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or layouts.
+
+    On CUDA nothing waits for the device.
+
+    Source: ``tf.lookup.experimental.MutableHashTable.lookup``.
+
+    Example:
+        >>> entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
+        >>> index = table_rehash(entries, counters, 1)
+        >>> free = torch.empty(0, dtype=torch.int32)
+        >>> table_find_or_insert_(index, entries, counters, free, torch.tensor([70, -5, 70])).rows
+        tensor([0, 1, 0])
+        >>> table_find(index, entries, torch.tensor([-5, 8]))
+        tensor([ 1, -1])
+    """
+    return _ops.table_find.default(index, entries, ids)
+
+
+def table_find_or_insert_(
+    index: Tensor,
+    entries: Tensor,
+    counters: Tensor,
+    free_rows: Tensor,
+    ids: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    frequencies: Tensor | None = None,
+    version: int = -1,
+    count: bool = False,
+) -> InsertedRows:
+    """
+    Find the rows of keys, and insert those that are missing, in place.
+
+    The k-th new key, in the order of first appearance, gets the k-th row that is free: first those of ``free_rows``,
+    then those never used. The result and the state do not depend on the number of threads.
+
+    Args:
+        index: as of :func:`table_find`, written.
+        entries: likewise, written.
+        counters: ``[8]`` int64, written: how many rows have ever been used, how many of ``free_rows`` have been taken,
+            how often a key found no room, how many keys have been inserted; the rest is 0.
+        free_rows: ``[F]`` int32, rows below ``counters[0]`` that are free, ascending.
+        ids: the keys, ``[N]``, int32 or int64.
+        allowed: ``[N]`` bool: at which positions a missing key is inserted. Default: at all.
+        frequencies: ``[N]`` int32: what a new row's frequency starts from, at the position that inserts it. Default: it
+            is counted.
+        version: becomes the version of all rows that are found or inserted; -1 (default): of none, new ones have 0.
+        count: whether every occurrence adds one to its row's frequency. Default False.
+
+    Returns:
+        A tuple ``(rows, born)``, see :class:`InsertedRows`.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, layouts or counters.
+
+    On CUDA nothing waits for the device. A key that finds no room has row -1, and ``counters[2]`` says so.
+
+    Source: TensorFlow's ``MutableDenseHashTable``, DeepRec's ``EmbeddingVariable``.
+
+    Example:
+        See :func:`table_find`.
+    """
+    rest = (allowed, frequencies, version, count)
+    return InsertedRows(*_ops.table_find_or_insert_.default(index, entries, counters, free_rows, ids, *rest))
+
+
+def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """
+    Erase keys, in place: their rows become free.
+
+    Args:
+        index: as of :func:`table_find`, written.
+        entries: likewise, written.
+        ids: the keys, ``[N]``, int32 or int64; missing and repeated ones are no error.
+        mask: ``[N]`` bool: which to erase. Default: all.
+
+    Returns:
+        ``[N]`` int64: the rows that have become free; -1 where there was nothing to erase.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or layouts.
+
+    On CUDA nothing waits for the device.
+
+    Source: ``tf.lookup.experimental.MutableHashTable.remove``.
+
+    Example:
+        >>> entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
+        >>> index = table_rehash(entries, counters, 1)
+        >>> free = torch.empty(0, dtype=torch.int32)
+        >>> _ = table_find_or_insert_(index, entries, counters, free, torch.tensor([70, -5]))
+        >>> table_erase_(index, entries, torch.tensor([-5, 8]))
+        tensor([ 1, -1])
+    """
+    return _ops.table_erase_.default(index, entries, ids, mask)
+
+
+def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
+    """
+    Make a new index of all keys of a table.
+
+    Args:
+        entries: as of :func:`table_find`.
+        counters: as of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its third.
+        buckets: of 12 slots each; 9 keys a bucket is a good load.
+
+    Returns:
+        ``[buckets, 16]`` int32.
+
+    Raises:
+        ValueError: wrong shapes, dtypes or layouts; buckets not in [1, 2^40).
+
+    On CUDA nothing waits for the device.
+
+    Example:
+        See :func:`table_find`.
+    """
+    return _ops.table_rehash.default(entries, counters, buckets)
+
+
+def table_initialize_(
+    weight: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    *,
+    values: Tensor | None = None,
+    kind: str = "constant",
+    parameters: Sequence[float] = (0.0,),
+    seed: int = 0,
+) -> None:
+    """
+    Write the initial values of rows: functions of the seed, the key and the column alone, the same on every device.
+
+    Args:
+        weight: ``[R, D]``, float16, bfloat16, float32 or float64, written.
+        rows: ``[M]`` int64, distinct; negative ones are left out.
+        keys: the key of each, ``[M]``, int32 or int64.
+        values: ``[P, D]``, dtype of ``weight``: a key starts from row ``key mod P`` of them. Default: by ``kind``.
+        kind: ``"constant"`` (the default), ``"uniform"``, ``"normal"`` or ``"truncated_normal"``, which keeps within
+            two standard deviations.
+        parameters: the value; or low and high; or mean and standard deviation. Default: 0.
+        seed: of the random kinds.
+
+    Raises:
+        IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
+        ValueError: wrong shapes, dtypes, kind or parameters.
+
+    Computed in float64 and rounded once. On CUDA nothing waits for the device.
+
+    Source: DeepRec's ``InitializerOption``.
+
+    Example:
+        >>> weight = torch.zeros(2, 3)
+        >>> table_initialize_(weight, torch.tensor([1]), torch.tensor([70]), kind="uniform", parameters=(-1.0, 1.0))
+        >>> bool((weight[0] == 0).all()), bool((weight[1].abs() < 1).all())
+        (True, True)
+    """
+    _ops.table_initialize_.default(weight, rows, keys, values, *_initial(kind, parameters, seed))
+
+
+def table_lookup(
+    index: Tensor,
+    entries: Tensor,
+    weight: Tensor,
+    ids: Tensor,
+    *,
+    missing: Tensor | None = None,
+    values: Tensor | None = None,
+    kind: str = "constant",
+    parameters: Sequence[float] = (0.0,),
+    seed: int = 0,
+) -> Tensor:
+    """
+    Read the rows of keys, in one pass; nothing is inserted.
+
+    Args:
+        index: as of :func:`table_find`.
+        entries: likewise.
+        weight: ``[R, D]``, float16, bfloat16, float32 or float64; with ``missing`` also uint8.
+        ids: the keys, ``[N]``, int32 or int64.
+        missing: ``[D]``, what missing keys have. Default: their initial values, as of :func:`table_initialize_`.
+        values: as of :func:`table_initialize_`, as are all that follow.
+        kind: see there.
+        parameters: see there.
+        seed: see there.
+
+    Returns:
+        ``[N, D]``, dtype of ``weight``. It has no gradient.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, layouts, kind or parameters.
+
+    On CUDA nothing waits for the device.
+
+    Source: ``tf.lookup.experimental.DenseHashTable.lookup``.
+
+    Example:
+        >>> entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
+        >>> index = table_rehash(entries, counters, 1)
+        >>> free = torch.empty(0, dtype=torch.int32)
+        >>> _ = table_find_or_insert_(index, entries, counters, free, torch.tensor([70, -5]))
+        >>> table_lookup(index, entries, torch.arange(8.0).reshape(4, 2), torch.tensor([-5, 8]))
+        tensor([[2., 3.],
+                [0., 0.]])
+    """
+    initial = _initial(kind, parameters, seed)
+    return _ops.table_lookup.default(index, entries, weight, ids, missing, values, *initial)
+
+
+def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
+    """
+    Write rows, in place: ``weight[rows[i]] = values[i]``; of several values for a row the last.
+
+    Args:
+        weight: ``[R, D]``, float16, bfloat16, float32, float64 or uint8, written.
+        rows: ``[M]`` int64; negative ones are left out.
+        values: ``[M, D]``, dtype of ``weight``.
+
+    Raises:
+        IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
+        ValueError: wrong shapes or dtypes.
+
+    On CUDA nothing waits for the device.
+
+    Example:
+        >>> weight = torch.zeros(2, 2)
+        >>> table_assign_(weight, torch.tensor([1, -1, 1]), torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
+        >>> weight
+        tensor([[0., 0.],
+                [3., 3.]])
+    """
+    _ops.table_assign_.default(weight, rows, values)
+
+
+def count_min_sketch_(
+    sketch: Tensor, ids: Tensor, *, mask: Tensor | None = None, num_hashes: int = 4, count: bool = True
+) -> Tensor:
+    """
+    Count keys in a counting Bloom filter, in place, and say how often each has come at most.
+
+    Args:
+        sketch: ``[W]``, int8, int16, int32 or int64, at first zeros: the counters, written. Full ones stay as they are.
+        ids: the keys, ``[N]``, int32 or int64.
+        mask: ``[N]`` bool: which count. Default: all.
+        num_hashes: counters of a key, in [1, 64]. Default 4.
+        count: False only asks. Default True.
+
+    Returns:
+        ``[N]`` int32: never less than how often the key has been counted, this call included; more with a probability
+        of about ``(1 - exp(-num_hashes * distinct / W)) ** num_hashes``. 0 where masked out.
+
+    Raises:
+        ValueError: wrong shapes or dtypes; num_hashes outside [1, 64].
+
+    On CUDA nothing waits for the device.
+
+    Source: DeepRec's ``CBFFilter``; Cormode and Muthukrishnan, "An improved data stream summary", 2005.
+
+    Example:
+        >>> sketch = torch.zeros(1000, dtype=torch.int32)
+        >>> count_min_sketch_(sketch, torch.tensor([7, 8, 7]))
+        tensor([2, 1, 2], dtype=torch.int32)
+    """
+    return _ops.count_min_sketch_.default(sketch, ids, mask, num_hashes, count)
+
+
+def _initial(kind: str, parameters: Sequence[float], seed: int) -> tuple[int, list[float], int]:
+    if kind not in INITIAL_KINDS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, INITIAL_KINDS))}, got {kind!r}")
+    return INITIAL_KINDS.index(kind), [float(x) for x in parameters], seed
+
+
+@torch.library.register_fake("torchsparse_rec::table_find")
+def _table_find_fake(index, entries, ids):
+    return ids.new_empty(ids.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::table_find_or_insert_")
+def _table_find_or_insert_fake(index, entries, counters, free_rows, ids, allowed, frequencies, version, count):
+    return ids.new_empty(ids.shape, dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::table_erase_")
+def _table_erase_fake(index, entries, ids, mask):
+    return ids.new_empty(ids.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::table_rehash")
+def _table_rehash_fake(entries, counters, buckets):
+    return entries.new_empty((buckets, 16), dtype=torch.int32)
+
+
+@torch.library.register_fake("torchsparse_rec::table_initialize_")
+def _table_initialize_fake(weight, rows, keys, values, kind, parameters, seed):
+    return None
+
+
+@torch.library.register_fake("torchsparse_rec::table_lookup")
+def _table_lookup_fake(index, entries, weight, ids, missing, values, kind, parameters, seed):
+    return weight.new_empty((ids.shape[0], weight.shape[1]))
+
+
+@torch.library.register_fake("torchsparse_rec::table_assign_")
+def _table_assign_fake(weight, rows, values):
+    return None
+
+
+@torch.library.register_fake("torchsparse_rec::count_min_sketch_")
+def _count_min_sketch_fake(sketch, ids, mask, num_hashes, count):
+    return ids.new_empty(ids.shape, dtype=torch.int32)
+
+
+# Not differentiable, and said so: calls pass the autograd keys by, at no cost.
+_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
+for _name in ("table_find", "table_lookup"):
+    _AUTOGRAD.impl(_name, torch.library.fallthrough_kernel)
