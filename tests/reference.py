@@ -15,6 +15,7 @@ import reference_embedding_lookup
 import reference_hash
 import reference_row_optimizer
 import reference_table
+import reference_table_rows
 import torch
 from reference_row_update import row_update
 from reference_segment_rows import (
@@ -282,6 +283,7 @@ REFERENCES: dict[str, Callable] = {
         *reference_embedding_lookup.FUNCTIONS,
         *reference_embedding_collection.FUNCTIONS,
         *reference_table.FUNCTIONS,
+        *reference_table_rows.FUNCTIONS,
     )
 }
 REFERENCES |= SPARSE_TENSOR_REFERENCES

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import reference_table
 import torch
-from reference_table import CONSTANT, NORMAL, TRUNCATED_NORMAL, UNIFORM, ReferenceTable, keys_at
+from reference_table import ReferenceTable, keys_at
+from reference_table_rows import CONSTANT, NORMAL, TRUNCATED_NORMAL, UNIFORM
 from sample import FLOATS, Random, Sample
 from torch import Tensor
 
