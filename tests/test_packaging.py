@@ -49,7 +49,7 @@ def test_compat_is_no_package_of_its_own():
 
 
 def test_import_loads_nothing_optional():
-    optional = ["tensorflow", "keras", "pyarrow", "matplotlib", "tqdm"]
+    optional = ["tensorflow", "keras", "pyarrow", "matplotlib", "tqdm", "lmdb", "safetensors"]
     program = (
         "import sys, torch; before = set(sys.modules); import torchsparse_rec; "
         f"print([m for m in {optional} if m in set(sys.modules) - before])"

@@ -24,7 +24,7 @@ from torch.nn import Parameter
 
 from ..optim._gradients import update
 from ..optim._row_optimizer import RowOptimizer, StepGroup
-from ..optim._tables import Gradient, Table, are_same, changes, table_of
+from ..optim._tables import Gradient, Table, are_same, changes, table_of, writing
 from ._anchor import WaitingRows, gradient_of_anchor, waiting_rows
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
@@ -172,16 +172,17 @@ class FusedLookups:
     def _update(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Update tables in one pass from the gradient of the result."""
         for optimizer, parameters in self._by_optimizer(tables, wanted):
-            for group in optimizer.begin_step(parameters):
-                here = [True] * len(wanted)
-                if len(group.parameters) < len(wanted):
-                    its = {id(parameter) for parameter in group.parameters}
-                    here = [id(weight) in its for weight in tables.weights]
-                if group.all_rows:
-                    self._update_all_rows(tables, group, here, grad, ids, argmax)
-                else:
-                    self.plan.update(tables.weights, group, here, grad, ids, argmax)
-                optimizer.end_step([group])
+            with writing(parameters):
+                for group in optimizer.begin_step(parameters):
+                    here = [True] * len(wanted)
+                    if len(group.parameters) < len(wanted):
+                        its = {id(parameter) for parameter in group.parameters}
+                        here = [id(weight) in its for weight in tables.weights]
+                    if group.all_rows:
+                        self._update_all_rows(tables, group, here, grad, ids, argmax)
+                    else:
+                        self.plan.update(tables.weights, group, here, grad, ids, argmax)
+                    optimizer.end_step([group])
 
     def _update_all_rows(
         self, tables: Tables, group: StepGroup, wanted: list[bool], grad: Tensor, ids: Ids, argmax: Tensor | None

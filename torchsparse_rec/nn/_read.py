@@ -164,6 +164,7 @@ class _Behind(torch.autograd.Function):
         ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
         output, argmax = read(plan, tables, ids)
         ctx.plan, ctx.kind, ctx.bags, ctx.side_by_side, ctx.tables = plan, kind, bags, side_by_side, tables
+        ctx.shapes = [weight.shape for weight in weights]  # a table may grow before the backward
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.versions = versions(weights) if weighs else None
         ctx.save_for_backward(indices, offsets, per_sample_weights, output if weighs else None, argmax)
@@ -185,9 +186,9 @@ class _Behind(torch.autograd.Function):
             if ctx.kind == "sparse":
                 made = [
                     torch.sparse_coo_tensor(
-                        rows.unsqueeze(0), values, weight.shape, is_coalesced=True, check_invariants=False
+                        rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False
                     )
-                    for values, rows, weight in zip(*made, ctx.tables.weights, strict=True)
+                    for values, rows, shape in zip(*made, ctx.shapes, strict=True)
                 ]
             grads = [x if want else None for x, want in zip(made, wanted, strict=True)]
         return None, None, None, None, None, None, None, weights_grad, *grads

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
-from ._tables import accumulator_dtype, note_change
+from ._tables import accumulator_dtype, growing_among, note_change, writing
 
 if TYPE_CHECKING:
     from ._tables import Table
@@ -143,6 +143,8 @@ class Clock:
     def restart(self, step: int | None = None) -> None:
         """Make all rows current and begin the history anew; ``step``: with another count of the steps."""
         tables = self.tables()
+        for growing in growing_among(table.parameter for table in tables):
+            growing.history_ends()
         self.make_current(tables)
         self.step = self.base = self.step if step is None else step
         for table in tables:
@@ -159,19 +161,20 @@ class Clock:
         behind = [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]
         if not behind:
             return
-        row_optimizer_make_current_(
-            [t.weight() for t, _ in behind],
-            [state for _, r in behind for state in r.states],
-            [r.last_step for _, r in behind if r.last_step is not None],
-            self.history,
-            rule=self.rule,
-            hyperparameters=self.hyperparameters,
-            step=self.step,
-            base=self.base,
-            rounding_seeds=self.rounding_seeds([t for t, _ in behind]),
-        )
-        for _, rows in behind:
-            rows.current = self.step
+        with writing(table.parameter for table, _ in behind):
+            row_optimizer_make_current_(
+                [t.weight() for t, _ in behind],
+                [state for _, r in behind for state in r.states],
+                [r.last_step for _, r in behind if r.last_step is not None],
+                self.history,
+                rule=self.rule,
+                hyperparameters=self.hyperparameters,
+                step=self.step,
+                base=self.base,
+                rounding_seeds=self.rounding_seeds([t for t, _ in behind]),
+            )
+            for _, rows in behind:
+                rows.current = self.step
 
     def advance(self, hyperparameters: list[float], step: int) -> None:
         """End a step: write down what it does to the rows that it left alone."""

@@ -22,11 +22,13 @@ from ._tables import (
     are_same,
     changes,
     flat,
+    growing_among,
     is_anchor,
     pending_among,
     table_if_any,
     table_of,
     with_gradients,
+    writing,
 )
 
 __all__ = ["Rule", "RowOptimizer", "StepGroup"]
@@ -269,9 +271,11 @@ class RowOptimizer(Checkpoints):
         if not gradients:
             return
         of = {id(parameter): gradient for parameter, gradient in gradients}
-        for group in self.begin_step([parameter for parameter, _ in gradients]):
-            update(group, [of[id(parameter)] for parameter in group.parameters])
-            self.end_step([group])  # now: should another group's update raise, this one has had its step
+        parameters = [parameter for parameter, _ in gradients]
+        with writing(parameters):
+            for group in self.begin_step(parameters):
+                update(group, [of[id(parameter)] for parameter in group.parameters])
+                self.end_step([group])  # now: should another group's update raise, this one has had its step
 
     def begin_step(self, parameters: Iterable[Tensor]) -> list[StepGroup]:
         """
@@ -408,6 +412,8 @@ class RowOptimizer(Checkpoints):
         """End a step that :meth:`begin_step` began: its clocks go on."""
         for group in groups:
             group.clock.advance(group.hyperparameters, group.step)
+            for growing in growing_among(group.parameters):
+                growing.stepped()
 
     # ---- What others see ---------------------------------------------------------------------------------------------
 

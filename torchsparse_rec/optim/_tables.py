@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ __all__ = [
     "Table",
     "are_same",
     "changes",
+    "Growing",
+    "growing_among",
     "is_anchor",
     "note_change",
     "pending_among",
@@ -33,6 +36,7 @@ __all__ = [
     "table_if_any",
     "table_of",
     "with_gradients",
+    "writing",
 ]
 
 # By the id of their parameter, whose death removes them. Not among its attributes: those go into files, which
@@ -98,6 +102,26 @@ class Pending:
         raise NotImplementedError
 
 
+class Growing:
+    """What a table that grows, and is read while it trains, wants to know of its optimizer's doings."""
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Rows are written in here: nobody reads."""
+        raise NotImplementedError
+
+    def lock_number(self) -> int:
+        """Whoever writes several tables begins with the one of the lowest number."""
+        raise NotImplementedError
+
+    def stepped(self) -> None:
+        """A step of the optimizer has ended."""
+        raise NotImplementedError
+
+    def history_ends(self) -> None:
+        """What the steps so far did to idle rows is about to be forgotten: rows elsewhere must follow them now."""
+        raise NotImplementedError
+
+
 class Rows:
     """
     What an optimizer keeps of a table, row by row.
@@ -121,13 +145,14 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "pending", "_optimizer", "_rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "pending", "growing", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
         self._parameter = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.pending: Pending | None = None
+        self.growing: weakref.ref[Growing] | None = None
         self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
         for optimizer in list(_optimizers):
@@ -205,6 +230,27 @@ class Table:
     def weight(self) -> Tensor:
         """The parameter's storage as it is, ``[V, D]``."""
         return flat(self.parameter)
+
+
+def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
+    """The tables that grow among the parameters, in the order in which they are to be locked."""
+    tables = [_tables.get(id(parameter)) for parameter in parameters]
+    references = [table.growing for table in tables if table is not None and table.growing is not None]
+    found = [growing for reference in references if (growing := reference()) is not None]
+    return sorted(found, key=lambda growing: growing.lock_number()) if len(found) > 1 else found
+
+
+@contextmanager
+def writing(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Rows of these tables are written in here."""
+    found = growing_among(parameters)
+    if not found:
+        yield
+        return
+    with ExitStack() as stack:
+        for growing in found:
+            stack.enter_context(growing.writing())
+        yield
 
 
 def table_if_any(parameter: Tensor) -> Table | None:

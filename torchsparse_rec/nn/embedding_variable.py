@@ -1,0 +1,751 @@
+"""A table whose keys are not known beforehand: DeepRec's Embedding Variable."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.hooks import unserializable_hook
+
+from .. import ops
+from ..ops._reduction import SUM
+from ..optim._tables import Growing, table_of
+from ._lookup import check_ids, look_up
+from ._plan import Ids
+from ._read import Tables, read
+from .grad_mode import GradModeMixin, forward_untraced
+from .variable.cold import ColdRows, cold_rows_of
+from .variable.eviction import Eviction
+from .variable.filters import admission_of
+from .variable.guard import Guard
+from .variable.initial import InitialRows
+from .variable.keys import KeyRows, packed, unpacked
+from .variable.optimizer_rows import OptimizerRows
+from .variable.options import EmbeddingVariableOption, LRUEvict
+from .variable.parts import Part
+from .variable.saving import Saving
+
+__all__ = ["EmbeddingVariable", "Export", "get_embedding_variable"]
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Export(NamedTuple):
+    """What :meth:`EmbeddingVariable.export` returns, in the order of rows."""
+
+    #: ``[K]``, the variable's key_dtype.
+    keys: Tensor
+    #: ``[K, D]``.
+    values: Tensor
+    #: How often each has been looked up in training, ``[K]`` int64.
+    frequencies: Tensor
+    #: The step of its last lookup in training, ``[K]`` int64.
+    versions: Tensor
+
+
+class EmbeddingVariable(Saving, GradModeMixin, Growing):
+    """
+    A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
+
+    In ``train()``, unknown ids get a row, as far as the filter admits them; frequencies are counted, and versions, the
+    steps of the last lookup, are noted. In ``eval()`` nothing is written: an unknown id has the value that it would
+    begin with, or where there is a filter ``default_value_no_permission``. How a row begins is a function of the seed
+    and the id, so the order in which ids come does not matter.
+
+    The table grows by doubling. ``weight`` remains the same Parameter, with more rows; optimizers of
+    :mod:`torchsparse_rec.optim` follow, with their states. (Those of torch do not know about rows that come and go.)
+
+    Args:
+        embedding_dim: elements of a row, at least 1.
+        name: for errors and files. Default: ``"embedding_variable"``.
+        key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
+        initializer: how rows begin: :class:`Constant`, :class:`Uniform`, :class:`Normal` or :class:`TruncatedNormal` of
+            :mod:`torchsparse_rec.nn`; a number; rows, of which a key has number ``key mod P``; or a function that fills
+            a tensor in place. Default: as ``ev_option.init_option`` says, or a truncated normal distribution of
+            standard deviation 1, as in DeepRec.
+        ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
+        target_gpu: the number of the GPU that has the table; -1 (default): ``device`` says where.
+        capacity: rows at first. Default 1024.
+        seed: of random initializers. Default 0.
+        device: where the table lives.
+        dtype: float16, bfloat16, float32 (default) or float64.
+        grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
+        apply: as of :class:`Embedding`.
+
+    Shape:
+        ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
+        a jagged nested tensor.
+
+    Raises:
+        RuntimeError: a capacity that does not hold the ids of one step.
+        ValueError: wrong sizes, dtypes or options.
+
+    Rows must not be erased between a backward and its optimizer step. Under ``torch.compile`` the lookup breaks the
+    graph: a table that grows cannot be part of one.
+
+    Source: DeepRec's ``EmbeddingVariable``.
+
+    Example:
+        >>> table = EmbeddingVariable(2, initializer=0.5)
+        >>> table(torch.tensor([[9_000_000_000, -4], [9_000_000_000, 7]])).shape
+        torch.Size([2, 2, 2])
+        >>> table.total_count(), table.export().keys
+        (3, tensor([9000000000,         -4,          7]))
+    """
+
+    keys: KeyRows
+    sparse = True
+    max_norm = None
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        name: str | None = None,
+        key_dtype: torch.dtype = torch.int64,
+        initializer: Any = None,
+        ev_option: EmbeddingVariableOption | None = None,
+        target_gpu: int = -1,
+        capacity: int = 1024,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        grad_mode: str | None = None,
+        apply: str = "step",
+    ) -> None:
+        super().__init__()
+        self.name = name or "embedding_variable"
+        option = EmbeddingVariableOption() if ev_option is None else ev_option
+        _check_arguments(embedding_dim, key_dtype, option, target_gpu, capacity, dtype)
+        if target_gpu >= 0:
+            device = f"cuda:{target_gpu}"
+        tiers = option.storage_option.storage_type.tiers()
+        if device is None and tiers[0] == "HBM":
+            device = "cuda"
+        self.embedding_dim, self.key_dtype, self.ev_option, self.target_gpu = (
+            embedding_dim,
+            key_dtype,
+            option,
+            target_gpu,
+        )
+        self.admission = admission_of(self.name, option.filter_option, device)
+        # Where there is a filter, row 0 stands for all keys that are not admitted.
+        self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
+        self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
+        self.register_parameter("weight", Parameter(torch.zeros(capacity, embedding_dim, dtype=dtype, device=device)))
+        self.global_step = 0
+        self._guard = Guard()
+        self._eviction = Eviction(self)
+        self.cold: ColdRows | None = cold_rows_of(self)
+        self._looked_up, self._found_cold, self._evicted = 0, 0, 0
+        self._filtered = torch.zeros((), dtype=torch.int64, device=device)
+        self._room = 0  # rows that are surely free
+        self._init_saving()
+        self._init_grad_mode(grad_mode, apply)
+        self._tend(self._stored_weight())
+        if option.ckpt is not None and option.ckpt.ckpt_to_load_from is not None:
+            self.restore(option.ckpt.ckpt_to_load_from)
+
+    # ---- Lookups -----------------------------------------------------------------------------------------------------
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ``input``; see the class."""
+        if torch.compiler.is_compiling():
+            return forward_untraced(self, input)
+        check_ids("EmbeddingVariable", input)
+        if input.is_nested:
+            rows = self(input.values())
+            offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
+            return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
+        ids = self._as_keys(input)
+        if self.training:
+            with self._guard.writing():
+                rows = self.rows_of(ids)
+            with self._guard.reading():
+                values = self._values(rows)
+        elif torch.is_grad_enabled() and self._stored_weight().requires_grad:
+            with self._guard.reading():
+                rows = self.keys.find(ids)
+                values = self._values(rows.clamp_min(0))
+                values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
+        else:
+            values = self.lookup(ids)
+        return values.reshape(*input.shape, self.embedding_dim)
+
+    @torch.no_grad()
+    def lookup(self, input: Tensor) -> Tensor:
+        """
+        Look up without training, whatever the mode: nothing is inserted, counted or moved.
+
+        May be called from any number of threads beside one that trains; every row is wholly from before or after an
+        update.
+
+        Args:
+            input: as for the module.
+
+        Returns:
+            As of the module, without a gradient.
+
+        Example:
+            >>> EmbeddingVariable(2, initializer=0.5).lookup(torch.tensor([3]))
+            tensor([[0.5000, 0.5000]])
+        """
+        ids = self._as_keys(input)
+        with self._guard.reading():
+            weight = self._stored_weight()
+            if self.cold is None and not table_of(weight).is_behind():
+                values = ops.table_lookup(
+                    self.keys.index,
+                    self.keys.entries,
+                    weight.detach(),
+                    ids,
+                    missing=self._no_permission(weight),
+                    **self.initial.options(weight.dtype),
+                )
+            else:
+                rows = self.keys.find(ids)
+                plan = self._plan_of(SUM, *weight.shape, -1, False)
+                values = read(plan, Tables([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False)).output
+                values = values.reshape(len(ids), self.embedding_dim)
+                values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
+        return values.reshape(*input.shape, self.embedding_dim)
+
+    def train(self, mode: bool = True):
+        """As :meth:`torch.nn.Module.train`. Rows need not be brought up to date: lookups read what they are now."""
+        return torch.nn.Module.train(self, mode)
+
+    def _values(self, rows: Tensor) -> Tensor:
+        """The rows of the weight, with a gradient of the mode."""
+        weight = self._stored_weight()
+        kind = self._gradient_kind(weight, len(rows))
+        if self._is_plain(weight, kind):
+            return look_up(weight, rows, None, False, kind == "sparse")
+        return self._look_up_otherwise(kind, weight, SUM, None, Ids(rows, None, None, (len(rows),), False)).reshape(
+            len(rows), self.embedding_dim
+        )
+
+    scale_grad_by_freq = False
+
+    def _as_keys(self, input: Tensor) -> Tensor:
+        if self.key_dtype == torch.int32 and input.dtype != torch.int32:
+            raise ValueError(f"EmbeddingVariable: input must be of the key_dtype, int32, got {input.dtype}")
+        return input.reshape(-1)
+
+    def _no_permission(self, weight: Tensor) -> Tensor | None:
+        """What a key that is not admitted has; None where all are."""
+        if self.admission is None:
+            return None
+        return weight.new_full((self.embedding_dim,), self.ev_option.init_option.default_value_no_permission)
+
+    def _absent(self, ids: Tensor, rows: Tensor) -> Tensor:
+        """The values of keys without a row here; those of the others are not looked at."""
+        weight = self._stored_weight().detach()
+        missing = self._no_permission(weight)
+        values = self.initial.rows_of(ids, weight) if missing is None else missing.expand(len(ids), -1).clone()
+        if self.cold is not None:
+            self.cold.read(ids, rows, values)
+        return values
+
+    # ---- Rows of keys, in training -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """
+        The rows of ``weight`` that keys have for this training step; those that are new are made. For collections.
+
+        Args:
+            ids: ``[N]``. Nobody else may read or write the table meanwhile.
+
+        Returns:
+            ``[N]`` int64.
+        """
+        weight = self._stored_weight()
+        self._tend(weight)
+        if table_of(weight).optimizer is None:
+            self.global_step += 1
+        self._eviction.on_schedule()
+        step = self.global_step
+        self._looked_up += len(ids)
+        if self.cold is not None:
+            self._found_cold += self.cold.promote(ids)
+        if self.admission is None:
+            self._make_room(ids)
+            rows, born = self.keys.insert(ids, version=step, count=True)
+            self._begin(born, ids)
+            return rows
+        absent = self.keys.find(ids) < 0
+        allowed = counts = None
+        # Looking at it would wait for a device.
+        if absent.is_cuda or absent.any():
+            allowed, counts = self.admission.count(ids, absent, step)
+            self._make_room(ids, allowed)
+        rows, born = self.keys.insert(ids, allowed=allowed, frequencies=counts, version=step, count=True)
+        if allowed is not None:
+            self._begin(born, ids)
+            self.admission.admitted(ids, born)
+            filtered = rows < 0
+            self._filtered += filtered.sum()
+            self._write_default_row(weight)
+        return rows.clamp_min_(0)
+
+    def _make_room(self, ids: Tensor, allowed: Tensor | None = None) -> None:
+        """See that the keys can be inserted: grow, or where a capacity is reached, let others go."""
+        if self._room < len(ids):
+            self._room = self.keys.room()  # the one wait for a device, once in a while
+        if self._room < len(ids):
+            wanted = self.keys.missing(ids, allowed)
+            if wanted > self._room:
+                self._find_room(ids, wanted)
+            self._room = len(ids) if wanted == 0 else self._room - wanted + len(ids)
+        self._room -= len(ids)
+
+    def _grow_for(self, ids: Tensor) -> None:
+        """As :meth:`_make_room`, up to the capacity and without letting others go."""
+        most, capacity = self._most_rows(), self.keys.capacity
+        room, wanted = self.keys.room(), self.keys.missing(ids)
+        while room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
+            capacity = 2 * capacity if most is None else min(2 * capacity, most)
+        if capacity != self.keys.capacity:
+            self._grow(capacity)
+        self._room = 0
+
+    def _forget_rooms(self) -> None:
+        """The keys are others now."""
+        self._room, self._inserted_before = 0, -1
+
+    def _take_capacity(self, capacity: int) -> None:
+        """Have so many rows, whose values will be written."""
+        weight = self._stored_weight()
+        optimizer = OptimizerRows(weight)
+        steps = optimizer.steps()
+        self._replace_weight(weight.detach().new_zeros(capacity, self.embedding_dim))
+        optimizer.start_over([], steps)
+
+    def _find_room(self, ids: Tensor, wanted: int) -> None:
+        most = self._most_rows()
+        capacity = self.keys.capacity
+        while self._room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
+            capacity = 2 * capacity if most is None else min(2 * capacity, most)
+        if capacity != self.keys.capacity:
+            self._grow(capacity)
+        self._room = self.keys.room()
+        if self._room < wanted:
+            self._eviction.make_room(ids, wanted - self._room)
+            self._room = self.keys.room()
+
+    def _most_rows(self) -> int | None:
+        """Rows that the first tier may have."""
+        limits = [option.capacity + self.keys.reserved for option in self.ev_option.evictions if isinstance(option, LRUEvict)]
+        if self.cold is not None:
+            limits = [self.cold.most_rows()]
+        return min(limits) if limits else None
+
+    def _begin(self, born: Tensor, ids: Tensor) -> None:
+        """Give new rows what they begin with."""
+        if not born.is_cuda and self.keys.inserted == self._inserted_before:
+            return
+        self._inserted_before = -1 if born.is_cuda else self.keys.inserted
+        weight = self._stored_weight()
+        self.initial.write(weight.detach(), born, ids)
+        OptimizerRows(weight).begin(born)
+
+    _inserted_before = 0
+
+    def _write_default_row(self, weight: Tensor) -> None:
+        # Training wrote it, as it does every row that is looked up.
+        weight.detach()[0] = self.ev_option.init_option.default_value_no_permission
+        rows = OptimizerRows(weight)  # type: ignore[arg-type]
+        first = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        rows.reset(first)
+        rows.begin(first)
+
+    # ---- Growth ------------------------------------------------------------------------------------------------------
+
+    def _grow(self, capacity: int) -> None:
+        """Have so many rows; the Parameter stays, and those of keys stay where they are."""
+        weight = self._stored_weight()
+        before = weight.shape[0]
+        self.keys.grow(capacity)
+        longer = weight.detach().new_empty(capacity, self.embedding_dim)
+        longer[:before] = weight.detach()
+        longer[before:] = 0
+        self._replace_weight(longer)
+        OptimizerRows(weight).grow(before, capacity)
+
+    def _replace_weight(self, values: Tensor) -> None:
+        """
+        Let the Parameter have other values, of another number of rows perhaps.
+
+        Graphs of lookups before have gradients of the size the table had then: :func:`_fit_gradient` makes them fit.
+        """
+        weight = self._stored_weight()
+        grad, weight.grad = weight.grad, None
+        # Autograd keeps the shape of a leaf as long as a graph needs it, but not beyond a change of dtype.
+        weight.data = values.new_empty(0, dtype=torch.float64 if values.dtype != torch.float64 else torch.float32)
+        weight.data = values
+        if grad is not None:
+            _fit(grad, weight)
+            weight.grad = grad
+
+    def _tend(self, weight: Parameter) -> None:
+        """Have the hooks of a table that grows on the Parameter, which may be another one than before."""
+        table = table_of(weight)
+        if table.growing is not None and table.growing() is self:
+            return
+        table.growing = weakref.ref(self)
+        weight.register_hook(_fit_gradient(weight))
+
+    # ---- What an optimizer tells: see Growing ------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """See :class:`Growing`."""
+        with self._guard.writing():
+            yield
+
+    def lock_number(self) -> int:
+        """See :class:`Growing`."""
+        return self._guard.number
+
+    def stepped(self) -> None:
+        """See :class:`Growing`."""
+        self.global_step += 1
+
+    def history_ends(self) -> None:
+        """See :class:`Growing`."""
+        if self.cold is not None:
+            self.cold.make_current()
+
+    # ---- What users ask ----------------------------------------------------------------------------------------------
+
+    def total_count(self) -> int:
+        """
+        How many keys have a row, in all tiers.
+
+        Returns:
+            The number. On CUDA it waits for the device.
+        """
+        return len(self.keys) + (0 if self.cold is None else len(self.cold))
+
+    @torch.no_grad()
+    def export(self) -> Export:
+        """
+        Everything that has been learnt: all keys, of all tiers.
+
+        Returns:
+            An :class:`Export`.
+
+        Source: DeepRec's ``EmbeddingVariable.export``.
+        """
+        with self._guard.writing():
+            keys, values, frequencies, versions = [], [], [], []
+            for part in self._parts():
+                keys.append(part.keys)
+                values.append(part.values)
+                frequencies.append(part.frequencies)
+                versions.append(part.versions)
+        return Export(
+            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(frequencies), torch.cat(versions)
+        )
+
+    @torch.no_grad()
+    def insert(self, keys: Any, values: Any, frequencies: Any = None, versions: Any = None) -> None:
+        """
+        Write rows: from pretrained vectors, or from another system's export.
+
+        Rows of keys that are there are overwritten, with their optimizer state reset; filters are not asked.
+
+        Args:
+            keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
+            values: ``[K, D]``.
+            frequencies: ``[K]``. Default: the filter's threshold, or 0.
+            versions: ``[K]``. Default: the present step.
+
+        Raises:
+            ValueError: wrong shapes or dtypes.
+
+        Example:
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.lookup(torch.tensor([8]))
+            tensor([[3., 4.]])
+        """
+        weight = self._stored_weight()
+        keys = torch.as_tensor(keys, device=weight.device)
+        values = torch.as_tensor(values, dtype=weight.dtype, device=weight.device)
+        self._check_rows(keys, values)
+        most = None if self.admission is None else self.admission.filter_freq
+        step = self.global_step
+        with self._guard.writing():
+            self._tend(weight)
+            if self.cold is not None:
+                self.cold.erase(keys)
+            self._make_room(keys)
+            known = self.keys.inserted
+            rows, born = self.keys.insert(keys, version=step)
+            if self.keys.inserted - known < len(keys):
+                OptimizerRows(weight).reset(rows)
+            OptimizerRows(weight).begin(rows)
+            self._inserted_before = -1
+            ops.table_assign_(weight.detach(), rows, values)
+            if self.admission is not None:
+                self.admission.admitted(keys, born)
+            if frequencies is not None or versions is not None or most is not None:
+                old_frequencies, old_versions = unpacked(self.keys.entries[rows, 1])
+                as_given = [None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)]
+                new = packed(
+                    old_frequencies.clamp_min(most or 0) if as_given[0] is None else as_given[0],
+                    old_versions if as_given[1] is None else as_given[1],
+                )
+                last = new.view(torch.uint8).view(-1, 8)
+                numbers = self.keys.entries[:, 1].contiguous().view(torch.uint8).view(-1, 8)
+                ops.table_assign_(numbers, rows, last)
+                self.keys.entries[:, 1] = numbers.view(torch.int64).view(-1)
+            self._note_written(keys)
+
+    def _check_rows(self, keys: Tensor, values: Tensor) -> None:
+        if keys.dim() != 1 or keys.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"EmbeddingVariable.insert: keys must be int32 or int64 of rank 1, got {keys.dtype} {list(keys.shape)}"
+            )
+        if values.shape != (len(keys), self.embedding_dim):
+            raise ValueError(
+                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got {list(values.shape)}"
+            )
+
+    @torch.no_grad()
+    def erase(self, keys: Any) -> int:
+        """
+        Forget keys: their rows, their optimizer states, and their counts in a :class:`CounterFilter`.
+
+        Args:
+            keys: ``[K]`` integers; missing ones are no error.
+
+        Returns:
+            How many had a row.
+
+        Example:
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.erase([8, 9]), table.total_count()
+            (1, 1)
+        """
+        keys = torch.as_tensor(keys, device=self._stored_weight().device)
+        with self._guard.writing():
+            erased = self._erase(keys)
+            if self.cold is not None:
+                erased += self.cold.erase(keys)
+            if self.admission is not None and hasattr(self.admission, "candidates"):
+                self.admission.candidates.erase(keys)
+        return erased
+
+    def _erase(self, keys: Tensor) -> int:
+        """Of the first tier."""
+        rows = self.keys.erase(keys)
+        if len(rows):
+            OptimizerRows(self._stored_weight()).reset(rows)
+            self._note_erased(keys)
+            self._room = 0
+        return len(rows)
+
+    @torch.no_grad()
+    def evict(self) -> int:
+        """
+        Evict what the options say should go; rows that wait for the present step stay.
+
+        Returns:
+            How many keys have gone.
+
+        Example:
+            >>> option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live=1))
+            >>> table = EmbeddingVariable(2, ev_option=option)
+            >>> _ = table(torch.tensor([1])), table(torch.tensor([2])), table(torch.tensor([2])), table(torch.tensor([2]))
+            >>> table.evict(), table.export().keys
+            (1, tensor([2]))
+        """
+        with self._guard.writing():
+            return self._eviction.run()
+
+    def prefetch(self, input: Tensor) -> None:
+        """
+        Begin to read rows of the next batch that are not in the first tier, in the background.
+
+        Args:
+            input: as for the module. Without tiers this does nothing.
+        """
+        if self.cold is not None:
+            self.cold.prefetch(self._as_keys(input))
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Numbers to watch.
+
+        Returns:
+            ``keys`` with a row; ``admitted`` ever; ``filtered`` ids, looked up in training before they were admitted;
+            ``waiting`` keys that a :class:`CounterFilter` counts; ``evicted`` keys; ``failed`` ids that found no room;
+            ``capacity`` in rows; ``global_step``; for each tier (``hbm``, ``dram``, ``ssd``) ``rows_*``, ``bytes_*``
+            (rows, keys and optimizer states) and ``hit_rate_*``, its share of the ids looked up in training;
+            ``bytes_filter``. On CUDA it waits for the device.
+
+        Example:
+            >>> EmbeddingVariable(2).stats()["keys"]
+            0
+        """
+        weight = self._stored_weight()
+        states = sum(c.values.numel() * c.values.element_size() for c in OptimizerRows(weight).columns())
+        first = "hbm" if weight.is_cuda else "dram"
+        looked_up = max(self._looked_up, 1)
+        numbers = {
+            "keys": self.total_count(),
+            "admitted": self.keys.inserted,
+            "filtered": int(self._filtered),
+            "waiting": len(self.admission.candidates) if hasattr(self.admission, "candidates") else 0,  # type: ignore[union-attr]
+            "evicted": self._evicted,
+            "failed": self.keys.failed,
+            "capacity": self.keys.capacity,
+            "global_step": self.global_step,
+            f"rows_{first}": len(self.keys),
+            f"bytes_{first}": weight.numel() * weight.element_size() + states + self.keys.nbytes(),
+            f"hit_rate_{first}": 1 - self._found_cold / looked_up,
+            "bytes_filter": 0 if self.admission is None else self.admission.nbytes(),
+        }
+        if self.cold is not None:
+            numbers.update(self.cold.stats(looked_up))
+        return numbers
+
+    # ---- Copies ------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """
+        For copies and pickles.
+
+        Raises:
+            TypeError: rows are on disk.
+        """
+        if self.cold is not None and self.cold.has_files():
+            raise TypeError(
+                f"EmbeddingVariable {self.name!r}: a table with rows on disk cannot be copied or pickled: use save()"
+            )
+        state = dict(super().__getstate__())
+        state["cold"] = None if self.cold is None else self.cold.tensors()
+        del state["_eviction"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See :meth:`__getstate__`."""
+        super().__setstate__(state)
+        self._eviction = Eviction(self)
+        cold, self.cold = self.cold, cold_rows_of(self)
+        if self.cold is not None and cold:
+            self.cold.put(Part.of_tensors(cold, self._stored_weight().device))  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
+        return f"{self.embedding_dim}, name={self.name!r}{mode}"
+
+
+def _check_arguments(
+    embedding_dim: int,
+    key_dtype: torch.dtype,
+    option: Any,
+    target_gpu: int,
+    capacity: int,
+    dtype: torch.dtype,
+) -> None:
+    owner = "EmbeddingVariable"
+    for argument, value, least in (("embedding_dim", embedding_dim, 1), ("capacity", capacity, 2), ("target_gpu", target_gpu, -1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{owner}: {argument} must be an integer of at least {least}, got {value!r}")
+    if capacity >= 2**31:
+        raise ValueError(f"{owner}: capacity must be below 2**31, got {capacity}")
+    if key_dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{owner}: key_dtype must be torch.int32 or torch.int64, got {key_dtype}")
+    if dtype not in _FLOATS:
+        raise ValueError(f"{owner}: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+    if not isinstance(option, EmbeddingVariableOption):
+        raise TypeError(f"{owner}: ev_option must be an EmbeddingVariableOption, got {type(option).__name__}")
+
+
+# ---- Gradients of lookups made before a table grew ------------------------------------------------------------------
+
+
+def _fit_gradient(weight: Parameter) -> Any:
+    """A hook that gives gradients the size that the table has now."""
+    reference = weakref.ref(weight)
+
+    @unserializable_hook
+    def fit(grad: Tensor) -> None:
+        now = reference()
+        if now is not None and grad.shape[0] < now.shape[0]:
+            _fit(grad, now)
+
+    return fit
+
+
+@torch.no_grad()
+def _fit(grad: Tensor, weight: Tensor) -> None:
+    """Give a gradient the size of the table, in place."""
+    before = grad.shape[0]
+    if grad.layout is torch.sparse_coo:
+        grad.sparse_resize_(weight.shape, 1, weight.dim() - 1)
+    elif before < weight.shape[0]:
+        grad.resize_(weight.shape)
+        grad[before:].zero_()
+
+
+# ---- By name --------------------------------------------------------------------------------------------------------
+
+_by_name: weakref.WeakValueDictionary[str, EmbeddingVariable] = weakref.WeakValueDictionary()
+
+
+def get_embedding_variable(
+    name: str,
+    embedding_dim: int,
+    key_dtype: torch.dtype = torch.int64,
+    initializer: Any = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    **options: Any,
+) -> EmbeddingVariable:
+    """
+    The variable of a name: made at the first call, found again as long as somebody keeps it.
+
+    Args:
+        name: its name.
+        embedding_dim: as of :class:`EmbeddingVariable`, as are all that follow.
+        key_dtype: see there.
+        initializer: see there.
+        ev_option: see there.
+        options: see there.
+
+    Returns:
+        The variable.
+
+    Raises:
+        ValueError: there is one of the name with another embedding_dim or key_dtype.
+
+    Source: DeepRec's ``tf.get_embedding_variable``.
+
+    Example:
+        >>> table = get_embedding_variable("users", 4)
+        >>> get_embedding_variable("users", 4) is table
+        True
+    """
+    found = _by_name.get(name)
+    if found is None:
+        made = EmbeddingVariable(
+            embedding_dim, name=name, key_dtype=key_dtype, initializer=initializer, ev_option=ev_option, **options
+        )
+        return _by_name.setdefault(name, made)
+    for argument, given, has in (
+        ("embedding_dim", embedding_dim, found.embedding_dim),
+        ("key_dtype", key_dtype, found.key_dtype),
+    ):
+        if given != has:
+            raise ValueError(f"get_embedding_variable: {argument} of {name!r} must be {has}, as before, got {given}")
+    return found

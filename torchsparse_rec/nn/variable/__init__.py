@@ -1,0 +1,1 @@
+"""The parts of :class:`torchsparse_rec.nn.EmbeddingVariable`."""

@@ -1,0 +1,102 @@
+"""A folder that one object of one process has for itself, and that leaves nothing behind unless told to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+# The lock names the process that holds it; beside it lies the one file of rows, and a note once that is to be kept.
+LOCK, ROWS, KEPT = "cold_rows.lock", "cold_rows.mdb", "cold_rows.kept"
+
+
+class ScratchFolder:
+    """
+    Take a folder, made if it is not there, and clear what a process that died has left in it.
+
+    Only files of the names above are ever removed; the folder itself only if it was made here.
+
+    Args:
+        owner: for whom, named in errors.
+        path: the folder.
+
+    Raises:
+        BlockingIOError: it is taken, by this process or another one that lives.
+        OSError: it cannot be made or written.
+    """
+
+    def __init__(self, owner: str, path: str | os.PathLike[str]):
+        self.path = Path(os.path.realpath(os.fsdecode(path)))
+        self.rows = self.path / ROWS
+        self._owner = owner
+        self._made = not self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._descriptor = self._lock()
+        note = self.path / KEPT
+        #: What :meth:`release` was given to keep; None if there is nothing.
+        self.kept = note.read_text() if note.exists() else None
+        if self.kept is None:
+            self.rows.unlink(missing_ok=True)
+
+    def _lock(self) -> int:
+        import fcntl  # POSIX's alone, as is this tier
+
+        lock = self.path / LOCK
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 20, 0).decode() or "unknown"
+                os.close(descriptor)
+                text = f"{self._owner}: path is in use by process {holder}; each tier needs a folder of its own"
+                raise BlockingIOError(errno.EWOULDBLOCK, text, str(self.path)) from None
+            # Whoever held it may have removed it before we had it: then it locks nothing.
+            if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+                return descriptor
+            os.close(descriptor)
+
+    def forget_kept(self) -> None:
+        """From now on the rows are those of a live table: they are worth nothing if this process dies."""
+        (self.path / KEPT).unlink(missing_ok=True)
+
+    def reserve(self, begin: int, end: int) -> None:
+        """
+        Have room on the disk for bytes ``begin`` to ``end`` of the rows.
+
+        Raises:
+            OSError: there is none; what is there stays as it is.
+        """
+        with open(self.rows, "r+b") as file:
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), begin, end - begin)
+                else:
+                    file.seek(begin)
+                    for place in range(begin, end, 1 << 20):
+                        file.write(bytes(min(1 << 20, end - place)))
+                    file.flush()
+            except OSError as error:
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), begin)
+                text = f"{self._owner}: path has no room for {end - begin} bytes more: {error.strerror}"
+                raise OSError(error.errno, text, str(self.path)) from None
+
+    def disk_bytes(self) -> int:
+        """What the rows take on the disk."""
+        return self.rows.stat().st_blocks * 512
+
+    def release(self, keep: str | None) -> None:
+        """Give the folder back; with a note what was kept, else without the rows."""
+        if keep is not None:
+            (self.path / KEPT).write_text(keep)
+        else:
+            self.rows.unlink(missing_ok=True)
+        (self.path / LOCK).unlink(missing_ok=True)
+        os.close(self._descriptor)
+        if keep is None and self._made:
+            with suppress(OSError):  # somebody else's files are in it
+                self.path.rmdir()

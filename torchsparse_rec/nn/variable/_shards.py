@@ -1,0 +1,217 @@
+"""Files of a checkpoint: written so that they survive a loss of power, read so that what is checked is what is used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._manifest import CheckpointError, Shard, checksum
+
+MANIFEST = "manifest.json"
+PARTIAL_MANIFEST = ".manifest.json.partial"
+#: The files of a version: what else lies in its folder is not ours to remove.
+_OURS = re.compile(r"shard-\d{5,}\.safetensors|manifest\.json|\.manifest\.json\.partial")
+#: What all readers of safetensors know, and tables consist of.
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    )
+}
+
+
+def safetensors(user: str) -> Any:
+    """
+    The module ``safetensors.torch``, which belongs to the extra ``checkpoint``.
+
+    Args:
+        user: the function that needs it, for the error.
+
+    Raises:
+        ImportError: if it is not installed, with the name of the extra.
+    """
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise ImportError(f"{user} needs safetensors: pip install 'torchsparse_rec[checkpoint]'") from None
+    return safetensors.torch
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let the system's errors name the file: those of reading and writing do not by themselves."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+# ---- Writing --------------------------------------------------------------------------------------------------------
+
+
+def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[str, list[int]]]]:
+    """
+    The bytes of a shard, and its tensors' dtypes and shapes.
+
+    Raises:
+        ValueError: for tensors that cannot be stored.
+    """
+    module, stored, storages = safetensors("CheckpointStore.writer"), {}, set()
+    for key, tensor in tensors.items():
+        # safetensors keeps that name for itself.
+        if not isinstance(key, str) or key in ("", "__metadata__"):
+            raise ValueError(f"Writer.write: shard {name!r} must name its tensors by strings, got {key!r}")
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.dtype not in _DTYPES.values():
+            found = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(
+                f"Writer.write: tensor {key!r} of shard {name!r} must be dense and of one of the dtypes "
+                f"{', '.join(_DTYPES)}, got {found}"
+            )
+        host = tensor.detach().to("cpu").contiguous()
+        # It refuses tensors that share memory, of which the reader would have two.
+        storage = host.untyped_storage().data_ptr()
+        stored[key] = host.clone() if storage in storages else host
+        storages.add(storage)
+    described = {key: (str(t.dtype).removeprefix("torch."), list(t.shape)) for key, t in stored.items()}
+    # Into memory, not into the file: its own errors of files have no number, and the checksum is of what was meant.
+    return module.save(stored), described
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """A new file with these bytes, brought to the disk."""
+    with naming(path), open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def make_folder(path: Path) -> None:
+    """A folder with those above it, where missing, brought to the disk."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    if missing:
+        os.makedirs(path, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot, and need not.
+        if error.errno != errno.EINVAL:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(descriptor)
+
+
+# ---- Removing -------------------------------------------------------------------------------------------------------
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder has no files but such as versions have."""
+    return all(_OURS.fullmatch(name) for name in os.listdir(folder))
+
+
+def remove_version(folder: Path) -> None:
+    """
+    Remove a version, the manifest first: at no time is it one that lacks a shard.
+
+    Files that no writer wrote stay, and the folder with them.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(folder / MANIFEST)
+        sync_folder(folder)
+    for name in os.listdir(folder):
+        if _OURS.fullmatch(name):
+            os.unlink(folder / name)
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+# ---- Reading --------------------------------------------------------------------------------------------------------
+
+
+def check_file(path: Path, nbytes: int | None = None) -> None:
+    """
+    Raise unless there is a regular file, with this number of bytes.
+
+    Raises:
+        CheckpointError: otherwise.
+    """
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(path, "the file is missing") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(path, "is no regular file")
+    if nbytes is not None and status.st_size != nbytes:
+        raise CheckpointError(path, f"must have {nbytes} bytes, got {status.st_size}")
+
+
+def read_file(path: Path) -> bytes:
+    """
+    The bytes of a file.
+
+    Raises:
+        CheckpointError: if there is none.
+        OSError: if it cannot be read.
+    """
+    check_file(path)
+    try:
+        with naming(path), open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise CheckpointError(path, "the file is missing") from None
+
+
+def read_bytes(folder: Path, shard: Shard) -> bytes:
+    """
+    The bytes of a shard, which are those that were written.
+
+    They are in memory that is the process's own: a mapping would have the file read again later, unchecked.
+
+    Raises:
+        CheckpointError: if it is damaged, or missing.
+    """
+    path = folder / shard.file
+    check_file(path, shard.nbytes)
+    data = read_file(path)
+    if len(data) != shard.nbytes or checksum(data) != shard.crc32c:
+        raise CheckpointError(path, f"the checksum of shard {shard.name!r} is wrong: the file is damaged")
+    return data
+
+
+def read_shard(folder: Path, shard: Shard) -> dict[str, Tensor]:
+    """
+    The tensors of a shard.
+
+    Raises:
+        CheckpointError: if it is damaged, missing, or not what the manifest says.
+    """
+    data, module = read_bytes(folder, shard), safetensors("CheckpointStore.open")
+    try:
+        tensors = module.load(data)
+    except MemoryError:
+        raise
+    except Exception as error:  # Its own, which have no class in common, and Python's.
+        raise CheckpointError(folder / shard.file, f"is no file of safetensors: {error!r}") from error
+    found = {key: [str(t.dtype).removeprefix("torch."), list(t.shape)] for key, t in tensors.items()}
+    if found != {key: list(described) for key, described in shard.tensors.items()}:
+        raise CheckpointError(folder / shard.file, f"must hold {shard.tensors}, as the manifest says, got {found}")
+    # In the order they were written in, which safetensors does not keep.
+    return {key: tensors[key] for key in shard.tensors}

@@ -1,0 +1,187 @@
+"""The contract of all tiers, and the checks of their arguments."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Tier(ABC):
+    """
+    Records of one width by key: the contract of all tiers.
+
+    Keys are int64 ``[N]`` on the CPU, of any value, each at most once in a call; records are uint8
+    ``[N, record_bytes]`` on the CPU. Any thread may call at any time: calls follow one another. A tier cannot be
+    pickled or copied.
+
+    Args:
+        record_bytes: bytes of a record, at least 1.
+
+    Raises:
+        ValueError: wrong arguments, here and in all methods.
+    """
+
+    #: The one process that may use it; None: forked ones have copies of their own.
+    _process: int | None = None
+
+    def __init__(self, record_bytes: int):
+        self._name = type(self).__name__
+        self.record_bytes = at_least_one(f"{self._name}: record_bytes", record_bytes)
+        self._lock = threading.RLock()
+        self._is_open = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{self._name} cannot be pickled or copied: it is scratch space of one process; save the table")
+
+    def __len__(self) -> int:
+        """How many records there are."""
+        with self._opened("len"):
+            return self._count()
+
+    def nbytes(self) -> int:
+        """Bytes of memory, or of the disk, that the tier takes."""
+        with self._opened("nbytes"):
+            return self._bytes()
+
+    def get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        Read records.
+
+        Args:
+            keys: int64 ``[N]``, distinct.
+
+        Returns:
+            ``found``, bool ``[N]``, and the records, uint8 ``[N, record_bytes]``: zeros where the key is missing.
+        """
+        checked = self._checked_keys("get", keys)
+        with self._opened("get"):
+            return self._get(checked)
+
+    def put(self, keys: Tensor, records: Tensor) -> None:
+        """
+        Write records, in the place of those that the keys had. If it raises, each key has the new one or the old one.
+
+        Args:
+            keys: int64 ``[N]``, distinct.
+            records: uint8 ``[N, record_bytes]``.
+        """
+        checked = self._checked_keys("put", keys)
+        self._check_tensor("put", "records", records, torch.uint8, (len(keys), self.record_bytes))
+        with self._opened("put"):
+            if len(keys) > 0:
+                self._put(checked, records.contiguous())
+
+    def erase(self, keys: Tensor) -> int:
+        """
+        Remove records.
+
+        Args:
+            keys: int64 ``[N]``, distinct; missing ones are no error.
+
+        Returns:
+            How many there were.
+        """
+        checked = self._checked_keys("erase", keys)
+        with self._opened("erase"):
+            return self._erase(checked)
+
+    def items(self, batch: int = 65536) -> Iterator[tuple[Tensor, Tensor]]:
+        """
+        All records, in ascending order of their keys.
+
+        Args:
+            batch: how many at a time, at least 1.
+
+        Yields:
+            Keys, int64 ``[M]``, and records, uint8 ``[M, record_bytes]``. Each batch is of one moment. Keys that are
+            put first while the iterator lives may be left out; those that are erased before their batch are.
+        """
+        size = at_least_one(f"{self._name}.items: batch", batch)
+        with self._opened("items"):
+            return self._items(size)
+
+    def clear(self) -> None:
+        """Remove all records, and give back what they took."""
+        with self._opened("clear"):
+            self._clear()
+
+    def close(self) -> None:
+        """Give everything back; the tier is of no use after it. Closing twice is no error."""
+        self._check_process("close")
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._close()
+
+    @contextmanager
+    def _opened(self, method: str) -> Iterator[None]:
+        """The lock, for a call on a tier that is open."""
+        self._check_process(method)
+        with self._lock:
+            if not self._is_open:
+                raise RuntimeError(f"{self._name}.{method}: the tier is closed")
+            yield
+
+    def _check_process(self, method: str) -> None:
+        """Refuse a process forked from the tier's, before it waits for a lock that nobody may ever release."""
+        if self._process not in (None, os.getpid()):
+            text = f"the tier belongs to process {self._process}, and this one is forked from it"
+            raise RuntimeError(f"{self._name}.{method}: {text}")
+
+    def _checked_keys(self, method: str, keys: Tensor) -> np.ndarray:
+        self._check_tensor(method, "keys", keys, torch.int64, (keys.numel(),) if isinstance(keys, Tensor) else ())
+        array = keys.contiguous().numpy()
+        # numpy's sort: torch's waits for the cores that others keep busy.
+        ordered = np.sort(array)
+        if (repeated := ordered[1:] == ordered[:-1]).any():
+            key = int(ordered[:-1][repeated][0])
+            first, second = np.flatnonzero(array == key)[:2]
+            raise ValueError(
+                f"{self._name}.{method}: keys must be distinct, got {key} at positions {first} and {second}"
+            )
+        return array
+
+    def _check_tensor(self, method: str, argument: str, x: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        wanted = f"{self._name}.{method}: {argument} must be {str(dtype).removeprefix('torch.')}"
+        wanted += f" {list(shape) if argument == 'records' else '[N]'} on the CPU"
+        if not isinstance(x, Tensor):
+            raise ValueError(f"{wanted}, got {x!r}")
+        if x.dtype != dtype or x.shape != shape or x.device.type != "cpu":
+            raise ValueError(f"{wanted}, got {str(x.dtype).removeprefix('torch.')} {list(x.shape)} on {x.device}")
+
+    @abstractmethod
+    def _count(self) -> int: ...
+    @abstractmethod
+    def _bytes(self) -> int: ...
+    @abstractmethod
+    def _get(self, keys: np.ndarray) -> tuple[Tensor, Tensor]: ...
+    @abstractmethod
+    def _put(self, keys: np.ndarray, records: Tensor) -> None: ...
+    @abstractmethod
+    def _erase(self, keys: np.ndarray) -> int: ...
+    @abstractmethod
+    def _items(self, size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    @abstractmethod
+    def _clear(self) -> None: ...
+    @abstractmethod
+    def _close(self) -> None: ...
+
+
+def at_least_one(what: str, value: Any) -> int:
+    """The value as an integer, if it is one above 0."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{what} must be an integer of at least 1, got {value!r}")
+    return number

@@ -1,0 +1,523 @@
+"""
+Numbered versions of a checkpoint in a folder: written whole or not at all, and read unchanged or not at all.
+
+``path/000012/manifest.json`` makes version 12 exist; beside it lie its ``shard-00000.safetensors``, and so on. A writer
+works in the hidden ``path/.000012.partial``, brings every file and folder to the disk, gives the folder its name, and
+then the manifest: that renaming is the only commit. A folder without a manifest is no version: readers do not see it,
+and the next writer removes it. ``path/.lock`` is held while a writer is at work; the system lets go of it for a process
+that is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from . import _shards
+from ._manifest import (
+    KINDS,
+    CheckpointError,
+    Manifest,
+    Shard,
+    VersionInfo,
+    decode,
+    encode,
+    shard_file,
+)
+from ._shards import MANIFEST, PARTIAL_MANIFEST
+
+__all__ = ["Chain", "CheckpointError", "CheckpointStore", "VersionInfo", "Writer"]
+
+_PARTIAL = re.compile(r"\.\d{6,}\.partial")
+
+
+class CheckpointStore:
+    """
+    Numbered versions of a checkpoint under a folder, each full or a delta on top of an older one.
+
+    Any number of readers, and one writer at a time, in any processes of machines that share the folder's locks. Readers
+    take no lock: a version that is removed while it is read is an error that names the missing file.
+
+    Args:
+        path: the folder, which the first writer makes.
+        keep: how many of the last restorable versions each new one leaves, itself included; and whatever these are on
+            top of. Default None: all.
+
+    Raises:
+        ValueError: if ``keep`` is less than 1.
+
+    Source:
+        The format of the shards: safetensors. Full and incremental checkpoints: DeepRec's.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+        >>> store = CheckpointStore(tempfile.mkdtemp(), keep=2)
+        >>> with store.writer("full", {"step": 10}) as writer:
+        ...     writer.write("rows", {"keys": torch.tensor([7, 8]), "values": torch.tensor([0.5, 1.5])})
+        >>> with store.writer("delta", {"step": 11}) as writer:
+        ...     writer.write("rows", {"keys": torch.tensor([8]), "values": torch.tensor([2.5])})
+        >>> values = {}
+        >>> for version, name, tensors in store.open():
+        ...     values.update(zip(tensors["keys"].tolist(), tensors["values"].tolist()))
+        >>> values, store.latest().metadata
+        ({7: 0.5, 8: 2.5}, {'step': 11})
+    """
+
+    def __init__(self, path: str | os.PathLike[str], keep: int | None = None):
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
+            raise ValueError(f"CheckpointStore: keep must be None or at least 1, got {keep!r}")
+        if not os.fspath(path):
+            raise ValueError("CheckpointStore: path must name a folder, got an empty name")
+        self.path, self.keep = Path(path), keep
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({str(self.path)!r}, keep={self.keep})"
+
+    def versions(self) -> list[VersionInfo]:
+        """
+        All versions, the oldest first; those that cannot be restored say why in ``problem``.
+
+        Manifests are read, and the shards' sizes compared; checksums of shards are only when these are read.
+
+        Returns:
+            One for each manifest; none if the folder does not exist.
+
+        Raises:
+            OSError: if a manifest cannot be read.
+        """
+        found: dict[int, tuple[VersionInfo, str]] = {}
+        for number in self._numbers():
+            info, crc = VersionInfo(number), ""
+            try:
+                manifest, crc = self._manifest(number)
+                info = manifest.info()
+                self._check_sizes(manifest)
+                if manifest.base is not None:
+                    self._check_base(manifest, *found.get(manifest.base, (None, "")))
+            except CheckpointError as error:
+                # Without its manifest, it was removed in the meantime.
+                if not os.path.lexists(self._folder(number) / MANIFEST):
+                    continue
+                info = VersionInfo(number, info.kind, info.base, info.metadata, info.shards, info.nbytes, str(error))
+            found[number] = info, crc
+        return [info for info, _ in found.values()]
+
+    def latest(self) -> VersionInfo | None:
+        """
+        The newest version, or None if there is none.
+
+        Raises:
+            CheckpointError: if it is damaged: it is not passed over for an older one. ``versions()`` lists them.
+        """
+        versions = self.versions()
+        if versions and versions[-1].problem is not None:
+            return self._chain(versions[-1].number)[-1].info()
+        return versions[-1] if versions else None
+
+    def open(self, version: int | None = None) -> Chain:
+        """
+        A version for reading, with all that it is on top of.
+
+        Args:
+            version: its number. Default None: the newest, whether it is damaged or not.
+
+        Returns:
+            The full version and the deltas on top of it, in order.
+
+        Raises:
+            FileNotFoundError: if there is no version yet.
+            ValueError: if there is none of this number.
+            CheckpointError: if a manifest is damaged, or a file missing or of another size; it names the file.
+            ImportError: without safetensors.
+        """
+        _shards.safetensors("CheckpointStore.open")
+        numbers = self._numbers()
+        if not numbers:
+            raise FileNotFoundError(errno.ENOENT, "there is no complete checkpoint", str(self.path))
+        number = numbers[-1] if version is None else version
+        if number not in numbers:
+            raise ValueError(f"CheckpointStore.open: version must be one of {numbers} of {self.path}, got {version!r}")
+        return Chain(self, self._chain(number))
+
+    def writer(
+        self,
+        kind: str = "full",
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        base: int | None = None,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> Writer:
+        """
+        A new version, to be written in a ``with`` block, at whose end it is committed.
+
+        Args:
+            kind: ``"full"`` or ``"delta"``.
+            metadata: what is to be found in its ``VersionInfo``: strings, numbers, lists and such mappings, as JSON has
+                them. Default: none.
+            base: of a delta, the version that it is on top of. Default None: the newest.
+            on_phase: is called with each step's name before it: ``"sweep"``, of what killed writers left;
+                ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; then ``"committed"``, once that is
+                done; and ``"prune"``, of old versions.
+
+        Returns:
+            The writer. Nothing is done before its block begins.
+
+        Raises:
+            ValueError: for an unknown kind, a base of a full version, and metadata that JSON would change.
+            ImportError: without safetensors.
+        """
+        _shards.safetensors("CheckpointStore.writer")
+        if kind not in KINDS:
+            raise ValueError(f"CheckpointStore.writer: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if base is not None and kind == "full":
+            raise ValueError(f"CheckpointStore.writer: base is for kind='delta', got {base!r} for a full version")
+        given = dict(metadata or {})
+        try:
+            stored = json.loads(json.dumps(given))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"CheckpointStore.writer: metadata must be what JSON can hold: {error}") from None
+        if stored != given:
+            raise ValueError(f"CheckpointStore.writer: metadata must be as JSON gives it back, {stored}, got {given}")
+        return Writer(self, kind, stored, base, on_phase)
+
+    # ---- What is there ----------------------------------------------------------------------------------------------
+
+    def _folder(self, number: int) -> Path:
+        return self.path / f"{number:06d}"
+
+    def _numbers(self, committed: bool = True) -> list[int]:
+        """Of all versions, in ascending order; of all folders that have a version's name if not ``committed``."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        numbers = sorted(int(n) for n in names if n.isascii() and n.isdecimal() and n == f"{int(n):06d}" and int(n))
+        return [n for n in numbers if not committed or os.path.lexists(self._folder(n) / MANIFEST)]
+
+    def _manifest(self, number: int) -> tuple[Manifest, str]:
+        path = self._folder(number) / MANIFEST
+        return decode(_shards.read_file(path), path, number)
+
+    def _check_sizes(self, manifest: Manifest) -> None:
+        for shard in manifest.shards:
+            _shards.check_file(self._folder(manifest.number) / shard.file, shard.nbytes)
+
+    def _check_base(self, manifest: Manifest, base: VersionInfo | None, crc: str) -> None:
+        """Raise unless a delta's base is there, restorable, and the one that it was written on top of."""
+        assert manifest.base is not None
+        path = self._folder(manifest.base) / MANIFEST
+        if base is None:
+            raise CheckpointError(path, f"the file is missing: version {manifest.number} is on top of it")
+        if base.problem is not None:
+            raise CheckpointError(path.parent, f"version {manifest.number} is on top of it: {base.problem}")
+        if crc != manifest.base_crc32c:
+            raise CheckpointError(path, f"is not the one on top of which version {manifest.number} was written")
+
+    def _chain(self, number: int) -> list[Manifest]:
+        """The manifests of a version and of all that it is on top of, the full one first."""
+        manifest, _ = self._manifest(number)
+        chain = [manifest]
+        while manifest.base is not None:
+            base, crc = self._manifest(manifest.base)
+            self._check_base(manifest, base.info(), crc)
+            chain.append(base)
+            manifest = base
+        for manifest in chain:
+            self._check_sizes(manifest)
+        return chain[::-1]
+
+    # ---- What a writer does before and after ------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Remove what writers left that were killed. Only for who holds the lock."""
+        for name in os.listdir(self.path):
+            if _PARTIAL.fullmatch(name):
+                _shards.remove_version(self.path / name)
+        for number in set(self._numbers(committed=False)).difference(self._numbers()):
+            folder = self._folder(number)
+            # A folder of somebody else may have a number for its name.
+            if folder.is_dir() and _shards.is_ours(folder):
+                _shards.remove_version(folder)
+
+    def _prune(self) -> None:
+        """Remove what is older than the last versions to keep and not below any of them."""
+        versions = {info.number: info for info in self.versions()}
+        kept = [number for number, info in versions.items() if info.problem is None][-(self.keep or 0) :]
+        needed = set(kept)
+        # A base has a smaller number: each is added before it is looked at.
+        for number in sorted(versions, reverse=True):
+            base = versions[number].base
+            if number in needed and base is not None:
+                needed.add(base)
+        # Deltas before what they are on top of: a crash in between leaves no delta without its base.
+        for number in sorted(versions, reverse=True):
+            if kept and number < kept[0] and number not in needed:
+                _shards.remove_version(self._folder(number))
+
+
+class Writer:
+    """
+    A version that is being written: see :func:`CheckpointStore.writer`.
+
+    Args:
+        store: whose version it will be.
+        kind: ``"full"`` or ``"delta"``.
+        metadata: as JSON gives it back.
+        base: of a delta; None: the newest version.
+        on_phase: see :func:`CheckpointStore.writer`.
+
+    Raises:
+        BlockingIOError: when the block begins, if another writer is at work.
+        CheckpointError: when the block begins, if the base of a delta is damaged.
+        ValueError: when the block begins, if a delta has no base.
+        OSError: in ``write`` and ``commit``, if the disk is full or fails; it names the file. Nothing is published.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        kind: str,
+        metadata: dict[str, Any],
+        base: int | None,
+        on_phase: Callable[[str], None] | None,
+    ):
+        self._store, self._kind, self._metadata, self._base = store, kind, metadata, base
+        self._on_phase = on_phase or (lambda phase: None)
+        self._base_crc32c: str | None = None
+        self._shards: list[Shard] = []
+        # "new", "open" in the block, "failed" once something raised, "committed", "closed".
+        self._state = "new"
+        self._lock = -1
+        #: The version's number, known once the block has begun.
+        self.number = 0
+        self._folder = Path()
+
+    def __enter__(self) -> Writer:
+        if self._state != "new":
+            raise RuntimeError(f"Writer: must be entered once, but is {self._state}")
+        path = self._store.path
+        _shards.make_folder(path)
+        self._lock = _take_lock(path / ".lock")
+        try:
+            self._on_phase("sweep")
+            self._store._sweep()
+            if self._kind == "delta":
+                self._find_base()
+            self.number = max(self._store._numbers(committed=False), default=0) + 1
+            self._folder = path / f".{self.number:06d}.partial"
+            os.mkdir(self._folder)
+        except BaseException:
+            _release_lock(self._lock)
+            raise
+        self._state = "open"
+        return self
+
+    def _find_base(self) -> None:
+        numbers = self._store._numbers()
+        if self._base is None and numbers:
+            self._base = numbers[-1]
+        if self._base not in numbers:
+            wanted = f"must be one of {numbers}" if numbers else "needs a full version to be on top of"
+            raise ValueError(f"CheckpointStore.writer: base {wanted} in {self._store.path}, got {self._base}")
+        self._store._chain(self._base)
+        self._base_crc32c = self._store._manifest(self._base)[1]
+
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """
+        Write one shard.
+
+        Its tensors are in memory twice meanwhile, and are copied from their device: of a large table, write parts.
+
+        Args:
+            name: what readers get with the tensors. Need not differ from those of other shards.
+            tensors: by name: dense, of floats, integers or bool, on any device.
+
+        Raises:
+            ValueError: for tensors that cannot be stored.
+            RuntimeError: outside the block, after a commit or an error.
+            OSError: if the disk is full or fails; it names the file.
+        """
+        with self._step():
+            index = len(self._shards)
+            self._on_phase(f"write shard {index}")
+            data, described = _shards.encode_shard(name, tensors)
+            file = shard_file(index)
+            with self._explained():
+                _shards.write_file(self._folder / file, data)
+            self._shards.append(Shard(name, file, len(data), _shards.checksum(data), described))
+
+    def commit(self) -> VersionInfo:
+        """
+        Make the version exist, and then remove those that are not to be kept.
+
+        Returns:
+            The version.
+
+        Raises:
+            RuntimeError: outside the block, after a commit or an error.
+            OSError: if the disk is full or fails; it names the file. Nothing is published.
+
+        Warns:
+            RuntimeWarning: if an older version could not be removed; the new one exists.
+        """
+        with self._step():
+            manifest = Manifest(
+                self.number, self._kind, self._base, self._base_crc32c, self._metadata, list(self._shards)
+            )
+            self._on_phase("fsync")
+            with self._explained():
+                _shards.write_file(self._folder / PARTIAL_MANIFEST, encode(manifest)[0])
+                _shards.sync_folder(self._folder)
+                folder = self._store._folder(self.number)
+                os.rename(self._folder, folder)
+                self._folder = folder
+                _shards.sync_folder(self._store.path)
+            self._on_phase("rename manifest")
+            with self._explained():
+                os.replace(folder / PARTIAL_MANIFEST, folder / MANIFEST)
+                _shards.sync_folder(folder)
+            self._state = "committed"
+        self._on_phase("committed")
+        if self._store.keep is not None:
+            self._on_phase("prune")
+            try:
+                self._store._prune()
+            except OSError as error:
+                warnings.warn(
+                    f"version {self.number} is saved, but an older one could not be removed: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return manifest.info()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """After an error, what is written is not what was meant: it can no more be committed."""
+        if self._state != "open":
+            raise RuntimeError(f"Writer: must be open, as in its block before commit(), but is {self._state}")
+        try:
+            yield
+        except BaseException:
+            self._state = "failed"
+            raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """The system's errors, saying what has become of the checkpoint."""
+        try:
+            yield
+        except OSError as error:
+            problem = f"version {self.number} was not written, those before it are as they were: {error.strerror}"
+            raise OSError(error.errno or errno.EIO, problem, error.filename or str(self._folder)) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._state == "open":
+                self.commit()
+            elif kind is None and self._state == "failed":
+                raise RuntimeError(f"Writer: version {self.number} was not written, since an error came before")
+        finally:
+            if self._state != "committed":
+                # What cannot be removed now is removed by the next writer.
+                with suppress(OSError):
+                    _shards.remove_version(self._folder)
+            self._state = "closed"
+            _release_lock(self._lock)
+
+
+class Chain:
+    """
+    A version for reading, with all that it is on top of: see :func:`CheckpointStore.open`.
+
+    Iterated, it yields (the shard's VersionInfo, the shard's name, its tensors on the CPU) in the order of writing, the
+    full version first. One shard at a time is in memory. Each is verified before it is given out, those that follow are
+    not yet: fill what can be thrown away, or call :func:`Chain.verify` first.
+
+    Args:
+        store: whose version it is.
+        manifests: of the full version and of the deltas on top of it.
+    """
+
+    def __init__(self, store: CheckpointStore, manifests: list[Manifest]):
+        self._store, self._manifests = store, manifests
+        #: The full version and the deltas on top of it, in order.
+        self.versions = [manifest.info() for manifest in manifests]
+
+    @property
+    def version(self) -> VersionInfo:
+        """The version that was asked for: the last of ``versions``."""
+        return self.versions[-1]
+
+    def __len__(self) -> int:
+        """The number of shards."""
+        return sum(info.shards for info in self.versions)
+
+    def __iter__(self) -> Iterator[tuple[VersionInfo, str, dict[str, Tensor]]]:
+        """
+        Read the shards.
+
+        Raises:
+            CheckpointError: if one is damaged or missing; it names the file.
+            OSError: if one cannot be read; it names the file.
+        """
+        for info, manifest in zip(self.versions, self._manifests, strict=True):
+            folder = self._store._folder(manifest.number)
+            for shard in manifest.shards:
+                yield info, shard.name, _shards.read_shard(folder, shard)
+
+    def verify(self) -> None:
+        """
+        Read everything, and compare all checksums.
+
+        Raises:
+            CheckpointError: if a file is damaged or missing; it names the file.
+            OSError: if one cannot be read; it names the file.
+        """
+        for manifest in self._manifests:
+            for shard in manifest.shards:
+                _shards.read_bytes(self._store._folder(manifest.number), shard)
+
+
+def _take_lock(path: Path) -> int:
+    """
+    The lock of a folder of versions, held until the descriptor is closed or the process ends.
+
+    The file stays: removed, two writers could hold locks on two files of the same name.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        # Of the open file, not of the process: two writers of one process exclude each other too.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Who it is only helps a person: on a full disk it is not said.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
+        os.close(descriptor)
+        problem = f"another writer (process {holder}) is writing a version here; one at a time can"
+        raise BlockingIOError(errno.EWOULDBLOCK, problem, str(path.parent)) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _release_lock(descriptor: int) -> None:
+    # Not only closed: a process that was forked meanwhile has it open too.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

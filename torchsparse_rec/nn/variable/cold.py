@@ -1,0 +1,431 @@
+"""
+Rows that are not in the first tier: they leave it when it is full, and come back when training looks them up.
+
+A row is in one tier only. Outside of the first it is a record of bytes: values, optimizer states, frequency and
+version, and the optimizer step as of which it is current.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...ops.row_optimizer import row_optimizer_make_current_
+from .eviction import coldest
+from .keys import packed, unpacked
+from .optimizer_rows import OptimizerRows
+from .options import CacheStrategy
+from .parts import Part, select
+from .tiers import DramTier, SsdTier, Tier
+
+if TYPE_CHECKING:
+    from ..embedding_variable import EmbeddingVariable
+
+__all__ = ["STATE_DICT_BYTES", "ColdRows", "cold_rows_of"]
+
+# Of rows outside of the first tier: what a state_dict holds at most.
+STATE_DICT_BYTES = 2**31
+
+# Key, index and the numbers of a row in memory.
+_KEY_BYTES = 24
+_SHARE = 32
+_LEAST_ROWS = 16
+
+
+class _Column(NamedTuple):
+    """A part of a record."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    initial: float
+
+    def bytes(self) -> int:
+        """In a record."""
+        size = torch.empty(0, dtype=self.dtype).element_size()
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+class _Records(NamedTuple):
+    """Rows as they were when they left the first tier."""
+
+    part: Part
+    steps: Tensor
+    """As of which optimizer step each is current, int64."""
+
+
+def cold_rows_of(owner: EmbeddingVariable) -> ColdRows | None:
+    """What a variable's options ask for; None where there is one tier."""
+    tiers = owner.ev_option.storage_option.storage_type.tiers()
+    return ColdRows(owner, tiers[1:]) if len(tiers) > 1 else None
+
+
+class ColdRows:
+    """
+    The rows of one variable that are outside of the first tier.
+
+    Args:
+        owner: the variable.
+        names: of the tiers, ``"DRAM"`` or ``"SSD"``, the faster one first.
+    """
+
+    def __init__(self, owner: EmbeddingVariable, names: list[str]) -> None:
+        self._owner = weakref.ref(owner)
+        self._option = owner.ev_option.storage_option
+        self._names = names
+        self._layout = self._layout_now()
+        self._made = 0
+        self._tiers = [self._new_tier(name) for name in names]
+        self._hits = dict.fromkeys(names, 0)
+        self._reader: ThreadPoolExecutor | None = None
+        self._read_ahead: tuple[Tensor, Future] | None = None  # keys, ascending, and their records
+        self._changed: list[Tensor] = []  # keys, since the reading ahead began
+
+    @property
+    def owner(self) -> EmbeddingVariable:
+        """The variable."""
+        owner = self._owner()
+        assert owner is not None
+        return owner
+
+    # ---- Records -----------------------------------------------------------------------------------------------------
+
+    def _layout_now(self) -> list[_Column]:
+        weight = self.owner._stored_weight()
+        columns = [_Column("", weight.dtype, (self.owner.embedding_dim,), 0.0)]
+        for name, values, initial in OptimizerRows(weight).columns():
+            columns.append(_Column(name, values.dtype, tuple(values.shape[1:]), initial))
+        numbers = [_Column(name, torch.int64, (), 0.0) for name in ("numbers", "steps")]
+        return columns + numbers
+
+    def _record_bytes(self) -> int:
+        return sum(column.bytes() for column in self._layout)
+
+    def _pack(self, part: Part, steps: Tensor) -> Tensor:
+        """``[N, record bytes]`` uint8 on the host."""
+        values = {"": part.values, "numbers": packed(part.frequencies, part.versions), "steps": steps, **part.states}
+        pieces = []
+        for name, dtype, shape, initial in self._layout:
+            x = values.get(name)
+            x = torch.full((len(part.keys), *shape), initial, dtype=dtype) if x is None else x.to("cpu", dtype)
+            pieces.append(x.contiguous().view(torch.uint8).view(len(part.keys), -1))
+        return torch.cat(pieces, 1)
+
+    def _unpack(self, keys: Tensor, records: Tensor) -> _Records:
+        columns: dict[str, Tensor] = {}
+        begin = 0
+        for column in self._layout:
+            end = begin + column.bytes()
+            piece = records[:, begin:end].clone(memory_format=torch.contiguous_format)  # aligned
+            columns[column.name] = piece.view(column.dtype).view(len(keys), *column.shape)
+            begin = end
+        values, numbers, steps = (columns.pop(name) for name in ("", "numbers", "steps"))
+        return _Records(Part(keys, values, *unpacked(numbers), columns), steps)
+
+    def _caught_up(self, records: _Records) -> Part:
+        """The rows as they are now: an optimizer may have moved them meanwhile."""
+        part, steps = records
+        weight = self.owner._stored_weight()
+        rows = OptimizerRows(weight).table.rows
+        if rows is None or rows.clock.history is None or rows.clock.kind is None or not len(part.keys):
+            return part
+        clock = rows.clock
+        device = weight.device
+        states = {name: x.to(device) for name, x in part.states.items()}
+        values = part.values.to(device)
+        flat = [x if x.dim() == 1 else x.view(len(x), -1) for x in (states[name] for name in clock.kind[1])]
+        row_optimizer_make_current_(
+            [values],
+            flat,
+            [(steps - clock.base).int().to(device)],
+            clock.history,
+            rule=clock.rule,
+            hyperparameters=clock.hyperparameters,
+            step=clock.step,
+            base=clock.base,
+            rounding_seeds=[],
+        )
+        return part._replace(values=values, states=states)
+
+    # ---- Tiers -------------------------------------------------------------------------------------------------------
+
+    def _new_tier(self, name: str) -> Tier:
+        self._made += 1
+        if name == "DRAM":
+            return DramTier(self._record_bytes(), pin_memory=self.owner._stored_weight().is_cuda)
+        assert self._option.storage_path is not None
+        folder = os.path.join(self._option.storage_path, f"{self.owner.name}-{self._made}")
+        return SsdTier(folder, self._record_bytes())
+
+    def _see_layout(self) -> None:
+        """Where an optimizer has come, or has other states, the records get room for them."""
+        layout = self._layout_now()
+        if layout == self._layout:
+            return
+        self._forget_read_ahead()
+        old, tiers = self._layout, self._tiers
+        self._layout = layout
+        self._tiers = [self._new_tier(name) for name in self._names]
+        for before, after in zip(tiers, self._tiers, strict=True):
+            for keys, records in before.items():
+                self._layout = old
+                part, steps = self._unpack(keys, records)
+                self._layout = layout
+                after.put(keys, self._pack(part, steps))
+            before.close()
+
+    def _get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of distinct keys are here, and their records."""
+        found, records = self._tiers[0].get(keys)
+        self._hits[self._names[0]] += int(found.sum())
+        if len(self._tiers) > 1:
+            rest = (~found).nonzero().flatten()
+            if len(rest):
+                also, more = self._tiers[1].get(keys[rest])
+                self._hits[self._names[1]] += int(also.sum())
+                found[rest] = also
+                records[rest[also]] = more[also]
+        return found, records
+
+    def _put(self, keys: Tensor, records: Tensor) -> None:
+        self._changed.append(keys)
+        self._tiers[0].put(keys, records)
+        if len(self._tiers) == 1:
+            return
+        most = self._option.storage_size[1] // (self._record_bytes() + _KEY_BYTES)
+        over = len(self._tiers[0]) - max(most, _LEAST_ROWS)
+        if over > 0:
+            self._spill(max(over, most // _SHARE))
+
+    def _spill(self, count: int) -> None:
+        """The coldest rows go on to the last tier."""
+        begin = sum(column.bytes() for column in self._layout[:-2])
+        keys, numbers = [], []
+        for some, records in self._tiers[0].items():
+            keys.append(some)
+            numbers.append(records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten())
+        often = self._option.cache_strategy is CacheStrategy.LFU
+        frequencies, versions = unpacked(torch.cat(numbers))
+        gone = torch.cat(keys)[coldest(frequencies, versions, min(count, len(frequencies)), often)]
+        self._tiers[1].put(gone, self._tiers[0].get(gone)[1])
+        self._tiers[0].erase(gone)
+
+    # ---- Between the tiers -------------------------------------------------------------------------------------------
+
+    def most_rows(self) -> int:
+        """Rows that the first tier may have."""
+        each = sum(column.bytes() for column in self._layout_now()[:-2]) + _KEY_BYTES
+        return max(self._option.storage_size[0] // each, _LEAST_ROWS)
+
+    def promote(self, ids: Tensor) -> int:
+        """Bring the rows of a training step's ids to the first tier; how many of the ids were here."""
+        owner = self.owner
+        self._see_layout()
+        absent = ids[owner.keys.find(ids) < 0]
+        if not len(absent) or not len(self):
+            self._forget_read_ahead()
+            return 0
+        keys, counts = ops.unique_with_counts(absent.long().cpu())[::2]
+        found, records = self._take_read_ahead(keys)
+        here = keys[found]
+        if not len(here):
+            return 0
+        device = owner._stored_weight().device
+        owner._make_room(ids, torch.isin(ids.long(), here.to(device)))
+        part, steps = self._unpack(here, records[found])
+        self._write(part, steps, versions=torch.full_like(here, owner.global_step))
+        for tier in self._tiers:
+            tier.erase(here)
+        self._changed.append(here)
+        return int(counts[found].sum())
+
+    def _write(self, part: Part, steps: Tensor, versions: Tensor) -> None:
+        """Into the first tier, which has room."""
+        owner = self.owner
+        weight = owner._stored_weight()
+        device = weight.device
+        rows, _ = owner.keys.insert(part.keys.to(device))
+        owner.keys.entries[rows, 1] = packed(part.frequencies, versions).to(device)
+        owner._inserted_before = -1
+        weight.detach().index_copy_(0, rows, part.values.to(device))
+        optimizer = OptimizerRows(weight)
+        for name, values, initial in optimizer.columns():
+            if name in part.states:
+                values.index_copy_(0, rows, part.states[name].to(device))
+            else:
+                values.index_fill_(0, rows, initial)
+        optimizer.begin(rows, steps.to(device))
+
+    def demote(self, rows: Tensor, keys: Tensor) -> None:
+        """Rows of the first tier become records."""
+        owner = self.owner
+        self._see_layout()
+        optimizer = OptimizerRows(owner._stored_weight())
+        # Not brought up to date: what they have missed is made up for at once when they are back, as it would be here.
+        values, states, steps = optimizer.stored(rows)
+        part = Part(keys, values, *unpacked(owner.keys.entries[rows, 1]), states)
+        self._put(keys.cpu(), self._pack(part, steps))
+        owner.keys.erase(keys)
+        optimizer.reset(rows)
+        owner._room = 0
+
+    def read(self, ids: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Write the values of ids that are here into ``values``; ``rows`` are those that the first tier has."""
+        where = (rows < 0).nonzero().flatten()
+        if not len(where) or not len(self):
+            return
+        keys, inverse = ops.unique(ids[where].long().cpu())
+        found, records = self._get(keys)
+        place = torch.where(found, found.cumsum(0) - 1, -1)[inverse]
+        part = self._caught_up(self._unpack(keys[found], records[found]))
+        there = place >= 0
+        values[where[there.to(where.device)]] = part.values.to(values.device)[place[there].to(values.device)]
+
+    # ---- Reading ahead -----------------------------------------------------------------------------------------------
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Read the records of the next step's ids in the background."""
+        self._see_layout()
+        self._forget_read_ahead()
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, thread_name_prefix="EmbeddingVariable")
+        with self.owner._guard.reading():
+            absent = ids[self.owner.keys.find(ids) < 0]
+        keys = ops.unique(absent.long().cpu()).values.sort().values
+        self._changed = []
+        self._read_ahead = keys, self._reader.submit(self._get, keys)
+
+    def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """As :meth:`_get`, with what has been read ahead."""
+        if self._read_ahead is None:
+            return self._get(keys)
+        known, reading = self._read_ahead
+        self._read_ahead = None
+        its_found, its_records = reading.result()
+        if not len(known):
+            return self._get(keys)
+        place = torch.searchsorted(known, keys).clamp_max(len(known) - 1)
+        fresh = known[place] == keys
+        if self._changed:
+            fresh &= ~torch.isin(keys, torch.cat(self._changed).to(keys.device))
+        if fresh.all():
+            return its_found[place], its_records[place]
+        found, records = its_found[place], its_records[place]
+        rest = (~fresh).nonzero().flatten()
+        found[rest], records[rest] = self._get(keys[rest])
+        return found, records
+
+    def _forget_read_ahead(self) -> None:
+        if self._read_ahead is not None:
+            self._read_ahead[1].result()
+            self._read_ahead = None
+
+    # ---- All rows ----------------------------------------------------------------------------------------------------
+
+    def parts(self) -> Iterator[Part]:
+        """All rows, as they are now."""
+        self._see_layout()
+        device = self.owner._stored_weight().device
+        for tier in self._tiers:
+            for keys, records in tier.items():
+                part = self._caught_up(self._unpack(keys, records))
+                states = {name: x.to(device) for name, x in part.states.items()}
+                yield Part(*(x.to(device) for x in part[:4]), states)  # type: ignore[arg-type]
+
+    def put(self, part: Part) -> None:
+        """Write rows that are current."""
+        self._see_layout()
+        steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).steps())
+        self._put(part.keys.cpu(), self._pack(part, steps))
+
+    def put_what_does_not_fit(self, part: Part) -> Part:
+        """Write the rows for which the first tier has no room; returns the others."""
+        keys = self.owner.keys
+        new = keys.find(part.keys) < 0
+        fits = ~new | (new.cumsum(0) <= keys.room())
+        if not fits.all():
+            self.put(select(part, ~fits))
+        return select(part, fits)
+
+    def erase(self, keys: Tensor) -> int:
+        """Forget keys; how many were here."""
+        keys = ops.unique(keys.long().cpu()).values
+        if not len(self) or not len(keys):
+            return 0
+        found = self._get(keys)[0]
+        here = keys[found]
+        for tier in self._tiers:
+            tier.erase(here)
+        self._changed.append(here)
+        self.owner._note_erased(here)
+        return len(here)
+
+    def evict(self, goes: Callable[[Part], Tensor]) -> int:
+        """Forget the keys of which ``goes(part)`` is true; how many."""
+        gone = [part.keys[goes(part)] for part in self.parts()]
+        return self.erase(torch.cat(gone)) if gone else 0
+
+    def make_current(self) -> None:
+        """Bring all records up to date: what the steps so far did to idle rows is about to be forgotten."""
+        self._forget_read_ahead()
+        rows = OptimizerRows(self.owner._stored_weight()).table.rows
+        if rows is None or rows.clock.history is None:
+            return
+        for tier in self._tiers:
+            for keys, records in list(tier.items()) if len(tier) < 2**16 else tier.items():
+                part = self._caught_up(self._unpack(keys, records))
+                tier.put(keys, self._pack(part, torch.full((len(keys),), rows.clock.step)))
+        self._changed = []
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All rows, by the names of :meth:`Part.tensors`, on the host."""
+        parts = [part.tensors() for part in self.parts()]
+        if not parts:
+            return {}
+        return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._forget_read_ahead()
+        for tier in self._tiers:
+            tier.clear()
+
+    def __len__(self) -> int:
+        return sum(len(tier) for tier in self._tiers)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def has_files(self) -> bool:
+        """Whether a tier is on disk."""
+        return "SSD" in self._names
+
+    def nbytes(self) -> int:
+        """Memory and disk."""
+        return sum(tier.nbytes() for tier in self._tiers)
+
+    def stats(self, looked_up: int) -> dict[str, Any]:
+        """Of each tier."""
+        numbers: dict[str, Any] = {}
+        for name, tier in zip(self._names, self._tiers, strict=True):
+            name = name.lower()
+            numbers[f"rows_{name}"], numbers[f"bytes_{name}"] = len(tier), tier.nbytes()
+            numbers[f"hit_rate_{name}"] = self._hits[name.upper()] / looked_up
+        return numbers
+
+    def close(self) -> None:
+        """Let go of files and threads."""
+        self._forget_read_ahead()
+        if self._reader is not None:
+            self._reader.shutdown()
+        for tier in self._tiers:
+            tier.close()

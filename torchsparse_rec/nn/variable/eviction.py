@@ -1,0 +1,140 @@
+"""Which keys lose their row, and when."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...optim._tables import table_of
+from .keys import packed, unpacked
+from .options import CacheStrategy, GlobalStepEvict, L2WeightEvict, LFUEvict, LRUEvict
+
+if TYPE_CHECKING:
+    from ..embedding_variable import EmbeddingVariable
+
+__all__ = ["Eviction", "coldest"]
+
+# Where a table is full, this share of it goes at once: to look for the coldest rows is a pass over all.
+_SHARE = 32
+# Rows that are looked at at once: of the sum of squares of each.
+_CHUNK = 1 << 18
+
+
+class Eviction:
+    """
+    Evicts keys of one variable, as its options say.
+
+    Args:
+        owner: the variable.
+    """
+
+    def __init__(self, owner: EmbeddingVariable) -> None:
+        self._owner = weakref.ref(owner)
+        self._options = owner.ev_option.evictions
+        self._seen = 0  # the step of the last lookup
+        self._capacity = next((option for option in self._options if isinstance(option, LRUEvict)), None)
+
+    @property
+    def owner(self) -> EmbeddingVariable:
+        """The variable."""
+        owner = self._owner()
+        assert owner is not None
+        return owner
+
+    def on_schedule(self) -> None:
+        """Before the first lookup of a step: evict where it is time."""
+        step, seen = self.owner.global_step, self._seen
+        self._seen = step
+        for option in self._options:
+            every = getattr(option, "every", 0)
+            if every and step // every != seen // every:
+                self._run(option)
+
+    def run(self) -> int:
+        """Evict by all options; how many keys have gone."""
+        return sum(self._run(option) for option in self._options)
+
+    def _run(self, option: object) -> int:
+        owner = self.owner
+        if isinstance(option, GlobalStepEvict):
+            before = owner.global_step - option.steps_to_live
+            gone = self._evict(lambda rows, versions: versions < before)
+            if owner.cold is not None:
+                gone += owner.cold.evict(lambda part: part.versions < before)
+            if owner.admission is not None:
+                owner.admission.expire(before)
+        elif isinstance(option, L2WeightEvict):
+            table_of(owner._stored_weight()).make_current()
+            threshold = option.l2_weight_threshold
+            gone = self._evict(lambda rows, versions: self._halves(rows) < threshold)
+            if owner.cold is not None:
+                gone += owner.cold.evict(lambda part: part.values.double().square().sum(1) / 2 < threshold)
+        else:
+            return 0  # capacities are kept all the time
+        owner._evicted += gone
+        return gone
+
+    def _halves(self, rows: Tensor) -> Tensor:
+        """Half the sum of squares of each row."""
+        weight = self.owner._stored_weight().detach()
+        parts = [weight.index_select(0, part).double().square().sum(1) / 2 for part in rows.split(_CHUNK)]
+        return torch.cat(parts) if parts else weight.new_zeros(0, dtype=torch.float64)
+
+    def _evict(self, goes) -> int:
+        """Evict the rows of which ``goes(rows, versions)`` is true, but those that wait for this step."""
+        owner = self.owner
+        rows = owner.keys.rows()
+        versions = unpacked(owner.keys.entries[rows, 1])[1]
+        gone = rows[goes(rows, versions) & (versions < owner.global_step)]
+        return owner._erase(owner.keys.entries[gone, 0]) if len(gone) else 0
+
+    # ---- Capacities --------------------------------------------------------------------------------------------------
+
+    def make_room(self, ids: Tensor, wanted: int) -> None:
+        """
+        Free rows of the first tier, for keys of a lookup: to the next tier, or for good.
+
+        Raises:
+            RuntimeError: the table does not hold the ids of one step.
+        """
+        owner = self.owner
+        keys = owner.keys
+        present = keys.find(ids)
+        present = present[present >= 0]
+        # They must not go: they belong to this step, which says so only once they have been looked up.
+        frequencies, _ = unpacked(keys.entries[present, 1])
+        keys.entries[present, 1] = packed(frequencies, torch.full_like(frequencies, owner.global_step))
+        rows = keys.rows()
+        frequencies, versions = unpacked(keys.entries[rows, 1])
+        idle = versions < owner.global_step
+        rows, frequencies, versions = rows[idle], frequencies[idle], versions[idle]
+        if len(rows) < wanted:
+            raise RuntimeError(
+                f"EmbeddingVariable {owner.name!r}: a capacity of {keys.capacity} rows must hold the ids of one step, "
+                f"of which {wanted - len(rows)} have no room"
+            )
+        often = self._by_frequency()
+        victims = rows[coldest(frequencies, versions, min(len(rows), max(wanted, keys.capacity // _SHARE)), often)]
+        gone = keys.entries[victims, 0]
+        if owner.cold is not None:
+            owner.cold.demote(victims, gone)
+        else:
+            owner._evicted += owner._erase(gone)
+
+    def _by_frequency(self) -> bool:
+        if self.owner.cold is not None:
+            return self.owner.ev_option.storage_option.cache_strategy is CacheStrategy.LFU
+        return isinstance(self._capacity, LFUEvict)
+
+
+def coldest(frequencies: Tensor, versions: Tensor, count: int, by_frequency: bool) -> Tensor:
+    """The positions of so many that have been used least often, or least recently; of equal ones the first."""
+    score = frequencies << 31 | versions if by_frequency else versions
+    limit = score.kthvalue(count).values
+    below = score < limit
+    ties = (score == limit).nonzero().flatten()
+    rest = ties[: count - int(below.sum())]
+    return torch.cat([below.nonzero().flatten(), rest]).sort().values

@@ -1,0 +1,132 @@
+"""Which keys get a row: those that have occurred often enough."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from .keys import KeyRows, unpacked
+from .options import CBFFilter, CounterFilter
+
+__all__ = ["CounterAdmission", "SketchAdmission", "admission_of"]
+
+
+class CounterAdmission(torch.nn.Module):
+    """
+    Counts keys that have no row yet, one by one.
+
+    Args:
+        name: of the owner, for errors.
+        option: says how often a key must occur.
+        device: of the counts.
+    """
+
+    def __init__(self, name: str, option: CounterFilter, device: torch.device | str | None) -> None:
+        super().__init__()
+        self.filter_freq = option.filter_freq
+        self.candidates = KeyRows(name, 1024, device=device)
+
+    def count(self, ids: Tensor, absent: Tensor, version: int) -> tuple[Tensor, Tensor]:
+        """
+        Count keys.
+
+        Args:
+            ids: ``[N]``.
+            absent: ``[N]`` bool: those that have no row.
+            version: the step.
+
+        Returns:
+            ``[N]`` bool: which of them may have one now; ``[N]`` int32: how often they have occurred.
+        """
+        candidates = self.candidates
+        self.make_room(ids, absent)
+        rows, _ = candidates.insert(ids, allowed=absent, version=version, count=True)
+        counts = unpacked(candidates.entries[rows.clamp_min(0), 1])[0]
+        counts = torch.where(absent, counts, 0).int()
+        return absent & (counts >= self.filter_freq), counts
+
+    def make_room(self, ids: Tensor, absent: Tensor | None = None) -> None:
+        """See that keys can be counted."""
+        candidates = self.candidates
+        room = candidates.room()
+        if room >= len(ids):
+            return
+        wanted, capacity = candidates.missing(ids, absent), candidates.capacity
+        while room + capacity - candidates.capacity < wanted:
+            capacity *= 2
+        if capacity != candidates.capacity:
+            candidates.grow(capacity)
+
+    def admitted(self, ids: Tensor, born: Tensor) -> None:
+        """Forget keys that have a row now: those at positions where ``born`` is not negative."""
+        self.candidates.erase(ids, born >= 0)
+
+    def counts_of(self, ids: Tensor) -> Tensor:
+        """How often keys have occurred, ``[N]`` int64; nothing is counted."""
+        rows = self.candidates.find(ids)
+        return torch.where(rows < 0, 0, unpacked(self.candidates.entries[rows.clamp_min(0), 1])[0])
+
+    def expire(self, before: int) -> None:
+        """Forget keys that have not occurred since a step."""
+        rows = self.candidates.rows()
+        _, versions = unpacked(self.candidates.entries[rows, 1])
+        self.candidates.erase(self.candidates.entries[rows[versions < before], 0])
+
+    def nbytes(self) -> int:
+        """Memory."""
+        return self.candidates.nbytes()
+
+    def __len__(self) -> int:
+        """Keys that wait."""
+        return len(self.candidates)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class SketchAdmission(torch.nn.Module):
+    """
+    Counts keys in a counting Bloom filter.
+
+    Args:
+        option: its sizes.
+        device: of the filter.
+    """
+
+    sketch: Tensor
+
+    def __init__(self, option: CBFFilter, device: torch.device | str | None) -> None:
+        super().__init__()
+        self.filter_freq, self.num_hashes = option.filter_freq, option.num_hashes
+        self.register_buffer("sketch", torch.zeros(option.counters, dtype=option.counter_type, device=device))
+
+    def count(self, ids: Tensor, absent: Tensor, version: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`CounterAdmission.count`."""
+        counts = ops.count_min_sketch_(self.sketch, ids, mask=absent, num_hashes=self.num_hashes)
+        return absent & (counts >= self.filter_freq), counts
+
+    def admitted(self, ids: Tensor, born: Tensor) -> None:
+        """As :meth:`CounterAdmission.admitted`: a Bloom filter forgets nothing."""
+
+    def counts_of(self, ids: Tensor) -> Tensor:
+        """As :meth:`CounterAdmission.counts_of`."""
+        return ops.count_min_sketch_(self.sketch, ids, num_hashes=self.num_hashes, count=False).long()
+
+    def expire(self, before: int) -> None:
+        """As :meth:`CounterAdmission.expire`: a Bloom filter knows no steps."""
+
+    def nbytes(self) -> int:
+        """Memory."""
+        return self.sketch.numel() * self.sketch.element_size()
+
+
+def admission_of(
+    name: str, option: CounterFilter | CBFFilter | None, device: torch.device | str | None
+) -> CounterAdmission | SketchAdmission | None:
+    """What an option asks for; None where it admits all keys."""
+    if option is None or option.filter_freq <= 1:
+        return None
+    if isinstance(option, CounterFilter):
+        return CounterAdmission(name, option, device)
+    return SketchAdmission(option, device)

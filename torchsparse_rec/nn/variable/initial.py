@@ -1,0 +1,159 @@
+"""How the rows of new keys begin: functions of the seed and the key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from .options import InitializerOption
+
+__all__ = ["Constant", "InitialRows", "Normal", "TruncatedNormal", "Uniform"]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """
+    Rows begin with one value everywhere.
+
+    Args:
+        value: default 0.
+
+    Example:
+        >>> Constant(0.5)
+        Constant(value=0.5)
+    """
+
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """
+    Rows begin uniformly distributed.
+
+    Args:
+        low: default -0.05.
+        high: default 0.05.
+
+    Example:
+        >>> Uniform(-0.1, 0.1)
+        Uniform(low=-0.1, high=0.1)
+    """
+
+    low: float = -0.05
+    high: float = 0.05
+
+
+@dataclass(frozen=True)
+class Normal:
+    """
+    Rows begin normally distributed.
+
+    Args:
+        mean: default 0.
+        std: default 1.
+
+    Example:
+        >>> Normal(std=0.01)
+        Normal(mean=0.0, std=0.01)
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """
+    The same within two standard deviations of the mean.
+
+    Args:
+        mean: default 0.
+        std: default 1.
+
+    Example:
+        >>> TruncatedNormal(std=0.01)
+        TruncatedNormal(mean=0.0, std=0.01)
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+_KINDS = {Constant: "constant", Uniform: "uniform", Normal: "normal", TruncatedNormal: "truncated_normal"}
+
+
+class InitialRows(torch.nn.Module):
+    """
+    Writes rows as they begin.
+
+    Args:
+        initializer: one of the classes here; a number; a tensor or list of rows ``[P, D]`` or one row ``[D]``; or a
+            function that fills such a tensor in place, as those of ``torch.nn.init`` do. None: the option's, or else
+            :class:`TruncatedNormal`.
+        option: says how many rows a function fills.
+        embedding_dim: D.
+        seed: of what is random.
+        dtype: of the rows.
+        device: of the rows.
+    """
+
+    values: Tensor | None
+
+    def __init__(
+        self,
+        initializer: Any,
+        option: InitializerOption,
+        embedding_dim: int,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+    ) -> None:
+        super().__init__()
+        chosen = option.initializer if initializer is None else initializer
+        chosen = TruncatedNormal() if chosen is None else chosen
+        if isinstance(chosen, (int, float)) and not isinstance(chosen, bool):
+            chosen = Constant(float(chosen))
+        self.seed, self.kind, self.parameters = seed, "constant", (0.0,)
+        values = None
+        if type(chosen) in _KINDS:
+            self.kind = _KINDS[type(chosen)]
+            self.parameters = tuple(float(x) for x in vars(chosen).values())
+        elif callable(chosen):
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(seed)
+                values = torch.empty(option.default_value_dim, embedding_dim, dtype=dtype)
+                chosen(values)
+        elif isinstance(chosen, (Tensor, list, tuple)):
+            values = torch.as_tensor(chosen, dtype=dtype).detach()
+            values = values.reshape(1, -1) if values.dim() == 1 else values
+            if values.dim() != 2 or values.shape[1] != embedding_dim or not len(values):
+                raise ValueError(
+                    f"EmbeddingVariable: initializer must be rows [P, {embedding_dim}], got {list(values.shape)}"
+                )
+        else:
+            raise TypeError(
+                "EmbeddingVariable: initializer must be a number, rows, a function that fills a tensor, Constant, "
+                f"Uniform, Normal or TruncatedNormal, got {type(chosen).__name__}"
+            )
+        # A copy: the caller's may change.
+        self.register_buffer("values", None if values is None else values.clone().to(device))
+
+    def options(self, dtype: torch.dtype) -> dict[str, Any]:
+        """The arguments that the operators of rows of ``dtype`` have in common."""
+        values = None if self.values is None else self.values.to(dtype)
+        return {"values": values, "kind": self.kind, "parameters": self.parameters, "seed": self.seed}
+
+    def write(self, weight: Tensor, rows: Tensor, keys: Tensor) -> None:
+        """Write rows of ``weight`` as their keys begin; negative ones are left out."""
+        ops.table_initialize_(weight, rows, keys, **self.options(weight.dtype))
+
+    def rows_of(self, keys: Tensor, like: Tensor) -> Tensor:
+        """How keys begin, ``[N, D]``."""
+        made = like.new_empty(len(keys), like.shape[1])
+        self.write(made, torch.arange(len(keys), device=keys.device), keys)
+        return made

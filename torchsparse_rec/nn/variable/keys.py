@@ -1,0 +1,237 @@
+"""Keys and their rows: the tensors of a table that grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+
+__all__ = ["KeyRows", "packed", "unpacked"]
+
+# Keys a bucket holds when a table is full: three quarters of its 12 slots.
+_LOAD = 9
+# How many times as many buckets as those may be tried where keys collide, before the keys are held to be chosen so.
+_MOST_SPREAD = 16
+
+_USED, _REUSED, _FAILED, _INSERTED = range(4)
+
+
+def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
+    """The second number of entries."""
+    return versions.long() << 32 | frequencies.long()
+
+
+def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Frequencies and versions, int64."""
+    return numbers & 0xFFFFFFFF, numbers >> 32
+
+
+class KeyRows(torch.nn.Module):
+    """
+    Keys and their rows, as buffers; see csrc/table.h for what they hold.
+
+    Args:
+        name: of the owner, for errors.
+        capacity: rows at first.
+        reserved: the first rows, which no key gets.
+        device: of the buffers.
+    """
+
+    index: Tensor
+    entries: Tensor
+    counters: Tensor
+    free_rows: Tensor
+
+    def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        self.name, self.reserved = name, reserved
+        self.clear(capacity, device)
+
+    def clear(self, capacity: int, device: torch.device | str | None = None) -> None:
+        """Forget all keys."""
+        entries = torch.full((capacity, 2), -1, dtype=torch.int64, device=device)
+        entries[: self.reserved, 0] = 0
+        counters = torch.zeros(8, dtype=torch.int64, device=device)
+        counters[_USED] = self.reserved
+        self.set_state(entries, counters, torch.empty(0, dtype=torch.int32, device=device))
+
+    def set_state(self, entries: Tensor, counters: Tensor, free_rows: Tensor) -> None:
+        """Take over a state; the index is made anew."""
+        for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
+            self.register_buffer(name, value)
+        self.register_buffer("index", None, persistent=False)
+        self._rehash(buckets_for(entries.shape[0]))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """A state of any capacity."""
+        names = ("entries", "counters", "free_rows")
+        if all(prefix + name in state_dict for name in names):
+            device = self.entries.device
+            self.set_state(*(state_dict[prefix + name].to(device, copy=True) for name in names))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    # ---- Sizes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Rows that there are, used or not."""
+        return self.entries.shape[0]
+
+    def __len__(self) -> int:
+        """Keys. On CUDA it waits for the device."""
+        used, reused, *_ = self.counters.tolist()
+        return used - self.reserved - (self.free_rows.shape[0] - reused)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def used(self) -> int:
+        """Rows that have ever been used; keys are among them. On CUDA it waits for the device."""
+        return int(self.counters[_USED])
+
+    @property
+    def inserted(self) -> int:
+        """Keys that have ever been inserted."""
+        return int(self.counters[_INSERTED])
+
+    @property
+    def failed(self) -> int:
+        """How often a key found no room."""
+        return int(self.counters[_FAILED])
+
+    def room(self) -> int:
+        """Rows that new keys can have without growth."""
+        used, reused, *_ = self.counters.tolist()
+        return self.capacity - used + self.free_rows.shape[0] - reused
+
+    def nbytes(self) -> int:
+        """Of the buffers."""
+        return sum(x.numel() * x.element_size() for x in (self.index, self.entries, self.counters, self.free_rows))
+
+    # ---- Keys --------------------------------------------------------------------------------------------------------
+
+    def find(self, ids: Tensor) -> Tensor:
+        """Rows, -1 for those that are missing."""
+        return ops.table_find(self.index, self.entries, ids)
+
+    def insert(
+        self,
+        ids: Tensor,
+        *,
+        allowed: Tensor | None = None,
+        frequencies: Tensor | None = None,
+        version: int = -1,
+        count: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """
+        Rows and new rows, see :func:`ops.table_find_or_insert_`. There must be room: :meth:`missing` says how much.
+
+        Raises:
+            RuntimeError: keys that collide, however large the index.
+        """
+        rows, born = ops.table_find_or_insert_(
+            self.index,
+            self.entries,
+            self.counters,
+            self.free_rows,
+            ids,
+            allowed=allowed,
+            frequencies=frequencies,
+            version=version,
+            count=count,
+        )
+        if not self.counters.is_cuda:
+            self._insert_the_rest(rows, born, ids, allowed, frequencies, version, count)
+        return rows, born
+
+    def _insert_the_rest(
+        self,
+        rows: Tensor,
+        born: Tensor,
+        ids: Tensor,
+        allowed: Tensor | None,
+        frequencies: Tensor | None,
+        version: int,
+        count: bool,
+    ) -> None:
+        """Where a region of the index was full: make the index larger until all have room."""
+        failed = self.failed
+        while failed != self._failed_before:
+            if self.room() == 0:
+                raise RuntimeError(
+                    f"{self.name}: the table is full: {self.capacity} rows hold {len(self)} keys, and "
+                    f"{failed - self._failed_before} ids of the lookup found no room"
+                )
+            wider = 2 * self.index.shape[0]
+            self._check_spread(wider, failed - self._failed_before)
+            self._rehash(wider)
+            self._failed_before = failed
+            where = (rows < 0).nonzero().flatten()
+            rest = [None if x is None else x[where] for x in (allowed, frequencies)]
+            found, new = ops.table_find_or_insert_(
+                self.index,
+                self.entries,
+                self.counters,
+                self.free_rows,
+                ids[where],
+                allowed=rest[0],
+                frequencies=rest[1],
+                version=version,
+                count=count,
+            )
+            rows[where], born[where] = found, new
+            failed = self.failed
+
+    def missing(self, ids: Tensor, allowed: Tensor | None = None) -> int:
+        """How many new keys these are. On CUDA it waits for the device."""
+        absent = self.find(ids) < 0
+        return len(ops.unique(ids[absent if allowed is None else absent & allowed]).values)
+
+    def erase(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Erase keys; returns the rows that have become free, ascending. On CUDA it waits for the device."""
+        rows = ops.table_erase_(self.index, self.entries, ids, mask=mask)
+        rows = rows[rows >= 0].sort().values
+        if len(rows):
+            rest = self.free_rows[int(self.counters[_REUSED]) :]
+            self.free_rows = torch.cat([rest, rows.int()]).sort().values
+            self.counters[_REUSED] = 0
+        return rows
+
+    def rows(self) -> Tensor:
+        """The rows of all keys, ascending."""
+        return (self.entries[: self.used, 1] != -1).nonzero().flatten()
+
+    # ---- Growth ------------------------------------------------------------------------------------------------------
+
+    def grow(self, capacity: int) -> None:
+        """Have so many rows. Those of keys stay where they are."""
+        entries = torch.full((capacity, 2), -1, dtype=torch.int64, device=self.entries.device)
+        entries[: self.capacity] = self.entries
+        self.entries = entries
+        self._rehash(max(buckets_for(capacity), self.index.shape[0]))
+
+    def _rehash(self, buckets: int) -> None:
+        before = self.failed
+        self.index = ops.table_rehash(self.entries, self.counters, buckets)
+        while self.failed != before:
+            buckets *= 2
+            self._check_spread(buckets, self.failed - before)
+            before = self.failed
+            self.index = ops.table_rehash(self.entries, self.counters, buckets)
+        self._failed_before = before
+
+    def _check_spread(self, buckets: int, failed: int) -> None:
+        if buckets > _MOST_SPREAD * buckets_for(self.capacity):
+            raise RuntimeError(
+                f"{self.name}: {failed} keys collide with others in an index of {self.index.shape[0]} buckets for "
+                f"{self.capacity} rows: they must have been chosen to"
+            )
+
+
+def buckets_for(rows: int) -> int:
+    """Of an index for so many keys."""
+    return max(1, -(-rows // _LOAD))

@@ -1,0 +1,176 @@
+"""What an optimizer keeps of the rows of a table that grows: it grows, is reset, and moves with the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ... import ops
+from ...ops.row_optimizer import row_optimizer_make_current_
+from ...optim._clock import ITS_ROWS
+from ...optim._row_optimizer import RowOptimizer
+from ...optim._tables import accumulator_dtype, note_change, table_of
+
+__all__ = ["Column", "OptimizerRows"]
+
+
+class Column(NamedTuple):
+    """One of an optimizer's states of a table."""
+
+    name: str
+    values: Tensor
+    """``[R, D]`` or ``[R]``."""
+    initial: float
+
+
+class OptimizerRows:
+    """
+    The states that the optimizer of a table keeps, row by row. Without an optimizer of ours there are none.
+
+    Args:
+        weight: the table.
+    """
+
+    def __init__(self, weight: Parameter) -> None:
+        self.weight = weight
+        self.table = table_of(weight)
+
+    @property
+    def optimizer(self) -> RowOptimizer | None:
+        """Ours that holds the table."""
+        return self.table.optimizer
+
+    def _state(self) -> dict[str, Any]:
+        if self.table.rows is not None:
+            return self.table.rows.state  # it outlives its optimizer
+        optimizer = self.optimizer
+        return {} if optimizer is None else optimizer.state.get(self.weight, {})
+
+    def columns(self, rows: int | None = None) -> list[Column]:
+        """The states, of a table of so many rows."""
+        optimizer, rows = self.optimizer, self.weight.shape[0] if rows is None else rows
+        return [
+            Column(name, values, 0.0 if optimizer is None else optimizer._initial(name))
+            for name, values in sorted(self._state().items())
+            if isinstance(values, Tensor) and values.dim() >= 1 and values.shape[0] == rows
+        ]
+
+    def steps(self) -> int:
+        """Steps that the optimizer has taken."""
+        rows = self.table.rows
+        if rows is not None:
+            return rows.clock.step
+        return int(self._state().get("step", 0))
+
+    def replace(self, columns: dict[str, Tensor]) -> None:
+        """Have other tensors as states, of another number of rows perhaps."""
+        state, optimizer, rows = self._state(), self.optimizer, self.table.rows
+        state.update(columns)
+        if rows is not None and rows.clock.kind is not None and optimizer is not None:
+            rows.states = [optimizer._state_of(self.weight, name, state) for name in rows.clock.kind[1]]
+        note_change()
+
+    def grow(self, before: int, after: int) -> None:
+        """The table has more rows now."""
+        longer = {}
+        for name, values, initial in self.columns(before):
+            longer[name] = values.new_full((after, *values.shape[1:]), initial)
+            longer[name][:before] = values
+        rows = self.table.rows
+        if rows is not None and rows.last_step is not None:
+            last_step = rows.last_step.new_full((after,), rows.clock.step - rows.clock.base)
+            last_step[:before] = rows.last_step
+            rows.last_step = last_step
+        self.replace(longer)
+
+    def reset(self, rows: Tensor) -> None:
+        """Have rows as those of a table that has never been stepped."""
+        for _, values, initial in self.columns():
+            values.index_fill_(0, rows, initial)
+
+    def begin(self, rows: Tensor, steps: Tensor | None = None) -> None:
+        """
+        Rows have come that are current: no step before is to be made up for.
+
+        Args:
+            rows: negative ones are left out.
+            steps: as of which step each is current. Default: the last one.
+        """
+        last_step = None if self.table.rows is None else self.table.rows.last_step
+        if last_step is None:
+            return
+        clock = self.table.rows.clock  # type: ignore[union-attr]
+        if steps is None:
+            values = torch.full_like(rows, clock.step - clock.base, dtype=torch.int32)
+        else:
+            values = (steps - clock.base).int()
+        bytes_of = last_step.view(torch.uint8).view(-1, 4)
+        ops.table_assign_(bytes_of, rows, values.view(torch.uint8).view(-1, 4))
+        if steps is not None:
+            self.table.rows.current = -1  # type: ignore[union-attr]
+
+    def stored(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Some rows as they are stored, their states, and as of which step each is current."""
+        values = self.weight.detach().index_select(0, rows)
+        states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
+        its = self.table.rows
+        if its is None or its.last_step is None:
+            return values, states, torch.full_like(rows, self.steps())
+        steps = its.last_step.index_select(0, rows).long() + its.clock.base
+        return values, states, steps.clamp_min(its.current)
+
+    def current(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The present values of some rows, ``[N, D]``, and of their states."""
+        values = self.weight.detach().index_select(0, rows)
+        states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
+        its = self.table.rows
+        if its is not None and its.last_step is not None and its.current != its.clock.step:
+            clock = its.clock
+            assert clock.history is not None and clock.kind is not None
+            row_optimizer_make_current_(
+                [values],
+                [x if x.dim() == 1 else x.view(x.shape[0], -1) for x in (states[name] for name in clock.kind[1])],
+                [its.last_step.index_select(0, rows)],
+                clock.history,
+                rule=clock.rule,
+                hyperparameters=clock.hyperparameters,
+                step=clock.step,
+                base=clock.base,
+                rounding_seeds=[],
+            )
+        return values, states
+
+    def moves_all_rows(self) -> bool:
+        """Whether steps move rows without gradient too."""
+        rows = self.table.rows
+        return rows is not None and rows.clock.kind is not None and rows.clock.kind[2] != ITS_ROWS
+
+    def start_over(self, names: Sequence[str], steps: int) -> None:
+        """
+        Have fresh states for all rows, of the size that the table has now.
+
+        Args:
+            names: of the states that there were, if none are here yet.
+            steps: that the optimizer has taken.
+        """
+        self.table.release()
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        state = optimizer.state[self.weight]
+        there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
+        dtype = accumulator_dtype(self.weight.dtype)
+        for name in there or names:
+            state[name] = optimizer._new_state(self.weight, name, dtype, {})
+        if optimizer._counts_steps and (steps or "step" in state):
+            state["step"] = torch.tensor(float(steps))
+        note_change()
+
+    def make_current(self) -> None:
+        """Bring all rows and states up to date, and forget what is known of past steps: as before a checkpoint."""
+        if self.table.rows is not None:
+            self.table.rows.clock.restart()

@@ -1,0 +1,387 @@
+"""The options of an EmbeddingVariable, under DeepRec's names."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "CBFFilter",
+    "CacheStrategy",
+    "CheckpointOption",
+    "CounterFilter",
+    "EmbeddingVariableOption",
+    "GlobalStepEvict",
+    "InitializerOption",
+    "L2WeightEvict",
+    "LFUEvict",
+    "LRUEvict",
+    "StorageOption",
+    "StorageType",
+]
+
+_INTEGERS = {torch.int8: 1, torch.int16: 2, torch.int32: 4, torch.int64: 8}
+
+
+class StorageType(enum.Enum):
+    """
+    Where the rows of a table are: the fastest tier first.
+
+    Example:
+        >>> StorageType("DRAM_SSD").tiers()
+        ['DRAM', 'SSD']
+    """
+
+    DRAM = "DRAM"
+    HBM = "HBM"
+    HBM_DRAM = "HBM_DRAM"
+    DRAM_SSD = "DRAM_SSD"
+    HBM_DRAM_SSD = "HBM_DRAM_SSD"
+
+    def tiers(self) -> list[str]:
+        """Its tiers, the fastest first."""
+        return self.value.split("_")
+
+
+class CacheStrategy(enum.Enum):
+    """
+    Which rows leave a tier that is full: the least recently, or the least frequently used.
+
+    Example:
+        >>> CacheStrategy("LFU")
+        <CacheStrategy.LFU: 'LFU'>
+    """
+
+    LRU = "LRU"
+    LFU = "LFU"
+
+
+@dataclass(frozen=True)
+class CounterFilter:
+    """
+    Admit a key once it has occurred so many times; until then it is counted, exactly, at 24 bytes a key.
+
+    Args:
+        filter_freq: occurrences, those in the present batch included. 0 and 1 admit all. Default 0.
+
+    Source: DeepRec's ``CounterFilter``.
+
+    Example:
+        >>> EmbeddingVariableOption(filter_option=CounterFilter(filter_freq=3)).filter_option.filter_freq
+        3
+    """
+
+    filter_freq: int = 0
+
+    def __post_init__(self) -> None:
+        _check_at_least("CounterFilter", "filter_freq", self.filter_freq, 0)
+
+
+@dataclass(frozen=True)
+class CBFFilter:
+    """
+    Admit a key once it has occurred so many times, as counted by a counting Bloom filter: in memory that is fixed.
+
+    Keys are never admitted late; early with a probability of at most ``false_positive_probability`` while no more than
+    ``max_element_size`` distinct keys have been counted. It has ``counters`` of ``counter_type``, of which each key
+    uses ``num_hashes``.
+
+    Args:
+        filter_freq: occurrences, those in the present batch included; at most what ``counter_type`` holds. Default 0.
+        max_element_size: distinct keys that are expected, at least 1.
+        false_positive_probability: in (0, 1).
+        counter_type: int8, int16, int32 or int64 (the default). Full counters stay as they are.
+
+    Source: DeepRec's ``CBFFilter``; the sizes are those of Bloom's filter, 1970.
+
+    Example:
+        >>> option = CBFFilter(3, max_element_size=2**20, false_positive_probability=0.01, counter_type=torch.int8)
+        >>> option.num_hashes, option.counters, option.nbytes
+        (7, 10050631, 10050631)
+    """
+
+    filter_freq: int = 0
+    max_element_size: int = 0
+    false_positive_probability: float = -1.0
+    counter_type: torch.dtype = torch.int64
+
+    def __post_init__(self) -> None:
+        _check_at_least("CBFFilter", "filter_freq", self.filter_freq, 0)
+        _check_at_least("CBFFilter", "max_element_size", self.max_element_size, 1)
+        if not 0 < self.false_positive_probability < 1:
+            raise ValueError(
+                f"CBFFilter: false_positive_probability must be in (0, 1), got {self.false_positive_probability}"
+            )
+        if self.counter_type not in _INTEGERS:
+            raise ValueError(
+                f"CBFFilter: counter_type must be torch.int8, int16, int32 or int64, got {self.counter_type}"
+            )
+        most = torch.iinfo(self.counter_type).max
+        if self.filter_freq > most:
+            raise ValueError(f"CBFFilter: filter_freq must be at most {most}, got {self.filter_freq}")
+
+    @property
+    def num_hashes(self) -> int:
+        """Counters of a key."""
+        return max(1, round(-_log2(self.false_positive_probability)))
+
+    @property
+    def counters(self) -> int:
+        """How many there are."""
+        return max(1, round(-self.max_element_size * _log2(self.false_positive_probability) / _LOG_2))
+
+    @property
+    def nbytes(self) -> int:
+        """Their memory."""
+        return self.counters * _INTEGERS[self.counter_type]
+
+
+_LOG_2 = 0.6931471805599453
+
+
+def _log2(x: float) -> float:
+    return float(torch.tensor(x, dtype=torch.float64).log2())
+
+
+@dataclass(frozen=True)
+class GlobalStepEvict:
+    """
+    Evict keys that no training step has looked up for more than ``steps_to_live`` steps.
+
+    Args:
+        steps_to_live: optimizer steps, at least 0.
+        every: steps between evictions; 0 (default): only by :meth:`EmbeddingVariable.evict` and at ``save``.
+
+    Source: DeepRec's ``GlobalStepEvict``, which evicts at checkpoints only.
+
+    Example:
+        >>> GlobalStepEvict(steps_to_live=4000, every=1000)
+        GlobalStepEvict(steps_to_live=4000, every=1000)
+    """
+
+    steps_to_live: int
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        _check_at_least("GlobalStepEvict", "steps_to_live", self.steps_to_live, 0)
+        _check_at_least("GlobalStepEvict", "every", self.every, 0)
+
+
+@dataclass(frozen=True)
+class L2WeightEvict:
+    """
+    Evict keys whose row is small: half the sum of its squares is below a threshold.
+
+    Args:
+        l2_weight_threshold: not negative.
+        every: as of :class:`GlobalStepEvict`.
+
+    Source: DeepRec's ``L2WeightEvict``, which evicts at checkpoints only.
+
+    Example:
+        >>> L2WeightEvict(l2_weight_threshold=1e-4).every
+        0
+    """
+
+    l2_weight_threshold: float
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.l2_weight_threshold >= 0:
+            raise ValueError(
+                f"L2WeightEvict: l2_weight_threshold must be at least 0, got {self.l2_weight_threshold}"
+            )
+        _check_at_least("L2WeightEvict", "every", self.every, 0)
+
+
+@dataclass(frozen=True)
+class LRUEvict:
+    """
+    Keep at most ``capacity`` keys: where more come, those go that have not been looked up in training for longest.
+
+    Args:
+        capacity: keys, at least 1; it must hold the keys of one training step.
+
+    Example:
+        >>> LRUEvict(capacity=5_000_000)
+        LRUEvict(capacity=5000000)
+    """
+
+    capacity: int
+
+    def __post_init__(self) -> None:
+        _check_at_least(type(self).__name__, "capacity", self.capacity, 1)
+
+
+@dataclass(frozen=True)
+class LFUEvict(LRUEvict):
+    """
+    Keep at most ``capacity`` keys: where more come, those go that have been looked up in training least often.
+
+    Args:
+        capacity: keys, at least 1; it must hold the keys of one training step.
+
+    Example:
+        >>> LFUEvict(capacity=5_000_000)
+        LFUEvict(capacity=5000000)
+    """
+
+
+@dataclass(frozen=True)
+class InitializerOption:
+    """
+    How the rows of new keys begin.
+
+    Args:
+        initializer: as of :class:`EmbeddingVariable`. Default: that of the variable.
+        default_value_dim: where the initializer is a function, it fills a table of so many rows, and a key starts from
+            row ``key mod default_value_dim``. Default 4096.
+        default_value_no_permission: what each element of a key that is not admitted yet is. Default 0.
+
+    Source: DeepRec's ``InitializerOption``.
+
+    Example:
+        >>> InitializerOption(initializer=0.25).default_value_dim
+        4096
+    """
+
+    initializer: Any = None
+    default_value_dim: int = 4096
+    default_value_no_permission: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_at_least("InitializerOption", "default_value_dim", self.default_value_dim, 1)
+
+
+@dataclass(frozen=True)
+class StorageOption:
+    """
+    Where rows are. With more than one tier, rows that have not been used for long move to the next one.
+
+    Args:
+        storage_type: a :class:`StorageType` or its name. ``"DRAM"`` (the default) is host memory, ``"HBM"`` the GPU's;
+            with ``"HBM_DRAM"``, ``"DRAM_SSD"`` and ``"HBM_DRAM_SSD"`` every tier but the last has a size.
+        storage_path: a folder for the SSD tier: scratch, cleared when the table goes; checkpoints lie elsewhere.
+        storage_size: bytes of each tier but the last, rows with their optimizer state and keys counted. Default:
+            1 GiB each.
+        cache_strategy: which rows leave a tier that is full: a :class:`CacheStrategy` or its name. Default ``"LFU"``.
+
+    Source: DeepRec's ``StorageOption``. Its SSD tiers of LevelDB and of hashed files are one here, on LMDB.
+
+    Example:
+        >>> StorageOption("DRAM_SSD", storage_path="/tmp/rows", storage_size=[2**30]).storage_type.tiers()
+        ['DRAM', 'SSD']
+    """
+
+    storage_type: Any = StorageType.DRAM
+    storage_path: str | None = None
+    storage_size: Sequence[int] = field(default_factory=lambda: [2**30, 2**30])
+    cache_strategy: Any = CacheStrategy.LFU
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "storage_type", _member(StorageType, "storage_type", self.storage_type))
+        object.__setattr__(self, "cache_strategy", _member(CacheStrategy, "cache_strategy", self.cache_strategy))
+        tiers = self.storage_type.tiers()
+        if tiers[-1] == "SSD" and self.storage_path is None:
+            raise ValueError(f"StorageOption: storage_path must be a folder for {self.storage_type.value}, got None")
+        sizes = [self.storage_size] if isinstance(self.storage_size, int) else list(self.storage_size)
+        if len(sizes) < len(tiers) - 1:
+            raise ValueError(
+                f"StorageOption: storage_size must have the bytes of {len(tiers) - 1} tiers, got {len(sizes)}"
+            )
+        for k, size in enumerate(sizes):
+            _check_at_least("StorageOption", f"storage_size[{k}]", size, 1)
+        object.__setattr__(self, "storage_size", sizes)
+
+
+@dataclass(frozen=True)
+class CheckpointOption:
+    """
+    A checkpoint that the variable starts from.
+
+    Args:
+        ckpt_to_load_from: the path that :meth:`EmbeddingVariable.save` was given. Default: none.
+
+    Source: DeepRec's ``CheckpointOption``.
+
+    Example:
+        >>> CheckpointOption().ckpt_to_load_from is None
+        True
+    """
+
+    ckpt_to_load_from: str | None = None
+
+
+Evict = GlobalStepEvict | L2WeightEvict | LRUEvict
+
+
+@dataclass(frozen=True)
+class EmbeddingVariableOption:
+    """
+    What an :class:`EmbeddingVariable` does beyond looking up. All work together.
+
+    Args:
+        filter_option: which keys get a row: a :class:`CounterFilter` or :class:`CBFFilter`. Default: all.
+        evict_option: which keys lose theirs: a :class:`GlobalStepEvict`, :class:`L2WeightEvict`, :class:`LRUEvict` or
+            :class:`LFUEvict`, or several of them in a list. Default: none.
+        storage_option: where rows are. Default: on the variable's device.
+        init_option: how rows begin.
+        ckpt: where the variable starts from.
+
+    Source: DeepRec's ``EmbeddingVariableOption``.
+
+    Example:
+        >>> EmbeddingVariableOption(evict_option=GlobalStepEvict(4000)).evictions
+        (GlobalStepEvict(steps_to_live=4000, every=0),)
+    """
+
+    filter_option: CounterFilter | CBFFilter | None = None
+    evict_option: Evict | Sequence[Evict] | None = None
+    storage_option: StorageOption = field(default_factory=StorageOption)
+    init_option: InitializerOption = field(default_factory=InitializerOption)
+    ckpt: CheckpointOption | None = None
+
+    def __post_init__(self) -> None:
+        _check_type("filter_option", self.filter_option, (CounterFilter, CBFFilter, type(None)))
+        for k, option in enumerate(self.evictions):
+            _check_type(f"evict_option[{k}]", option, (GlobalStepEvict, L2WeightEvict, LRUEvict))
+        if sum(isinstance(option, LRUEvict) for option in self.evictions) > 1:
+            raise ValueError("EmbeddingVariableOption: evict_option must have one capacity at most, got several")
+        _check_type("storage_option", self.storage_option, (StorageOption,))
+        _check_type("init_option", self.init_option, (InitializerOption,))
+        _check_type("ckpt", self.ckpt, (CheckpointOption, type(None)))
+
+    @property
+    def evictions(self) -> tuple[Evict, ...]:
+        """The evict options, in order."""
+        if self.evict_option is None:
+            return ()
+        return tuple(self.evict_option) if isinstance(self.evict_option, (list, tuple)) else (self.evict_option,)  # type: ignore[arg-type]
+
+
+Initializer = None | float | Sequence | Tensor | Callable[[Tensor], Any] | tuple
+
+
+def _check_type(argument: str, value: Any, types: tuple[type, ...]) -> None:
+    if not isinstance(value, types):
+        names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in types)
+        raise TypeError(f"EmbeddingVariableOption: {argument} must be {names}, got {type(value).__name__}")
+
+
+def _check_at_least(owner: str, argument: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{owner}: {argument} must be an integer of at least {least}, got {value!r}")
+
+
+def _member(kind: type[enum.Enum], argument: str, value: Any) -> Any:
+    name = getattr(value, "value", value)
+    try:
+        return kind(name.upper())
+    except (AttributeError, ValueError):
+        known = ", ".join(repr(x.value) for x in kind)
+        raise ValueError(f"StorageOption: {argument} must be one of {known}, got {value!r}") from None

@@ -1,0 +1,447 @@
+"""Saving and restoring a variable: its state_dict, and checkpoints in folders."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...optim._tables import table_of
+from .checkpoint import CheckpointStore
+from .cold import STATE_DICT_BYTES
+from .filters import CounterAdmission, SketchAdmission
+from .keys import packed, unpacked
+from .optimizer_rows import OptimizerRows
+from .parts import Part, select
+
+if TYPE_CHECKING:
+    from ..embedding_variable import EmbeddingVariable
+
+__all__ = ["Saving"]
+
+# Rows in one shard of a checkpoint, and at once in memory beside the table.
+_ROWS = 1 << 19
+
+
+class Saving(torch.nn.Module):
+    """The part of an EmbeddingVariable that is about its state."""
+
+    # The step and the place of the last checkpoint, which a delta is on top of.
+    _saved: tuple[int, str, int] | None
+    _erased: list[Tensor]
+    _written: list[Tensor]
+
+    def _init_saving(self) -> None:
+        self._saved = None
+        self._erased, self._written = [], []
+
+    def _variable(self) -> EmbeddingVariable:
+        return self  # type: ignore[return-value]
+
+    def _note_erased(self, keys: Tensor) -> None:
+        """For the next delta."""
+        if self._saved is not None:
+            self._erased.append(keys.long().cpu())
+
+    def _note_written(self, keys: Tensor) -> None:
+        """Keys whose version does not say that they have changed."""
+        if self._saved is not None:
+            self._written.append(keys.long())
+
+    # ---- Rows --------------------------------------------------------------------------------------------------------
+
+    def _parts(self, since: int | None = None) -> Iterator[Part]:
+        """
+        All rows, in the order of rows, those of the first tier first.
+
+        Args:
+            since: only rows whose version is not below this step, and those of :meth:`_note_written`. Default: all.
+        """
+        variable = self._variable()
+        numbers = variable.keys.entries[: variable.keys.used, 1]
+        mask = numbers != -1
+        if since is not None:
+            mask = mask & (numbers >> 32 >= since)
+            if self._written:
+                rows = variable.keys.find(torch.cat(self._written))
+                mask[rows[rows >= 0]] = True
+        rows = mask.nonzero().flatten()
+        optimizer = OptimizerRows(variable._stored_weight())
+        for some in rows.split(_ROWS) if len(rows) else [rows]:
+            values, states = optimizer.current(some)
+            entries = variable.keys.entries.index_select(0, some)
+            yield Part(entries[:, 0].contiguous(), values, *unpacked(entries[:, 1]), states)
+        if variable.cold is not None:
+            for part in variable.cold.parts():
+                if since is not None:
+                    changed = part.versions >= since
+                    if self._written:
+                        changed |= torch.isin(part.keys, torch.cat(self._written).to(part.keys.device))
+                    part = select(part, changed)
+                yield part
+
+    def _put(self, part: Part) -> None:
+        """Write rows, new or not; what does not fit in the first tier goes to the next."""
+        variable = self._variable()
+        weight = variable._stored_weight()
+        variable._grow_for(part.keys)
+        if variable.cold is not None:
+            part = variable.cold.put_what_does_not_fit(part)
+        keys, optimizer = variable.keys, OptimizerRows(weight)
+        rows, _ = keys.insert(part.keys)
+        keys.entries[rows, 1] = packed(part.frequencies, part.versions)
+        weight.detach().index_copy_(0, rows, part.values.to(weight.dtype))
+        for name, values, initial in optimizer.columns():
+            if name in part.states:
+                values.index_copy_(0, rows, part.states[name].to(values.dtype))
+            else:
+                values.index_fill_(0, rows, initial)
+        optimizer.begin(rows)
+
+    # ---- Checkpoints in folders --------------------------------------------------------------------------------------
+
+    def save(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
+    ) -> int:
+        """
+        Write a full checkpoint: all rows of all tiers, optimizer states, filters.
+
+        It becomes the next numbered version under ``path``, by one rename at the end: whenever the process is killed
+        and whatever fails, the versions before it stay whole. Evict options are applied first.
+
+        Args:
+            path: a folder of this variable's own.
+            keep: how many of the last restorable versions stay. Default: all.
+            on_phase: is called with the name of each phase.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ImportError: safetensors is missing (the extra ``checkpoint``).
+            OSError: a disk that is full or fails; it names the file.
+
+        Source: DeepRec's full checkpoints. The files are safetensors.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.mkdtemp()
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.save(folder)
+            1
+            >>> table.insert([8, 9], [[5.0, 6.0], [7.0, 8.0]])
+            >>> table.save_delta(folder)
+            2
+            >>> other = EmbeddingVariable(2)
+            >>> other.restore(folder)
+            >>> other.export().values
+            tensor([[1., 2.],
+                    [5., 6.],
+                    [7., 8.]])
+        """
+        return self._save("full", path, keep, on_phase)
+
+    def save_delta(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
+    ) -> int:
+        """
+        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys that have gone.
+
+        Where an optimizer moves rows without gradient too (Adam, momentum, decay, unless ``lazy=True``) all rows have
+        changed.
+
+        Args:
+            path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
+            keep: as of :meth:`save`, as are the others.
+            on_phase: see there.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            ValueError: the last checkpoint is elsewhere, or there is none.
+            OSError: a disk that is full or fails; it names the file.
+
+        Source: DeepRec's incremental checkpoints.
+
+        Example:
+            See :meth:`save`.
+        """
+        if self._saved is None or self._saved[1] != os.path.abspath(path):
+            last = "there is none" if self._saved is None else f"the last one is in {self._saved[1]}"
+            raise ValueError(f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()")
+        return self._save("delta", path, keep, on_phase)
+
+    @torch.no_grad()
+    def _save(
+        self, kind: str, path: str | os.PathLike[str], keep: int | None, on_phase: Callable[[str], None] | None
+    ) -> int:
+        variable = self._variable()
+        store = CheckpointStore(path, keep=keep)
+        with variable._guard.writing():
+            variable._eviction.run()
+            optimizer = OptimizerRows(variable._stored_weight())
+            since = None
+            if kind == "delta":
+                assert self._saved is not None
+                since = None if optimizer.moves_all_rows() else self._saved[0]
+            optimizer.make_current()
+            base = self._saved[2] if kind == "delta" and self._saved is not None else None
+            with store.writer(kind, self._metadata(optimizer), base=base, on_phase=on_phase) as writer:
+                if kind == "delta" and self._erased:
+                    writer.write("erased", {"keys": torch.cat(self._erased).unique()})
+                for part in self._parts(since=since):
+                    if len(part.keys) or kind == "full":
+                        writer.write("rows", part.tensors())
+                self._write_filter(writer, since)
+            # Only now: a checkpoint that failed has saved nothing.
+            self._saved = (variable.global_step, os.path.abspath(path), writer.number)
+            self._erased, self._written = [], []
+        return writer.number
+
+    def _metadata(self, optimizer: OptimizerRows) -> dict[str, Any]:
+        variable = self._variable()
+        return {
+            "name": variable.name,
+            "embedding_dim": variable.embedding_dim,
+            "dtype": str(variable._stored_weight().dtype).removeprefix("torch."),
+            "key_dtype": str(variable.key_dtype).removeprefix("torch."),
+            "global_step": variable.global_step,
+            "evicted": variable._evicted,
+            "optimizer": type(optimizer.optimizer).__name__ if optimizer.optimizer is not None else None,
+            "optimizer_steps": optimizer.steps(),
+            "states": [column.name for column in optimizer.columns()],
+        }
+
+    def _write_filter(self, writer: Any, since: int | None) -> None:
+        admission = self._variable().admission
+        if isinstance(admission, SketchAdmission):
+            writer.write("sketch", {"sketch": admission.sketch})
+        elif isinstance(admission, CounterAdmission):
+            candidates = admission.candidates
+            entries = candidates.entries[candidates.rows()]
+            frequencies, versions = unpacked(entries[:, 1])
+            if since is not None:
+                entries, frequencies, versions = (x[versions >= since] for x in (entries, frequencies, versions))
+            keys = entries[:, 0].contiguous()
+            writer.write("candidates", {"keys": keys, "frequencies": frequencies, "versions": versions})
+
+    @torch.no_grad()
+    def restore(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        version: int | None = None,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> None:
+        """
+        Become what a checkpoint holds, whatever tiers, capacity and device it was written from.
+
+        The states of the optimizer that holds ``weight`` are restored too, so it must exist: make it, and where it has
+        other parameters load its own state_dict, before.
+
+        Args:
+            path: a folder of :meth:`save`; or several, of the shards of one table.
+            version: its number. Default: the newest.
+            shard: keep the keys that belong to this shard alone, those with ``key mod num_shards == shard``.
+            num_shards: default 1: keep all.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            ValueError: it is of a table of another embedding_dim or key_dtype, or damaged: the error names the file.
+                Then the variable is as it was.
+
+        Example:
+            See :meth:`save`.
+        """
+        if not 0 <= shard < num_shards:
+            raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
+        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        chains = [CheckpointStore(one).open(version) for one in paths]
+        for chain in chains:
+            self._check_metadata(chain.version.metadata)
+            chain.verify()
+        variable = self._variable()
+        with variable._guard.writing():
+            self._forget_everything(chains[0].version.metadata)
+            for chain in chains:
+                for _, name, tensors in chain:
+                    self._apply_shard(name, tensors, shard, num_shards)
+            variable.global_step = max(chain.version.metadata["global_step"] for chain in chains)
+            variable._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
+            alone = len(paths) == 1 and num_shards == 1
+            newest = chains[0].version
+            self._saved = (variable.global_step, os.path.abspath(paths[0]), newest.number) if alone else None
+            self._erased, self._written = [], []
+
+    def _check_metadata(self, metadata: Mapping[str, Any]) -> None:
+        variable = self._variable()
+        for name, has in (
+            ("embedding_dim", variable.embedding_dim),
+            ("key_dtype", str(variable.key_dtype).removeprefix("torch.")),
+        ):
+            if metadata.get(name) != has:
+                raise ValueError(
+                    f"EmbeddingVariable.restore: the checkpoint's {name} must be {has}, got {metadata.get(name)}"
+                )
+
+    def _forget_everything(self, metadata: Mapping[str, Any]) -> None:
+        variable = self._variable()
+        variable.keys.clear(variable.keys.capacity, variable.keys.entries.device)
+        variable._forget_rooms()
+        if variable.cold is not None:
+            variable.cold.clear()
+        if isinstance(variable.admission, CounterAdmission):
+            variable.admission.candidates.clear(1024, variable.keys.entries.device)
+        if isinstance(variable.admission, SketchAdmission):
+            variable.admission.sketch.zero_()
+        optimizer = OptimizerRows(variable._stored_weight())
+        if optimizer.optimizer is None and metadata["states"]:
+            warnings.warn(
+                f"EmbeddingVariable.restore: the checkpoint has states of {metadata['optimizer']}, and no optimizer of "
+                "torchsparse_rec.optim holds the table: make it before, to have them",
+                stacklevel=4,
+            )
+        optimizer.start_over(metadata["states"], metadata["optimizer_steps"])
+
+    def _apply_shard(self, name: str, tensors: dict[str, Tensor], shard: int, num_shards: int) -> None:
+        variable = self._variable()
+        device = variable._stored_weight().device
+        if name == "sketch":
+            self._add_sketch(tensors["sketch"])
+            return
+        part_keys = tensors["keys"]
+        if num_shards > 1:
+            mine = part_keys.remainder(num_shards) == shard
+            tensors = {key: x[mine] for key, x in tensors.items()}
+        keys = tensors["keys"].to(device)
+        if name == "erased":
+            variable._erase(keys)
+            if variable.cold is not None:
+                variable.cold.erase(keys)
+        elif name == "candidates":
+            self._put_candidates(keys, tensors["frequencies"].to(device), tensors["versions"].to(device))
+        elif name == "rows":
+            part = Part.of_tensors(tensors, device)
+            if variable.cold is not None:
+                variable.cold.erase(keys)
+            self._put(part)
+            if isinstance(variable.admission, CounterAdmission):
+                variable.admission.candidates.erase(keys)
+
+    def _put_candidates(self, keys: Tensor, frequencies: Tensor, versions: Tensor) -> None:
+        admission = self._variable().admission
+        if not isinstance(admission, CounterAdmission):
+            return
+        # One that had no row when this was saved has none now.
+        absent = self._variable().keys.find(keys) < 0
+        keys, frequencies, versions = keys[absent], frequencies[absent], versions[absent]
+        admission.make_room(keys)
+        rows, _ = admission.candidates.insert(keys)
+        admission.candidates.entries[rows, 1] = packed(frequencies, versions)
+
+    def _add_sketch(self, sketch: Tensor) -> None:
+        admission = self._variable().admission
+        if not isinstance(admission, SketchAdmission):
+            return
+        if sketch.shape != admission.sketch.shape or sketch.dtype != admission.sketch.dtype:
+            warnings.warn(
+                "EmbeddingVariable.restore: the checkpoint's counting Bloom filter has another size: it starts empty",
+                stacklevel=2,
+            )
+            return
+        admission.sketch.copy_(sketch)
+
+    # ---- Other systems' exports --------------------------------------------------------------------------------------
+
+    def insert_export(self, tensors: Mapping[str, Any]) -> int:
+        """
+        Insert rows of another system's export, as DeepRec and TensorFlow Recommenders Addons write it.
+
+        Args:
+            tensors: arrays or tensors by name: for every ``<prefix>-keys`` the ``<prefix>-values``, and perhaps
+                ``<prefix>-freqs`` and ``<prefix>-versions``: DeepRec's names, of one variable or all its partitions.
+                What ``numpy.load`` gives for an ``.npz`` file will do.
+
+        Returns:
+            How many rows were inserted.
+
+        Raises:
+            ValueError: no keys, or keys without values.
+
+        Source: DeepRec's ``EmbeddingVariable`` in checkpoints.
+
+        Example:
+            >>> import numpy
+            >>> table = EmbeddingVariable(2)
+            >>> keys, values = numpy.array([7, 8]), numpy.array([[1.0, 2.0], [3.0, 4.0]])
+            >>> table.insert_export({"var/part_0-keys": keys, "var/part_0-values": values})
+            2
+        """
+        prefixes = [name.removesuffix("-keys") for name in tensors if name.endswith("-keys")]
+        if not prefixes:
+            raise ValueError(
+                f"EmbeddingVariable.insert_export: tensors must have names that end with '-keys', got {sorted(tensors)}"
+            )
+        inserted = 0
+        for prefix in prefixes:
+            if f"{prefix}-values" not in tensors:
+                raise ValueError(f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys")
+            keys = torch.as_tensor(tensors[f"{prefix}-keys"])
+            rest = [tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")]
+            self._variable().insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
+            inserted += len(keys)
+        return inserted
+
+    # ---- state_dict --------------------------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Numbers that are no tensors, for ``state_dict()``."""
+        variable = self._variable()
+        return {"global_step": variable.global_step, "evicted": variable._evicted}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        """See :meth:`get_extra_state`."""
+        variable = self._variable()
+        variable.global_step, variable._evicted = state["global_step"], state["evicted"]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        variable = self._variable()
+        if variable.cold is not None:
+            if variable.cold.nbytes() > STATE_DICT_BYTES:
+                raise RuntimeError(
+                    f"EmbeddingVariable.state_dict: {variable.cold.nbytes():,} bytes of rows are outside of the first "
+                    f"tier, more than the {STATE_DICT_BYTES:,} that a state_dict takes: use save()"
+                )
+            for name, values in variable.cold.tensors().items():
+                destination[f"{prefix}cold.{name}"] = values
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        variable = self._variable()
+        weight = state_dict.get(f"{prefix}weight")
+        stored = variable._stored_weight()
+        cold = {
+            name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
+            for name in list(state_dict)
+            if name.startswith(f"{prefix}cold.")
+        }
+        if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
+            variable._take_capacity(weight.shape[0])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        variable._forget_rooms()
+        if variable.cold is not None:
+            variable.cold.clear()
+            if cold:
+                variable.cold.put(Part.of_tensors(cold, stored.device))
+        elif cold and len(cold["keys"]):
+            raise RuntimeError(
+                f"EmbeddingVariable.load_state_dict: {len(cold['keys'])} rows are of other tiers, which this variable "
+                "does not have: use save() and restore()"
+            )
