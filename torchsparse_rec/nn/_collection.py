@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
 
@@ -16,16 +17,24 @@ from ..ops.embedding_collection import lookup
 from ._lookup import WHY_UNTRACED
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
+from ._growing import rows_of_keys
 from ._read import look_up_behind, read
 from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table
+from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, load_estimate, save_estimate
 from .gradients import keep_coalesced
+from .variable.initial import Uniform
 
 
 @torch.compiler.disable(reason=WHY_UNTRACED)
 def _look_up_untraced(collection: Collection, *arguments: Any) -> Tensor:
     return collection._look_up_part(*arguments)
+
+
+@torch.compiler.disable(reason="a table that grows cannot be part of a graph")
+def _look_up_growing_untraced(collection: Collection, *arguments: Any) -> Tensor:
+    return collection._look_up(*arguments)
 
 
 class CollectionTable(TableOwner):
@@ -92,7 +101,7 @@ class Collection(HasGradMode):
         self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
         children = torch.nn.ModuleDict()
         for config in configs:  # add_module refuses the names of its methods, such as "items"
-            children._modules[config.name] = CollectionTable(config, device, apply)
+            children._modules[config.name] = _new_table(config, device, apply)
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
         self._whole = Plan(
@@ -103,7 +112,8 @@ class Collection(HasGradMode):
             tuple(config.embedding_dim for config in configs),
             tuple(_padding(config) for config in configs),
         )
-        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._plans: dict[tuple, Plan] = {}
+        self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         self._in_order = list(range(len(self._features)))
         self._init_fused(apply)
         self.grad_mode = grad_mode
@@ -113,7 +123,7 @@ class Collection(HasGradMode):
         return list(self._names)
 
     @property
-    def _tables(self) -> list[CollectionTable]:
+    def _tables(self) -> list[CollectionTable | EmbeddingVariable]:
         return list(self._modules[self._children]._modules.values())  # type: ignore[arg-type, union-attr]
 
     def _stored_weights(self) -> list[Parameter]:
@@ -148,8 +158,25 @@ class Collection(HasGradMode):
 
     # ---- Lookups ----------------------------------------------------------------------------------------------------
 
-    def _look_up(self, places: list[int], ids: Ids) -> Tensor:
-        plan, weights = self._plan(places), self._stored_weights()
+    def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
+        """Results of all lookups; ``lengths``, of each key, are needed where tables grow."""
+        if not self._growing:
+            return self._look_up_rows(self._plan(places), self._stored_weights(), ids)
+        if torch.compiler.is_compiling():
+            return _look_up_growing_untraced(self, places, ids, lengths)
+        assert lengths is not None
+        with ExitStack() as stack:
+            plan, weights, ids = rows_of_keys(self._plan(places), self._stored_weights(), self._growing, ids, lengths)
+            for table in sorted(self._growing.values(), key=lambda table: table.lock_number()):
+                stack.enter_context(table._guard.reading())
+            return self._look_up_rows(self._sized(plan, weights), weights, ids)
+
+    def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
+        """The plan for tables as large as they are now: the same object as long as they are."""
+        plan = plan.of_sizes(weights)
+        return self._plans.setdefault(plan, plan)  # type: ignore[arg-type]
+
+    def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids) -> Tensor:
         kinds = self._kinds(plan, weights, ids)
         if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1:
             return self._look_up_part(plan, range(len(weights)), weights, kinds[0], ids)
@@ -238,6 +265,26 @@ class Collection(HasGradMode):
         return "" if self.grad_mode is None else f"grad_mode={self.grad_mode!r}"
 
 
+def _new_table(config: Any, device: torch.device | str | None, apply: str) -> CollectionTable | EmbeddingVariable:
+    """The table that a config describes."""
+    option = getattr(config, "ev_option", None)
+    if option is None:
+        return CollectionTable(config, device, apply)
+    initializer = config.initializer
+    if initializer is None and option.init_option.initializer is None:
+        initializer = config.init_fn or Uniform(config.get_weight_init_min(), config.get_weight_init_max())
+    return EmbeddingVariable(
+        config.embedding_dim,
+        name=config.name,
+        initializer=initializer,
+        ev_option=option,
+        capacity=max(config.num_embeddings, 2),
+        device=device,
+        dtype=as_dtype(config.data_type),
+        apply=apply,
+    )
+
+
 def _ids_of_keys(ids: Ids) -> list[int]:
     """How many ids each feature has; on CUDA, where looking would wait, as if all had equally many per bag."""
     if ids.offsets is None:
@@ -268,5 +315,7 @@ def _check_configs(owner: str, configs: Sequence[Any]) -> None:
             if getattr(config, what) < 1:
                 raise ValueError(f"{owner}: tables[{k}].{what} must be at least 1, got {getattr(config, what)}")
         padding, rows = getattr(config, "padding_idx", None), config.num_embeddings
+        if padding is not None and getattr(config, "ev_option", None) is not None:
+            raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
         if padding is not None and not -rows <= padding < rows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")

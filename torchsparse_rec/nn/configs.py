@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .variable.options import EmbeddingVariableOption
+
 __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType"]
 
 
@@ -49,6 +51,10 @@ class BaseEmbeddingConfig:
         weight_init_min: default ``-weight_init_max``'s default.
         init_fn: starts the rows instead: it is given the table and writes it.
         padding_idx: a row that counts in no bag and gets no gradient. Default: none. (Not in TorchRec.)
+        ev_option: makes the table an :class:`EmbeddingVariable` with these options, which takes ids of any range:
+            ``num_embeddings`` is then how many rows it has at first. Default: a table of fixed size. (Not in TorchRec.)
+        initializer: with ``ev_option``, how rows begin, as of :class:`EmbeddingVariable`. Default: as ``weight_init_max``
+            and ``weight_init_min`` or ``init_fn`` say.
 
     Source: ``torchrec.modules.embedding_configs``.
     """
@@ -62,6 +68,8 @@ class BaseEmbeddingConfig:
     weight_init_min: float | None = None
     init_fn: Callable[[Tensor], Any] | None = None
     padding_idx: int | None = None
+    ev_option: EmbeddingVariableOption | None = None
+    initializer: Any = None
 
     def num_features(self) -> int:
         """How many features look it up."""

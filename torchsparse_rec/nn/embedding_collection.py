@@ -107,7 +107,7 @@ class EmbeddingBagCollection(Collection):
         sizes = {bags[place] for place in places}
         names, widths = self._names, self._widths
         if len(sizes) <= 1:
-            values = self._look_up(places, self._ids(x, bags, True))
+            values = self._look_up(places, self._ids(x, bags, True), self._lengths(x))
             if values.shape[1] != self._width:
                 raise RuntimeError(
                     f"{type(self).__name__}: the tables must have the embedding_dim of their configs, {self._width} in "
@@ -121,7 +121,7 @@ class EmbeddingBagCollection(Collection):
                 f"{bags}; lookup() takes them as they are"
             )
         rows = {key: inverse[1][k] for k, key in enumerate(inverse[0])}
-        pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False)))
+        pooled = self._split(x, bags, self._look_up(places, self._ids(x, bags, False), self._lengths(x)))
         whole = [part.index_select(0, rows[key]) for part, key in zip(pooled, self._lookup_features, strict=True)]
         return KeyedTensor(names, widths, torch.cat(whole, 1))
 
@@ -137,8 +137,12 @@ class EmbeddingBagCollection(Collection):
         """
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         bags = x.stride_per_key()
-        result = self._look_up(self._places(x), self._ids(x, bags, False))
+        result = self._look_up(self._places(x), self._ids(x, bags, False), self._lengths(x))
         return dict(zip(self._names, self._split(x, bags, result), strict=True))
+
+    def _lengths(self, x: KeyedJaggedTensor) -> list[int] | None:
+        # To read them back from a device takes time, and only tables that grow need them.
+        return x.length_per_key() if self._growing else None
 
     def _ids(self, x: KeyedJaggedTensor, bags: list[int], side_by_side: bool) -> Ids:
         return Ids(x.values(), x.offsets(), x.weights() if self._is_weighted else None, bags, side_by_side)
@@ -205,7 +209,7 @@ class EmbeddingCollection(Collection):
         """Look up ``features``; see the class."""
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         counts = x.length_per_key()
-        result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False))
+        result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False), counts)
         place, by_feature = x.index_per_key(), x.to_dict()
         sizes = [
             counts[place[feature]] * width for feature, width in zip(self._lookup_features, self._widths, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from ..optim._tables import Growing, table_of
 from ._lookup import check_ids, look_up
 from ._plan import Ids
 from ._read import Tables, read
+from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
 from .variable.cold import ColdRows, cold_rows_of
 from .variable.eviction import Eviction
@@ -71,7 +73,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
         target_gpu: the number of the GPU that has the table; -1 (default): ``device`` says where.
         capacity: rows at first. Default 1024.
-        seed: of random initializers. Default 0.
+        seed: of random initializers. Default: made of the name, so that tables of different names differ.
         device: where the table lives.
         dtype: float16, bfloat16, float32 (default) or float64.
         grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
@@ -112,7 +114,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         ev_option: EmbeddingVariableOption | None = None,
         target_gpu: int = -1,
         capacity: int = 1024,
-        seed: int = 0,
+        seed: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         grad_mode: str | None = None,
@@ -136,6 +138,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self.admission = admission_of(self.name, option.filter_option, device)
         # Where there is a filter, row 0 stands for all keys that are not admitted.
         self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
+        seed = zlib.crc32(self.name.encode()) if seed is None else seed
         self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
         self.register_parameter("weight", Parameter(torch.zeros(capacity, embedding_dim, dtype=dtype, device=device)))
         self.global_step = 0
@@ -250,6 +253,11 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if self.cold is not None:
             self.cold.read(ids, rows, values)
         return values
+
+    @property
+    def auto(self) -> AutoChoice:
+        """What ``grad_mode="auto"`` has found out."""
+        return self._auto
 
     # ---- Rows of keys, in training -----------------------------------------------------------------------------------
 

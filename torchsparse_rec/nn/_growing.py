@@ -1,0 +1,101 @@
+"""Lookups of several tables, of which some grow: keys become rows first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ._plan import Ids, Plan
+from .embedding_variable import EmbeddingVariable
+
+__all__ = ["rows_of_keys"]
+
+
+class _Use(NamedTuple):
+    """A lookup of a table that grows."""
+
+    lookup: int
+    key: int
+    begin: int
+    end: int
+
+
+def rows_of_keys(
+    plan: Plan,
+    weights: list[Parameter],
+    growing: Mapping[int, EmbeddingVariable],
+    ids: Ids,
+    lengths: Sequence[int],
+) -> tuple[Plan, list[Parameter], Ids]:
+    """
+    Put rows in the place of keys.
+
+    A table in training gets rows for those that are new. One in ``eval()`` does not: what its keys have is laid out as
+    a table of its own for this lookup, which has no gradient.
+
+    Args:
+        plan: what is looked up.
+        weights: the tables.
+        growing: those that grow, by number.
+        ids: the keys.
+        lengths: how many each feature has.
+
+    Returns:
+        The same for rows. ``ids.indices`` is a new tensor.
+    """
+    ends = list(accumulate(lengths))
+    uses: dict[int, list[_Use]] = {table: [] for table in growing}
+    for lookup, (table, key) in enumerate(zip(plan.tables, plan.keys, strict=True)):
+        if table in growing:
+            uses[table].append(_Use(lookup, key, ends[key] - lengths[key], ends[key]))
+    # A feature that several lookups have, of which one grows, gets a copy for that one.
+    alone = {key for key in plan.keys if plan.keys.count(key) == 1}
+    made = ids.indices.to(torch.int64, copy=True)
+    weights = list(weights)
+    keys, copies = list(plan.keys), []
+    for table, its in uses.items():
+        variable = growing[table]
+        pieces = [ids.indices[use.begin : use.end] for use in its]
+        wanted = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        if variable.training:
+            with variable._guard.writing():
+                rows = variable.rows_of(wanted)
+        else:
+            weights[table] = variable.lookup(wanted)  # type: ignore[call-overload]
+            rows = torch.arange(len(wanted), device=made.device)
+        for use, of_use in zip(its, rows.split([use.end - use.begin for use in its]), strict=True):
+            if use.key in alone:
+                made[use.begin : use.end] = of_use
+            else:
+                keys[use.lookup] = len(lengths) + len(copies)
+                copies.append((use, of_use))
+    if not copies:
+        return plan, weights, ids._replace(indices=made)
+    return plan._replace(keys=tuple(keys)), weights, _with_copies(ids, made, copies)
+
+
+def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> Ids:
+    """More features at the end."""
+    bags, firsts = list(ids.bags), [0, *accumulate(ids.bags)]
+    values, offsets, weights = [made], [ids.offsets], [ids.per_sample_weights]
+    total = len(made)
+    for use, rows in copies:
+        values.append(rows)
+        bags.append(ids.bags[use.key])
+        if ids.offsets is not None:
+            its = ids.offsets[firsts[use.key] + 1 : firsts[use.key + 1] + 1]
+            offsets.append(its - ids.offsets[firsts[use.key]] + total)
+        if ids.per_sample_weights is not None:
+            weights.append(ids.per_sample_weights[use.begin : use.end])
+        total += len(rows)
+    return ids._replace(
+        indices=torch.cat(values),
+        offsets=None if ids.offsets is None else torch.cat(offsets),  # type: ignore[arg-type]
+        per_sample_weights=None if ids.per_sample_weights is None else torch.cat(weights),  # type: ignore[arg-type]
+        bags=bags,
+    )

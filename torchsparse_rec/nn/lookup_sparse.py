@@ -1,0 +1,204 @@
+"""Lookups of several tables by sparse ids: SparseOperationKit's call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..jagged import KeyedJaggedTensor
+from ..jagged._inputs import as_keyed_jagged_tensor
+from ..ops import _reduction
+from ..ops.embedding_collection import lookup
+from ._growing import rows_of_keys
+from ._plan import Ids, Plan
+from .embedding_variable import EmbeddingVariable
+from .grad_mode import GradModeMixin
+from .gradients import keep_coalesced
+from .variable.guard import reading
+
+__all__ = ["lookup_sparse"]
+
+_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN}
+
+
+def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = None) -> Any:
+    """
+    Look up several tables, each by sparse ids, and combine the rows of each example.
+
+    Tables whose gradients are alike are looked up in one pass, whatever their dims.
+
+    Args:
+        params: the tables, a list: each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
+            :class:`torch.nn.EmbeddingBag` (ours or torch's), or a parameter ``[V, D]``. One may be given several times.
+        indices: the ids, a list as long: each in one of the forms that :mod:`torchsparse_rec.jagged` takes, such as a
+            :class:`JaggedTensor`, a sparse COO tensor ``[B, L]`` or ``(values, offsets)``.
+        combiners: ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each: with weights w and rows e, ``sum(w * e)``, that over
+            ``sum(w)``, or that over the root of ``sum(w * w)``.
+        sp_weights: the ids' weights, a list of tensors ``[N]``, or None for ids without; or of anything that has
+            ``values()``. Default: those that the indices carry, or 1.
+
+    Returns:
+        A list of ``[B, D]``; rows of examples without ids are 0. A single tensor where ``params`` is no list.
+
+    Raises:
+        IndexError: an id that a fixed table does not have.
+        TypeError: params or indices of no known kind.
+        ValueError: lists of different lengths; an unknown combiner; weights of another length than the ids.
+
+    Source: ``sparse_operation_kit.lookup_sparse``; DeepRec's ``group_embedding_lookup_sparse``.
+
+    Example:
+        >>> table = EmbeddingVariable(2, initializer=1.0)
+        >>> ids = torch.tensor([1, 1, 3, 4, 5]), torch.tensor([0, 2, 5])
+        >>> lookup_sparse([table, torch.nn.Parameter(torch.eye(6))], [ids, ids], ["sum", "mean"])[0]
+        tensor([[2., 2.],
+                [3., 3.]], grad_fn=<SplitBackward0>)
+    """
+    if not isinstance(params, (list, tuple)):
+        weights = None if sp_weights is None else [sp_weights]
+        return lookup_sparse([params], [indices], [combiners], weights)[0]
+    _check_lengths(params, indices, combiners, sp_weights)
+    x = as_keyed_jagged_tensor({str(k): ids for k, ids in enumerate(indices)}, owner="lookup_sparse: indices")
+    return _Lookup(params, combiners, x, _weights(x, sp_weights)).results()
+
+
+def _check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weights: Any) -> None:
+    if not params:
+        raise ValueError("lookup_sparse: params must have at least one table, got none")
+    for argument, value in (("indices", indices), ("combiners", combiners), ("sp_weights", sp_weights)):
+        if argument == "sp_weights" and value is None:
+            continue
+        if not isinstance(value, (list, tuple)) or len(value) != len(params):
+            got = len(value) if isinstance(value, (list, tuple)) else type(value).__name__
+            raise ValueError(f"lookup_sparse: {argument} must be a list of {len(params)}, one for each table, got {got}")
+    for k, combiner in enumerate(combiners):
+        if combiner not in _MODES:
+            known = ", ".join(map(repr, _MODES))
+            raise ValueError(f"lookup_sparse: combiners[{k}] must be one of {known}, got {combiner!r}")
+
+
+def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor | None:
+    """One weight for each id of all tables; None where none has any."""
+    if sp_weights is None or all(given is None for given in sp_weights):
+        return x.weights_or_none()
+    lengths = x.length_per_key()
+    parts = []
+    for k, (given, length) in enumerate(zip(sp_weights, lengths, strict=True)):
+        if given is None:
+            part = torch.ones(length, device=x.values().device)
+        else:
+            part = given if isinstance(given, Tensor) and not given.is_nested else given.values()
+            if part.layout != torch.strided:
+                part = part.coalesce().values() if part.layout == torch.sparse_coo else part.values()
+            part = part.reshape(-1)
+        if len(part) != length:
+            raise ValueError(f"lookup_sparse: sp_weights[{k}] must have {length} weights, one for each id, got {len(part)}")
+        parts.append(part.to(x.values().device))
+    return torch.cat(parts)
+
+
+class _Lookup:
+    """One call."""
+
+    def __init__(self, params: Sequence[Any], combiners: Sequence[str], x: KeyedJaggedTensor, weights: Tensor | None):
+        self.owners: list[Any] = []  # of each table, what was given
+        tables = []
+        for k, given in enumerate(params):
+            place = next((i for i, owner in enumerate(self.owners) if owner is given), None)
+            if place is None:
+                place = len(self.owners)
+                self.owners.append(_checked(given, k))
+            tables.append(place)
+        stored = [_weight_of(owner) for owner in self.owners]
+        self.plan = Plan(
+            tuple(tables),
+            tuple(range(len(tables))),
+            tuple(_MODES[combiner] for combiner in combiners),
+            tuple(weight.shape[0] for weight in stored),
+            tuple(weight.shape[1] for weight in stored),
+            tuple(_padding_of(owner) for owner in self.owners),
+        )
+        self.ids = Ids(x.values(), x.offsets(), weights, x.stride_per_key(), False)
+        self.weights, self.lengths = stored, x.length_per_key()
+
+    def results(self) -> list[Tensor]:
+        """``[B, D]`` for each lookup."""
+        growing = {k: owner for k, owner in enumerate(self.owners) if isinstance(owner, EmbeddingVariable)}
+        plan, weights, ids = self.plan, self.weights, self.ids
+        if growing:
+            plan, weights, ids = rows_of_keys(plan, weights, growing, ids, self.lengths)
+        with reading(variable._guard for variable in growing.values()):
+            return self._look_up(plan.of_sizes(weights), weights, ids)
+
+    def _look_up(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[Tensor]:
+        groups: dict[tuple, list[int]] = {}
+        for k, (owner, weight) in enumerate(zip(self.owners, weights, strict=True)):
+            kind = self._kind(owner, weight)
+            alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
+            groups.setdefault((kind, weight.dtype, k if alone else -1), []).append(k)
+        results: dict[int, Tensor] = {}
+        for (kind, dtype, alone), tables in groups.items():
+            part = plan.part(tables)
+            its = ids
+            if ids.per_sample_weights is not None and ids.per_sample_weights.dtype != dtype:
+                its = ids._replace(per_sample_weights=ids.per_sample_weights.to(dtype))
+            if alone >= 0:
+                made = self._look_up_alone(self.owners[alone], weights[alone], kind, part, its)
+            else:
+                if kind == "sparse":
+                    for k in tables:
+                        if weights[k].requires_grad:
+                            keep_coalesced(weights[k])
+                chosen = [weights[k] for k in tables]
+                made = lookup(chosen, *its[:3], *part.lists(its), kind == "sparse")[0]  # type: ignore[arg-type]
+            for number, piece in zip(plan.lookups_of(tables), made.split(part.sizes(its)), strict=True):
+                results[number] = piece.reshape(ids.bags[plan.keys[number]], -1)
+        return [results[number] for number in range(len(plan.tables))]
+
+    def _look_up_alone(self, owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
+        """A table that is read and updated by its module."""
+        pieces = []
+        for key, mode in zip(part.keys, part.modes, strict=True):
+            firsts = sum(ids.bags[:key])
+            assert ids.offsets is not None
+            offsets = ids.offsets[firsts : firsts + ids.bags[key] + 1]
+            begin, end = int(offsets[0]), int(offsets[-1])
+            weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end]
+            one = Ids(ids.indices[begin:end], offsets - begin, weights, (ids.bags[key],), True)
+            padding = None if part.padding[0] < 0 else part.padding[0]
+            pieces.append(owner._look_up_otherwise(kind, weight, mode, padding, one).reshape(-1))
+        return torch.cat(pieces)
+
+    def _kind(self, owner: Any, weight: Tensor) -> str:
+        if isinstance(owner, GradModeMixin):
+            return owner._gradient_kind(weight, self.ids.indices.shape[0])
+        return "sparse" if getattr(owner, "sparse", False) is True and weight.requires_grad else "dense"
+
+
+def _checked(given: Any, k: int) -> Any:
+    known = (EmbeddingVariable, torch.nn.Embedding, torch.nn.EmbeddingBag)
+    if isinstance(given, known):
+        if getattr(given, "max_norm", None) is not None:
+            raise ValueError(f"lookup_sparse: params[{k}].max_norm must be None, got {given.max_norm}")
+        return given
+    if isinstance(given, Tensor) and given.dim() == 2 and given.is_floating_point():
+        return given
+    got = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    raise TypeError(
+        f"lookup_sparse: params[{k}] must be an EmbeddingVariable, Embedding, EmbeddingBag or a parameter [V, D], got {got}"
+    )
+
+
+def _weight_of(owner: Any) -> Parameter:
+    if isinstance(owner, Tensor):
+        return owner  # type: ignore[return-value]
+    return owner._stored_weight() if isinstance(owner, GradModeMixin) else owner.weight
+
+
+def _padding_of(owner: Any) -> int:
+    padding = getattr(owner, "padding_idx", None)
+    return -1 if padding is None else padding
