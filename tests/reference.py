@@ -1,8 +1,8 @@
 """
 The slow, obvious meaning of every operator in csrc/library.cpp, in plain Python and PyTorch.
 
-Each function takes the arguments of its schema, all valid, and returns the results (for a mutating operator: what the
-written arguments must hold). Half types are accumulated in float32 and rounded once.
+Each function takes the arguments of its schema, all valid, and returns the results (of a mutating operator also
+what the written arguments must hold, which come last). Half types are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import reference_embedding_collection
 import reference_embedding_lookup
 import reference_hash
 import reference_row_optimizer
+import reference_table
+import reference_table_rows
 import torch
 from reference_row_update import row_update
 from reference_segment_rows import (
@@ -280,6 +282,8 @@ REFERENCES: dict[str, Callable] = {
         *reference_row_optimizer.FUNCTIONS,
         *reference_embedding_lookup.FUNCTIONS,
         *reference_embedding_collection.FUNCTIONS,
+        *reference_table.FUNCTIONS,
+        *reference_table_rows.FUNCTIONS,
     )
 }
 REFERENCES |= SPARSE_TENSOR_REFERENCES

@@ -49,6 +49,7 @@ from samples_sparse_tensor import (
     reshape_samples,
     row_ids_samples,
 )
+from samples_table import TABLE_SAMPLES
 
 SAMPLES: dict[str, list[Sample]] = {
     "sparse_segment_reduce": list(segment_samples("sparse_segment_reduce", nothing)),
@@ -99,6 +100,7 @@ SAMPLES: dict[str, list[Sample]] = {
     ),
     "clip_rows_backward": list(clip_backward_samples("clip_rows_backward")),
     **COLLECTION_SAMPLES,
+    **TABLE_SAMPLES,
 }
 
 GRADIENT_SAMPLES: dict[str, list[Sample]] = {

@@ -25,15 +25,14 @@ class Call(torch.nn.Module):
         self.sample = sample
 
     def forward(self, *tensors: Tensor) -> Any:
-        """What the operator gives, or what it wrote."""
+        """What the operator gives, and what it wrote."""
         given = iter(tensors)
         arguments = [_filled(x, given) for x in self.sample.arguments]
         result = operator(self.sample.operator)(*arguments)
-        return (
-            tuple(x for i in written(self.sample.operator) for x in tensors_of(arguments[i]))
-            if result is None
-            else result
-        )
+        changed = tuple(x for i in written(self.sample.operator) for x in tensors_of(arguments[i]))
+        if not changed:
+            return result
+        return (*(result if isinstance(result, tuple) else tensors_of(result)), *changed)
 
 
 def _filled(argument: Any, given: Any) -> Any:

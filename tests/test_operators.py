@@ -28,7 +28,15 @@ UPDATES = {
     "row_optimizer_advance_",
     "row_optimizer_make_current_",
     "embedding_collection_update_",
+    "table_find_or_insert_",
+    "table_erase_",
+    "table_rehash",
+    "table_initialize_",
+    "table_assign_",
+    "count_min_sketch_",
 }
+# Positions of arguments that are read, and must be contiguous: the state of tables.
+STATE = {"table_find": (0, 1), "table_find_or_insert_": (3,), "table_rehash": (0,), "table_lookup": (0, 1, 2)}
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
@@ -55,17 +63,14 @@ def written(name: str) -> list[int]:
 
 
 def call(sample: Sample) -> tuple[Tensor, ...]:
-    """The results, or for an operator that writes into its arguments those arguments: of an update, copies of them."""
+    """The results, and what the operator writes: of an update, copies of those arguments."""
     places = written(sample.operator)
     arguments = list(sample.arguments)
     for i in places if sample.operator in UPDATES else ():
         arguments[i] = map_tensors(torch.clone, arguments[i])
     result = operator(sample.operator)(*arguments)
-    if places:
-        assert result is None
-        return tuple(x for i in places for x in tensors_of(arguments[i]))
     results = result if isinstance(result, tuple) else (result,)
-    return tuple(x for part in results for x in tensors_of(part))
+    return tuple(x for part in (*results, *(arguments[i] for i in places)) for x in tensors_of(part))
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
@@ -80,9 +85,10 @@ def assert_same_bits(actual: Tensor, wanted: Tensor) -> None:
 
 
 def read_only(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
-    """The sample with changed inputs and untouched outputs."""
+    """The sample with changed inputs and untouched outputs; of the state of tables only the address may differ."""
     kept = [x for i in written(sample.operator) for x in tensors_of(sample.arguments[i])]
-    return sample.map_tensors(lambda x: x if any(x is y for y in kept) else change(x))
+    state = [sample.arguments[i] for i in STATE.get(sample.operator, ())] if change is not _shifted else []
+    return sample.map_tensors(lambda x: x if any(x is y for y in [*kept, *state]) else change(x))
 
 
 # ---- Meaning and layouts --------------------------------------------------------------------------------------------
