@@ -15,6 +15,7 @@ from . import (
     embedding,
     embedding_gradients,
     embedding_lookup,
+    embedding_variable,
     features,
     keras_report,
     ncf,
@@ -58,6 +59,7 @@ ROWS: list[Row] = [
     *sparse_tensor.ROWS,
     *ncf.ROWS,
     *prebatched.ROWS,
+    *embedding_variable.ROWS,
 ]
 
 

@@ -26,10 +26,10 @@ from .variable.eviction import Eviction
 from .variable.filters import CounterAdmission, admission_of
 from .variable.guard import Guard
 from .variable.initial import InitialRows
-from .variable.keys import KeyRows, packed, unpacked
+from .variable.keys import KeyRows, packed
 from .variable.optimizer_rows import OptimizerRows
 from .variable.options import EmbeddingVariableOption, LRUEvict
-from .variable.parts import Part
+from .variable.parts import Part, select
 from .variable.saving import Saving
 
 __all__ = ["EmbeddingVariable", "Export", "get_embedding_variable"]
@@ -46,7 +46,7 @@ class Export(NamedTuple):
     values: Tensor
     #: How often each has been looked up in training, ``[K]`` int64.
     frequencies: Tensor
-    #: The step of its last lookup in training, ``[K]`` int64.
+    #: The step of its last lookup in training, ``[K]`` int64; -1: none.
     versions: Tensor
 
 
@@ -474,7 +474,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
             values: ``[K, D]``.
             frequencies: ``[K]``. Default: the filter's threshold, or 0.
-            versions: ``[K]``. Default: the present step.
+            versions: ``[K]``. Default: the step before the present one.
 
         Raises:
             ValueError: wrong shapes or dtypes.
@@ -489,36 +489,55 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         keys = torch.as_tensor(keys, device=weight.device)
         values = torch.as_tensor(values, dtype=weight.dtype, device=weight.device)
         self._check_rows(keys, values)
-        most = None if self.admission is None else self.admission.filter_freq
-        step = self.global_step
+        numbers = [None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)]
+        for argument, x in zip(("frequencies", "versions"), numbers, strict=True):
+            if x is not None and x.shape != keys.shape:
+                raise ValueError(
+                    f"EmbeddingVariable.insert: {argument} must be [{len(keys)}], one for each key, got {list(x.shape)}"
+                )
         with self._guard.writing():
             self._tend(weight)
-            if self.cold is not None:
-                self.cold.erase(keys)
-            self._make_room(keys)
-            known = self.keys.inserted
-            rows, born = self.keys.insert(keys, version=step)
-            if self.keys.inserted - known < len(keys):
-                OptimizerRows(weight).reset(rows)
-            OptimizerRows(weight).begin(rows)
-            self._inserted_before = -1
-            ops.table_assign_(weight.detach(), rows, values)
-            if self.admission is not None:
-                self.admission.admitted(keys, born)
-            if frequencies is not None or versions is not None or most is not None:
-                old_frequencies, old_versions = unpacked(self.keys.entries[rows, 1])
-                as_given = [
-                    None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)
-                ]
-                new = packed(
-                    old_frequencies.clamp_min(most or 0) if as_given[0] is None else as_given[0],
-                    old_versions if as_given[1] is None else as_given[1],
-                )
-                last = new.view(torch.uint8).view(-1, 8)
-                numbers = self.keys.entries[:, 1].contiguous().view(torch.uint8).view(-1, 8)
-                ops.table_assign_(numbers, rows, last)
-                self.keys.entries[:, 1] = numbers.view(torch.int64).view(-1)
+            if self.cold is None:
+                self._insert(keys, values, *numbers)
+            else:
+                self._insert_in_tiers(keys, values, *numbers)
             self._note_written(keys)
+
+    def _numbers_of(self, keys: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What inserted rows have where nothing is given: they may be evicted before those of this step."""
+        least = 0 if self.admission is None else self.admission.filter_freq
+        frequencies = torch.full_like(keys, least, dtype=torch.int64) if frequencies is None else frequencies
+        if versions is None:
+            versions = torch.full_like(keys, max(self.global_step - 1, -1), dtype=torch.int64)
+        return frequencies, versions
+
+    def _insert(self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> None:
+        weight = self._stored_weight()
+        optimizer = OptimizerRows(weight)
+        self._make_room(keys)
+        known = self.keys.inserted
+        rows, born = self.keys.insert(keys)
+        if self.keys.inserted - known < len(keys):
+            optimizer.reset(rows)
+        optimizer.begin(rows)
+        self._inserted_before = -1
+        ops.table_assign_(weight.detach(), rows, values)
+        self.keys.set_numbers(rows, packed(*self._numbers_of(keys, frequencies, versions)))
+        if self.admission is not None:
+            self.admission.admitted(keys, born)
+
+    def _insert_in_tiers(
+        self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None
+    ) -> None:
+        assert self.cold is not None
+        self._erase(keys)
+        self.cold.erase(keys)
+        part = Part(keys.long(), values, *self._numbers_of(keys, frequencies, versions), {})
+        backwards = torch.arange(len(keys) - 1, -1, -1, device=keys.device)
+        firsts = torch.ops.torchsparse_rec.unique_rows.default(part.keys[backwards])[0]
+        self._put(select(part, backwards[firsts]))
+        if self.admission is not None:
+            self.admission.admitted(keys, torch.zeros_like(keys))
 
     def _check_rows(self, keys: Tensor, values: Tensor) -> None:
         if keys.dim() != 1 or keys.dtype not in (torch.int32, torch.int64):

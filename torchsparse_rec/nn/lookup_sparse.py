@@ -54,9 +54,10 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     Example:
         >>> table = EmbeddingVariable(2, initializer=1.0)
         >>> ids = torch.tensor([1, 1, 3, 4, 5]), torch.tensor([0, 2, 5])
-        >>> lookup_sparse([table, torch.nn.Parameter(torch.eye(6))], [ids, ids], ["sum", "mean"])[0]
+        >>> rows, means = lookup_sparse([table, torch.nn.Parameter(torch.eye(6))], [ids, ids], ["sum", "mean"])
+        >>> rows.detach()
         tensor([[2., 2.],
-                [3., 3.]], grad_fn=<SplitBackward0>)
+                [3., 3.]])
     """
     if not isinstance(params, (list, tuple)):
         weights = None if sp_weights is None else [sp_weights]

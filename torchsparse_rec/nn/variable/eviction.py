@@ -132,7 +132,7 @@ class Eviction:
 
 def coldest(frequencies: Tensor, versions: Tensor, count: int, by_frequency: bool) -> Tensor:
     """The positions of so many that have been used least often, or least recently; of equal ones the first."""
-    score = frequencies << 31 | versions if by_frequency else versions
+    score = (frequencies << 32) + versions if by_frequency else versions
     limit = score.kthvalue(count).values
     below = score < limit
     ties = (score == limit).nonzero().flatten()

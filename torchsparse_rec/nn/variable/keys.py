@@ -21,12 +21,12 @@ _USED, _REUSED, _FAILED, _INSERTED = range(4)
 
 def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
     """The second number of entries."""
-    return versions.long() << 32 | frequencies.long()
+    return (versions.long() + 1) << 32 | frequencies.long()
 
 
 def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Frequencies and versions, int64."""
-    return numbers & 0xFFFFFFFF, numbers >> 32
+    """Frequencies and versions, int64; version -1: of no step."""
+    return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
 
 
 class KeyRows(torch.nn.Module):
@@ -131,6 +131,13 @@ class KeyRows(torch.nn.Module):
         """
         Rows and new rows, see :func:`ops.table_find_or_insert_`. There must be room: :meth:`missing` says how much.
 
+        Args:
+            ids: the keys.
+            allowed: as of the operator, as are ``frequencies`` and ``count``.
+            frequencies: see there.
+            version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
+            count: see there.
+
         Raises:
             RuntimeError: keys that collide, however large the index.
         """
@@ -142,7 +149,7 @@ class KeyRows(torch.nn.Module):
             ids,
             allowed=allowed,
             frequencies=frequencies,
-            version=version,
+            version=version + 1 if version >= 0 else -1,
             count=count,
         )
         if not self.counters.is_cuda:
@@ -181,7 +188,7 @@ class KeyRows(torch.nn.Module):
                 ids[where],
                 allowed=rest[0],
                 frequencies=rest[1],
-                version=version,
+                version=version + 1 if version >= 0 else -1,
                 count=count,
             )
             rows[where], born[where] = found, new
@@ -201,6 +208,12 @@ class KeyRows(torch.nn.Module):
             self.free_rows = torch.cat([rest, rows.int()]).sort().values
             self.counters[_REUSED] = 0
         return rows
+
+    def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
+        """Write the second number of entries; of several for one row the last counts."""
+        # Side by side with the keys, which are those that are there: so whole entries are written.
+        entries = torch.stack([self.entries[rows, 0], numbers], 1).view(torch.uint8)
+        ops.table_assign_(self.entries.view(torch.uint8), rows, entries)
 
     def rows(self) -> Tensor:
         """The rows of all keys, ascending."""

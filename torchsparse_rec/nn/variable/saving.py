@@ -64,7 +64,7 @@ class Saving(torch.nn.Module):
         numbers = variable.keys.entries[: variable.keys.used, 1]
         mask = numbers != -1
         if since is not None:
-            mask = mask & (numbers >> 32 >= since)
+            mask = mask & (unpacked(numbers)[1] >= since)
             if self._written:
                 rows = variable.keys.find(torch.cat(self._written))
                 mask[rows[rows >= 0]] = True
@@ -87,8 +87,10 @@ class Saving(torch.nn.Module):
         """Write rows, new or not; what does not fit in the first tier goes to the next."""
         variable = self._variable()
         weight = variable._stored_weight()
-        variable._grow_for(part.keys)
-        if variable.cold is not None:
+        if variable.cold is None:
+            variable._make_room(part.keys)
+        else:
+            variable._grow_for(part.keys)
             part = variable.cold.put_what_does_not_fit(part)
         keys, optimizer = variable.keys, OptimizerRows(weight)
         rows, _ = keys.insert(part.keys)
@@ -272,10 +274,10 @@ class Saving(torch.nn.Module):
         variable = self._variable()
         with variable._guard.writing():
             self._forget_everything(chains[0].version.metadata)
+            variable.global_step = max(chain.version.metadata["global_step"] for chain in chains)
             for chain in chains:
                 for _, name, tensors in chain:
                     self._apply_shard(name, tensors, shard, num_shards)
-            variable.global_step = max(chain.version.metadata["global_step"] for chain in chains)
             variable._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
             alone = len(paths) == 1 and num_shards == 1
             newest = chains[0].version
