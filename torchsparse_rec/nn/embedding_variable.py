@@ -147,7 +147,6 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self.cold: ColdRows | None = cold_rows_of(self)
         self._looked_up, self._found_cold, self._evicted = 0, 0, 0
         self._filtered = torch.zeros((), dtype=torch.int64, device=device)
-        self._room = 0  # rows that are surely free
         self._init_saving()
         self._init_grad_mode(grad_mode, apply)
         self._tend(self._stored_weight())
@@ -282,8 +281,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if self.cold is not None:
             self._found_cold += self.cold.promote(ids)
         if self.admission is None:
-            self._make_room(ids)
-            rows, born = self.keys.insert(ids, version=step, count=True)
+            rows, born = self.keys.insert(ids, version=step, count=True, make_room=self._find_room)
             self._begin(born, ids)
             return rows
         absent = self.keys.find(ids) < 0
@@ -291,8 +289,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         # Looking at it would wait for a device.
         if absent.is_cuda or absent.any():
             allowed, counts = self.admission.count(ids, absent, step)
-            self._make_room(ids, allowed)
-        rows, born = self.keys.insert(ids, allowed=allowed, frequencies=counts, version=step, count=True)
+        rows, born = self.keys.insert(
+            ids, allowed=allowed, frequencies=counts, version=step, count=True, make_room=self._find_room
+        )
         if allowed is not None:
             self._begin(born, ids)
             self.admission.admitted(ids, born)
@@ -300,31 +299,6 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             self._filtered += filtered.sum()
             self._write_default_row(weight)
         return rows.clamp_min_(0)
-
-    def _make_room(self, ids: Tensor, allowed: Tensor | None = None) -> None:
-        """See that the keys can be inserted: grow, or where a capacity is reached, let others go."""
-        if self._room < len(ids):
-            self._room = self.keys.room()  # the one wait for a device, once in a while
-        if self._room < len(ids):
-            wanted = self.keys.missing(ids, allowed)
-            if wanted > self._room:
-                self._find_room(ids, wanted)
-            self._room = len(ids) if wanted == 0 else self._room - wanted + len(ids)
-        self._room -= len(ids)
-
-    def _grow_for(self, ids: Tensor) -> None:
-        """As :meth:`_make_room`, up to the capacity and without letting others go."""
-        most, capacity = self._most_rows(), self.keys.capacity
-        room, wanted = self.keys.room(), self.keys.missing(ids)
-        while room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
-            capacity = 2 * capacity if most is None else min(2 * capacity, most)
-        if capacity != self.keys.capacity:
-            self._grow(capacity)
-        self._room = 0
-
-    def _forget_rooms(self) -> None:
-        """The keys are others now."""
-        self._room, self._inserted_before = 0, -1
 
     def _take_capacity(self, capacity: int) -> None:
         """Have so many rows, whose values will be written."""
@@ -334,17 +308,21 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self._replace_weight(weight.detach().new_zeros(capacity, self.embedding_dim))
         optimizer.start_over([], steps)
 
-    def _find_room(self, ids: Tensor, wanted: int) -> None:
-        most = self._most_rows()
-        capacity = self.keys.capacity
-        while self._room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
+    def _find_room(self, wanted: int, protected: Tensor | None = None) -> None:
+        """Have so many more rows free: grow, or where the capacity is reached, let others go."""
+        self._grow_for(wanted)
+        room = self.keys.room()
+        if room < wanted:
+            self._eviction.make_room(wanted - room, protected)
+
+    def _grow_for(self, wanted: int) -> None:
+        """Grow until so many rows are free, or to the capacity."""
+        most, capacity = self._most_rows(), self.keys.capacity
+        room = self.keys.room()
+        while room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
             capacity = 2 * capacity if most is None else min(2 * capacity, most)
         if capacity != self.keys.capacity:
             self._grow(capacity)
-        self._room = self.keys.room()
-        if self._room < wanted:
-            self._eviction.make_room(ids, wanted - self._room)
-            self._room = self.keys.room()
 
     def _most_rows(self) -> int | None:
         """Rows that the first tier may have."""
@@ -514,9 +492,8 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
     def _insert(self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> None:
         weight = self._stored_weight()
         optimizer = OptimizerRows(weight)
-        self._make_room(keys)
         known = self.keys.inserted
-        rows, born = self.keys.insert(keys)
+        rows, born = self.keys.insert(keys, version=self.global_step, make_room=self._find_room)
         if self.keys.inserted - known < len(keys):
             optimizer.reset(rows)
         optimizer.begin(rows)
@@ -582,7 +559,6 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if len(rows):
             OptimizerRows(self._stored_weight()).reset(rows)
             self._note_erased(keys)
-            self._room = 0
         return len(rows)
 
     @torch.no_grad()

@@ -134,7 +134,7 @@ def describe(trainer: Trainer) -> str:
     """The first lines: what is trained on, which tables there are, and where it goes on."""
     settings = trainer.settings
     rows = f"of {settings.buckets:,} rows and" if settings.tables == "hashed" else "of"
-    tables = len(trainer.train_on.model.bags.embedding_bags)
+    tables = len(trainer.train_on.model.bags.embedding_bag_configs())
     text = (
         f"data: {trainer.source.fingerprint()}; {tables} {settings.tables} tables {rows} dim {settings.embedding_dim}"
     )

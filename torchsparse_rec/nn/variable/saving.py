@@ -87,13 +87,10 @@ class Saving(torch.nn.Module):
         """Write rows, new or not; what does not fit in the first tier goes to the next."""
         variable = self._variable()
         weight = variable._stored_weight()
-        if variable.cold is None:
-            variable._make_room(part.keys)
-        else:
-            variable._grow_for(part.keys)
+        if variable.cold is not None:
             part = variable.cold.put_what_does_not_fit(part)
         keys, optimizer = variable.keys, OptimizerRows(weight)
-        rows, _ = keys.insert(part.keys)
+        rows, _ = keys.insert(part.keys, version=variable.global_step, make_room=variable._find_room)
         keys.entries[rows, 1] = packed(part.frequencies, part.versions)
         weight.detach().index_copy_(0, rows, part.values.to(weight.dtype))
         for name, values, initial in optimizer.columns():
@@ -298,7 +295,7 @@ class Saving(torch.nn.Module):
     def _forget_everything(self, metadata: Mapping[str, Any]) -> None:
         variable = self._variable()
         variable.keys.clear(variable.keys.capacity, variable.keys.entries.device)
-        variable._forget_rooms()
+        variable._inserted_before = -1
         if variable.cold is not None:
             variable.cold.clear()
         if isinstance(variable.admission, CounterAdmission):
@@ -346,7 +343,6 @@ class Saving(torch.nn.Module):
         # One that had no row when this was saved has none now.
         absent = self._variable().keys.find(keys) < 0
         keys, frequencies, versions = keys[absent], frequencies[absent], versions[absent]
-        admission.make_room(keys)
         rows, _ = admission.candidates.insert(keys)
         admission.candidates.entries[rows, 1] = packed(frequencies, versions)
 
@@ -444,7 +440,7 @@ class Saving(torch.nn.Module):
         if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
             variable._take_capacity(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        variable._forget_rooms()
+        variable._inserted_before = -1
         if variable.cold is not None:
             variable.cold.clear()
             if cold:
