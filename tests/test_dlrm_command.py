@@ -30,6 +30,14 @@ HASHED = "--tables hashed --buckets 60".split()
 SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "train.txt"
 
 
+@pytest.fixture(autouse=True)
+def curves(monkeypatch):
+    """The function that draws them. It does not but where it is asked for: it takes longer than the training here."""
+    drawing = command.plot_curves
+    monkeypatch.setattr(command, "plot_curves", lambda *_: None)
+    return drawing
+
+
 def flags_of(kind):
     return [*GENERATED, *(HASHED if kind == "hashed" else ["--tables", kind])]
 
@@ -67,7 +75,8 @@ def test_it_prints_records_and_writes_nothing_unless_asked(tmp_path, capsys, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_checkpoints_folder_has_the_curves_too(tmp_path, capsys, monkeypatch):
+def test_the_checkpoints_folder_has_the_curves_too(tmp_path, capsys, monkeypatch, curves):
+    monkeypatch.setattr(command, "plot_curves", curves)
     folder = tmp_path / "new" / "folder"
     assert run(*flags_of("hashed"), "--checkpoint", folder) == 0
     printed = capsys.readouterr().out
@@ -353,8 +362,14 @@ def kill_at_random(flags, folder, chosen):
     return process.wait()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("dynamic", 1),
+        pytest.param("dynamic", 20, marks=pytest.mark.full),
+        pytest.param("hashed", 20, marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
     """SIGKILL at random moments, many of them while a checkpoint is written."""
     straight, cut = tmp_path / "straight", tmp_path / "cut"
@@ -377,6 +392,19 @@ def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
 
 class Killed(Exception):
     """The process is gone."""
+
+
+SAVING = [*flags_of("dynamic"), "--save-every", "4", "--delta-every", "2"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder of a run in one piece."""
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "plot_curves", lambda *_: None)
+        assert run(*SAVING, "--checkpoint", folder) == 0
+    return folder
 
 
 def dying(monkeypatch, owner, name, call):
@@ -403,18 +431,15 @@ def dying(monkeypatch, owner, name, call):
         (checkpoints.Checkpoints, "_remove_other_chains", 3),
     ],
 )
-def test_a_checkpoint_is_of_one_step_wherever_its_writer_dies(owner, name, call, tmp_path, monkeypatch):
-    straight, cut = tmp_path / "straight", tmp_path / "cut"
-    flags = [*flags_of("dynamic"), "--save-every", 4, "--delta-every", 2]
-    assert run(*flags, "--checkpoint", straight) == 0
+def test_a_checkpoint_is_of_one_step_wherever_its_writer_dies(straight, owner, name, call, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         dying(patched, owner, name, call)
         with pytest.raises(Killed):
-            run(*flags, "--checkpoint", cut)
-    assert run(*flags, "--checkpoint", cut) == 0
-    assert_same_end(straight, cut)
+            run(*SAVING, "--checkpoint", tmp_path)
+    assert run(*SAVING, "--checkpoint", tmp_path) == 0
+    assert_same_end(straight, tmp_path)
     # Nothing is left of what came before the last full checkpoint.
-    assert [path.name for path in (cut / "tables").iterdir()] == ["000000008"]
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["000000008"]
 
 
 def test_deltas_are_of_what_has_changed(tmp_path):
