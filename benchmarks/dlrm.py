@@ -124,7 +124,8 @@ class OurTables:
         """By lookups without training."""
         if self.kind == "hashed":
             return [self.bags.get_parameter(f"embedding_bags.{name}.weight").detach()[ids] for name in CATEGORIES]
-        return [self.bags.embedding_bags[name].lookup(ids) for name in CATEGORIES]  # type: ignore[index, operator]
+        tables: Any = self.bags.embedding_bags
+        return [tables[name].lookup(ids) for name in CATEGORIES]
 
 
 class TorchTables:

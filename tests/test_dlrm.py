@@ -17,7 +17,7 @@ from torchsparse_rec.nn import EmbeddingBagConfig
 pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KINDS = ("hashed",)
+KINDS = tables.KINDS
 SMALL = {
     "buckets": 60,
     "embedding_dim": 4,

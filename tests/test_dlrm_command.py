@@ -16,7 +16,10 @@ from test_dlrm import KINDS, write_text
 from torchsparse_rec.data.convert import convert
 from torchsparse_rec.examples import _figures, _training
 from torchsparse_rec.examples.dlrm import __main__ as command
-from torchsparse_rec.examples.dlrm import checkpoints
+from torchsparse_rec.examples.dlrm import checkpoints, tables
+from torchsparse_rec.examples.dlrm.data import Generator
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,6 +28,14 @@ NETWORK = "--embedding-dim 4 --bottom 8 --top 16 --batch-size 128 --held-out 256
 GENERATED = [*NETWORK, *"--samples 1024 --max-cardinality 100".split()]
 HASHED = "--tables hashed --buckets 60".split()
 SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "train.txt"
+
+
+@pytest.fixture(autouse=True)
+def curves(monkeypatch):
+    """The function that draws them. It does not but where it is asked for: it takes longer than the training here."""
+    drawing = command.plot_curves
+    monkeypatch.setattr(command, "plot_curves", lambda *_: None)
+    return drawing
 
 
 def flags_of(kind):
@@ -64,7 +75,8 @@ def test_it_prints_records_and_writes_nothing_unless_asked(tmp_path, capsys, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_checkpoints_folder_has_the_curves_too(tmp_path, capsys, monkeypatch):
+def test_the_checkpoints_folder_has_the_curves_too(tmp_path, capsys, monkeypatch, curves):
+    monkeypatch.setattr(command, "plot_curves", curves)
     folder = tmp_path / "new" / "folder"
     assert run(*flags_of("hashed"), "--checkpoint", folder) == 0
     printed = capsys.readouterr().out
@@ -214,8 +226,28 @@ def end_of(folder):
     states = [("layers", content["layers"]), ("of_layers", content["of_layers"]["state"])]
     if "bags" in content["tables"]:
         states += [("bags", content["tables"]["bags"]), ("of_tables", content["tables"]["of_tables"]["state"])]
+    else:
+        states += [("tables", _tables(folder, **content["tables"]))]
     for name, state in states:
         found |= {f"{name} {key}": value for key, value in _leaves(state)}
+    return found
+
+
+def _tables(folder, chain, versions):
+    """Of each table keys, rows, optimizer state, frequencies, steps and what a filter has counted, in order of keys."""
+    found = {}
+    for name, version in versions.items():
+        content = {"rows": {}, "candidates": {}}
+        for _, part, tensors in CheckpointStore(folder / "tables" / chain / name).open(version):
+            columns = {key: x for key, x in tensors.items() if key != "keys"}
+            for n, key in enumerate(tensors["keys"].tolist()):
+                if part == "erased":
+                    content["rows"].pop(key, None)
+                else:
+                    content[part][key] = {column: x[n] for column, x in columns.items()}
+                    if part == "rows":
+                        content["candidates"].pop(key, None)
+        found[name] = content
     return found
 
 
@@ -235,8 +267,10 @@ def assert_same_end(one, other):
         assert same, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("source", ["generated", "text", "prebatched"])
+# Examples come the same way whatever the tables are.
+@pytest.mark.parametrize(
+    ("kind", "source"), [("dynamic", "generated"), *(("hashed", x) for x in ("generated", "text", "prebatched"))]
+)
 def test_going_on_gives_the_uninterrupted_runs_bits(kind, source, tmp_path, capsys):
     flags = flags_of(kind)
     if source != "generated":
@@ -266,9 +300,6 @@ def test_a_checkpoint_between_records_keeps_their_losses(tmp_path, monkeypatch):
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     flags = [*flags_of("hashed"), "--evaluate-every", 5, "--save-every", 3]
     assert run(*flags, "--checkpoint", straight) == 0
-
-    class Killed(Exception):
-        pass
 
     write = checkpoints.Checkpoints.write
 
@@ -312,8 +343,8 @@ def test_a_checkpoint_of_another_device_is_refused(tmp_path, capsys, monkeypatch
     assert "was trained on cuda, got device cpu" in refused(capsys, *flags)
 
 
-def kill_at_random(flags, folder, chosen, least):
-    """Start the command, kill it some time after it has written a checkpoint later than step ``least``."""
+def kill_at_random(flags, folder, chosen):
+    """Start the command, and kill it some time after it has written a checkpoint."""
     path = folder / "checkpoint.pt"
     before = path.stat().st_mtime_ns if path.exists() else 0
     process = subprocess.Popen(
@@ -331,17 +362,172 @@ def kill_at_random(flags, folder, chosen, least):
     return process.wait()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("dynamic", 1),
+        pytest.param("dynamic", 20, marks=pytest.mark.full),
+        pytest.param("hashed", 20, marks=pytest.mark.full),
+    ],
+)
 def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
-    """SIGKILL at random moments, many of them while a checkpoint is written: there is one at every other step."""
+    """SIGKILL at random moments, many of them while a checkpoint is written."""
     straight, cut = tmp_path / "straight", tmp_path / "cut"
-    flags = [*flags_of(kind), "--samples", 12_800 * kills, "--held-out", 128, "--evaluate-every", 7, "--save-every", 2]
+    steps = 60 * kills
+    flags = [*flags_of(kind), "--samples", 128 * steps, "--held-out", 128, "--evaluate-every", 7, "--save-every", 10]
+    if kind == "dynamic":
+        flags += ["--delta-every", 5, "--filter", 2, "--evict", 20, "--evict-every", 9]
     assert run(*flags, "--checkpoint", straight) == 0
     chosen, killed = random.Random(0), 0
     for _ in range(kills):
-        killed += kill_at_random([*flags, "--checkpoint", cut], cut, chosen, killed) == -signal.SIGKILL
+        killed += kill_at_random([*flags, "--checkpoint", cut], cut, chosen) == -signal.SIGKILL
     step = torch.load(cut / "checkpoint.pt", weights_only=True)["position"]["step"]
-    assert killed > 0.7 * kills and 0 < step < 100 * kills
+    assert killed > 0.7 * kills and 0 < step < steps
     assert run(*flags, "--checkpoint", cut) == 0
     assert_same_end(straight, cut)
+
+
+# ---- Dynamic tables --------------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """The process is gone."""
+
+
+SAVING = [*flags_of("dynamic"), "--save-every", "4", "--delta-every", "2"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder of a run in one piece."""
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "plot_curves", lambda *_: None)
+        assert run(*SAVING, "--checkpoint", folder) == 0
+    return folder
+
+
+def dying(monkeypatch, owner, name, call):
+    """Let a function raise in its so manieth call, and in all later ones."""
+    calls, function = [], getattr(owner, name)
+
+    def counted(*arguments, **named):
+        calls.append(None)
+        if len(calls) >= call:
+            raise Killed
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (EmbeddingVariable, "save", 7),  # in the middle of the first checkpoint
+        (EmbeddingVariable, "save_delta", 7),  # of the second one
+        (EmbeddingVariable, "save", 26 + 7),  # of the next full one
+        (_training, "write_checkpoint", 2),  # all tables have their deltas, and nothing names them
+        (_training, "write_checkpoint", 3),
+        (checkpoints.Checkpoints, "_remove_other_chains", 3),
+    ],
+)
+def test_a_checkpoint_is_of_one_step_wherever_its_writer_dies(straight, owner, name, call, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        dying(patched, owner, name, call)
+        with pytest.raises(Killed):
+            run(*SAVING, "--checkpoint", tmp_path)
+    assert run(*SAVING, "--checkpoint", tmp_path) == 0
+    assert_same_end(straight, tmp_path)
+    # Nothing is left of what came before the last full checkpoint.
+    assert [path.name for path in (tmp_path / "tables").iterdir()] == ["000000008"]
+
+
+def test_deltas_are_of_what_has_changed(tmp_path):
+    flags = [*flags_of("dynamic"), "--max-cardinality", 5000, "--save-every", 100, "--delta-every", 1]
+    assert run(*flags, "--checkpoint", tmp_path) == 0
+    # The first is full; and the end is a step of deltas.
+    folder = tmp_path / "tables" / "000000001" / "C3"
+    kinds = [info.kind for info in CheckpointStore(folder).versions()]
+    assert kinds == ["full", *["delta"] * 7]
+    for version in (1, 8):
+        *_, (_, _, rows) = CheckpointStore(folder).open(version)
+        assert 0 < len(rows["keys"]) <= 2 * 128
+
+
+def rows_of_statistics(printed):
+    rows = re.findall(r"^(C\d+|all) +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+)$", printed, re.MULTILINE)
+    return {name: [int(figure.replace(",", "")) for figure in figures] for name, *figures in rows}
+
+
+def test_statistics_are_printed_of_each_table(capsys):
+    assert run(*flags_of("dynamic")) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("data: 8 batches of Generator(batch_size=128, max_cardinality=100, seed=0); 26 dynamic ")
+    found = rows_of_statistics(printed)
+    ids = torch.cat([batch.ids for batch in Generator(128, 100).batches(0, 8)], 1)
+    distinct = [len(row.unique()) for row in ids]
+    assert [found[f"C{n}"][0] for n in range(1, 27)] == distinct and found["all"][0] == sum(distinct)
+    assert all(figures[1:3] == [0, 0] and figures[3] > 0 for figures in found.values())
+    assert found["all"] == [sum(figures[k] for name, figures in found.items() if name != "all") for k in range(4)]
+    (heading,) = [line for line in printed.splitlines() if line.startswith("table")]
+    assert heading.split() == ["table", "keys", "filtered", "evicted", "bytes"]
+
+
+def test_filter_and_eviction_are_seen_in_the_statistics(capsys):
+    assert run(*flags_of("dynamic"), "--filter", 3, "--evict", 2, "--evict-every", 4) == 0
+    found = rows_of_statistics(capsys.readouterr().out)
+    batches = [batch.ids[2].tolist() for batch in Generator(128, 100).batches(0, 8)]
+    counts, last, filtered, evicted = {}, {}, 0, 0
+    for step, batch in enumerate(batches):
+        if step and step % 4 == 0:
+            # Keys that had a row, then all that are too old, those that were only counted among them.
+            gone = [key for key in last if step - last[key] > 2]
+            evicted += sum(counts[key] >= 3 for key in gone)
+            for key in gone:
+                del counts[key], last[key]
+        for key in batch:
+            counts[key], last[key] = counts.get(key, 0) + 1, step
+        filtered += sum(counts[key] < 3 for key in batch)
+    assert found["C3"][:3] == [sum(count >= 3 for count in counts.values()), filtered, evicted]
+    assert filtered > 0 and evicted > 0
+
+
+@pytest.mark.parametrize("tiers", ["DRAM_SSD"])
+def test_tiers_train_the_same_bits(tiers, tmp_path, capsys):
+    pytest.importorskip("lmdb")
+    flags = [*flags_of("dynamic"), "--max-cardinality", 1000, "--evaluate-every", 2]
+    placed = ["--tiers", tiers, "--dram-rows", 150]
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert run(*flags, "--checkpoint", one) == 0
+    assert run(*flags, *placed, "--checkpoint", other) == 0
+    assert_same_end(one, other)
+    # In the middle the rows move to other tiers, and back.
+    moving = tmp_path / "moving"
+    assert run(*flags, *placed, "--steps", 3, "--checkpoint", moving) == 0
+    assert run(*flags, "--steps", 5, "--checkpoint", moving) == 0
+    capsys.readouterr()
+    assert run(*flags, *placed, "--ssd-path", tmp_path / "rows", "--checkpoint", moving) == 0
+    found = rows_of_statistics(capsys.readouterr().out)
+    assert found["C3"][0] > 2 * 150
+    metrics = [{step: metrics for _, step, _, metrics in end_of(folder).pop("history")} for folder in (one, moving)]
+    assert metrics[0].items() <= metrics[1].items()
+
+
+def test_rows_of_the_next_batch_are_read_ahead(tmp_path, monkeypatch):
+    pytest.importorskip("lmdb")
+    asked = []
+    monkeypatch.setattr(EmbeddingVariable, "prefetch", lambda self, ids: asked.append((self.name, ids.tolist())))
+    assert run(*flags_of("dynamic"), "--tiers", "DRAM_SSD", "--ssd-path", tmp_path) == 0
+    batches = list(Generator(128, 100).batches(1, 8))
+    wanted = [(name, ids.tolist()) for batch in batches for name, ids in zip(tables.CATEGORIES, batch.ids, strict=True)]
+    assert asked == wanted
+    asked.clear()
+    assert run(*flags_of("dynamic")) == 0
+    assert asked == []
+
+
+def test_without_safetensors_dynamic_tables_are_not_trained_for_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    text = refused(capsys, *flags_of("dynamic"), "--checkpoint", tmp_path)
+    assert "--checkpoint of dynamic tables needs safetensors" in text

@@ -38,7 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bottom", type=widths, help=f"widths of the hidden layers over the numbers, default {bottom}")
     add("--top", type=widths, help=f"widths of the hidden layers over the products, default {top}")
     add("--lr", type=positive_float, help=f"Adagrad's learning rate, default {default.lr:g}")
-    add("--seed", type=seed, help=f"of weights and generated examples, default {default.seed}")
+    add("--seed", type=seed, help=f"of dense weights and generated examples, default {default.seed}")
     add("--filter", type=positive_int, metavar="N", help="an id gets a row when it occurs for the N-th time")
     add("--evict", type=positive_int, metavar="STEPS", help="drop the rows of ids that did not occur for so long")
     add("--evict-every", type=positive_int, metavar="STEPS", help="how often, default as long as they live")
@@ -85,6 +85,8 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
         settings = saved_settings(content)
         check_given(given_settings(arguments), settings, checkpoints.path)
     check_fit(arguments, settings)
+    if checkpoints is not None and settings.tables == "dynamic":
+        _check_safetensors()
     source = make_source(settings, arguments.data)
     trainer = Trainer(settings, source, make_placement(arguments), arguments.device, checkpoints)
     if content is not None and checkpoints is not None:
@@ -95,6 +97,16 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
                 "must be larger, or --checkpoint another folder"
             )
     return trainer
+
+
+def _check_safetensors() -> None:
+    """Now, and not after an hour's training."""
+    try:
+        import safetensors.torch  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"--checkpoint of dynamic tables needs safetensors: pip install 'torchsparse-rec[checkpoint]' ({error})"
+        ) from None
 
 
 def check_fit(arguments: argparse.Namespace, settings: Settings) -> None:
