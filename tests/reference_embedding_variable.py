@@ -45,7 +45,8 @@ class ReferenceVariable:
     Args:
         keys: all that may come.
         initial: how a key's row begins, ``[D]``.
-        optimizer: makes torch's, of dense gradients. None: nothing is trained, and every lookup in training is a step.
+        optimizer: makes torch's. None: nothing is trained, and every lookup in training is a step.
+        sparse: whether it gets the gradients of the rows that were looked up alone.
         filter_freq: occurrences that a key must have; 0 or 1: any.
         forgets: whether a key's count ends with its admission, erasure and expiry: not so with a Bloom filter.
         no_permission: what a key has that is not admitted.
@@ -57,6 +58,7 @@ class ReferenceVariable:
     keys: Sequence[int]
     initial: Callable[[int], Tensor]
     optimizer: Callable[[list], torch.optim.Optimizer] | None = None
+    sparse: bool = False
     filter_freq: int = 0
     forgets: bool = True
     no_permission: float = 0.0
@@ -124,7 +126,8 @@ class ReferenceVariable:
                     known.frequency = min(known.frequency + 1, MOST)
         places = torch.tensor([self.places[key] for key in ids], dtype=torch.int64)
         has_row = torch.tensor([key in self.present for key in ids], dtype=torch.bool)[:, None]
-        return torch.where(has_row, self.weight[places], self.no_permission)
+        values = torch.nn.functional.embedding(places, self.weight, sparse=self.sparse)
+        return torch.where(has_row, values, self.no_permission)
 
     def trained(self, ids: Sequence[int], target: Tensor) -> Tensor:
         """A step on the sum of what is looked up times ``target``; returns what was looked up."""
