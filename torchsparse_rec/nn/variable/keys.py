@@ -143,7 +143,7 @@ class KeyRows(torch.nn.Module):
             frequencies: see there.
             version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
             count: see there.
-            make_room: where rows run out, is called with how many more must be free, and sees to it. Default: grow.
+            make_room: where rows run out, is called with how many must be free, and sees to it. Default: grow.
 
         Raises:
             RuntimeError: no room was made; or keys that collide, however large the index.
@@ -153,6 +153,9 @@ class KeyRows(torch.nn.Module):
         if self.counters.is_cuda:
             self._see_room_ahead(ids, allowed, make_room)
             return insert(ids, allowed, frequencies)
+        if self.capacity < len(ids) and self.room() < len(ids):
+            # Most of them must be new: to find out one by one that there is no room takes longer.
+            self._see_room_for(self.missing(ids, allowed), make_room)
         rows, born = insert(ids, allowed, frequencies)
         failed = self.failed - self._failed_before
         while failed:
@@ -160,10 +163,7 @@ class KeyRows(torch.nn.Module):
             some = [None if x is None else x[where] for x in (allowed, frequencies)]
             room = self.room()
             if room == 0:
-                wanted = self.missing(ids[where], some[0])
-                make_room(wanted)
-                if self.room() < wanted:
-                    raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+                self._see_room_for(self.missing(ids[where], some[0]), make_room)
             else:
                 # A region of the index was full.
                 self._widen(failed)
@@ -181,17 +181,20 @@ class KeyRows(torch.nn.Module):
             *state, ids, allowed=allowed, frequencies=frequencies, version=version, count=count
         )
 
+    def _see_room_for(self, wanted: int, make_room: Callable[[int], None]) -> None:
+        if self.room() < wanted:
+            make_room(wanted)
+        if self.room() < wanted:
+            raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+
     def _see_room_ahead(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None]) -> None:
         """On a device: to ask it at each insertion whether there was room would make every step wait for it."""
         if self._sure_room < len(ids):
             self._sure_room = self.room()
         if self._sure_room < len(ids):
             wanted = self.missing(ids, allowed)
-            if wanted > self._sure_room:
-                make_room(wanted - self._sure_room)
+            self._see_room_for(wanted, make_room)
             self._sure_room = self.room() - wanted
-            if self._sure_room < 0:
-                raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
         else:
             self._sure_room -= len(ids)
 
@@ -224,9 +227,9 @@ class KeyRows(torch.nn.Module):
     # ---- Growth ------------------------------------------------------------------------------------------------------
 
     def grow_by(self, rows: int) -> None:
-        """Double, until so many more rows are free."""
-        capacity = self.capacity
-        while capacity - self.capacity < rows:
+        """Double, until so many rows are free."""
+        room, capacity = self.room(), self.capacity
+        while room + capacity - self.capacity < rows:
             capacity *= 2
         self.grow(capacity)
 
