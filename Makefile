@@ -2,7 +2,7 @@
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if nvcc is found)
-# ARGS="..."                 more arguments for ncf, wide-deep, test, test-full and bench; for gpu, of its pytest
+# ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest
 # OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them
 # MINUTES=9.7                for gpu: the time for everything
@@ -27,13 +27,14 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep test test-full sanitize sanitize-cpu sanitize-emulated mutate lint format bench gpu requirements build clean FORCE
+.PHONY: help ncf wide-deep dlrm test test-full sanitize sanitize-cpu sanitize-emulated mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make ncf        train NCF on MovieLens and print HR@10 and NDCG@10"
 	@echo "make wide-deep  train Wide & Deep on generated examples and print AUC and log loss"
+	@echo "make dlrm       train DLRM on generated examples of Criteo's shape and print AUC and log loss"
 	@echo "make test       run the tests"
 	@echo "make test-full  run them all, also those too long for every day"
 	@echo "make sanitize   run the CPU's and the emulated CUDA kernels under AddressSanitizer and UBSan"
@@ -49,6 +50,9 @@ ncf: $(BUILT) $(VENV)/.examples
 
 wide-deep: $(BUILT) $(VENV)/.examples
 	$(BIN)/python -m torchsparse_rec.examples.wide_deep $(ARGS)
+
+dlrm: $(BUILT) $(VENV)/.examples
+	$(BIN)/python -m torchsparse_rec.examples.dlrm $(ARGS)
 
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(BIN)/pytest -m "not full" -n auto --dist worksteal $(ARGS)

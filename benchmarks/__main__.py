@@ -11,9 +11,11 @@ import torch
 
 from . import (
     adam,
+    dlrm,
     embedding,
     embedding_gradients,
     embedding_lookup,
+    embedding_variable,
     features,
     keras_report,
     ncf,
@@ -40,6 +42,7 @@ ROWS: list[Row] = [
     *keras_report.ROWS,
     *wide_deep.ROWS,
     *wide_deep_training.ROWS,
+    *dlrm.ROWS,
     *features.ROWS,
     *sok.ROWS,
     *adam.ROWS,
@@ -56,6 +59,7 @@ ROWS: list[Row] = [
     *sparse_tensor.ROWS,
     *ncf.ROWS,
     *prebatched.ROWS,
+    *embedding_variable.ROWS,
 ]
 
 

@@ -221,6 +221,23 @@ TSR_HOST_DEVICE inline double initial_value(const Initial& initial, uint64_t str
          rounded_product(initial.b, inverse_normal(initial.kind == kNormal ? u : low + rounded_product(width, u)));
 }
 
+// The number of T nearest to x. For half types by way of the one of x's two neighbours in float32 that is odd, where x
+// is no float32: the nearest one may lie in the middle of two numbers of T, where x does not.
+template <class T>
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE T rounded_once(double x) {
+  float near = static_cast<float>(x);
+  if constexpr (sizeof(T) == 2) {
+    uint32_t bits;
+    std::memcpy(&bits, &near, sizeof(bits));
+    const double beyond = x < 0 ? near - x : x - near;  // how much farther from 0 x is
+    if ((beyond > 0 || beyond < 0) && bits % 2 == 0) bits += beyond > 0 ? 1u : ~0u;
+    std::memcpy(&near, &bits, sizeof(bits));
+    return static_cast<T>(near);
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
 // The row of `values` that a key starts from.
 TSR_HOST_DEVICE TSR_ALWAYS_INLINE int64_t default_row(int64_t key, int64_t rows) {
   const int64_t rest = key % rows;

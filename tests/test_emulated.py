@@ -14,7 +14,7 @@ import reference
 import torch
 from emulation import fixture
 from reference import MAX, MEAN, SQRTN, SUM
-from sample import Random
+from sample import Random, map_tensors
 from samples import SAMPLES
 
 from torchsparse_rec.nn import EmbeddingBag
@@ -189,7 +189,60 @@ TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
 NONE = torch.empty(0, dtype=torch.int64)
 BAGS = torch.tensor([0, 2, 5])
 IDS, ROWS = torch.tensor([1, -1, 4, 0]), torch.tensor([0, 0, 1, 2])
+NO_FREE_ROWS = torch.empty(0, dtype=torch.int32)
+# A table of no keys, all of whose four rows were given out once.
+EMPTY_TABLE = (torch.zeros(2, 16, dtype=torch.int32), torch.full((4, 2), -1), torch.tensor([4] + [0] * 7))
 FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
+    "initialized_row": (
+        ("table_initialize_", TABLE, torch.tensor([3, -1, 4]), torch.arange(3), None, 0, [1.0], 0),
+        IndexError,
+        "table_initialize_: rows[2] must be below 4, got 4",
+    ),
+    "assigned_row": (
+        ("table_assign_", TABLE, torch.tensor([3, 7, -1, 4]), TABLE),
+        IndexError,
+        "table_assign_: rows[1] must be below 4, got 7",
+    ),
+    "used_rows": (
+        (
+            "table_find_or_insert_",
+            *EMPTY_TABLE[:2],
+            torch.tensor([5] + [0] * 7),
+            NO_FREE_ROWS,
+            IDS,
+            None,
+            None,
+            -1,
+            False,
+        ),
+        ValueError,
+        "table_find_or_insert_: counters[0] must be in [0, 4], got 5",
+    ),
+    "reused_rows": (
+        (
+            "table_find_or_insert_",
+            *EMPTY_TABLE[:2],
+            torch.tensor([0, -1] + [0] * 6),
+            NO_FREE_ROWS,
+            IDS,
+            None,
+            None,
+            -1,
+            True,
+        ),
+        ValueError,
+        "table_find_or_insert_: counters[1] must be in [0, 0], got -1",
+    ),
+    "free_row_too_large": (
+        ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([1, 4, 2], dtype=torch.int32), IDS, None, None, -1, False),
+        ValueError,
+        "table_find_or_insert_: free_rows[1] must be in [0, 4), got 4",
+    ),
+    "free_row_negative": (
+        ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([-1], dtype=torch.int32), IDS, None, None, -1, False),
+        ValueError,
+        "table_find_or_insert_: free_rows[0] must be in [0, 4), got -1",
+    ),
     "shards_index": (
         ("embedding_bag_shards", [TABLE, TABLE], torch.tensor([7, 8, -1]), None, None, SUM, -1, 1.0, False),
         IndexError,
@@ -356,7 +409,7 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
 def test_bad_value_is_recorded_and_told(name: str, order: str) -> None:
     (operator, *arguments), kind, text = FAULTS[name]
     fixture.set_order(order)
-    fixture.operator(operator)(*arguments)
+    fixture.operator(operator)(*(map_tensors(torch.clone, x) for x in arguments))
     _raises_now(kind, text)
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchsparse_rec.nn.variable import _shards
 from torchsparse_rec.nn.variable._manifest import checksum
 from torchsparse_rec.nn.variable.checkpoint import CheckpointStore, VersionInfo
 
@@ -189,6 +190,21 @@ def test_a_reader_goes_on_while_versions_are_written(tmp_path):
         pass
     with pytest.raises(ValueError, match=r"000002/shard-00000.safetensors: the file is missing"):
         list(chain)
+
+
+def test_versions_that_go_while_they_are_listed_are_not_there(tmp_path, monkeypatch):
+    store, read_file = CheckpointStore(tmp_path), _shards.read_file
+    for kind in ("full", "delta", "full"):
+        with store.writer(kind):
+            pass
+
+    def prune(path):
+        for number in ("000002", "000001"):
+            (tmp_path / number / "manifest.json").unlink(missing_ok=True)
+        return read_file(path)
+
+    monkeypatch.setattr(_shards, "read_file", prune)
+    assert store.versions() == [VersionInfo(3, "full")]
 
 
 # ---- Pruning and sweeping -------------------------------------------------------------------------------------------

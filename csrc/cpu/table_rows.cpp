@@ -31,7 +31,7 @@ struct InitialRows {
       return;
     }
     const uint64_t stream = initial_stream(initial, key);
-    for (int64_t c = 0; c < dim; ++c) row[c] = static_cast<T>(initial_value(initial, stream, c));
+    for (int64_t c = 0; c < dim; ++c) row[c] = rounded_once<T>(initial_value(initial, stream, c));
   }
 };
 

@@ -81,6 +81,10 @@ const char* argument_name(Argument argument) {
       return "ids";
     case Argument::kRows:
       return "rows";
+    case Argument::kCounters:
+      return "counters";
+    case Argument::kFreeRows:
+      return "free_rows";
     default:
       return "per_sample_weights";
   }
@@ -139,6 +143,12 @@ const char* argument_name(Argument argument) {
     case Fault::kNotIncreasing:
       throw std::invalid_argument(
           message(argument, " must increase strictly, got ", e.value, " after ", e.bound, " at position ", position));
+    case Fault::kNotBelow:
+      throw std::out_of_range(message(element, " must be below ", e.bound, ", got ", e.value));
+    case Fault::kOutsideClosed:
+      throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "], got ", e.value));
+    case Fault::kNotFree:
+      throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "), got ", e.value));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

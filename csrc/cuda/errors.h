@@ -25,7 +25,9 @@ enum class Argument : int32_t {
   kRowIds,
   kReverseIndexMap,
   kIds,
-  kRows
+  kRows,
+  kCounters,
+  kFreeRows
 };
 
 // What is wrong with a value; the numbers that go with it are in brackets.
@@ -49,6 +51,9 @@ enum class Fault : int32_t {
   kRepeatedIndex,   // an index of its predecessor's element
   kNoRow,           // an id whose row its shard does not have
   kNotIncreasing,   // a row not above its predecessor, bound
+  kNotBelow,        // a row >= bound, where negative ones are left out
+  kOutsideClosed,   // a counter outside [0, bound]
+  kNotFree,         // a row outside [0, bound) among those that are free
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};

@@ -25,6 +25,7 @@ _FILES = (
     "emulated_collection",
     "emulated_row_optimizer",
     "emulated_shards",
+    "emulated_table",
     "emulated_unique",
     "operators",
     "pooling",

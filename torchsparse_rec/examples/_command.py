@@ -19,6 +19,11 @@ def positive_int(text: str) -> int:
     return value
 
 
+def widths(text: str) -> tuple[int, ...]:
+    """Comma-separated widths, at least one."""
+    return tuple(positive_int(width) for width in text.split(","))
+
+
 def seed(text: str) -> int:
     """An integer that torch's generators take."""
     value = int(text)

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
+from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
-from ._growing import rows_of_keys
 from ._read import look_up_behind, read
 from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table

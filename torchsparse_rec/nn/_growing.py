@@ -57,7 +57,8 @@ def rows_of_keys(
     alone = {key for key in plan.keys if plan.keys.count(key) == 1}
     made = ids.indices.to(torch.int64, copy=True)
     weights = list(weights)
-    keys, copies = list(plan.keys), []
+    keys = list(plan.keys)
+    copies: list[tuple[_Use, Tensor]] = []
     for table, its in uses.items():
         variable = growing[table]
         pieces = [ids.indices[use.begin : use.end] for use in its]

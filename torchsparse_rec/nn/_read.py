@@ -185,9 +185,7 @@ class _Behind(torch.autograd.Function):
             made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
             if ctx.kind == "sparse":
                 made = [
-                    torch.sparse_coo_tensor(
-                        rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False
-                    )
+                    torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
                     for values, rows, shape in zip(*made, ctx.shapes, strict=True)
                 ]
             grads = [x if want else None for x, want in zip(made, wanted, strict=True)]

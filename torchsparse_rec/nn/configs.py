@@ -53,8 +53,8 @@ class BaseEmbeddingConfig:
         padding_idx: a row that counts in no bag and gets no gradient. Default: none. (Not in TorchRec.)
         ev_option: makes the table an :class:`EmbeddingVariable` with these options, which takes ids of any range:
             ``num_embeddings`` is then how many rows it has at first. Default: a table of fixed size. (Not in TorchRec.)
-        initializer: with ``ev_option``, how rows begin, as of :class:`EmbeddingVariable`. Default: as ``weight_init_max``
-            and ``weight_init_min`` or ``init_fn`` say.
+        initializer: with ``ev_option``, how rows begin, as of :class:`EmbeddingVariable`. Default: as
+            ``weight_init_max`` and ``weight_init_min`` or ``init_fn`` say.
 
     Source: ``torchrec.modules.embedding_configs``.
     """

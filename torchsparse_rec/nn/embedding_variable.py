@@ -23,13 +23,13 @@ from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
 from .variable.cold import ColdRows, cold_rows_of
 from .variable.eviction import Eviction
-from .variable.filters import admission_of
+from .variable.filters import CounterAdmission, admission_of
 from .variable.guard import Guard
 from .variable.initial import InitialRows
-from .variable.keys import KeyRows, packed, unpacked
+from .variable.keys import KeyRows, packed
 from .variable.optimizer_rows import OptimizerRows
 from .variable.options import EmbeddingVariableOption, LRUEvict
-from .variable.parts import Part
+from .variable.parts import Part, select
 from .variable.saving import Saving
 
 __all__ = ["EmbeddingVariable", "Export", "get_embedding_variable"]
@@ -46,7 +46,7 @@ class Export(NamedTuple):
     values: Tensor
     #: How often each has been looked up in training, ``[K]`` int64.
     frequencies: Tensor
-    #: The step of its last lookup in training, ``[K]`` int64.
+    #: The step of its last lookup in training, ``[K]`` int64; -1: none.
     versions: Tensor
 
 
@@ -147,7 +147,6 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self.cold: ColdRows | None = cold_rows_of(self)
         self._looked_up, self._found_cold, self._evicted = 0, 0, 0
         self._filtered = torch.zeros((), dtype=torch.int64, device=device)
-        self._room = 0  # rows that are surely free
         self._init_saving()
         self._init_grad_mode(grad_mode, apply)
         self._tend(self._stored_weight())
@@ -212,7 +211,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
                 )
             else:
                 rows = self.keys.find(ids)
-                plan = self._plan_of(SUM, *weight.shape, -1, False)
+                plan = self._plan_of(SUM, weight.shape[0], weight.shape[1], -1, False)
                 values = read(plan, Tables([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False)).output
                 values = values.reshape(len(ids), self.embedding_dim)
                 values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
@@ -282,8 +281,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if self.cold is not None:
             self._found_cold += self.cold.promote(ids)
         if self.admission is None:
-            self._make_room(ids)
-            rows, born = self.keys.insert(ids, version=step, count=True)
+            rows, born = self.keys.insert(ids, version=step, count=True, make_room=self._find_room)
             self._begin(born, ids)
             return rows
         absent = self.keys.find(ids) < 0
@@ -291,8 +289,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         # Looking at it would wait for a device.
         if absent.is_cuda or absent.any():
             allowed, counts = self.admission.count(ids, absent, step)
-            self._make_room(ids, allowed)
-        rows, born = self.keys.insert(ids, allowed=allowed, frequencies=counts, version=step, count=True)
+        rows, born = self.keys.insert(
+            ids, allowed=allowed, frequencies=counts, version=step, count=True, make_room=self._find_room
+        )
         if allowed is not None:
             self._begin(born, ids)
             self.admission.admitted(ids, born)
@@ -300,31 +299,6 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             self._filtered += filtered.sum()
             self._write_default_row(weight)
         return rows.clamp_min_(0)
-
-    def _make_room(self, ids: Tensor, allowed: Tensor | None = None) -> None:
-        """See that the keys can be inserted: grow, or where a capacity is reached, let others go."""
-        if self._room < len(ids):
-            self._room = self.keys.room()  # the one wait for a device, once in a while
-        if self._room < len(ids):
-            wanted = self.keys.missing(ids, allowed)
-            if wanted > self._room:
-                self._find_room(ids, wanted)
-            self._room = len(ids) if wanted == 0 else self._room - wanted + len(ids)
-        self._room -= len(ids)
-
-    def _grow_for(self, ids: Tensor) -> None:
-        """As :meth:`_make_room`, up to the capacity and without letting others go."""
-        most, capacity = self._most_rows(), self.keys.capacity
-        room, wanted = self.keys.room(), self.keys.missing(ids)
-        while room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
-            capacity = 2 * capacity if most is None else min(2 * capacity, most)
-        if capacity != self.keys.capacity:
-            self._grow(capacity)
-        self._room = 0
-
-    def _forget_rooms(self) -> None:
-        """The keys are others now."""
-        self._room, self._inserted_before = 0, -1
 
     def _take_capacity(self, capacity: int) -> None:
         """Have so many rows, whose values will be written."""
@@ -334,21 +308,27 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self._replace_weight(weight.detach().new_zeros(capacity, self.embedding_dim))
         optimizer.start_over([], steps)
 
-    def _find_room(self, ids: Tensor, wanted: int) -> None:
-        most = self._most_rows()
-        capacity = self.keys.capacity
-        while self._room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
+    def _find_room(self, wanted: int, protected: Tensor | None = None) -> None:
+        """Have so many more rows free: grow, or where the capacity is reached, let others go."""
+        self._grow_for(wanted)
+        room = self.keys.room()
+        if room < wanted:
+            self._eviction.make_room(wanted - room, protected)
+
+    def _grow_for(self, wanted: int) -> None:
+        """Grow until so many rows are free, or to the capacity."""
+        most, capacity = self._most_rows(), self.keys.capacity
+        room = self.keys.room()
+        while room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
             capacity = 2 * capacity if most is None else min(2 * capacity, most)
         if capacity != self.keys.capacity:
             self._grow(capacity)
-        self._room = self.keys.room()
-        if self._room < wanted:
-            self._eviction.make_room(ids, wanted - self._room)
-            self._room = self.keys.room()
 
     def _most_rows(self) -> int | None:
         """Rows that the first tier may have."""
-        limits = [option.capacity + self.keys.reserved for option in self.ev_option.evictions if isinstance(option, LRUEvict)]
+        limits = [
+            option.capacity + self.keys.reserved for option in self.ev_option.evictions if isinstance(option, LRUEvict)
+        ]
         if self.cold is not None:
             limits = [self.cold.most_rows()]
         return min(limits) if limits else None
@@ -472,7 +452,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
             values: ``[K, D]``.
             frequencies: ``[K]``. Default: the filter's threshold, or 0.
-            versions: ``[K]``. Default: the present step.
+            versions: ``[K]``. Default: the step before the present one.
 
         Raises:
             ValueError: wrong shapes or dtypes.
@@ -487,34 +467,54 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         keys = torch.as_tensor(keys, device=weight.device)
         values = torch.as_tensor(values, dtype=weight.dtype, device=weight.device)
         self._check_rows(keys, values)
-        most = None if self.admission is None else self.admission.filter_freq
-        step = self.global_step
+        numbers = [None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)]
+        for argument, x in zip(("frequencies", "versions"), numbers, strict=True):
+            if x is not None and x.shape != keys.shape:
+                raise ValueError(
+                    f"EmbeddingVariable.insert: {argument} must be [{len(keys)}], one for each key, got {list(x.shape)}"
+                )
         with self._guard.writing():
             self._tend(weight)
-            if self.cold is not None:
-                self.cold.erase(keys)
-            self._make_room(keys)
-            known = self.keys.inserted
-            rows, born = self.keys.insert(keys, version=step)
-            if self.keys.inserted - known < len(keys):
-                OptimizerRows(weight).reset(rows)
-            OptimizerRows(weight).begin(rows)
-            self._inserted_before = -1
-            ops.table_assign_(weight.detach(), rows, values)
-            if self.admission is not None:
-                self.admission.admitted(keys, born)
-            if frequencies is not None or versions is not None or most is not None:
-                old_frequencies, old_versions = unpacked(self.keys.entries[rows, 1])
-                as_given = [None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)]
-                new = packed(
-                    old_frequencies.clamp_min(most or 0) if as_given[0] is None else as_given[0],
-                    old_versions if as_given[1] is None else as_given[1],
-                )
-                last = new.view(torch.uint8).view(-1, 8)
-                numbers = self.keys.entries[:, 1].contiguous().view(torch.uint8).view(-1, 8)
-                ops.table_assign_(numbers, rows, last)
-                self.keys.entries[:, 1] = numbers.view(torch.int64).view(-1)
+            if self.cold is None:
+                self._insert(keys, values, *numbers)
+            else:
+                self._insert_in_tiers(keys, values, *numbers)
             self._note_written(keys)
+
+    def _numbers_of(self, keys: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What inserted rows have where nothing is given: they may be evicted before those of this step."""
+        least = 0 if self.admission is None else self.admission.filter_freq
+        frequencies = torch.full_like(keys, least, dtype=torch.int64) if frequencies is None else frequencies
+        if versions is None:
+            versions = torch.full_like(keys, max(self.global_step - 1, -1), dtype=torch.int64)
+        return frequencies, versions
+
+    def _insert(self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> None:
+        weight = self._stored_weight()
+        optimizer = OptimizerRows(weight)
+        known = self.keys.inserted
+        rows, born = self.keys.insert(keys, version=self.global_step, make_room=self._find_room)
+        if self.keys.inserted - known < len(keys):
+            optimizer.reset(rows)
+        optimizer.begin(rows)
+        self._inserted_before = -1
+        ops.table_assign_(weight.detach(), rows, values)
+        self.keys.set_numbers(rows, packed(*self._numbers_of(keys, frequencies, versions)))
+        if self.admission is not None:
+            self.admission.admitted(keys, born)
+
+    def _insert_in_tiers(
+        self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None
+    ) -> None:
+        assert self.cold is not None
+        self._erase(keys)
+        self.cold.erase(keys)
+        part = Part(keys.long(), values, *self._numbers_of(keys, frequencies, versions), {})
+        backwards = torch.arange(len(keys) - 1, -1, -1, device=keys.device)
+        firsts = torch.ops.torchsparse_rec.unique_rows.default(part.keys[backwards])[0]
+        self._put(select(part, backwards[firsts]))
+        if self.admission is not None:
+            self.admission.admitted(keys, torch.zeros_like(keys))
 
     def _check_rows(self, keys: Tensor, values: Tensor) -> None:
         if keys.dim() != 1 or keys.dtype not in (torch.int32, torch.int64):
@@ -523,7 +523,8 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             )
         if values.shape != (len(keys), self.embedding_dim):
             raise ValueError(
-                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got {list(values.shape)}"
+                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got "
+                f"{list(values.shape)}"
             )
 
     @torch.no_grad()
@@ -548,7 +549,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             erased = self._erase(keys)
             if self.cold is not None:
                 erased += self.cold.erase(keys)
-            if self.admission is not None and hasattr(self.admission, "candidates"):
+            if isinstance(self.admission, CounterAdmission):
                 self.admission.candidates.erase(keys)
         return erased
 
@@ -558,7 +559,6 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if len(rows):
             OptimizerRows(self._stored_weight()).reset(rows)
             self._note_erased(keys)
-            self._room = 0
         return len(rows)
 
     @torch.no_grad()
@@ -570,9 +570,11 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             How many keys have gone.
 
         Example:
+            >>> from torchsparse_rec.nn import GlobalStepEvict
             >>> option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live=1))
             >>> table = EmbeddingVariable(2, ev_option=option)
-            >>> _ = table(torch.tensor([1])), table(torch.tensor([2])), table(torch.tensor([2])), table(torch.tensor([2]))
+            >>> for key in (1, 2, 2, 2):
+            ...     _ = table(torch.tensor([key]))
             >>> table.evict(), table.export().keys
             (1, tensor([2]))
         """
@@ -612,7 +614,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             "keys": self.total_count(),
             "admitted": self.keys.inserted,
             "filtered": int(self._filtered),
-            "waiting": len(self.admission.candidates) if hasattr(self.admission, "candidates") else 0,  # type: ignore[union-attr]
+            "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
             "evicted": self._evicted,
             "failed": self.keys.failed,
             "capacity": self.keys.capacity,
@@ -667,7 +669,11 @@ def _check_arguments(
     dtype: torch.dtype,
 ) -> None:
     owner = "EmbeddingVariable"
-    for argument, value, least in (("embedding_dim", embedding_dim, 1), ("capacity", capacity, 2), ("target_gpu", target_gpu, -1)):
+    for argument, value, least in (
+        ("embedding_dim", embedding_dim, 1),
+        ("capacity", capacity, 2),
+        ("target_gpu", target_gpu, -1),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{owner}: {argument} must be an integer of at least {least}, got {value!r}")
     if capacity >= 2**31:

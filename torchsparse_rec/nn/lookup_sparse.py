@@ -54,9 +54,10 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     Example:
         >>> table = EmbeddingVariable(2, initializer=1.0)
         >>> ids = torch.tensor([1, 1, 3, 4, 5]), torch.tensor([0, 2, 5])
-        >>> lookup_sparse([table, torch.nn.Parameter(torch.eye(6))], [ids, ids], ["sum", "mean"])[0]
+        >>> rows, means = lookup_sparse([table, torch.nn.Parameter(torch.eye(6))], [ids, ids], ["sum", "mean"])
+        >>> rows.detach()
         tensor([[2., 2.],
-                [3., 3.]], grad_fn=<SplitBackward0>)
+                [3., 3.]])
     """
     if not isinstance(params, (list, tuple)):
         weights = None if sp_weights is None else [sp_weights]
@@ -74,7 +75,9 @@ def _check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weigh
             continue
         if not isinstance(value, (list, tuple)) or len(value) != len(params):
             got = len(value) if isinstance(value, (list, tuple)) else type(value).__name__
-            raise ValueError(f"lookup_sparse: {argument} must be a list of {len(params)}, one for each table, got {got}")
+            raise ValueError(
+                f"lookup_sparse: {argument} must be a list of {len(params)}, one for each table, got {got}"
+            )
     for k, combiner in enumerate(combiners):
         if combiner not in _MODES:
             known = ", ".join(map(repr, _MODES))
@@ -96,7 +99,9 @@ def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor |
                 part = part.coalesce().values() if part.layout == torch.sparse_coo else part.values()
             part = part.reshape(-1)
         if len(part) != length:
-            raise ValueError(f"lookup_sparse: sp_weights[{k}] must have {length} weights, one for each id, got {len(part)}")
+            raise ValueError(
+                f"lookup_sparse: sp_weights[{k}] must have {length} weights, one for each id, got {len(part)}"
+            )
         parts.append(part.to(x.values().device))
     return torch.cat(parts)
 
@@ -138,7 +143,9 @@ class _Lookup:
         groups: dict[tuple, list[int]] = {}
         for k, (owner, weight) in enumerate(zip(self.owners, weights, strict=True)):
             kind = self._kind(owner, weight)
-            alone = isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
+            alone = (
+                isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
+            )
             groups.setdefault((kind, weight.dtype, k if alone else -1), []).append(k)
         results: dict[int, Tensor] = {}
         for (kind, dtype, alone), tables in groups.items():
@@ -189,7 +196,8 @@ def _checked(given: Any, k: int) -> Any:
         return given
     got = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
     raise TypeError(
-        f"lookup_sparse: params[{k}] must be an EmbeddingVariable, Embedding, EmbeddingBag or a parameter [V, D], got {got}"
+        f"lookup_sparse: params[{k}] must be an EmbeddingVariable, Embedding, EmbeddingBag or a parameter [V, D], got "
+        f"{got}"
     )
 
 

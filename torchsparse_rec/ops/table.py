@@ -115,7 +115,11 @@ def table_find_or_insert_(
     Source: TensorFlow's ``MutableDenseHashTable``, DeepRec's ``EmbeddingVariable``.
 
     Example:
-        See :func:`table_find`.
+        >>> entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
+        >>> index = table_rehash(entries, counters, 1)
+        >>> free = torch.empty(0, dtype=torch.int32)
+        >>> table_find_or_insert_(index, entries, counters, free, torch.tensor([70, -5, 70]))
+        InsertedRows(rows=tensor([0, 1, 0]), born=tensor([ 0,  1, -1]))
     """
     rest = (allowed, frequencies, version, count)
     return InsertedRows(*_ops.table_find_or_insert_.default(index, entries, counters, free_rows, ids, *rest))
@@ -170,7 +174,9 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
     On CUDA nothing waits for the device.
 
     Example:
-        See :func:`table_find`.
+        >>> entries, counters = torch.tensor([[70, 0], [0, -1], [-5, 0]]), torch.zeros(8, dtype=torch.int64)
+        >>> table_find(table_rehash(entries, counters, 2), entries, torch.tensor([-5, 70, 0]))
+        tensor([ 2,  0, -1])
     """
     return _ops.table_rehash.default(entries, counters, buckets)
 

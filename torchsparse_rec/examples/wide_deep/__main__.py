@@ -12,24 +12,18 @@ from typing import Any
 import torch
 
 from ...data import DataError
-from .._command import check_given, check_writable, device, positive_float, positive_int, seed
+from .._command import check_given, check_writable, device, positive_float, positive_int, seed, widths
+from .._figures import plot_curves, summary, torchmetrics
 from . import columns as features
 from . import data
-from .metrics import torchmetrics
 from .model import GRAD_MODES
-from .plot import plot_curves
 from .sources import make_source
 from .steps import LEARNING_RATES, OPTIMIZERS
-from .train import Record, Settings, Trainer, read_checkpoint
+from .train import Settings, Trainer, read_checkpoint
 
 DEFAULT_EPOCHS = 3
 DEFAULT_OUTPUT = Path("runs/wide_deep")
 COMPARED_STEPS = 100
-
-
-def widths(text: str) -> tuple[int, ...]:
-    """Comma-separated widths, at least one."""
-    return tuple(positive_int(width) for width in text.split(","))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -122,16 +116,6 @@ def describe(trainer: Trainer) -> str:
         table.num_embeddings * table.embedding_dim for table in trainer.train_on.model.bags.embedding_bag_configs()
     ]
     return f"data: {trainer.source.fingerprint()}; {len(weights)} tables, {4e-9 * sum(weights):.3g} GB"
-
-
-def summary(history: list[Record]) -> str:
-    """The last line: the last record's figures, and the best by AUC, or by log loss where there is none."""
-    last = history[-1]
-    if last.metrics.auc is None:
-        best = min(history, key=lambda record: record.metrics.log_loss)
-    else:
-        best = max(history, key=lambda record: record.metrics.auc or 0.0)
-    return f"last step {last.step:,}: {last.metrics}, best step {best.step:,}: {best.metrics}"
 
 
 def train(trainer: Trainer, arguments: argparse.Namespace, output: Path) -> None:

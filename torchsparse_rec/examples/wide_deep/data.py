@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._generated import effects, zipf
+
 NUMBERS = tuple(f"number_{n}" for n in range(10))
 TEN_HOT = tuple(f"ten_hot_{n}" for n in range(3))
 ONE_HOT = tuple(f"one_hot_{n}" for n in range(37))
@@ -16,11 +18,9 @@ LABEL = "label"
 #: Ids of each categorical feature in an example.
 HOTS = {**dict.fromkeys(TEN_HOT, 10), **dict.fromkeys(ONE_HOT, 1)}
 DISTRIBUTIONS = ("uniform", "zipf")
-ZIPF_EXPONENT = 1.05
 
 # Standard deviations of what numbers and ids add to the hidden model's logit.
 _OF_NUMBERS, _OF_IDS = 1.0, 1.5
-_MASK = (1 << 31) - 1
 
 
 class Batch(NamedTuple):
@@ -33,15 +33,6 @@ class Batch(NamedTuple):
     def size(self) -> int:
         """B."""
         return self.labels.shape[0]
-
-
-def effects(ids: Tensor, feature: int) -> Tensor:
-    """What each id of a feature adds to the hidden model's logit: a hash of both, float32, uniform in ``[-1, 1)``."""
-    mixed = (ids & _MASK) * 0x5BD1E995 + (feature + 1) * 0x27D4EB2F
-    mixed = ((mixed >> 15) ^ mixed) & _MASK
-    mixed = mixed * 0x2C1B3C6D
-    mixed = ((mixed >> 12) ^ mixed) & _MASK
-    return mixed.to(torch.float32) * (2.0 / _MASK) - 1.0
 
 
 @dataclass(frozen=True)
@@ -93,11 +84,7 @@ class Generator:
     def _ids(self, count: int, random: torch.Generator) -> Tensor:
         if self.distribution == "uniform":
             return torch.randint(self.rows, (count,), generator=random)
-        # The inverse of the distribution function of x ** -1.05 on [1, rows + 1).
-        power = 1.0 - ZIPF_EXPONENT
-        drawn = torch.rand(count, generator=random, dtype=torch.float64)
-        drawn = drawn.mul_((self.rows + 1.0) ** power - 1.0).add_(1.0).pow_(1.0 / power)
-        return drawn.to(torch.int64).sub_(1).clamp_(0, self.rows - 1)
+        return zipf(torch.rand(count, generator=random, dtype=torch.float64), self.rows)
 
     def _logits(self, numbers: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
         weights = effects(torch.arange(len(NUMBERS)), -1)

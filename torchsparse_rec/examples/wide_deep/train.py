@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...data.device import DeviceLoader
 from .. import _training
+from .._figures import Interval, Record, as_record
 from .columns import Columns
 from .data import Batch
-from .metrics import Metrics, evaluate
+from .metrics import evaluate
 from .sources import Source
 from .steps import LEARNING_RATES, TorchStep, make_model
 
@@ -48,48 +47,6 @@ class Settings:
     def learning_rate(self) -> float:
         """``lr``, or the optimizer's default."""
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
-
-
-@dataclass(frozen=True)
-class Record:
-    """Figures of the steps since the one before: mean training loss, metrics after them, samples per second."""
-
-    epoch: int
-    step: int
-    loss: float
-    metrics: Metrics
-    samples_per_second: float
-
-    def line(self, epochs: int) -> str:
-        """The line that is printed."""
-        return (
-            f"epoch {self.epoch:>{len(str(epochs))}}/{epochs} step {self.step:,}  loss {self.loss:.4f}  "
-            f"held out: {self.metrics}  "
-            f"{self.samples_per_second:,.0f} samples/s"
-        )
-
-
-class Interval:
-    """The steps since the last record. Nothing waits for a loss before the mean is asked for."""
-
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._sizes: list[int] = []
-        self._began = time.perf_counter()
-
-    def add(self, loss: Tensor, size: int) -> None:
-        """A step's mean loss and its number of samples."""
-        self._losses.append(loss)
-        self._sizes.append(size)
-
-    def __len__(self) -> int:
-        return len(self._losses)
-
-    def close(self) -> tuple[float, float]:
-        """The mean loss of a sample, and samples per second."""
-        losses = torch.stack(self._losses).double().tolist()
-        seconds, samples = time.perf_counter() - self._began, sum(self._sizes)
-        return sum(loss * size for loss, size in zip(losses, self._sizes, strict=True)) / samples, samples / seconds
 
 
 @dataclass
@@ -197,7 +154,7 @@ class Trainer:
         self.train_on.optimizer.load_state_dict(checkpoint["optimizer"])
         for name, value in checkpoint["position"].items():
             setattr(self, name, value)
-        self.history = [Record(**{**each, "metrics": Metrics(**each["metrics"])}) for each in checkpoint["history"]]
+        self.history = [as_record(each) for each in checkpoint["history"]]
 
 
 def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -136,13 +137,14 @@ class ColdRows:
         part, steps = records
         weight = self.owner._stored_weight()
         rows = OptimizerRows(weight).table.rows
-        if rows is None or rows.clock.history is None or rows.clock.kind is None or not len(part.keys):
+        clock = None if rows is None else rows.clock
+        if clock is None or clock.history is None or clock.kind is None or not len(part.keys):
             return part
-        clock = rows.clock
         device = weight.device
         states = {name: x.to(device) for name, x in part.states.items()}
         values = part.values.to(device)
-        flat = [x if x.dim() == 1 else x.view(len(x), -1) for x in (states[name] for name in clock.kind[1])]
+        names = clock.kind[1]
+        flat = [x if x.dim() == 1 else x.view(len(x), -1) for x in (states[name] for name in names)]
         row_optimizer_make_current_(
             [values],
             flat,
@@ -212,7 +214,9 @@ class ColdRows:
         keys, numbers = [], []
         for some, records in self._tiers[0].items():
             keys.append(some)
-            numbers.append(records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten())
+            numbers.append(
+                records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
+            )
         often = self._option.cache_strategy is CacheStrategy.LFU
         frequencies, versions = unpacked(torch.cat(numbers))
         gone = torch.cat(keys)[coldest(frequencies, versions, min(count, len(frequencies)), often)]
@@ -230,7 +234,8 @@ class ColdRows:
         """Bring the rows of a training step's ids to the first tier; how many of the ids were here."""
         owner = self.owner
         self._see_layout()
-        absent = ids[owner.keys.find(ids) < 0]
+        rows = owner.keys.find(ids)
+        absent = ids[rows < 0]
         if not len(absent) or not len(self):
             self._forget_read_ahead()
             return 0
@@ -239,21 +244,22 @@ class ColdRows:
         here = keys[found]
         if not len(here):
             return 0
-        device = owner._stored_weight().device
-        owner._make_room(ids, torch.isin(ids.long(), here.to(device)))
         part, steps = self._unpack(here, records[found])
-        self._write(part, steps, versions=torch.full_like(here, owner.global_step))
+        # The rows of this step's other ids must not make room for these.
+        make_room = partial(owner._find_room, protected=rows[rows >= 0])
+        self._write(part, steps, torch.full_like(here, owner.global_step), make_room)
         for tier in self._tiers:
             tier.erase(here)
         self._changed.append(here)
         return int(counts[found].sum())
 
-    def _write(self, part: Part, steps: Tensor, versions: Tensor) -> None:
-        """Into the first tier, which has room."""
+    def _write(self, part: Part, steps: Tensor, versions: Tensor, make_room: Callable[[int], None]) -> None:
+        """Into the first tier."""
         owner = self.owner
         weight = owner._stored_weight()
         device = weight.device
-        rows, _ = owner.keys.insert(part.keys.to(device))
+        # As of this step, so that none of them makes room for the others.
+        rows, _ = owner.keys.insert(part.keys.to(device), version=owner.global_step, make_room=make_room)
         owner.keys.entries[rows, 1] = packed(part.frequencies, versions).to(device)
         owner._inserted_before = -1
         weight.detach().index_copy_(0, rows, part.values.to(device))
@@ -276,7 +282,6 @@ class ColdRows:
         self._put(keys.cpu(), self._pack(part, steps))
         owner.keys.erase(keys)
         optimizer.reset(rows)
-        owner._room = 0
 
     def read(self, ids: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write the values of ids that are here into ``values``; ``rows`` are those that the first tier has."""
@@ -339,7 +344,8 @@ class ColdRows:
             for keys, records in tier.items():
                 part = self._caught_up(self._unpack(keys, records))
                 states = {name: x.to(device) for name, x in part.states.items()}
-                yield Part(*(x.to(device) for x in part[:4]), states)  # type: ignore[arg-type]
+                keys, values, frequencies, versions = (x.to(device) for x in part[:4])  # type: ignore[union-attr]
+                yield Part(keys, values, frequencies, versions, states)
 
     def put(self, part: Part) -> None:
         """Write rows that are current."""
@@ -351,6 +357,7 @@ class ColdRows:
         """Write the rows for which the first tier has no room; returns the others."""
         keys = self.owner.keys
         new = keys.find(part.keys) < 0
+        self.owner._grow_for(int(new.sum()))
         fits = ~new | (new.cumsum(0) <= keys.room())
         if not fits.all():
             self.put(select(part, ~fits))

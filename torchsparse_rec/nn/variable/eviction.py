@@ -93,20 +93,22 @@ class Eviction:
 
     # ---- Capacities --------------------------------------------------------------------------------------------------
 
-    def make_room(self, ids: Tensor, wanted: int) -> None:
+    def make_room(self, wanted: int, protected: Tensor | None) -> None:
         """
-        Free rows of the first tier, for keys of a lookup: to the next tier, or for good.
+        Free rows of the first tier: to the next tier, or for good.
+
+        Args:
+            wanted: how many, at least.
+            protected: rows that must not go, beside those whose version is this step.
 
         Raises:
             RuntimeError: the table does not hold the ids of one step.
         """
         owner = self.owner
         keys = owner.keys
-        present = keys.find(ids)
-        present = present[present >= 0]
-        # They must not go: they belong to this step, which says so only once they have been looked up.
-        frequencies, _ = unpacked(keys.entries[present, 1])
-        keys.entries[present, 1] = packed(frequencies, torch.full_like(frequencies, owner.global_step))
+        if protected is not None:
+            frequencies, _ = unpacked(keys.entries[protected, 1])
+            keys.entries[protected, 1] = packed(frequencies, torch.full_like(frequencies, owner.global_step))
         rows = keys.rows()
         frequencies, versions = unpacked(keys.entries[rows, 1])
         idle = versions < owner.global_step
@@ -132,7 +134,7 @@ class Eviction:
 
 def coldest(frequencies: Tensor, versions: Tensor, count: int, by_frequency: bool) -> Tensor:
     """The positions of so many that have been used least often, or least recently; of equal ones the first."""
-    score = frequencies << 31 | versions if by_frequency else versions
+    score = (frequencies << 32) + versions if by_frequency else versions
     limit = score.kthvalue(count).values
     below = score < limit
     ties = (score == limit).nonzero().flatten()

@@ -40,23 +40,10 @@ class CounterAdmission(torch.nn.Module):
             ``[N]`` bool: which of them may have one now; ``[N]`` int32: how often they have occurred.
         """
         candidates = self.candidates
-        self.make_room(ids, absent)
         rows, _ = candidates.insert(ids, allowed=absent, version=version, count=True)
         counts = unpacked(candidates.entries[rows.clamp_min(0), 1])[0]
         counts = torch.where(absent, counts, 0).int()
         return absent & (counts >= self.filter_freq), counts
-
-    def make_room(self, ids: Tensor, absent: Tensor | None = None) -> None:
-        """See that keys can be counted."""
-        candidates = self.candidates
-        room = candidates.room()
-        if room >= len(ids):
-            return
-        wanted, capacity = candidates.missing(ids, absent), candidates.capacity
-        while room + capacity - candidates.capacity < wanted:
-            capacity *= 2
-        if capacity != candidates.capacity:
-            candidates.grow(capacity)
 
     def admitted(self, ids: Tensor, born: Tensor) -> None:
         """Forget keys that have a row now: those at positions where ``born`` is not negative."""

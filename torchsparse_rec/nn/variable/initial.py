@@ -118,11 +118,12 @@ class InitialRows(torch.nn.Module):
         chosen = TruncatedNormal() if chosen is None else chosen
         if isinstance(chosen, (int, float)) and not isinstance(chosen, bool):
             chosen = Constant(float(chosen))
-        self.seed, self.kind, self.parameters = seed, "constant", (0.0,)
+        self.seed, self.kind = seed, "constant"
+        self.numbers: tuple[float, ...] = (0.0,)
         values = None
         if type(chosen) in _KINDS:
             self.kind = _KINDS[type(chosen)]
-            self.parameters = tuple(float(x) for x in vars(chosen).values())
+            self.numbers = tuple(float(x) for x in vars(chosen).values())
         elif callable(chosen):
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
@@ -146,7 +147,7 @@ class InitialRows(torch.nn.Module):
     def options(self, dtype: torch.dtype) -> dict[str, Any]:
         """The arguments that the operators of rows of ``dtype`` have in common."""
         values = None if self.values is None else self.values.to(dtype)
-        return {"values": values, "kind": self.kind, "parameters": self.parameters, "seed": self.seed}
+        return {"values": values, "kind": self.kind, "parameters": self.numbers, "seed": self.seed}
 
     def write(self, weight: Tensor, rows: Tensor, keys: Tensor) -> None:
         """Write rows of ``weight`` as their keys begin; negative ones are left out."""

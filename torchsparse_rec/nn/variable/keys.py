@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +23,12 @@ _USED, _REUSED, _FAILED, _INSERTED = range(4)
 
 def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
     """The second number of entries."""
-    return versions.long() << 32 | frequencies.long()
+    return (versions.long() + 1) << 32 | frequencies.long()
 
 
 def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Frequencies and versions, int64."""
-    return numbers & 0xFFFFFFFF, numbers >> 32
+    """Frequencies and versions, int64; version -1: of no step."""
+    return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
 
 
 class KeyRows(torch.nn.Module):
@@ -44,6 +46,9 @@ class KeyRows(torch.nn.Module):
     entries: Tensor
     counters: Tensor
     free_rows: Tensor
+    _failed_before: int
+    # Rows that are surely free on a device.
+    _sure_room = 0
 
     def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -63,6 +68,7 @@ class KeyRows(torch.nn.Module):
         for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
             self.register_buffer(name, value)
         self.register_buffer("index", None, persistent=False)
+        self._sure_room = 0
         self._rehash(buckets_for(entries.shape[0]))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -126,65 +132,68 @@ class KeyRows(torch.nn.Module):
         frequencies: Tensor | None = None,
         version: int = -1,
         count: bool = False,
+        make_room: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """
-        Rows and new rows, see :func:`ops.table_find_or_insert_`. There must be room: :meth:`missing` says how much.
+        Rows and new rows, see :func:`ops.table_find_or_insert_`.
+
+        Args:
+            ids: the keys.
+            allowed: as of the operator, as are ``frequencies`` and ``count``.
+            frequencies: see there.
+            version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
+            count: see there.
+            make_room: where rows run out, is called with how many more must be free, and sees to it. Default: grow.
 
         Raises:
-            RuntimeError: keys that collide, however large the index.
+            RuntimeError: no room was made; or keys that collide, however large the index.
         """
-        rows, born = ops.table_find_or_insert_(
-            self.index,
-            self.entries,
-            self.counters,
-            self.free_rows,
-            ids,
-            allowed=allowed,
-            frequencies=frequencies,
-            version=version,
-            count=count,
-        )
-        if not self.counters.is_cuda:
-            self._insert_the_rest(rows, born, ids, allowed, frequencies, version, count)
+        make_room = self.grow_by if make_room is None else make_room
+        insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
+        if self.counters.is_cuda:
+            self._see_room_ahead(ids, allowed, make_room)
+            return insert(ids, allowed, frequencies)
+        rows, born = insert(ids, allowed, frequencies)
+        failed = self.failed - self._failed_before
+        while failed:
+            where = (rows < 0).nonzero().flatten()
+            some = [None if x is None else x[where] for x in (allowed, frequencies)]
+            room = self.room()
+            if room == 0:
+                wanted = self.missing(ids[where], some[0])
+                make_room(wanted)
+                if self.room() < wanted:
+                    raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+            else:
+                # A region of the index was full.
+                self._widen(failed)
+            self.counters[_FAILED] -= failed  # they will find room now
+            self._failed_before = self.failed
+            rows[where], born[where] = insert(ids[where], *some)
+            failed = self.failed - self._failed_before
         return rows, born
 
-    def _insert_the_rest(
-        self,
-        rows: Tensor,
-        born: Tensor,
-        ids: Tensor,
-        allowed: Tensor | None,
-        frequencies: Tensor | None,
-        version: int,
-        count: bool,
-    ) -> None:
-        """Where a region of the index was full: make the index larger until all have room."""
-        failed = self.failed
-        while failed != self._failed_before:
-            if self.room() == 0:
-                raise RuntimeError(
-                    f"{self.name}: the table is full: {self.capacity} rows hold {len(self)} keys, and "
-                    f"{failed - self._failed_before} ids of the lookup found no room"
-                )
-            wider = 2 * self.index.shape[0]
-            self._check_spread(wider, failed - self._failed_before)
-            self._rehash(wider)
-            self._failed_before = failed
-            where = (rows < 0).nonzero().flatten()
-            rest = [None if x is None else x[where] for x in (allowed, frequencies)]
-            found, new = ops.table_find_or_insert_(
-                self.index,
-                self.entries,
-                self.counters,
-                self.free_rows,
-                ids[where],
-                allowed=rest[0],
-                frequencies=rest[1],
-                version=version,
-                count=count,
-            )
-            rows[where], born[where] = found, new
-            failed = self.failed
+    def _insert(
+        self, ids: Tensor, allowed: Tensor | None, frequencies: Tensor | None, version: int, count: bool
+    ) -> tuple[Tensor, Tensor]:
+        state = self.index, self.entries, self.counters, self.free_rows
+        return ops.table_find_or_insert_(
+            *state, ids, allowed=allowed, frequencies=frequencies, version=version, count=count
+        )
+
+    def _see_room_ahead(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None]) -> None:
+        """On a device: to ask it at each insertion whether there was room would make every step wait for it."""
+        if self._sure_room < len(ids):
+            self._sure_room = self.room()
+        if self._sure_room < len(ids):
+            wanted = self.missing(ids, allowed)
+            if wanted > self._sure_room:
+                make_room(wanted - self._sure_room)
+            self._sure_room = self.room() - wanted
+            if self._sure_room < 0:
+                raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+        else:
+            self._sure_room -= len(ids)
 
     def missing(self, ids: Tensor, allowed: Tensor | None = None) -> int:
         """How many new keys these are. On CUDA it waits for the device."""
@@ -199,13 +208,32 @@ class KeyRows(torch.nn.Module):
             rest = self.free_rows[int(self.counters[_REUSED]) :]
             self.free_rows = torch.cat([rest, rows.int()]).sort().values
             self.counters[_REUSED] = 0
+            self._sure_room = 0
         return rows
+
+    def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
+        """Write the second number of entries; of several for one row the last counts."""
+        # Side by side with the keys, which are those that are there: so whole entries are written.
+        entries = torch.stack([self.entries[rows, 0], numbers], 1).view(torch.uint8)
+        ops.table_assign_(self.entries.view(torch.uint8), rows, entries)
 
     def rows(self) -> Tensor:
         """The rows of all keys, ascending."""
         return (self.entries[: self.used, 1] != -1).nonzero().flatten()
 
     # ---- Growth ------------------------------------------------------------------------------------------------------
+
+    def grow_by(self, rows: int) -> None:
+        """Double, until so many more rows are free."""
+        capacity = self.capacity
+        while capacity - self.capacity < rows:
+            capacity *= 2
+        self.grow(capacity)
+
+    def _widen(self, failed: int) -> None:
+        wider = 2 * self.index.shape[0]
+        self._check_spread(wider, failed)
+        self._rehash(wider)
 
     def grow(self, capacity: int) -> None:
         """Have so many rows. Those of keys stay where they are."""

@@ -102,7 +102,7 @@ class CBFFilter:
     Example:
         >>> option = CBFFilter(3, max_element_size=2**20, false_positive_probability=0.01, counter_type=torch.int8)
         >>> option.num_hashes, option.counters, option.nbytes
-        (7, 10050631, 10050631)
+        (7, 10050662, 10050662)
     """
 
     filter_freq: int = 0
@@ -193,9 +193,7 @@ class L2WeightEvict:
 
     def __post_init__(self) -> None:
         if not self.l2_weight_threshold >= 0:
-            raise ValueError(
-                f"L2WeightEvict: l2_weight_threshold must be at least 0, got {self.l2_weight_threshold}"
-            )
+            raise ValueError(f"L2WeightEvict: l2_weight_threshold must be at least 0, got {self.l2_weight_threshold}")
         _check_at_least("L2WeightEvict", "every", self.every, 0)
 
 
@@ -361,7 +359,7 @@ class EmbeddingVariableOption:
         """The evict options, in order."""
         if self.evict_option is None:
             return ()
-        return tuple(self.evict_option) if isinstance(self.evict_option, (list, tuple)) else (self.evict_option,)  # type: ignore[arg-type]
+        return tuple(self.evict_option) if isinstance(self.evict_option, Sequence) else (self.evict_option,)
 
 
 Initializer = None | float | Sequence | Tensor | Callable[[Tensor], Any] | tuple

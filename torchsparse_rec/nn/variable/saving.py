@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...optim._tables import table_of
 from .checkpoint import CheckpointStore
 from .cold import STATE_DICT_BYTES
 from .filters import CounterAdmission, SketchAdmission
@@ -65,7 +64,7 @@ class Saving(torch.nn.Module):
         numbers = variable.keys.entries[: variable.keys.used, 1]
         mask = numbers != -1
         if since is not None:
-            mask = mask & (numbers >> 32 >= since)
+            mask = mask & (unpacked(numbers)[1] >= since)
             if self._written:
                 rows = variable.keys.find(torch.cat(self._written))
                 mask[rows[rows >= 0]] = True
@@ -88,11 +87,10 @@ class Saving(torch.nn.Module):
         """Write rows, new or not; what does not fit in the first tier goes to the next."""
         variable = self._variable()
         weight = variable._stored_weight()
-        variable._grow_for(part.keys)
         if variable.cold is not None:
             part = variable.cold.put_what_does_not_fit(part)
         keys, optimizer = variable.keys, OptimizerRows(weight)
-        rows, _ = keys.insert(part.keys)
+        rows, _ = keys.insert(part.keys, version=variable.global_step, make_room=variable._find_room)
         keys.entries[rows, 1] = packed(part.frequencies, part.versions)
         weight.detach().index_copy_(0, rows, part.values.to(weight.dtype))
         for name, values, initial in optimizer.columns():
@@ -129,6 +127,7 @@ class Saving(torch.nn.Module):
 
         Example:
             >>> import tempfile
+            >>> from torchsparse_rec.nn import EmbeddingVariable
             >>> folder = tempfile.mkdtemp()
             >>> table = EmbeddingVariable(2)
             >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
@@ -174,7 +173,9 @@ class Saving(torch.nn.Module):
         """
         if self._saved is None or self._saved[1] != os.path.abspath(path):
             last = "there is none" if self._saved is None else f"the last one is in {self._saved[1]}"
-            raise ValueError(f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()")
+            raise ValueError(
+                f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
+            )
         return self._save("delta", path, keep, on_phase)
 
     @torch.no_grad()
@@ -270,10 +271,10 @@ class Saving(torch.nn.Module):
         variable = self._variable()
         with variable._guard.writing():
             self._forget_everything(chains[0].version.metadata)
+            variable.global_step = max(chain.version.metadata["global_step"] for chain in chains)
             for chain in chains:
                 for _, name, tensors in chain:
                     self._apply_shard(name, tensors, shard, num_shards)
-            variable.global_step = max(chain.version.metadata["global_step"] for chain in chains)
             variable._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
             alone = len(paths) == 1 and num_shards == 1
             newest = chains[0].version
@@ -294,7 +295,7 @@ class Saving(torch.nn.Module):
     def _forget_everything(self, metadata: Mapping[str, Any]) -> None:
         variable = self._variable()
         variable.keys.clear(variable.keys.capacity, variable.keys.entries.device)
-        variable._forget_rooms()
+        variable._inserted_before = -1
         if variable.cold is not None:
             variable.cold.clear()
         if isinstance(variable.admission, CounterAdmission):
@@ -342,7 +343,6 @@ class Saving(torch.nn.Module):
         # One that had no row when this was saved has none now.
         absent = self._variable().keys.find(keys) < 0
         keys, frequencies, versions = keys[absent], frequencies[absent], versions[absent]
-        admission.make_room(keys)
         rows, _ = admission.candidates.insert(keys)
         admission.candidates.entries[rows, 1] = packed(frequencies, versions)
 
@@ -379,6 +379,7 @@ class Saving(torch.nn.Module):
 
         Example:
             >>> import numpy
+            >>> from torchsparse_rec.nn import EmbeddingVariable
             >>> table = EmbeddingVariable(2)
             >>> keys, values = numpy.array([7, 8]), numpy.array([[1.0, 2.0], [3.0, 4.0]])
             >>> table.insert_export({"var/part_0-keys": keys, "var/part_0-values": values})
@@ -392,9 +393,13 @@ class Saving(torch.nn.Module):
         inserted = 0
         for prefix in prefixes:
             if f"{prefix}-values" not in tensors:
-                raise ValueError(f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys")
+                raise ValueError(
+                    f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys"
+                )
             keys = torch.as_tensor(tensors[f"{prefix}-keys"])
-            rest = [tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")]
+            rest = [
+                tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
+            ]
             self._variable().insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
             inserted += len(keys)
         return inserted
@@ -435,7 +440,7 @@ class Saving(torch.nn.Module):
         if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
             variable._take_capacity(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        variable._forget_rooms()
+        variable._inserted_before = -1
         if variable.cold is not None:
             variable.cold.clear()
             if cold:

@@ -1,0 +1,129 @@
+// A table's index: find, erase, make anew.
+#include "table.cuh"
+
+namespace tsr {
+
+RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items) {
+  // There are fewer than 2^31 regions: their index would take 8 TB.
+  const RowGroups groups = group_by_row(
+      call, Indices{ScalarType::Int, regions, items, shape.regions, -1, /*report=*/false}, items, EntryItself());
+  return {groups.narrow_pairs.values, row_runs(call, groups), std::min(items, shape.regions)};
+}
+
+namespace {
+
+// ---- table_find -----------------------------------------------------------------------------------------------------
+
+// One thread per key.
+__global__ void find_kernel(TableView table, Keys ids, int64_t n, int64_t* rows) {
+  for (int64_t i = thread_index(); i < n; i += thread_count()) rows[i] = table.find(ids[i]).row;
+}
+
+Tensor table_find_cuda(const Tensor& index, const Tensor& entries, const Tensor& ids) {
+  DeviceCall call("table_find", ids);
+  check_table(call.op(), index, entries);
+  check_table_ids(call.op(), ids);
+  const int64_t n = ids.size(0);
+  const Tensor rows = call.empty({n}, ScalarType::Long);
+  launch(call, one_thread_each(n), find_kernel, view_of(index, entries), keys_of(call, ids), n,
+         static_cast<int64_t*>(rows.data_ptr()));
+  return rows;
+}
+
+// ---- table_erase_ ---------------------------------------------------------------------------------------------------
+
+// Below all versions and frequencies: what an entry says of the positions that want its row to be free. The first of
+// them is the least.
+__device__ inline int64_t claim_of(int64_t position) { return INT64_MIN + position; }
+
+// One thread per position: looks its key up, and claims the row.
+__global__ void claim_rows_kernel(TableView table, Keys ids, int64_t n, const bool* mask, int64_t* rows,
+                                  int32_t* slots) {
+  for (int64_t i = thread_index(); i < n; i += thread_count()) {
+    Found found{-1, -1};
+    if (mask == nullptr || mask[i]) found = table.find(ids[i]);
+    rows[i] = found.row;
+    slots[i] = found.slot;
+    if (found.row >= 0) {
+      atomicMin(reinterpret_cast<long long*>(table.entries + 2 * found.row + 1), static_cast<long long>(claim_of(i)));
+    }
+  }
+}
+
+// One thread per position: of those that want a row the first erases its key.
+__global__ void erase_kernel(TableView table, Keys ids, int64_t n, const int32_t* slots, int64_t* rows) {
+  for (int64_t i = thread_index(); i < n; i += thread_count()) {
+    if (rows[i] < 0) continue;
+    int64_t* const entry = table.entries + 2 * rows[i];
+    if (entry[1] != claim_of(i)) {
+      rows[i] = -1;
+      continue;
+    }
+    table.erase(ids[i], slots[i]);
+    entry[0] = 0;
+    entry[1] = kFreeEntry;
+  }
+}
+
+Tensor table_erase_cuda(const Tensor& index, const Tensor& entries, const Tensor& ids,
+                        const std::optional<Tensor>& mask) {
+  DeviceCall call("table_erase_", ids);
+  check_table(call.op(), index, entries);
+  check_table_ids(call.op(), ids);
+  check_of_each_id(call.op(), "mask", mask, ids.size(0), ScalarType::Bool);
+  const int64_t n = ids.size(0);
+  const TableView table = view_of(index, entries);
+  const Keys keys = keys_of(call, ids);
+  const Tensor result = call.empty({n}, ScalarType::Long);
+  int64_t* const rows = static_cast<int64_t*>(result.data_ptr());
+  int32_t* const slots = call.workspace<int32_t>(n);
+  launch(call, one_thread_each(n), claim_rows_kernel, table, keys, n, mask ? call.data<bool>(*mask) : nullptr, rows,
+         slots);
+  launch(call, one_thread_each(n), erase_kernel, table, keys, n, slots, rows);
+  return result;
+}
+
+// ---- table_rehash ---------------------------------------------------------------------------------------------------
+
+// One thread per row.
+__global__ void regions_of_rows_kernel(TableView table, int32_t* regions) {
+  for (int64_t row = thread_index(); row < table.rows; row += thread_count()) {
+    const bool is_free = table.entries[2 * row + 1] == kFreeEntry;
+    regions[row] = is_free ? -1 : static_cast<int32_t>(region_of(table.shape, hash_key(table.entries[2 * row])));
+  }
+}
+
+// One thread per region.
+__global__ void fill_index_kernel(TableView table, RegionItems regions, unsigned long long* failed) {
+  insert_regions(
+      regions, [&](int64_t row) { return table.entries[2 * row]; },
+      [&](int64_t row, int64_t key) {
+        if (table.insert(key, static_cast<int32_t>(row)) < 0) atomicAdd(failed, 1ull);
+      });
+}
+
+Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t buckets) {
+  DeviceCall call("table_rehash", entries);
+  TSR_CHECK_VALUE(buckets >= 1 && buckets < (int64_t{1} << 40), call.op(), ": buckets must be in [1, 2^40), got ",
+                  buckets);
+  const Tensor index = call.empty({buckets, kBucketWords}, ScalarType::Int);
+  check_table(call.op(), index, entries);
+  check_table_counters(call.op(), counters);
+  const TableView table = view_of(index, entries);
+  fill_bytes(call.stream(), table.index, 0, static_cast<size_t>(buckets * kBucketWords) * sizeof(int32_t));
+  int32_t* const regions = call.workspace<int32_t>(table.rows);
+  launch(call, one_thread_each(table.rows), regions_of_rows_kernel, table, regions);
+  const RegionItems items = group_by_region(call, table.shape, regions, table.rows);
+  launch(call, items.shape(), fill_index_kernel, table, items,
+         static_cast<unsigned long long*>(counters.data_ptr()) + kFailed);
+  return index;
+}
+
+}  // namespace
+}  // namespace tsr
+
+TSR_CUDA_KERNELS(m) {
+  TSR_IMPL(m, "table_find", &tsr::table_find_cuda);
+  TSR_IMPL(m, "table_erase_", &tsr::table_erase_cuda);
+  TSR_IMPL(m, "table_rehash", &tsr::table_rehash_cuda);
+}

@@ -1,0 +1,174 @@
+// One key at a time in the index of a table, and the keys of each region by one thread.
+#pragma once
+#include "../table.h"
+#include "row_groups.cuh"
+
+namespace tsr {
+
+// ---- Keys -----------------------------------------------------------------------------------------------------------
+
+// int32 or int64, told apart as kernels run: looking a key up costs far more.
+struct Keys {
+  const void* data;
+  bool wide;
+
+  __device__ int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+inline Keys keys_of(DeviceCall& call, const Tensor& ids) {
+  return {call.data(ids), ids.scalar_type() == ScalarType::Long};
+}
+
+// ---- The index ------------------------------------------------------------------------------------------------------
+
+// Where a key is: its row, and the number of its slot in the region, counted through all buckets. -1: it is missing.
+struct Found {
+  int64_t row;
+  int32_t slot;
+};
+
+// A bucket's first words: the tags, and the number of keys that passed by.
+using BucketHead = Vector<int32_t, kRowsWord>;
+
+// A bit for each slot with this tag: the exact form of the search for a byte that is 0, which finds no neighbour of
+// one.
+__device__ inline uint32_t slots_with(const BucketHead& tags, uint8_t tag) {
+  constexpr uint32_t kLow = 0x7f7f7f7f;
+  uint32_t found = 0;
+#pragma unroll
+  for (int w = 0; w < 3; ++w) {
+    const uint32_t x = static_cast<uint32_t>(tags.at[w]) ^ tag * 0x01010101u;
+    const uint32_t zeros = ~(((x & kLow) + kLow) | x | kLow);  // the highest bit of each byte that is 0,
+    found |= (zeros >> 7) * 0x10204080u >> 28 << 4 * w;        // which the product moves side by side
+  }
+  return found;
+}
+
+struct TableView {
+  int32_t* index;
+  TableShape shape;
+  int64_t* entries;
+  int64_t rows;
+  bool aligned;  // whether a bucket's head can be had by one load
+
+  __device__ int32_t* bucket(int64_t number) const { return index + number * kBucketWords; }
+  __device__ BucketHead head(int64_t number) const {
+    if (aligned) return *reinterpret_cast<const BucketHead*>(bucket(number));
+    BucketHead result;
+#pragma unroll
+    for (int w = 0; w < kRowsWord; ++w) result.at[w] = bucket(number)[w];
+    return result;
+  }
+  // Whether a row of the index, which is the caller's word, has the key.
+  __device__ bool has(int32_t row, int64_t key) const {
+    return static_cast<uint32_t>(row) < static_cast<uint64_t>(rows) && entries[2 * static_cast<int64_t>(row)] == key;
+  }
+
+  __device__ Found find(int64_t key) const {
+    const KeyPlace place = place_of(shape, hash_key(key));
+    const int32_t size = region_size(place);
+    int32_t at = place.home;
+    for (int32_t visited = 0; visited < size; ++visited) {
+      const BucketHead here = head(place.region + at);
+      for (uint32_t slots = slots_with(here, place.tag); slots != 0; slots &= slots - 1) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
+        const int32_t row = bucket(place.region + at)[kRowsWord + slot];
+        if (has(row, key)) return {row, at * static_cast<int32_t>(kSlots) + slot};
+      }
+      if (here.at[kPassedWord] == 0) break;
+      at = after(at, size);
+    }
+    return {-1, -1};
+  }
+
+  // The following are for one thread of a region, but for write_row and erase, which are for one thread of a key.
+
+  // Takes a slot for a key that is not there, and returns it: -1, and nothing is written, where the region is full.
+  __device__ int32_t insert(int64_t key, int32_t row) const {
+    const KeyPlace place = place_of(shape, hash_key(key));
+    const int32_t size = region_size(place);
+    int32_t at = place.home, visited = 0;
+    uint32_t free = 0;
+    while ((free = slots_with(head(place.region + at), 0)) == 0) {
+      if (++visited == size) return -1;
+      at = after(at, size);
+    }
+    for (int32_t passed = place.home; passed != at; passed = after(passed, size)) {
+      ++bucket(place.region + passed)[kPassedWord];
+    }
+    const int slot = __ffs(static_cast<int>(free)) - 1;
+    reinterpret_cast<uint8_t*>(bucket(place.region + at))[slot] = place.tag;
+    bucket(place.region + at)[kRowsWord + slot] = row;
+    return at * static_cast<int32_t>(kSlots) + slot;
+  }
+
+  __device__ void write_row(int64_t key, int32_t slot, int32_t row) const {
+    bucket(region_of(shape, hash_key(key)) * kRegionBuckets + slot / kSlots)[kRowsWord + slot % kSlots] = row;
+  }
+
+  // Empties the slot of a key. Threads may do so for different keys of a region, while none looks for a key.
+  __device__ void erase(int64_t key, int32_t slot) const {
+    const KeyPlace place = place_of(shape, hash_key(key));
+    const int32_t size = region_size(place), at = slot / static_cast<int32_t>(kSlots);
+    for (int32_t passed = place.home; passed != at; passed = after(passed, size)) {
+      atomicSub(bucket(place.region + passed) + kPassedWord, 1);
+    }
+    reinterpret_cast<uint8_t*>(bucket(place.region + at))[slot % kSlots] = 0;
+    bucket(place.region + at)[kRowsWord + slot % kSlots] = 0;
+  }
+
+ private:
+  __device__ int32_t region_size(const KeyPlace& place) const {
+    return shape.region_size(place.region / kRegionBuckets);
+  }
+  static __device__ int32_t after(int32_t bucket, int32_t size) { return bucket + 1 == size ? 0 : bucket + 1; }
+};
+
+// Operators that only look keys up write nothing through it.
+inline TableView view_of(const Tensor& index, const Tensor& entries) {
+  return {static_cast<int32_t*>(index.data_ptr()), TableShape(index.size(0)), static_cast<int64_t*>(entries.data_ptr()),
+          entries.size(0), reinterpret_cast<uintptr_t>(index.data_ptr()) % sizeof(BucketHead) == 0};
+}
+
+// ---- The items of each region ---------------------------------------------------------------------------------------
+
+// Items (positions, or rows) whose keys are to be inserted, grouped by region.
+struct RegionItems {
+  const uint32_t* items;  // in the order in which they are inserted
+  RowRuns runs;
+  int64_t most;  // regions that have items, at most
+
+  LaunchShape shape() const { return one_thread_each(most); }
+};
+
+// regions[i]: that of item i, or -1: it is left out.
+RegionItems group_by_region(DeviceCall& call, const TableShape& shape, const int32_t* regions, int64_t items);
+
+// Calls insert(item, key) for the items of each region by one thread, in order. key_of(item) is asked for some ahead:
+// what an insertion reads depends on it.
+template <class KeyOf, class Insert>
+__device__ void insert_regions(const RegionItems& regions, const KeyOf& key_of, const Insert& insert) {
+  constexpr int kAhead = 4;
+  for (int64_t r = thread_index(); r < *regions.runs.count - 1; r += thread_count()) {
+    const int64_t end = regions.runs.starts[r + 1];
+    for (int64_t j = regions.runs.starts[r]; j < end; j += kAhead) {
+      int64_t items[kAhead], keys[kAhead];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (j + k < end) items[k] = regions.items[j + k];
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (j + k < end) keys[k] = key_of(items[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        if (j + k < end) insert(items[k], keys[k]);
+      }
+    }
+  }
+}
+
+}  // namespace tsr

@@ -1,0 +1,40 @@
+"""What generated examples share: skewed ids, and a hidden model's effects of ids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ZIPF_EXPONENT = 1.05
+
+_MASK = (1 << 31) - 1
+
+
+def zipf(drawn: Tensor, rows: int | Tensor) -> Tensor:
+    """
+    Ids in ``[0, rows)``, id ``i`` about as often as ``(i + 1) ** -1.05``.
+
+    Args:
+        drawn: uniform in ``[0, 1)``, float64. It is overwritten.
+        rows: a number, or a tensor that goes with ``drawn`` by broadcasting.
+
+    Returns:
+        int64, in the shape of ``drawn``.
+
+    Example:
+        >>> zipf(torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64), 100)
+        tensor([ 0,  8, 99])
+    """
+    # The inverse of the distribution function of x ** -1.05 on [1, rows + 1).
+    power = 1.0 - ZIPF_EXPONENT
+    ids = drawn.mul_((rows + 1.0) ** power - 1.0).add_(1.0).pow_(1.0 / power).to(torch.int64).sub_(1)
+    return ids.clamp_(torch.zeros_like(rows), rows - 1) if isinstance(rows, Tensor) else ids.clamp_(0, rows - 1)
+
+
+def effects(ids: Tensor, feature: int | Tensor) -> Tensor:
+    """What each id of a feature adds to the hidden model's logit: a hash of both, float32, uniform in ``[-1, 1)``."""
+    mixed = (ids & _MASK) * 0x5BD1E995 + (feature + 1) * 0x27D4EB2F
+    mixed = ((mixed >> 15) ^ mixed) & _MASK
+    mixed = mixed * 0x2C1B3C6D
+    mixed = ((mixed >> 12) ^ mixed) & _MASK
+    return mixed.to(torch.float32) * (2.0 / _MASK) - 1.0

@@ -1,0 +1,44 @@
+"""Where examples come from: generated as they are needed, or from Criteo's files as they are or prebatched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...data.convert import FORMATS
+from ...data.criteo import COLUMNS, read_criteo
+from ...data.prebatched import read_prebatched
+from .._sources import CriteoRows, GeneratedSource, Source
+from .data import Batch, Generator, as_batch
+
+if TYPE_CHECKING:
+    from .train import Settings
+
+
+def is_prebatched(path: Path) -> bool:
+    """Whether a file's suffix says that it is one of :func:`torchsparse_rec.data.write_prebatched`."""
+    return path.suffix in FORMATS["prebatched"].suffixes
+
+
+def make_source(settings: Settings, paths: Sequence[Path] | None = None) -> Source[Batch]:
+    """
+    The rows of files, or generated examples.
+
+    Raises:
+        ImportError: files without pyarrow.
+        OSError: a file that cannot be opened.
+        ValueError: files of both kinds, too few rows, columns that are not Criteo's.
+    """
+    if not paths:
+        generator = Generator(settings.batch_size, settings.max_cardinality, settings.seed)
+        return GeneratedSource(generator, settings.samples, settings.held_out)
+    prebatched = [is_prebatched(path) for path in paths]
+    if any(prebatched) != all(prebatched):
+        raise ValueError(f"--data must be all prebatched or all text, got {', '.join(map(str, paths))}")
+
+    def read(rows: int) -> Iterator[Any]:
+        files: Sequence[Any] = list(paths)
+        return (read_prebatched if prebatched[0] else read_criteo)(files, batch_size=rows, columns=COLUMNS)
+
+    return CriteoRows(paths, read, settings.batch_size, settings.held_out, as_batch)

@@ -1,0 +1,100 @@
+"""The tables: Embedding Variables keyed by raw ids, or fixed ones of hashed ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ... import nn, ops
+from ...data.criteo import CATEGORIES
+
+if TYPE_CHECKING:
+    from .train import Settings
+
+KINDS = ("dynamic", "hashed")
+# Tables grow.
+FIRST_CAPACITY = 1024
+TIERS = ("DRAM", "HBM", "HBM_DRAM", "DRAM_SSD", "HBM_DRAM_SSD")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """
+    Where the rows of dynamic tables are. It does not change what is trained.
+
+    Args:
+        tiers: one of TIERS.
+        hbm_rows, dram_rows: of each table, in these tiers, where there is another below.
+        ssd_path: the folder of the SSD tier.
+    """
+
+    tiers: str = "DRAM"
+    hbm_rows: int = 1 << 16
+    dram_rows: int = 1 << 16
+    ssd_path: Path | None = None
+
+    def storage(self, embedding_dim: int) -> nn.StorageOption:
+        """The option of one table. A row has as many bytes of optimizer state as of weights, and a key with numbers."""
+        rows = {"HBM": self.hbm_rows, "DRAM": self.dram_rows}
+        sizes = [rows[tier] * (embedding_dim * 4 * 2 + 24) for tier in self.tiers.split("_")[:-1]]
+        path = None if self.ssd_path is None else str(self.ssd_path)
+        return nn.StorageOption(self.tiers, path, sizes)
+
+
+def table_configs(settings: Settings, placement: Placement) -> list[nn.EmbeddingBagConfig]:
+    """A table for each category."""
+    hashed = settings.tables == "hashed"
+    rows = settings.buckets if hashed else FIRST_CAPACITY
+    option, start = (None, None) if hashed else (_option(settings, placement), nn.Uniform(-0.01, 0.01))
+    return [
+        nn.EmbeddingBagConfig(
+            rows, settings.embedding_dim, name, feature_names=[name], ev_option=option, initializer=start
+        )
+        for name in CATEGORIES
+    ]
+
+
+def _option(settings: Settings, placement: Placement) -> nn.EmbeddingVariableOption:
+    evict = None
+    if settings.evict is not None:
+        evict = nn.GlobalStepEvict(settings.evict, settings.evict_every or settings.evict)
+    return nn.EmbeddingVariableOption(
+        filter_option=None if settings.filter is None else nn.CounterFilter(settings.filter),
+        evict_option=evict,
+        storage_option=placement.storage(settings.embedding_dim),
+    )
+
+
+def table_ids(settings: Settings, ids: Tensor) -> Tensor:
+    """Raw ids as the tables take them."""
+    return ids if settings.tables == "dynamic" else ops.to_hash_bucket_fast(ids, settings.buckets)
+
+
+def variables(bags: nn.EmbeddingBagCollection) -> dict[str, nn.EmbeddingVariable]:
+    """The dynamic tables by name."""
+    found = bags.get_submodule("embedding_bags").named_children()
+    return {name: table for name, table in found if isinstance(table, nn.EmbeddingVariable)}
+
+
+def statistics(bags: nn.EmbeddingBagCollection) -> list[str]:
+    """Lines of a table of what is in each dynamic table, and of their sums; none where there are none."""
+    rows = {name: _figures(table.stats()) for name, table in variables(bags).items()}
+    if not rows:
+        return []
+    rows["all"] = {heading: sum(row[heading] for row in rows.values()) for heading in _HEADINGS}
+    widths = {heading: max(len(heading), *(len(f"{row[heading]:,}") for row in rows.values())) for heading in _HEADINGS}
+    lines = ["table  " + "  ".join(f"{heading:>{widths[heading]}}" for heading in _HEADINGS)]
+    for name, row in rows.items():
+        lines.append(f"{name:<5}  " + "  ".join(f"{row[heading]:>{widths[heading]},}" for heading in _HEADINGS))
+    return lines
+
+
+_HEADINGS = ("keys", "filtered", "evicted", "bytes")
+
+
+def _figures(stats: dict[str, Any]) -> dict[str, int]:
+    total = sum(value for name, value in stats.items() if name.startswith("bytes"))
+    return {**{heading: int(stats[heading]) for heading in _HEADINGS[:-1]}, "bytes": int(total)}
