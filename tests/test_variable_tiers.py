@@ -129,8 +129,8 @@ class TierMachine(RuleBasedStateMachine):
 def test_random_programs(kind, tmp_path, monkeypatch):
     # So small that tables grow and calls are cut into parts.
     monkeypatch.setattr(tiers, "_FIRST_ROWS", 8)
-    monkeypatch.setattr(tiers, "_AT_ONCE", 7)
-    monkeypatch.setattr(tiers, "_CHANGES", 5)
+    monkeypatch.setattr(tiers, "_LEAST_SEGMENT", 1)
+    monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1)
 
     class Machine(TierMachine):
         def new(self):
@@ -383,22 +383,6 @@ def test_collected_without_close(tmp_path):
     assert not (tmp_path / "tier").exists()
 
 
-def test_kept_rows_are_opened_once(tmp_path):
-    tier = SsdTier(tmp_path / "tier", WIDTH, keep=True)
-    keys = torch.arange(70_000)
-    tier.put(keys, torch.zeros(70_000, WIDTH, dtype=torch.uint8))
-    tier.put(keys_of(-3), records_of(9))
-    tier.close()
-    with pytest.raises(ValueError, match="path '.*tier' holds record_bytes = 3, got record_bytes = 4$"):
-        SsdTier(tmp_path / "tier", 4)
-    again = SsdTier(tmp_path / "tier", WIDTH)
-    assert len(again) == 70_001 and torch.equal(again.get(keys_of(-3))[1], records_of(9))
-    again.put(keys + 100_000, torch.ones(70_000, WIDTH, dtype=torch.uint8))
-    assert len(again) == 140_001
-    again.close()
-    assert not (tmp_path / "tier" / _scratch.ROWS).exists()
-
-
 def test_folder_in_use(tmp_path):
     tier = SsdTier(tmp_path / "tier", WIDTH)
     tier.put(keys_of(1), records_of(1))
@@ -415,7 +399,7 @@ def test_folder_in_use(tmp_path):
 IN_USE = """
 import sys, torch
 from torchsparse_rec.nn.variable.tiers import SsdTier
-tier = SsdTier(sys.argv[1], 3, keep=True)
+tier = SsdTier(sys.argv[1], 3)
 tier.put(torch.tensor([1]), torch.ones(1, 3, dtype=torch.uint8))
 print("ready", flush=True)
 sys.stdin.read()
@@ -423,7 +407,7 @@ sys.stdin.read()
 
 
 def test_folder_of_another_process(tmp_path):
-    """Refused while it lives; cleared once it has been killed, whatever it was told to keep."""
+    """Refused while it lives; cleared once it has been killed."""
     command = [sys.executable, "-c", IN_USE, tmp_path / "tier"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
@@ -483,7 +467,7 @@ def test_full_disk(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert error.value.errno == errno.EFBIG and error.value.filename == str(tmp_path / "tier")
-    assert written > 5 and tier.nbytes() <= 3 << 20
+    assert written > 5 and tier._folder.disk_bytes() <= 3 << 20
     for more in range(2):
         assert len(tier) == 1000 * (written + more)
         for turn in range(written + more):
@@ -507,12 +491,12 @@ def test_disk_full_at_once(tmp_path, monkeypatch):
 
 def test_systems_that_cannot_reserve_write_zeros(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fallocate")
-    for _ in range(2):
-        tier = SsdTier(tmp_path / "tier", 64, keep=True)
-        keys = torch.arange(20_000) + len(tier)
+    tier = SsdTier(tmp_path / "tier", 64)
+    for turn in range(2):
+        keys = torch.arange(20_000) + turn * 20_000
         tier.put(keys, torch.ones(20_000, 64, dtype=torch.uint8))
         assert tier.get(keys)[1].all() and tier.get(keys % 20_000)[1].all() and tier.nbytes() > len(tier) * 64
-        tier.close()
+    tier.close()
 
 
 def test_path_is_a_file(tmp_path):
