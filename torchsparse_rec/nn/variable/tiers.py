@@ -228,6 +228,7 @@ class SsdTier(Tier):
         self._places = DramTier(8)
         self._segments = np.zeros((3, 16), np.int64)
         self._see_segments()
+        self._open = torch.empty(0, self._row_bytes, dtype=torch.uint8)
         self._begin_segment(1)
 
     def _count(self) -> int:
@@ -240,7 +241,8 @@ class SsdTier(Tier):
 
     def _get(self, keys: np.ndarray) -> tuple[Tensor, Tensor]:
         found, places = self._find(keys)
-        segments, rows = np.divmod(places, self._most_rows)
+        segments = places // self._most_rows
+        rows = places - segments * self._most_rows
         is_open = segments == self._number
         begins = self._segments[_BEGIN, segments] + rows * self._row_bytes - self._first
         records = self._records.index_select(0, torch.from_numpy(np.where(found & ~is_open, begins, 0)))
@@ -322,7 +324,9 @@ class SsdTier(Tier):
         self._number = int(self._segments[_ROWS].argmin())
         fitting = int(self._segments[_ROWS].sum()) // _SHARE
         rows = min(max(fitting, self._least_rows, count), self._most_rows)
-        self._open, self._used = torch.empty(rows, self._row_bytes, dtype=torch.uint8), 0
+        self._used = 0
+        if rows != len(self._open):
+            self._open = torch.empty(rows, self._row_bytes, dtype=torch.uint8)
 
     def _finish_segment(self) -> None:
         """Bring the open segment to the file."""
@@ -351,7 +355,8 @@ class SsdTier(Tier):
     def _alive(self, number: int, rows: Tensor) -> Tensor:
         """A copy of the rows of a segment that are still their keys'."""
         found, places = self._find(self._parts(rows)[0])
-        return rows[torch.from_numpy(found & (places == np.arange(len(rows)) + number * self._most_rows))]
+        alive = found & (places == np.arange(len(rows)) + number * self._most_rows)
+        return rows.index_select(0, torch.from_numpy(np.flatnonzero(alive)))
 
     def _parts(self, rows: Tensor) -> tuple[np.ndarray, Tensor]:
         """Keys and records."""
