@@ -191,6 +191,7 @@ class SsdTier(Tier):
         self._lmdb = _lmdb()
         self._process = os.getpid()
         self._row_bytes = self.record_bytes + _KEY_BYTES
+        self._used: int  # rows of the open segment
         self._folder = ScratchFolder(self._name, path)
         try:
             self._open_file()
@@ -331,7 +332,7 @@ class SsdTier(Tier):
     def _finish_segment(self) -> None:
         """Bring the open segment to the file."""
         rows = max(self._used, self._page_bytes // self._row_bytes + 1)
-        value = memoryview(self._open[:rows].numpy().reshape(-1))
+        value = self._open[:rows].flatten().numpy().data
         self._write(lambda transaction: transaction.put(_name(self._number), value))
         self._segments[_BEGIN, self._number] = self._address(_name(self._number)) - self._address(_ANCHOR)
         self._segments[_ROWS, self._number] = self._used
