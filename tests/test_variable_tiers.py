@@ -587,6 +587,33 @@ def test_full_disk(tmp_path):
     tier.close()
 
 
+def test_erasing_makes_room_on_a_full_disk(tmp_path):
+    """Segments that are more than half dead go, even where there is no room to write what is alive in them first."""
+    tier, generator, limits = (
+        SsdTier(tmp_path / "tier", 120),
+        torch.Generator(),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
+    keys, records = torch.arange(1 << 17), records_of(*range(1 << 17), width=120)
+    keys = keys[torch.randperm(len(keys), generator=generator.manual_seed(0))]
+    written = 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="no room"):
+            for written in range(0, len(keys), 1000):
+                tier.put(keys[written : written + 1000], records[keys[written : written + 1000]])
+        erased, kept = keys[:written][keys[:written] % 3 > 0], keys[:written][keys[:written] % 3 == 0]
+        assert tier.erase(erased) == len(erased)
+        tier.put(erased[: written // 4], records[erased[: written // 4]])
+        for some in (kept, erased[: written // 4]):
+            found, got = tier.get(some)
+            assert found.all() and torch.equal(got, records[some])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert written > 20_000
+    tier.close()
+
+
 def test_disk_full_at_once(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -183,6 +183,10 @@ class SsdTier(Tier):
         >>> tier.close()
     """
 
+    # LMDB has the segments' bytes one after the other in one map of memory, removes wholly or not at all, and uses
+    # again what was removed. It does not know the keys: an entry for each costs a microsecond of py-lmdb's
+    # time (`python -m benchmarks.tiers`).
+    #
     # A place is the number of a segment times _most_rows, and a row in it. Rows are a record and its key, by which
     # compaction knows whether the row is still the key's. One segment is open: it is in memory, and takes rows.
 
@@ -264,9 +268,9 @@ class SsdTier(Tier):
             self._append(keys[begin:end], records[begin:end])
         self._compact()
 
-    def _append(self, keys: np.ndarray, records: Tensor) -> None:
+    def _append(self, keys: np.ndarray, records: Tensor, in_memory: bool = False) -> None:
         """Records that one segment has room for. If it raises, nothing has happened."""
-        self._make_room(len(keys))
+        self._make_room(len(keys), in_memory)
         begin, end = self._used, self._used + len(keys)
         self._open[begin:end, : self.record_bytes] = records
         self._open[begin:end, self.record_bytes :] = _as_bytes(keys)
@@ -307,16 +311,21 @@ class SsdTier(Tier):
 
     # ---- Segments ----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, count: int) -> None:
-        """Have so many rows in the open segment."""
+    def _make_room(self, count: int, in_memory: bool) -> None:
+        """Have so many rows in the open segment, which may become longer where there is no room in the file."""
         if self._used + count > len(self._open) and 2 * self._segments[_LIVE, self._number] <= self._used:
             kept = self._alive(self._number, self._open[: self._used])
             self._used = 0
             self._append(*self._parts(kept))
         if self._used + count > len(self._open):
-            if self._used > 0:
-                self._finish_segment()
-            self._begin_segment(count)
+            try:
+                if self._used > 0:
+                    self._finish_segment()
+                self._begin_segment(count)
+            except OSError:
+                if not in_memory or self._used + count > self._most_rows:
+                    raise
+                self._open = torch.cat([self._open, self._open.new_empty(count, self._row_bytes)])
 
     def _begin_segment(self, count: int) -> None:
         """Open one that has room for so many rows."""
@@ -348,7 +357,8 @@ class SsdTier(Tier):
                 if live > 0:
                     begin -= self._first
                     rows = self._bytes_of_file[begin : begin + count * self._row_bytes].view(count, -1)
-                    self._append(*self._parts(self._alive(number, rows)))
+                    # In memory if need be: what is removed then makes room for it.
+                    self._append(*self._parts(self._alive(number, rows)), in_memory=True)
                 self._write(lambda transaction, number=number: transaction.delete(_name(number)))  # type: ignore[misc]
                 self._segments[_ROWS, number] = 0
                 self._see_segments()
