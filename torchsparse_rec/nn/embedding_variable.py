@@ -340,14 +340,15 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             return
         self._inserted_before = -1 if born.is_cuda else self.keys.inserted
         weight = self._stored_weight()
-        self.initial.write(weight.detach(), born, ids)
+        # By its data: graphs of earlier lookups are not concerned with rows that they have not seen.
+        self.initial.write(weight.data, born, ids)
         OptimizerRows(weight).begin(born)
 
     _inserted_before = 0
 
     def _write_default_row(self, weight: Tensor) -> None:
         # Training wrote it, as it does every row that is looked up.
-        weight.detach()[0] = self.ev_option.init_option.default_value_no_permission
+        weight.data[0] = self.ev_option.init_option.default_value_no_permission
         rows = OptimizerRows(weight)  # type: ignore[arg-type]
         first = torch.zeros(1, dtype=torch.int64, device=weight.device)
         rows.reset(first)
@@ -500,7 +501,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             optimizer.reset(rows)
         optimizer.begin(rows)
         self._inserted_before = -1
-        ops.table_assign_(weight.detach(), rows, values)
+        ops.table_assign_(weight.data, rows, values)
         self.keys.set_numbers(rows, packed(*self._numbers_of(keys, frequencies, versions)))
         if self.admission is not None:
             self.admission.admitted(keys, born)

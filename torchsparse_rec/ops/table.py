@@ -206,6 +206,7 @@ def table_initialize_(
 
     Raises:
         IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
+        RuntimeError: ``weight`` requires grad and grad mode is enabled.
         ValueError: wrong shapes, dtypes, kind or parameters.
 
     Computed in float64 and rounded once. On CUDA nothing waits for the device.
@@ -218,7 +219,10 @@ def table_initialize_(
         >>> bool((weight[0] == 0).all()), bool((weight[1].abs() < 1).all())
         (True, True)
     """
-    _ops.table_initialize_.default(weight, rows, keys, values, *_initial(kind, parameters, seed))
+    _check_written(weight)
+    initial = _initial("table_initialize_", kind, parameters, seed)
+    _ops.table_initialize_.default(weight, rows, keys, values, *initial)
+    _note_written(weight)
 
 
 def table_lookup(
@@ -266,7 +270,7 @@ def table_lookup(
         tensor([[2., 3.],
                 [0., 0.]])
     """
-    initial = _initial(kind, parameters, seed)
+    initial = _initial("table_lookup", kind, parameters, seed)
     return _ops.table_lookup.default(index, entries, weight, ids, missing, values, *initial)
 
 
@@ -281,6 +285,7 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
 
     Raises:
         IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
+        RuntimeError: ``weight`` requires grad and grad mode is enabled.
         ValueError: wrong shapes or dtypes.
 
     On CUDA nothing waits for the device.
@@ -292,7 +297,9 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
         tensor([[0., 0.],
                 [3., 3.]])
     """
+    _check_written(weight)
     _ops.table_assign_.default(weight, rows, values)
+    _note_written(weight)
 
 
 def count_min_sketch_(
@@ -327,9 +334,20 @@ def count_min_sketch_(
     return _ops.count_min_sketch_.default(sketch, ids, mask, num_hashes, count)
 
 
-def _initial(kind: str, parameters: Sequence[float], seed: int) -> tuple[int, list[float], int]:
+def _check_written(weight: Tensor) -> None:
+    if weight.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("rows are written in place, which is not differentiable: do it under torch.no_grad()")
+
+
+def _note_written(weight: Tensor) -> None:
+    """So that a graph that has saved the tensor notices, as it does for torch's own operators."""
+    if not torch.compiler.is_compiling() and not weight.is_inference():
+        torch.autograd.graph.increment_version(weight)
+
+
+def _initial(op: str, kind: str, parameters: Sequence[float], seed: int) -> tuple[int, list[float], int]:
     if kind not in INITIAL_KINDS:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, INITIAL_KINDS))}, got {kind!r}")
+        raise ValueError(f"{op}: kind must be one of {', '.join(map(repr, INITIAL_KINDS))}, got {kind!r}")
     return INITIAL_KINDS.index(kind), [float(x) for x in parameters], seed
 
 

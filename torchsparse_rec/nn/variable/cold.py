@@ -262,7 +262,7 @@ class ColdRows:
         rows, _ = owner.keys.insert(part.keys.to(device), version=owner.global_step, make_room=make_room)
         owner.keys.entries[rows, 1] = packed(part.frequencies, versions).to(device)
         owner._inserted_before = -1
-        weight.detach().index_copy_(0, rows, part.values.to(device))
+        weight.data.index_copy_(0, rows, part.values.to(device))
         optimizer = OptimizerRows(weight)
         for name, values, initial in optimizer.columns():
             if name in part.states:

@@ -92,7 +92,7 @@ class Saving(torch.nn.Module):
         keys, optimizer = variable.keys, OptimizerRows(weight)
         rows, _ = keys.insert(part.keys, version=variable.global_step, make_room=variable._find_room)
         keys.entries[rows, 1] = packed(part.frequencies, part.versions)
-        weight.detach().index_copy_(0, rows, part.values.to(weight.dtype))
+        weight.data.index_copy_(0, rows, part.values.to(weight.dtype))
         for name, values, initial in optimizer.columns():
             if name in part.states:
                 values.index_copy_(0, rows, part.states[name].to(values.dtype))
