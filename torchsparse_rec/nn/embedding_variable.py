@@ -798,7 +798,7 @@ def _fit(grad: Tensor, weight: Tensor) -> None:
     elif before < weight.shape[0]:
         longer = grad.new_zeros(weight.shape)
         longer[:before] = grad  # which may be expanded, so it cannot be resized
-        grad.set_(longer)
+        grad.set_(longer)  # type: ignore[call-overload]
 
 
 # ---- By name --------------------------------------------------------------------------------------------------------

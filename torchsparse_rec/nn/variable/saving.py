@@ -119,8 +119,9 @@ class Saving(torch.nn.Module):
             return part
         rows = keys.rows()
         theirs = unpacked(keys.entries[rows, 1])
-        both = [torch.cat([a, b[new]]) for a, b in zip(theirs, (part.frequencies, part.versions), strict=True)]
-        gone = coldest(*both, over, eviction._by_frequency())
+        frequencies = torch.cat([theirs[0], part.frequencies[new]])
+        versions = torch.cat([theirs[1], part.versions[new]])
+        gone = coldest(frequencies, versions, over, eviction._by_frequency())
         self._variable()._erase(keys.entries[rows[gone[gone < len(rows)]], 0])
         stays = torch.ones_like(new)
         stays[new.nonzero().flatten()[gone[gone >= len(rows)] - len(rows)]] = False
