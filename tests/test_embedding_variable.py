@@ -667,3 +667,17 @@ def test_collections_beside_fixed_tables(grad_mode: str | None, pooled: bool) ->
             with torch.no_grad():
                 x(KeyedJaggedTensor(["f", "g", "h"], torch.arange(3 * n) % 10, lengths=torch.full((3,), n)))
     assert len(growing._plans) < 10
+
+
+def test_another_optimizer_does_not_take_the_states_of_a_checkpoint(tmp_path: Path) -> None:
+    table = EmbeddingVariable(2)
+    optimizer = optim.Adagrad(table.parameters(), lr=0.1)
+    step(table, optimizer, [1, 2])
+    table.save(tmp_path)
+    for kind, names in ((optim.Adagrad, {"sum", "step"}), (optim.Adam, {"step"})):
+        other = EmbeddingVariable(2)
+        its_optimizer = kind(other.parameters(), lr=0.1)
+        other.restore(tmp_path)
+        states = its_optimizer.state_dict()["state"].get(0, {})
+        assert states.keys() <= names
+        assert ("sum" in states) == (kind is optim.Adagrad)

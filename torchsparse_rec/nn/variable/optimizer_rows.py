@@ -173,7 +173,13 @@ class OptimizerRows:
         state = optimizer.state[self.weight]
         there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
         dtype = accumulator_dtype(self.weight.dtype)
-        for name in there or names:
+        # Those of another optimizer are of no use to this one.
+        group = next(group for group in optimizer.param_groups if any(p is self.weight for p in group["params"]))
+        known = optimizer._rule(group).states
+        kept = [name for name in names if name in known]
+        if names and not kept:
+            steps = 0
+        for name in there or kept:
             if keep and name in state and state[name].shape[0] == self.weight.shape[0]:
                 continue
             state[name] = optimizer._new_state(self.weight, name, dtype, {})
