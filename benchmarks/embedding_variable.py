@@ -240,7 +240,7 @@ def _row_values(keys: Tensor, dim: int) -> Tensor:
 
 
 def build_delta(options: Options) -> Case:
-    """A delta of the hundredth part of the rows that have changed, beside a full checkpoint: how long training waits."""
+    """A delta of a hundredth of the rows, beside a full checkpoint: how long training waits."""
     rows, dim = options.size(10_000_000, 20_000), 16
     folder = Path(tempfile.mkdtemp(prefix="torchsparse_rec-benchmark-"))
     table = nn.EmbeddingVariable(dim, capacity=rows, device=options.device)

@@ -139,13 +139,18 @@ inline void resize_(const Tensor& x, const std::vector<int64_t>& sizes) {
 
 // ---- CPU threads ----------------------------------------------------------------------------------------------------
 
-inline int64_t num_threads() { return static_cast<int64_t>(torch::stable::get_num_threads()); }
+// Whose threads: ThreadSanitizer's tests bring their own, since it does not know OpenMP's.
+#ifndef TSR_THREADS
+#define TSR_THREADS torch::stable
+#endif
+
+inline int64_t num_threads() { return static_cast<int64_t>(TSR_THREADS::get_num_threads()); }
 
 // Runs f(begin, end) over disjoint ranges that cover [begin, end). f must not throw: its message would be lost.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (begin >= end) return;
-  torch::stable::parallel_for(begin, end, grain, f);
+  TSR_THREADS::parallel_for(begin, end, grain, f);
 }
 
 // Runs f(task) for every task in [0, tasks), one task at a time on a thread; f must not throw.

@@ -246,9 +246,9 @@ TSR_HOST_DEVICE TSR_ALWAYS_INLINE int64_t default_row(int64_t key, int64_t rows)
 
 // ---- Checks ---------------------------------------------------------------------------------------------------------
 
-inline void check_table_ids(const char* op, const Tensor& ids) {
-  TSR_CHECK_VALUE(ids.dim() == 1, op, ": ids must have rank 1, got shape ", shape_text(ids));
-  dispatch_index(ids.scalar_type(), op, "ids", [](auto) {});
+inline void check_table_ids(const char* op, const Tensor& ids, const char* argument = "ids") {
+  TSR_CHECK_VALUE(ids.dim() == 1, op, ": ", argument, " must have rank 1, got shape ", shape_text(ids));
+  dispatch_index(ids.scalar_type(), op, argument, [](auto) {});
 }
 
 inline void check_table(const char* op, const Tensor& index, const Tensor& entries) {
@@ -323,7 +323,7 @@ inline Initial check_table_initialize(const Tensor& weight, const Tensor& rows, 
   check_rows_of(op, weight, false);
   TSR_CHECK_VALUE(rows.dim() == 1 && rows.scalar_type() == ScalarType::Long, op, ": rows must be int64 of rank 1, got ",
                   dtype_name(rows.scalar_type()), " ", shape_text(rows));
-  check_table_ids(op, keys);
+  check_table_ids(op, keys, "keys");
   TSR_CHECK_VALUE(keys.size(0) == rows.size(0), op, ": keys must be as many as rows, ", rows.size(0), ", got ",
                   keys.size(0));
   return check_initial(op, weight, values, kind, parameters, seed);

@@ -681,3 +681,12 @@ def test_another_optimizer_does_not_take_the_states_of_a_checkpoint(tmp_path: Pa
         states = its_optimizer.state_dict()["state"].get(0, {})
         assert states.keys() <= names
         assert ("sum" in states) == (kind is optim.Adagrad)
+
+
+@pytest.mark.parametrize("evict", [LRUEvict, LFUEvict])
+def test_ids_of_a_step_do_not_make_room_for_its_others(evict: Any) -> None:
+    table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=evict(4)))
+    table.insert([1, 2, 3, 4], torch.full((4, 2), 9.0))
+    rows = table(torch.tensor([1, 1, 1, 7, 7, 7]))
+    assert rows[0].tolist() == [9.0, 9.0]
+    assert {1, 7} <= rows_of(table).keys()

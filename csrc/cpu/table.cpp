@@ -19,7 +19,7 @@ Tensor table_find_cpu(const Tensor& index, const Tensor& entries, const Tensor& 
     using Id = typename decltype(tag)::type;
     const Id* data = ids.const_data_ptr<Id>();
     parallel_for(0, n, kWorkPerThread / kWorkPerKey, [&](int64_t begin, int64_t end) {
-      find_each(table, data, begin, end, [](int64_t) {}, [&](int64_t i, int64_t row) { out[i] = row; });
+      find_each(table, data, begin, end, [&](int64_t i, int64_t row) { out[i] = row; });
     });
   });
   return rows;
@@ -68,19 +68,17 @@ Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor&
     using Id = typename decltype(tag)::type;
     const Id* data = ids.const_data_ptr<Id>();
     // By one thread, as whoever follows may have the same key.
-    find_each(
-        table, data, 0, n, [](int64_t) {},
-        [&](int64_t i, int64_t row) {
-          const int64_t key = static_cast<int64_t>(data[i]);
-          // An entry that was free before the block's rows were looked at still has a key.
-          const bool is_there = row >= 0 && table.entries[2 * row + 1] != kFreeEntry;
-          out[i] = is_there && (wanted == nullptr || wanted[i]) ? row : -1;
-          if (out[i] < 0) return;
-          const KeyPlace place = place_of(table.shape, hash_key(key));
-          erase_slot(table, place, find_slot(table, place, [&](int32_t at) { return at == row; }));
-          table.entries[2 * row] = 0;
-          table.entries[2 * row + 1] = kFreeEntry;
-        });
+    find_each(table, data, 0, n, [&](int64_t i, int64_t row) {
+      const int64_t key = static_cast<int64_t>(data[i]);
+      // An entry that was free before the block's rows were looked at still has a key.
+      const bool is_there = row >= 0 && table.entries[2 * row + 1] != kFreeEntry;
+      out[i] = is_there && (wanted == nullptr || wanted[i]) ? row : -1;
+      if (out[i] < 0) return;
+      const KeyPlace place = place_of(table.shape, hash_key(key));
+      erase_slot(table, place, find_slot(table, place, [&](int32_t at) { return at == row; }));
+      table.entries[2 * row] = 0;
+      table.entries[2 * row + 1] = kFreeEntry;
+    });
   });
   return rows;
 }

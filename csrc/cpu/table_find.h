@@ -5,15 +5,13 @@
 namespace tsr {
 
 // Keys in flight: enough to hide the memory's latency, few enough for the first cache.
-constexpr int64_t kFindBlock = 32;
+constexpr int64_t kFindBlock = 64;
 // A key costs about as much as this many elements moved.
 constexpr int64_t kWorkPerKey = 16;
 
-// Calls found(i, row) for i in [begin, end), in order; row is -1 where ids[i] is missing. near(row) is called some keys
-// ahead with the row that is probably the one, to fetch what found will read.
-template <class Id, class Near, class Found>
-void find_each(const TableView& table, const Id* ids, int64_t begin, int64_t end, const Near& near,
-               const Found& found) {
+// Calls found(i, row) for i in [begin, end), in order; row is -1 where ids[i] is missing.
+template <class Id, class Found>
+void find_each(const TableView& table, const Id* ids, int64_t begin, int64_t end, const Found& found) {
   KeyPlace places[kFindBlock];
   int32_t likely[kFindBlock];
   for (int64_t first = begin; first < end; first += kFindBlock) {
@@ -28,7 +26,6 @@ void find_each(const TableView& table, const Id* ids, int64_t begin, int64_t end
       likely[k] = slots == 0 ? -1 : bucket[kRowsWord + lowest_bit(slots)];
       if (static_cast<uint32_t>(likely[k]) < static_cast<uint64_t>(table.rows)) {
         __builtin_prefetch(table.entries + 2 * static_cast<int64_t>(likely[k]));
-        near(static_cast<int64_t>(likely[k]));
       }
     }
     for (int64_t k = 0; k < n; ++k) {

@@ -73,17 +73,15 @@ class Inserter {
     missing_.resize(static_cast<size_t>(chunks));
     parallel_tasks(chunks, [&](int64_t chunk) {
       std::vector<int32_t>& missing = missing_[static_cast<size_t>(chunk)];
-      find_each(
-          a_.table, a_.ids, a_.n * chunk / chunks, a_.n * (chunk + 1) / chunks, [](int64_t) {},
-          [&](int64_t i, int64_t row) {
-            a_.rows[i] = row;
-            a_.born[i] = -1;
-            if (row >= 0) {
-              touch(row, a_.count);
-            } else if (a_.allowed == nullptr || a_.allowed[i]) {
-              missing.push_back(static_cast<int32_t>(i));
-            }
-          });
+      find_each(a_.table, a_.ids, a_.n * chunk / chunks, a_.n * (chunk + 1) / chunks, [&](int64_t i, int64_t row) {
+        a_.rows[i] = row;
+        a_.born[i] = -1;
+        if (row >= 0) {
+          touch(row, a_.count);
+        } else if (a_.allowed == nullptr || a_.allowed[i]) {
+          missing.push_back(static_cast<int32_t>(i));
+        }
+      });
     });
   }
 

@@ -1,5 +1,6 @@
 #include <limits>
 
+#include "row_loops.h"
 #include "table_find.h"
 
 namespace tsr {
@@ -43,7 +44,16 @@ InitialRows<T> initial_rows(const Initial& initial, const std::optional<Tensor>&
 // An element of a normal distribution costs about as much as this many elements moved.
 constexpr int64_t kWorkPerInitial = 8;
 
-constexpr int64_t kLine = 64;
+// Keys whose rows are found before any of them is read.
+constexpr int64_t kLookupBlock = 512;
+
+// Whole lines by moves that the compiler writes in place: a call of memcpy costs as much as a short row.
+template <class T>
+TSR_ALWAYS_INLINE void copy_row(T* to, const T* from, int64_t dim) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (; dim >= kLine; dim -= kLine, to += kLine, from += kLine) std::memcpy(to, from, 64);
+  if (dim > 0) std::memcpy(to, from, static_cast<size_t>(dim) * sizeof(T));
+}
 
 }  // namespace
 
@@ -87,26 +97,32 @@ Tensor table_lookup_cpu(const Tensor& index, const Tensor& entries, const Tensor
     const T* data = weight.const_data_ptr<T>();
     const T* instead = missing ? missing->const_data_ptr<T>() : nullptr;
     T* out = result.mutable_data_ptr<T>();
-    const int64_t bytes = dim * static_cast<int64_t>(sizeof(T));
+    const int64_t ahead = rows_ahead(dim * static_cast<int64_t>(sizeof(T)));
     dispatch_index(ids.scalar_type(), op, "ids", [&](auto id_tag) {
       using Id = typename decltype(id_tag)::type;
       const Id* keys = ids.const_data_ptr<Id>();
       parallel_for(0, n, kWorkPerThread / (kWorkPerKey + dim) + 1, [&](int64_t begin, int64_t end) {
-        find_each(
-            table, keys, begin, end,
-            [&](int64_t row) {
-              const char* near = reinterpret_cast<const char*>(data + row * dim);
-              for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(near + at);
-            },
-            [&](int64_t i, int64_t row) {
-              if (row >= 0) {
-                std::memcpy(out + i * dim, data + row * dim, static_cast<size_t>(bytes));
-              } else if (instead != nullptr) {
-                std::copy_n(instead, dim, out + i * dim);
-              } else if constexpr (!std::is_same_v<T, uint8_t>) {
-                initial_rows<T>(initial, values, dim).write(static_cast<int64_t>(keys[i]), out + i * dim);
-              }
-            });
+        int64_t rows[kLookupBlock];
+        for (int64_t first = begin; first < end; first += kLookupBlock) {
+          const int64_t last = std::min(first + kLookupBlock, end);
+          bool all = true;
+          find_each(table, keys, first, last, [&](int64_t i, int64_t row) {
+            rows[i - first] = row;
+            all &= row >= 0;
+          });
+          for (int64_t i = first; i < last; ++i) {
+            if (i + ahead < last && rows[i + ahead - first] >= 0) fetch_row(data + rows[i + ahead - first] * dim, dim);
+            if (rows[i - first] >= 0) copy_row(out + i * dim, data + rows[i - first] * dim, dim);
+          }
+          for (int64_t i = first; i < last && !all; ++i) {
+            if (rows[i - first] >= 0) continue;
+            if (instead != nullptr) {
+              std::copy_n(instead, dim, out + i * dim);
+            } else if constexpr (!std::is_same_v<T, uint8_t>) {
+              initial_rows<T>(initial, values, dim).write(static_cast<int64_t>(keys[i]), out + i * dim);
+            }
+          }
+        }
       });
     });
   };
@@ -131,8 +147,7 @@ void table_assign_cpu(const Tensor& weight, const Tensor& given_rows, const Tens
   parallel_tasks(workers, [&](int64_t worker) {
     const int64_t begin = table_rows * worker / workers, end = table_rows * (worker + 1) / workers;
     for (int64_t i = 0; i < n; ++i) {
-      if (to[i] < begin || to[i] >= end || to[i] < 0) continue;
-      std::memcpy(data + to[i] * row_bytes, from + i * row_bytes, static_cast<size_t>(row_bytes));
+      if (to[i] >= begin && to[i] < end) copy_row(data + to[i] * row_bytes, from + i * row_bytes, row_bytes);
     }
   });
 }

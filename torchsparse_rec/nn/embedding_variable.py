@@ -27,6 +27,7 @@ from .variable.filters import CounterAdmission, admission_of
 from .variable.guard import Guard
 from .variable.initial import InitialRows
 from .variable.keys import KeyRows, packed
+from .variable.memory import new_zeros
 from .variable.optimizer_rows import OptimizerRows
 from .variable.options import EmbeddingVariableOption, LFUEvict
 from .variable.parts import Part, select
@@ -149,7 +150,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
         seed = zlib.crc32(self.name.encode()) if seed is None else seed
         self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
-        self.register_parameter("weight", Parameter(torch.zeros(capacity, embedding_dim, dtype=dtype, device=device)))
+        self.register_parameter("weight", Parameter(new_zeros((capacity, embedding_dim), dtype, device)))
         self.global_step = 0
         self._guard = Guard()
         self._eviction = Eviction(self)
@@ -332,11 +333,11 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         optimizer = OptimizerRows(weight)
         steps = optimizer.steps()
         optimizer.table.release()
-        self._replace_weight(weight.detach().new_zeros(capacity, self.embedding_dim))
+        self._replace_weight(new_zeros((capacity, self.embedding_dim), weight.dtype, weight.device))
         optimizer.start_over([], steps, keep=True)  # an optimizer that was loaded before has them already
 
     def _find_room(self, wanted: int, protected: Tensor | None = None) -> None:
-        """Have so many more rows free: grow, or where the capacity is reached, let others go."""
+        """Have so many rows free: grow, or where the capacity is reached, let others go."""
         self._grow_for(wanted)
         room = self.keys.room()
         if room < wanted:
@@ -401,9 +402,8 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         weight = self._stored_weight()
         before = weight.shape[0]
         self.keys.grow(capacity)
-        longer = weight.detach().new_empty(capacity, self.embedding_dim)
+        longer = new_zeros((capacity, self.embedding_dim), weight.dtype, weight.device)
         longer[:before] = weight.detach()
-        longer[before:] = 0
         self._replace_weight(longer)
         OptimizerRows(weight).grow(before, capacity)
 
@@ -539,6 +539,8 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         weight = self._stored_weight()
         optimizer = OptimizerRows(weight)
         known = self.keys.inserted
+        if known == 0:
+            self._grow_for(len(keys))  # they are all new, but for those that are repeated
         rows, born = self.keys.insert(keys, version=self.global_step, make_room=self._find_room)
         if self.keys.inserted - known < len(keys):
             optimizer.reset(rows)

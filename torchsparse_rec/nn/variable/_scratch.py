@@ -1,4 +1,4 @@
-"""A folder that one object of one process has for itself, and that leaves nothing behind unless told to."""
+"""A folder that one object of one process has for itself, and that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-# The lock names the process that holds it; beside it lies the one file of rows, and a note once that is to be kept.
-LOCK, ROWS, KEPT = "cold_rows.lock", "cold_rows.mdb", "cold_rows.kept"
+# The lock names the process that holds it; beside it lies the one file of rows.
+LOCK, ROWS = "cold_rows.lock", "cold_rows.mdb"
 
 
 class ScratchFolder:
@@ -33,11 +33,7 @@ class ScratchFolder:
         self._made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         self._descriptor = self._lock()
-        note = self.path / KEPT
-        #: What :meth:`release` was given to keep; None if there is nothing.
-        self.kept = note.read_text() if note.exists() else None
-        if self.kept is None:
-            self.rows.unlink(missing_ok=True)
+        self.rows.unlink(missing_ok=True)
 
     def _lock(self) -> int:
         import fcntl  # POSIX's alone, as is this tier
@@ -58,10 +54,6 @@ class ScratchFolder:
                 os.pwrite(descriptor, str(os.getpid()).encode(), 0)
                 return descriptor
             os.close(descriptor)
-
-    def forget_kept(self) -> None:
-        """From now on the rows are those of a live table: they are worth nothing if this process dies."""
-        (self.path / KEPT).unlink(missing_ok=True)
 
     def reserve(self, begin: int, end: int) -> None:
         """
@@ -89,14 +81,11 @@ class ScratchFolder:
         """What the rows take on the disk."""
         return self.rows.stat().st_blocks * 512
 
-    def release(self, keep: str | None) -> None:
-        """Give the folder back; with a note what was kept, else without the rows."""
-        if keep is not None:
-            (self.path / KEPT).write_text(keep)
-        else:
-            self.rows.unlink(missing_ok=True)
+    def release(self) -> None:
+        """Give the folder back, without the rows."""
+        self.rows.unlink(missing_ok=True)
         (self.path / LOCK).unlink(missing_ok=True)
         os.close(self._descriptor)
-        if keep is None and self._made:
+        if self._made:
             with suppress(OSError):  # somebody else's files are in it
                 self.path.rmdir()

@@ -48,7 +48,7 @@ class Tier(ABC):
             return self._count()
 
     def nbytes(self) -> int:
-        """Bytes of memory, or of the disk, that the tier takes."""
+        """Bytes of memory and of the disk that the tier takes."""
         with self._opened("nbytes"):
             return self._bytes()
 
@@ -108,6 +108,16 @@ class Tier(ABC):
         size = at_least_one(f"{self._name}.items: batch", batch)
         with self._opened("items"):
             return self._items(size)
+
+    def _items(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        with self._opened("items"):
+            keys = self._sorted_keys()
+        for begin in range(0, len(keys), size):
+            batch = keys[begin : begin + size]
+            with self._opened("items"):
+                found, records = self._get(batch)
+            if found.any():
+                yield torch.from_numpy(batch)[found], records[found]
 
     def clear(self) -> None:
         """Remove all records, and give back what they took."""
@@ -169,7 +179,7 @@ class Tier(ABC):
     @abstractmethod
     def _erase(self, keys: np.ndarray) -> int: ...
     @abstractmethod
-    def _items(self, size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def _sorted_keys(self) -> np.ndarray: ...
     @abstractmethod
     def _clear(self) -> None: ...
     @abstractmethod

@@ -19,8 +19,12 @@ __all__ = ["Eviction", "coldest"]
 
 # Where a table is full, this share of it goes at once: to look for the coldest rows is a pass over all.
 _SHARE = 32
-# Rows that are looked at at once: of the sum of squares of each.
+# Rows that are looked at at once.
 _CHUNK = 1 << 18
+# So many at once torch leaves to one thread on a CPU: to wait for a second one, part by part, can take longer than all.
+_PART = 1 << 15
+# Of a rank, that are counted at once.
+_BITS = 11
 
 
 class Eviction:
@@ -109,17 +113,14 @@ class Eviction:
         if protected is not None:
             frequencies, _ = unpacked(keys.entries[protected, 1])
             keys.entries[protected, 1] = packed(frequencies, torch.full_like(frequencies, owner.global_step))
-        rows = keys.rows()
-        frequencies, versions = unpacked(keys.entries[rows, 1])
-        idle = versions < owner.global_step
-        rows, frequencies, versions = rows[idle], frequencies[idle], versions[idle]
-        if len(rows) < wanted:
+        numbers = keys.entries[: keys.used, 1]
+        order = _Coldness(numbers, owner.global_step, self._by_frequency())
+        if order.rows < wanted:
             raise RuntimeError(
                 f"EmbeddingVariable {owner.name!r}: a capacity of {keys.capacity} rows must hold the ids of one step, "
-                f"of which {wanted - len(rows)} have no room"
+                f"of which {wanted - order.rows} have no room"
             )
-        often = self._by_frequency()
-        victims = rows[coldest(frequencies, versions, min(len(rows), max(wanted, keys.capacity // _SHARE)), often)]
+        victims = order.coldest(min(order.rows, max(wanted, keys.capacity // _SHARE)))
         gone = keys.entries[victims, 0]
         if owner.cold is not None:
             owner.cold.demote(victims, gone)
@@ -134,9 +135,62 @@ class Eviction:
 
 def coldest(frequencies: Tensor, versions: Tensor, count: int, by_frequency: bool) -> Tensor:
     """The positions of so many that have been used least often, or least recently; of equal ones the first."""
-    score = (frequencies << 32) + versions if by_frequency else versions
-    limit = score.kthvalue(count).values
-    below = score < limit
-    ties = (score == limit).nonzero().flatten()
-    rest = ties[: count - int(below.sum())]
-    return torch.cat([below.nonzero().flatten(), rest]).sort().values
+    return _Coldness(packed(frequencies, versions), 1 << 32, by_frequency).coldest(count)
+
+
+class _Coldness:
+    """
+    The order in which rows go: of those that have been used least often, or least recently, the first.
+
+    Part by part, so that it needs no memory of the table's size.
+
+    Args:
+        numbers: the second numbers of entries.
+        step: rows of this version stay.
+        by_frequency: least often, and of these least recently; or only least recently.
+    """
+
+    def __init__(self, numbers: Tensor, step: int, by_frequency: bool) -> None:
+        self._part = _CHUNK if numbers.is_cuda else _PART
+        self._parts, self._step, self._by_frequency = numbers.split(self._part), step, by_frequency
+        # A frequency has 31 bits, a version 32.
+        self._device = numbers.device
+        self._digits = -(-(63 if by_frequency else 32) // _BITS)
+        self._histogram = self._count(self._digits - 1, 0)
+        self.rows = int(self._histogram.sum())
+        """That may go."""
+
+    def _ranks(self, numbers: Tensor) -> Tensor:
+        """The less the colder, from 0 on; -1: the row is free, or stays."""
+        versions = numbers >> 32  # plus one; where the row is free -1
+        ranks = (numbers << 32) + versions if self._by_frequency else versions.clone()
+        return ranks.masked_fill_((versions < 0) | (versions > self._step), -1)
+
+    def _count(self, digit: int, above: int) -> Tensor:
+        """How many rows have which digit, of those whose higher ones are the given ones."""
+        counts = torch.zeros(1 << _BITS, dtype=torch.int64, device=self._device)
+        for part in self._parts:
+            ranks = self._ranks(part) >> digit * _BITS
+            ranks = ranks[(ranks >> _BITS) == above]
+            counts += torch.bincount(ranks & (1 << _BITS) - 1, minlength=1 << _BITS)
+        return counts.cpu()
+
+    def coldest(self, count: int) -> Tensor:
+        """The positions of so many, ascending."""
+        limit, rest, counts = 0, count, self._histogram
+        for digit in reversed(range(self._digits)):
+            up_to = counts.cumsum(0)
+            its = int(torch.searchsorted(up_to, rest))
+            rest -= int(up_to[its] - counts[its])
+            limit = limit << _BITS | its
+            if digit:
+                counts = self._count(digit - 1, limit)
+        positions = []
+        for k, part in enumerate(self._parts):
+            ranks = self._ranks(part)
+            ties = (ranks == limit).nonzero().flatten()[:rest]
+            rest -= len(ties)
+            goes = (ranks < limit) & (ranks >= 0)
+            goes[ties] = True
+            positions.append(goes.nonzero().flatten() + k * self._part)
+        return torch.cat(positions)

@@ -145,7 +145,7 @@ class KeyRows(torch.nn.Module):
             frequencies: see there.
             version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
             count: see there.
-            make_room: where rows run out, is called with how many more must be free, and sees to it. Default: grow.
+            make_room: where rows run out, is called with how many must be free, and sees to it. Default: grow.
 
         Raises:
             RuntimeError: no room was made; or keys that collide, however large the index. No key has come then.
@@ -156,6 +156,9 @@ class KeyRows(torch.nn.Module):
             self._see_room_ahead(ids, allowed, make_room, version)
             return insert(ids, allowed, frequencies)
         self._sure_room = 0
+        if self.capacity < len(ids) and self.room() < len(ids):
+            # Most of them must be new: to find out one by one that there is no room takes longer.
+            self._see_room_for(ids, allowed, make_room, version)
         rows, born = insert(ids, allowed, frequencies)
         failed = self.failed - self._failed_before
         if failed:
@@ -184,10 +187,7 @@ class KeyRows(torch.nn.Module):
             some = [None if x is None else x[where] for x in (allowed, frequencies)]
             room = self.room()
             if room == 0:
-                wanted = self.missing(ids[where], some[0])
-                make_room(wanted)
-                if self.room() < wanted:
-                    raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+                self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
             else:
                 # A region of the index was full.
                 self._widen(failed)
@@ -204,6 +204,18 @@ class KeyRows(torch.nn.Module):
             *state, ids, allowed=allowed, frequencies=frequencies, version=version, count=count
         )
 
+    def _see_room_for(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> int:
+        """How many new keys these are, for which there is room then."""
+        wanted = self.missing(ids, allowed)
+        if self.room() < wanted:
+            if version >= 0:
+                # Those that are there must not go to make room for the others.
+                self._insert(ids, torch.zeros_like(ids, dtype=torch.bool), None, version + 1, False)
+            make_room(wanted)
+        if self.room() < wanted:
+            raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+        return wanted
+
     def _see_room_ahead(
         self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int
     ) -> None:
@@ -211,15 +223,8 @@ class KeyRows(torch.nn.Module):
         if self._sure_room < len(ids):
             self._sure_room = self.room()
         if self._sure_room < len(ids):
-            wanted = self.missing(ids, allowed)
-            if wanted > self._sure_room:
-                if version >= 0:
-                    # Those that are there must not go to make room for the others.
-                    self._insert(ids, torch.zeros_like(ids, dtype=torch.bool), None, version + 1, False)
-                make_room(wanted - self._sure_room)
+            wanted = self._see_room_for(ids, allowed, make_room, version)
             self._sure_room = self.room() - wanted
-            if self._sure_room < 0:
-                raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
         else:
             self._sure_room -= len(ids)
 
@@ -252,9 +257,9 @@ class KeyRows(torch.nn.Module):
     # ---- Growth ------------------------------------------------------------------------------------------------------
 
     def grow_by(self, rows: int) -> None:
-        """Double, until so many more rows are free."""
-        capacity = self.capacity
-        while capacity - self.capacity < rows:
+        """Double, until so many rows are free."""
+        room, capacity = self.room(), self.capacity
+        while room + capacity - self.capacity < rows:
             capacity *= 2
         self.grow(capacity)
 

@@ -14,6 +14,7 @@ from ...ops.row_optimizer import row_optimizer_make_current_
 from ...optim._clock import ITS_ROWS
 from ...optim._row_optimizer import RowOptimizer
 from ...optim._tables import accumulator_dtype, note_change, table_of
+from .memory import new_zeros
 
 __all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows"]
 
@@ -86,7 +87,10 @@ class OptimizerRows:
         """The table has more rows now."""
         longer = {}
         for name, values, initial in self.columns(before):
-            longer[name] = values.new_full((after, *values.shape[1:]), initial)
+            if initial == 0:
+                longer[name] = new_zeros((after, *values.shape[1:]), values.dtype, values.device)
+            else:
+                longer[name] = values.new_full((after, *values.shape[1:]), initial)
             longer[name][:before] = values
         rows = self.table.rows
         if rows is not None and rows.last_step is not None:
