@@ -173,8 +173,10 @@ class Collection(HasGradMode):
 
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
         """The plan for tables as large as they are now: the same object as long as they are."""
-        plan = plan.of_sizes(weights)
-        return self._plans.setdefault(plan, plan)  # type: ignore[arg-type]
+        sized = plan.of_sizes(weights)
+        if any(growing.training is False for growing in self._growing.values()):
+            return sized  # as large as this batch: of no use to another
+        return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 
     def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids) -> Tensor:
         kinds = self._kinds(plan, weights, ids)

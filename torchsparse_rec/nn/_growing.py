@@ -63,6 +63,9 @@ def rows_of_keys(
         variable = growing[table]
         pieces = [ids.indices[use.begin : use.end] for use in its]
         wanted = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        variable._check_range("lookup: input", wanted)
+        if variable.key_dtype == torch.int32:
+            wanted = wanted.int()
         if variable.training:
             with variable._guard.writing():
                 rows = variable.rows_of(wanted)

@@ -29,7 +29,7 @@ from .variable.initial import InitialRows
 from .variable.keys import KeyRows, packed
 from .variable.memory import new_zeros
 from .variable.optimizer_rows import OptimizerRows
-from .variable.options import EmbeddingVariableOption, LRUEvict
+from .variable.options import EmbeddingVariableOption, LFUEvict
 from .variable.parts import Part, select
 from .variable.saving import Saving
 
@@ -102,6 +102,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
     """
 
     keys: KeyRows
+    _filtered: Tensor
     sparse = True
     max_norm = None
 
@@ -124,19 +125,27 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         super().__init__()
         self.name = name or "embedding_variable"
         option = EmbeddingVariableOption() if ev_option is None else ev_option
-        _check_arguments(embedding_dim, key_dtype, option, target_gpu, capacity, dtype)
+        _check_arguments(
+            embedding_dim,
+            key_dtype,
+            option,
+            target_gpu,
+            capacity,
+            dtype,
+            self.name,
+            seed,
+            device or torch.empty(0).device,
+        )
         if target_gpu >= 0:
             device = f"cuda:{target_gpu}"
         tiers = option.storage_option.storage_type.tiers()
         if device is None and tiers[0] == "HBM":
             device = "cuda"
-        self.embedding_dim, self.key_dtype, self.ev_option, self.target_gpu = (
-            embedding_dim,
-            key_dtype,
-            option,
-            target_gpu,
-        )
+        self.embedding_dim, self.key_dtype, self.target_gpu = embedding_dim, key_dtype, target_gpu
+        self.ev_option = option
         self.admission = admission_of(self.name, option.filter_option, device)
+        if option.capacity is not None:
+            capacity = min(capacity, option.capacity + int(self.admission is not None))
         # Where there is a filter, row 0 stands for all keys that are not admitted.
         self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
         seed = zlib.crc32(self.name.encode()) if seed is None else seed
@@ -146,8 +155,11 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         self._guard = Guard()
         self._eviction = Eviction(self)
         self.cold: ColdRows | None = cold_rows_of(self)
+        if self.cold is not None and self.cold.most_rows() < capacity:
+            self._take_capacity(self.cold.most_rows())
+            self.keys.clear(self.cold.most_rows(), self._stored_weight().device)
         self._looked_up, self._found_cold, self._evicted = 0, 0, 0
-        self._filtered = torch.zeros((), dtype=torch.int64, device=device)
+        self.register_buffer("_filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self._init_saving()
         self._init_grad_mode(grad_mode, apply)
         self._tend(self._stored_weight())
@@ -162,9 +174,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             return forward_untraced(self, input)
         check_ids("EmbeddingVariable", input)
         if input.is_nested:
-            rows = self(input.values())
-            offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
-            return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
+            return _nested_like(input, self(input.values()))
         ids = self._as_keys(input)
         if self.training:
             with self._guard.writing():
@@ -172,10 +182,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             with self._guard.reading():
                 values = self._values(rows)
         elif torch.is_grad_enabled() and self._stored_weight().requires_grad:
-            with self._guard.reading():
-                rows = self.keys.find(ids)
-                values = self._values(rows.clamp_min(0))
-                values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
+            values = self._values_of_present(ids)
         else:
             values = self.lookup(ids)
         return values.reshape(*input.shape, self.embedding_dim)
@@ -198,6 +205,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             >>> EmbeddingVariable(2, initializer=0.5).lookup(torch.tensor([3]))
             tensor([[0.5000, 0.5000]])
         """
+        check_ids("EmbeddingVariable.lookup", input)
+        if input.is_nested:
+            return _nested_like(input, self.lookup(input.values()))
         ids = self._as_keys(input)
         with self._guard.reading():
             weight = self._stored_weight()
@@ -231,6 +241,15 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         return self._look_up_otherwise(kind, weight, SUM, None, Ids(rows, None, None, (len(rows),), False)).reshape(
             len(rows), self.embedding_dim
         )
+
+    def _values_of_present(self, ids: Tensor) -> Tensor:
+        """As :meth:`lookup`, with a gradient to the rows that are in the first tier: no others are touched."""
+        with self._guard.writing():
+            rows = self.keys.find(ids)
+            where = (rows >= 0).nonzero().flatten()
+            self._note_written(ids[where])  # a step may follow, and versions do not say so
+            absent = self._absent(ids, rows)
+            return absent.index_copy(0, where, self._values(rows[where]))
 
     scale_grad_by_freq = False
 
@@ -272,6 +291,11 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         Returns:
             ``[N]`` int64.
         """
+        if getattr(self, "_is_replica", False):
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
+                "would be lost: use one process for each device"
+            )
         weight = self._stored_weight()
         self._tend(weight)
         if table_of(weight).optimizer is None:
@@ -284,6 +308,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if self.admission is None:
             rows, born = self.keys.insert(ids, version=step, count=True, make_room=self._find_room)
             self._begin(born, ids)
+            self._keep_capacity()
             return rows
         absent = self.keys.find(ids) < 0
         allowed = counts = None
@@ -299,6 +324,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             filtered = rows < 0
             self._filtered += filtered.sum()
             self._write_default_row(weight)
+        self._keep_capacity()
         return rows.clamp_min_(0)
 
     def _take_capacity(self, capacity: int) -> None:
@@ -306,8 +332,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         weight = self._stored_weight()
         optimizer = OptimizerRows(weight)
         steps = optimizer.steps()
+        optimizer.table.release()
         self._replace_weight(new_zeros((capacity, self.embedding_dim), weight.dtype, weight.device))
-        optimizer.start_over([], steps)
+        optimizer.start_over([], steps, keep=True)  # an optimizer that was loaded before has them already
 
     def _find_room(self, wanted: int, protected: Tensor | None = None) -> None:
         """Have so many rows free: grow, or where the capacity is reached, let others go."""
@@ -327,12 +354,27 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
 
     def _most_rows(self) -> int | None:
         """Rows that the first tier may have."""
-        limits = [
-            option.capacity + self.keys.reserved for option in self.ev_option.evictions if isinstance(option, LRUEvict)
-        ]
+        capacity = self.ev_option.capacity
+        limits = [] if capacity is None else [capacity + self.keys.reserved]
         if self.cold is not None:
-            limits = [self.cold.most_rows()]
+            limits.append(self.cold.most_rows())
         return min(limits) if limits else None
+
+    def _keep_capacity(self) -> None:
+        """See to the capacity of all tiers together, and of a table that was loaded with more rows than it may have."""
+        most = self.ev_option.capacity
+        if most is None or (self.cold is None and self.keys.capacity <= most + self.keys.reserved):
+            return
+        over = self.total_count() - most
+        if over <= 0:
+            return
+        if self.cold is None:
+            self._eviction.make_room(over, None)
+            return
+        if over > len(self.cold):
+            self._eviction.make_room(over - len(self.cold), None)  # to the next tier first
+        often = any(isinstance(option, LFUEvict) for option in self.ev_option.evictions)
+        self._evicted += self.cold.forget(max(over, most // 32), often)
 
     def _begin(self, born: Tensor, ids: Tensor) -> None:
         """Give new rows what they begin with."""
@@ -465,15 +507,18 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             tensor([[3., 4.]])
         """
         weight = self._stored_weight()
-        keys = torch.as_tensor(keys, device=weight.device)
+        keys = self._given_keys("insert", keys)
         values = torch.as_tensor(values, dtype=weight.dtype, device=weight.device)
-        self._check_rows(keys, values)
-        numbers = [None if x is None else torch.as_tensor(x, device=weight.device) for x in (frequencies, versions)]
-        for argument, x in zip(("frequencies", "versions"), numbers, strict=True):
-            if x is not None and x.shape != keys.shape:
-                raise ValueError(
-                    f"EmbeddingVariable.insert: {argument} must be [{len(keys)}], one for each key, got {list(x.shape)}"
-                )
+        if values.shape != (len(keys), self.embedding_dim) and (len(keys) or values.numel()):
+            raise ValueError(
+                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got "
+                f"{list(values.shape)}"
+            )
+        values = values.reshape(len(keys), self.embedding_dim)
+        numbers = [
+            self._given_numbers("frequencies", frequencies, len(keys), 0),
+            self._given_numbers("versions", versions, len(keys), -1),
+        ]
         with self._guard.writing():
             self._tend(weight)
             if self.cold is None:
@@ -481,6 +526,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             else:
                 self._insert_in_tiers(keys, values, *numbers)
             self._note_written(keys)
+            self._keep_capacity()
 
     def _numbers_of(self, keys: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> tuple[Tensor, Tensor]:
         """What inserted rows have where nothing is given: they may be evicted before those of this step."""
@@ -519,16 +565,41 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if self.admission is not None:
             self.admission.admitted(keys, torch.zeros_like(keys))
 
-    def _check_rows(self, keys: Tensor, values: Tensor) -> None:
-        if keys.dim() != 1 or keys.dtype not in (torch.int32, torch.int64):
+    def _given_keys(self, method: str, keys: Any) -> Tensor:
+        """``[K]`` int64, where the table is."""
+        given = torch.as_tensor(keys, device=self._stored_weight().device)
+        if given.numel() == 0 and not isinstance(keys, Tensor):
+            given = given.long()  # an empty list has no integers to be known by
+        if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
             raise ValueError(
-                f"EmbeddingVariable.insert: keys must be int32 or int64 of rank 1, got {keys.dtype} {list(keys.shape)}"
+                f"EmbeddingVariable.{method}: keys must be int32 or int64 of rank 1, got {given.dtype} "
+                f"{list(given.shape)}"
             )
-        if values.shape != (len(keys), self.embedding_dim):
+        self._check_range(f"{method}: keys", given)
+        return given.long()
+
+    def _check_range(self, argument: str, keys: Tensor) -> None:
+        if self.key_dtype == torch.int32 and keys.dtype != torch.int32 and bool((keys != keys.int()).any()):
+            bad = keys[keys != keys.int()][0].item()
+            raise ValueError(f"EmbeddingVariable.{argument} must be of the key_dtype, int32, got {bad}")
+
+    def _given_numbers(self, argument: str, numbers: Any, count: int, least: int) -> Tensor | None:
+        """Frequencies or versions, ``[K]`` int64."""
+        if numbers is None:
+            return None
+        given = torch.as_tensor(numbers, device=self._stored_weight().device)
+        if given.shape != (count,):
             raise ValueError(
-                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got "
-                f"{list(values.shape)}"
+                f"EmbeddingVariable.insert: {argument} must be [{count}], one for each key, got {list(given.shape)}"
             )
+        if count and (given.is_floating_point() or given.dtype == torch.bool):
+            raise ValueError(f"EmbeddingVariable.insert: {argument} must be integers, got {given.dtype}")
+        bad = given[(given < least) | (given >= 2**31 - 1)]
+        if len(bad):
+            raise ValueError(
+                f"EmbeddingVariable.insert: {argument} must be in [{least}, 2**31 - 1), got {bad[0].item()}"
+            )
+        return given.long()
 
     @torch.no_grad()
     def erase(self, keys: Any) -> int:
@@ -547,13 +618,14 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             >>> table.erase([8, 9]), table.total_count()
             (1, 1)
         """
-        keys = torch.as_tensor(keys, device=self._stored_weight().device)
+        keys = self._given_keys("erase", keys)
         with self._guard.writing():
             erased = self._erase(keys)
             if self.cold is not None:
                 erased += self.cold.erase(keys)
             if isinstance(self.admission, CounterAdmission):
                 self.admission.candidates.erase(keys)
+                self._note_erased(keys)  # those without a row, too
         return erased
 
     def _erase(self, keys: Tensor) -> int:
@@ -591,8 +663,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         Args:
             input: as for the module. Without tiers this does nothing.
         """
+        check_ids("EmbeddingVariable.prefetch", input)
         if self.cold is not None:
-            self.cold.prefetch(self._as_keys(input))
+            self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
 
     def stats(self) -> dict[str, Any]:
         """
@@ -670,6 +743,9 @@ def _check_arguments(
     target_gpu: int,
     capacity: int,
     dtype: torch.dtype,
+    name: Any,
+    seed: Any,
+    device: torch.device | str | None,
 ) -> None:
     owner = "EmbeddingVariable"
     for argument, value, least in (
@@ -685,8 +761,19 @@ def _check_arguments(
         raise ValueError(f"{owner}: key_dtype must be torch.int32 or torch.int64, got {key_dtype}")
     if dtype not in _FLOATS:
         raise ValueError(f"{owner}: dtype must be float16, bfloat16, float32 or float64, got {dtype}")
+    if not isinstance(name, str):
+        raise TypeError(f"{owner}: name must be a string, got {type(name).__name__}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63):
+        raise ValueError(f"{owner}: seed must be an integer of 64 bits, got {seed!r}")
+    if torch.empty(0, device=device).device.type == "meta":
+        raise ValueError(f"{owner}: device must have memory: keys are looked up in it, got {device!r}")
     if not isinstance(option, EmbeddingVariableOption):
         raise TypeError(f"{owner}: ev_option must be an EmbeddingVariableOption, got {type(option).__name__}")
+
+
+def _nested_like(input: Tensor, rows: Tensor) -> Tensor:
+    offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
+    return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
 
 
 # ---- Gradients of lookups made before a table grew ------------------------------------------------------------------
@@ -712,8 +799,9 @@ def _fit(grad: Tensor, weight: Tensor) -> None:
     if grad.layout is torch.sparse_coo:
         grad.sparse_resize_(weight.shape, 1, weight.dim() - 1)
     elif before < weight.shape[0]:
-        grad.resize_(weight.shape)
-        grad[before:].zero_()
+        longer = grad.new_zeros(weight.shape)
+        longer[:before] = grad  # which may be expanded, so it cannot be resized
+        grad.set_(longer)  # type: ignore[call-overload]
 
 
 # ---- By name --------------------------------------------------------------------------------------------------------

@@ -94,6 +94,11 @@ def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor |
         if given is None:
             part = torch.ones(length, device=x.values().device)
         else:
+            if not isinstance(given, Tensor) and not hasattr(given, "values"):
+                raise TypeError(
+                    f"lookup_sparse: sp_weights[{k}] must be a tensor, None or have values(), got "
+                    f"{type(given).__name__}"
+                )
             part = given if isinstance(given, Tensor) and not given.is_nested else given.values()
             if part.layout != torch.strided:
                 part = part.coalesce().values() if part.layout == torch.sparse_coo else part.values()

@@ -350,6 +350,8 @@ class RowOptimizer(Checkpoints):
 
     def _start(self, clock: Clock, tables: list[Table], plan: Plan) -> None:
         """Begin anew with rules, states or an eps that the rows' past does not know."""
+        for growing in growing_among(table.parameter for table in tables):
+            growing.history_ends()
         clock.make_current(tables)
         for table in tables:
             assert table.rows is not None

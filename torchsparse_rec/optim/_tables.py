@@ -216,6 +216,8 @@ class Table:
     def release(self) -> None:
         """Bring everything up to date and part from the clock; the optimizer's state stays what it is."""
         if self.rows is not None:
+            for growing in growing_among([self.parameter]):
+                growing.history_ends()
             self.rows.clock.make_current([self])
             self.rows.clock.remove(self)
             state = self.rows.state

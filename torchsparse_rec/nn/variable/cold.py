@@ -19,9 +19,10 @@ from torch import Tensor
 
 from ... import ops
 from ...ops.row_optimizer import row_optimizer_make_current_
+from ...optim._clock import ALL_ROWS
 from .eviction import coldest
 from .keys import packed, unpacked
-from .optimizer_rows import OptimizerRows
+from .optimizer_rows import BEFORE_HISTORY, OptimizerRows
 from .options import CacheStrategy
 from .parts import Part, select
 from .tiers import DramTier, SsdTier, Tier
@@ -61,7 +62,7 @@ class _Records(NamedTuple):
 
     part: Part
     steps: Tensor
-    """As of which optimizer step each is current, int64."""
+    """As of which optimizer step each is current, int64; BEFORE_HISTORY: has missed nothing that is remembered."""
 
 
 def cold_rows_of(owner: EmbeddingVariable) -> ColdRows | None:
@@ -86,7 +87,7 @@ class ColdRows:
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
-        self._hits = dict.fromkeys(names, 0)
+        self._hits = dict.fromkeys(names, 0)  # of ids that training looked up
         self._reader: ThreadPoolExecutor | None = None
         self._read_ahead: tuple[Tensor, Future] | None = None  # keys, ascending, and their records
         self._changed: list[Tensor] = []  # keys, since the reading ahead began
@@ -148,7 +149,7 @@ class ColdRows:
         row_optimizer_make_current_(
             [values],
             flat,
-            [(steps - clock.base).int().to(device)],
+            [(steps - clock.base).clamp_min(0).int().to(device)],
             clock.history,
             rule=clock.rule,
             hyperparameters=clock.hyperparameters,
@@ -187,16 +188,19 @@ class ColdRows:
 
     def _get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Which of distinct keys are here, and their records."""
+        return self._find(keys)[:2]
+
+    def _find(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and which are in the first of these tiers."""
         found, records = self._tiers[0].get(keys)
-        self._hits[self._names[0]] += int(found.sum())
+        first = found.clone()
         if len(self._tiers) > 1:
             rest = (~found).nonzero().flatten()
             if len(rest):
                 also, more = self._tiers[1].get(keys[rest])
-                self._hits[self._names[1]] += int(also.sum())
                 found[rest] = also
                 records[rest[also]] = more[also]
-        return found, records
+        return found, records, first
 
     def _put(self, keys: Tensor, records: Tensor) -> None:
         self._changed.append(keys)
@@ -234,13 +238,15 @@ class ColdRows:
         """Bring the rows of a training step's ids to the first tier; how many of the ids were here."""
         owner = self.owner
         self._see_layout()
+        if len(self):
+            self._check_optimizer(OptimizerRows(owner._stored_weight()))
         rows = owner.keys.find(ids)
         absent = ids[rows < 0]
         if not len(absent) or not len(self):
             self._forget_read_ahead()
             return 0
         keys, counts = ops.unique_with_counts(absent.long().cpu())[::2]
-        found, records = self._take_read_ahead(keys)
+        found, records, first = self._take_read_ahead(keys)
         here = keys[found]
         if not len(here):
             return 0
@@ -251,7 +257,10 @@ class ColdRows:
         for tier in self._tiers:
             tier.erase(here)
         self._changed.append(here)
-        return int(counts[found].sum())
+        hits = int(counts[found].sum())
+        self._hits[self._names[0]] += int(counts[first].sum())
+        self._hits[self._names[-1]] += int(counts[found & ~first].sum())
+        return hits
 
     def _write(self, part: Part, steps: Tensor, versions: Tensor, make_room: Callable[[int], None]) -> None:
         """Into the first tier."""
@@ -271,11 +280,20 @@ class ColdRows:
                 values.index_fill_(0, rows, initial)
         optimizer.begin(rows, steps.to(device))
 
+    def _check_optimizer(self, optimizer: OptimizerRows) -> None:
+        rows = optimizer.table.rows
+        if rows is not None and rows.clock.kind is not None and rows.clock.kind[2] == ALL_ROWS:
+            raise RuntimeError(
+                f"EmbeddingVariable {self.owner.name!r}: rows in other tiers cannot follow an optimizer that updates "
+                "all rows at every step: use lazy=True, or decoupled weight decay (AdamW)"
+            )
+
     def demote(self, rows: Tensor, keys: Tensor) -> None:
         """Rows of the first tier become records."""
         owner = self.owner
         self._see_layout()
         optimizer = OptimizerRows(owner._stored_weight())
+        self._check_optimizer(optimizer)
         # Not brought up to date: what they have missed is made up for at once when they are back, as it would be here.
         values, states, steps = optimizer.stored(rows)
         part = Part(keys, values, *unpacked(owner.keys.entries[rows, 1]), states)
@@ -307,27 +325,26 @@ class ColdRows:
             absent = ids[self.owner.keys.find(ids) < 0]
         keys = ops.unique(absent.long().cpu()).values.sort().values
         self._changed = []
-        self._read_ahead = keys, self._reader.submit(self._get, keys)
+        self._read_ahead = keys, self._reader.submit(self._find, keys)
 
-    def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """As :meth:`_get`, with what has been read ahead."""
+    def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`_find`, with what has been read ahead."""
         if self._read_ahead is None:
-            return self._get(keys)
+            return self._find(keys)
         known, reading = self._read_ahead
         self._read_ahead = None
-        its_found, its_records = reading.result()
+        its = reading.result()
         if not len(known):
-            return self._get(keys)
+            return self._find(keys)
         place = torch.searchsorted(known, keys).clamp_max(len(known) - 1)
         fresh = known[place] == keys
         if self._changed:
             fresh &= ~torch.isin(keys, torch.cat(self._changed).to(keys.device))
-        if fresh.all():
-            return its_found[place], its_records[place]
-        found, records = its_found[place], its_records[place]
+        found, records, first = (x[place] for x in its)
         rest = (~fresh).nonzero().flatten()
-        found[rest], records[rest] = self._get(keys[rest])
-        return found, records
+        if len(rest):
+            found[rest], records[rest], first[rest] = self._find(keys[rest])
+        return found, records, first
 
     def _forget_read_ahead(self) -> None:
         if self._read_ahead is not None:
@@ -350,7 +367,7 @@ class ColdRows:
     def put(self, part: Part) -> None:
         """Write rows that are current."""
         self._see_layout()
-        steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).steps())
+        steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).current_step())
         self._put(part.keys.cpu(), self._pack(part, steps))
 
     def put_what_does_not_fit(self, part: Part) -> Part:
@@ -381,6 +398,18 @@ class ColdRows:
         gone = [part.keys[goes(part)] for part in self.parts()]
         return self.erase(torch.cat(gone)) if gone else 0
 
+    def forget(self, count: int, by_frequency: bool) -> int:
+        """Evict so many of the coldest rows, as far as there are so many; how many."""
+        count = min(count, len(self))
+        if count <= 0:
+            return 0
+        parts = [self._unpack(keys, records).part for tier in self._tiers for keys, records in tier.items()]
+        keys, frequencies, versions = (
+            torch.cat([part[k] for part in parts])  # type: ignore[misc]
+            for k in (0, 2, 3)
+        )
+        return self.erase(keys[coldest(frequencies, versions, count, by_frequency)])
+
     def make_current(self) -> None:
         """Bring all records up to date: what the steps so far did to idle rows is about to be forgotten."""
         self._forget_read_ahead()
@@ -390,7 +419,7 @@ class ColdRows:
         for tier in self._tiers:
             for keys, records in list(tier.items()) if len(tier) < 2**16 else tier.items():
                 part = self._caught_up(self._unpack(keys, records))
-                tier.put(keys, self._pack(part, torch.full((len(keys),), rows.clock.step)))
+                tier.put(keys, self._pack(part, torch.full((len(keys),), BEFORE_HISTORY)))
         self._changed = []
 
     def tensors(self) -> dict[str, Tensor]:

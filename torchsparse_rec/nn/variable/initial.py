@@ -126,10 +126,15 @@ class InitialRows(torch.nn.Module):
             self.numbers = tuple(float(x) for x in vars(chosen).values())
         elif callable(chosen):
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(seed)
-                values = torch.empty(option.default_value_dim, embedding_dim, dtype=dtype)
-                chosen(values)
-        elif isinstance(chosen, (Tensor, list, tuple)):
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices' too
+                values = torch.zeros(option.default_value_dim, embedding_dim, dtype=dtype)
+                made = chosen(values)
+            if isinstance(made, Tensor) and made is not values:
+                raise ValueError(
+                    "EmbeddingVariable: initializer must fill the tensor that it is given in place, as those of "
+                    "torch.nn.init do, got one that returns another tensor"
+                )
+        elif isinstance(chosen, (Tensor, list, tuple)) or hasattr(chosen, "__array__"):
             values = torch.as_tensor(chosen, dtype=dtype).detach()
             values = values.reshape(1, -1) if values.dim() == 1 else values
             if values.dim() != 2 or values.shape[1] != embedding_dim or not len(values):

@@ -77,6 +77,8 @@ class KeyRows(torch.nn.Module):
         if all(prefix + name in state_dict for name in names):
             device = self.entries.device
             self.set_state(*(state_dict[prefix + name].to(device, copy=True) for name in names))
+            # With assign=True, too, copies: two tables cannot share their keys.
+            state_dict = {**state_dict, **{prefix + name: getattr(self, name) for name in names}}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     # ---- Sizes -------------------------------------------------------------------------------------------------------
@@ -146,24 +148,46 @@ class KeyRows(torch.nn.Module):
             make_room: where rows run out, is called with how many must be free, and sees to it. Default: grow.
 
         Raises:
-            RuntimeError: no room was made; or keys that collide, however large the index.
+            RuntimeError: no room was made; or keys that collide, however large the index. No key has come then.
         """
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
         if self.counters.is_cuda:
-            self._see_room_ahead(ids, allowed, make_room)
+            self._see_room_ahead(ids, allowed, make_room, version)
             return insert(ids, allowed, frequencies)
+        self._sure_room = 0
         if self.capacity < len(ids) and self.room() < len(ids):
             # Most of them must be new: to find out one by one that there is no room takes longer.
-            self._see_room_for(self.missing(ids, allowed), make_room)
+            self._see_room_for(ids, allowed, make_room, version)
         rows, born = insert(ids, allowed, frequencies)
+        failed = self.failed - self._failed_before
+        if failed:
+            try:
+                self._insert_rest(ids, allowed, frequencies, insert, make_room, rows, born)
+            except BaseException:
+                self.counters[_INSERTED] -= len(self.erase(ids, born >= 0))
+                self._failed_before = self.failed
+                raise
+        return rows, born
+
+    def _insert_rest(
+        self,
+        ids: Tensor,
+        allowed: Tensor | None,
+        frequencies: Tensor | None,
+        insert: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
+        make_room: Callable[[int], None],
+        rows: Tensor,
+        born: Tensor,
+    ) -> None:
+        """Of the keys that found no room, once there is some."""
         failed = self.failed - self._failed_before
         while failed:
             where = (rows < 0).nonzero().flatten()
             some = [None if x is None else x[where] for x in (allowed, frequencies)]
             room = self.room()
             if room == 0:
-                self._see_room_for(self.missing(ids[where], some[0]), make_room)
+                self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
             else:
                 # A region of the index was full.
                 self._widen(failed)
@@ -171,7 +195,6 @@ class KeyRows(torch.nn.Module):
             self._failed_before = self.failed
             rows[where], born[where] = insert(ids[where], *some)
             failed = self.failed - self._failed_before
-        return rows, born
 
     def _insert(
         self, ids: Tensor, allowed: Tensor | None, frequencies: Tensor | None, version: int, count: bool
@@ -181,19 +204,26 @@ class KeyRows(torch.nn.Module):
             *state, ids, allowed=allowed, frequencies=frequencies, version=version, count=count
         )
 
-    def _see_room_for(self, wanted: int, make_room: Callable[[int], None]) -> None:
+    def _see_room_for(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> int:
+        """How many new keys these are, for which there is room then."""
+        wanted = self.missing(ids, allowed)
         if self.room() < wanted:
+            if version >= 0:
+                # Those that are there must not go to make room for the others.
+                self._insert(ids, torch.zeros_like(ids, dtype=torch.bool), None, version + 1, False)
             make_room(wanted)
         if self.room() < wanted:
             raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+        return wanted
 
-    def _see_room_ahead(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None]) -> None:
+    def _see_room_ahead(
+        self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int
+    ) -> None:
         """On a device: to ask it at each insertion whether there was room would make every step wait for it."""
         if self._sure_room < len(ids):
             self._sure_room = self.room()
         if self._sure_room < len(ids):
-            wanted = self.missing(ids, allowed)
-            self._see_room_for(wanted, make_room)
+            wanted = self._see_room_for(ids, allowed, make_room, version)
             self._sure_room = self.room() - wanted
         else:
             self._sure_room -= len(ids)

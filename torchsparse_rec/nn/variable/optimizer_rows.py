@@ -16,7 +16,10 @@ from ...optim._row_optimizer import RowOptimizer
 from ...optim._tables import accumulator_dtype, note_change, table_of
 from .memory import new_zeros
 
-__all__ = ["Column", "OptimizerRows"]
+__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows"]
+
+# Of rows that are current as of the step at which the history of their optimizer's clock begins.
+BEFORE_HISTORY = -1
 
 
 class Column(NamedTuple):
@@ -67,6 +70,11 @@ class OptimizerRows:
             return rows.clock.step
         return int(self._state().get("step", 0))
 
+    def current_step(self) -> int:
+        """As of which step rows are current that are current now."""
+        rows = self.table.rows
+        return BEFORE_HISTORY if rows is None or rows.last_step is None else rows.clock.step
+
     def replace(self, columns: dict[str, Tensor]) -> None:
         """Have other tensors as states, of another number of rows perhaps."""
         state, optimizer, rows = self._state(), self.optimizer, self.table.rows
@@ -111,7 +119,7 @@ class OptimizerRows:
         if steps is None:
             values = torch.full_like(rows, clock.step - clock.base, dtype=torch.int32)
         else:
-            values = (steps - clock.base).int()
+            values = (steps - clock.base).clamp_min(0).int()
         bytes_of = last_step.view(torch.uint8).view(-1, 4)
         ops.table_assign_(bytes_of, rows, values.view(torch.uint8).view(-1, 4))
         if steps is not None:
@@ -123,7 +131,7 @@ class OptimizerRows:
         states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
         its = self.table.rows
         if its is None or its.last_step is None:
-            return values, states, torch.full_like(rows, self.steps())
+            return values, states, torch.full_like(rows, BEFORE_HISTORY)
         steps = its.last_step.index_select(0, rows).long() + its.clock.base
         return values, states, steps.clamp_min(its.current)
 
@@ -153,13 +161,14 @@ class OptimizerRows:
         rows = self.table.rows
         return rows is not None and rows.clock.kind is not None and rows.clock.kind[2] != ITS_ROWS
 
-    def start_over(self, names: Sequence[str], steps: int) -> None:
+    def start_over(self, names: Sequence[str], steps: int, keep: bool = False) -> None:
         """
         Have fresh states for all rows, of the size that the table has now.
 
         Args:
             names: of the states that there were, if none are here yet.
             steps: that the optimizer has taken.
+            keep: states that have that size already stay.
         """
         self.table.release()
         optimizer = self.optimizer
@@ -168,7 +177,15 @@ class OptimizerRows:
         state = optimizer.state[self.weight]
         there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
         dtype = accumulator_dtype(self.weight.dtype)
-        for name in there or names:
+        # Those of another optimizer are of no use to this one.
+        group = next(group for group in optimizer.param_groups if any(p is self.weight for p in group["params"]))
+        known = optimizer._rule(group).states
+        kept = [name for name in names if name in known]
+        if names and not kept:
+            steps = 0
+        for name in there or kept:
+            if keep and name in state and state[name].shape[0] == self.weight.shape[0]:
+                continue
             state[name] = optimizer._new_state(self.weight, name, dtype, {})
         if optimizer._counts_steps and (steps or "step" in state):
             state["step"] = torch.tensor(float(steps))

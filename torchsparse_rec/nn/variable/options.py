@@ -361,6 +361,11 @@ class EmbeddingVariableOption:
             return ()
         return tuple(self.evict_option) if isinstance(self.evict_option, Sequence) else (self.evict_option,)
 
+    @property
+    def capacity(self) -> int | None:
+        """The most keys there may be; None: any number."""
+        return next((option.capacity for option in self.evictions if isinstance(option, LRUEvict)), None)
+
 
 Initializer = None | float | Sequence | Tensor | Callable[[Tensor], Any] | tuple
 

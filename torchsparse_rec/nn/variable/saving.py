@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .checkpoint import CheckpointStore
 from .cold import STATE_DICT_BYTES
+from .eviction import coldest
 from .filters import CounterAdmission, SketchAdmission
 from .keys import packed, unpacked
 from .optimizer_rows import OptimizerRows
@@ -24,6 +25,13 @@ __all__ = ["Saving"]
 
 # Rows in one shard of a checkpoint, and at once in memory beside the table.
 _ROWS = 1 << 19
+
+
+def _append_keys(noted: list[Tensor], keys: Tensor) -> None:
+    """Note keys, of which the caller's tensor may change."""
+    noted.append(keys.to("cpu", torch.int64, copy=True))
+    if len(noted) > 256:
+        noted[:] = [torch.cat(noted).unique()]
 
 
 class Saving(torch.nn.Module):
@@ -44,12 +52,12 @@ class Saving(torch.nn.Module):
     def _note_erased(self, keys: Tensor) -> None:
         """For the next delta."""
         if self._saved is not None:
-            self._erased.append(keys.long().cpu())
+            _append_keys(self._erased, keys)
 
     def _note_written(self, keys: Tensor) -> None:
         """Keys whose version does not say that they have changed."""
         if self._saved is not None:
-            self._written.append(keys.long())
+            _append_keys(self._written, keys)
 
     # ---- Rows --------------------------------------------------------------------------------------------------------
 
@@ -66,7 +74,7 @@ class Saving(torch.nn.Module):
         if since is not None:
             mask = mask & (unpacked(numbers)[1] >= since)
             if self._written:
-                rows = variable.keys.find(torch.cat(self._written))
+                rows = variable.keys.find(torch.cat(self._written).to(numbers.device))
                 mask[rows[rows >= 0]] = True
         rows = mask.nonzero().flatten()
         optimizer = OptimizerRows(variable._stored_weight())
@@ -89,6 +97,8 @@ class Saving(torch.nn.Module):
         weight = variable._stored_weight()
         if variable.cold is not None:
             part = variable.cold.put_what_does_not_fit(part)
+        elif variable.ev_option.capacity is not None:
+            part = self._hottest(part, variable.ev_option.capacity)
         keys, optimizer = variable.keys, OptimizerRows(weight)
         rows, _ = keys.insert(part.keys, version=variable.global_step, make_room=variable._find_room)
         keys.entries[rows, 1] = packed(part.frequencies, part.versions)
@@ -99,6 +109,23 @@ class Saving(torch.nn.Module):
             else:
                 values.index_fill_(0, rows, initial)
         optimizer.begin(rows)
+
+    def _hottest(self, part: Part, capacity: int) -> Part:
+        """What a capacity leaves of new rows, whose room is made: the coldest go, of these and of those here."""
+        keys, eviction = self._variable().keys, self._variable()._eviction
+        new = keys.find(part.keys) < 0
+        over = len(keys) + int(new.sum()) - capacity
+        if over <= 0:
+            return part
+        rows = keys.rows()
+        theirs = unpacked(keys.entries[rows, 1])
+        frequencies = torch.cat([theirs[0], part.frequencies[new]])
+        versions = torch.cat([theirs[1], part.versions[new]])
+        gone = coldest(frequencies, versions, over, eviction._by_frequency())
+        self._variable()._erase(keys.entries[rows[gone[gone < len(rows)]], 0])
+        stays = torch.ones_like(new)
+        stays[new.nonzero().flatten()[gone[gone >= len(rows)] - len(rows)]] = False
+        return select(part, stays)
 
     # ---- Checkpoints in folders --------------------------------------------------------------------------------------
 
@@ -264,6 +291,8 @@ class Saving(torch.nn.Module):
         if not 0 <= shard < num_shards:
             raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        if not paths:
+            raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
         chains = [CheckpointStore(one).open(version) for one in paths]
         for chain in chains:
             self._check_metadata(chain.version.metadata)
@@ -326,6 +355,8 @@ class Saving(torch.nn.Module):
             variable._erase(keys)
             if variable.cold is not None:
                 variable.cold.erase(keys)
+            if isinstance(variable.admission, CounterAdmission):
+                variable.admission.candidates.erase(keys)
         elif name == "candidates":
             self._put_candidates(keys, tensors["frequencies"].to(device), tensors["versions"].to(device))
         elif name == "rows":
@@ -431,6 +462,19 @@ class Saving(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         variable = self._variable()
         weight = state_dict.get(f"{prefix}weight")
+        width = variable.embedding_dim
+        if weight is not None and tuple(weight.shape[1:]) != (width,):
+            raise RuntimeError(  # now: rows and keys load together, or not at all
+                f"EmbeddingVariable.load_state_dict: weight of {variable.name!r} must be [rows, {width}], got "
+                f"{list(weight.shape)}"
+            )
+        filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
+        if weight is not None and filtered != (variable.admission is not None):
+            has, wants = ("a filter", "none") if filtered else ("no filter", "one")
+            raise RuntimeError(
+                f"EmbeddingVariable.load_state_dict: the state_dict of {variable.name!r} has {has}, the variable "
+                f"{wants}: the rows of their keys differ; use save() and restore()"
+            )
         stored = variable._stored_weight()
         cold = {
             name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
