@@ -103,11 +103,16 @@ def _resident() -> int:
 def test_a_hundred_million_keys_go_through_five_million_rows() -> None:
     keys, capacity, dim = 100_000_000, 5_000_000, 8
     batch = keys // 1000
+    # What torch and the library load and keep when they are first used is not the table's.
+    for _ in _stream(LRUEvict, 10 * batch, 2 * batch, dim, batch, 2 * batch):
+        pass
     most, before, begin = 0, _resident(), time.perf_counter()
     # The rows are there from the beginning: growth has both tables for a moment.
-    for table, _ in _stream(LRUEvict, keys, capacity, dim, batch, capacity):
+    for table, _ in _stream(LRUEvict, keys, capacity, dim, batch, capacity):  # noqa: B007
         most = max(most, _resident() - before)
     bound = 1.1 * capacity * (4 * dim + BYTES_OF_KEY)
-    print(f"{time.perf_counter() - begin:.0f} s, resident {most / 1e6:.0f} MB more than before, bound {bound / 1e6:.0f}")
+    print(
+        f"{time.perf_counter() - begin:.0f} s, resident {most / 1e6:.0f} MB more than before, bound {bound / 1e6:.0f}"
+    )
     _check_numbers(table, keys, capacity, dim)
     assert most <= bound

@@ -52,13 +52,13 @@ def _thread(work: Callable[[], None], errors: list[BaseException]) -> threading.
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: B036: all are told to the test
+        except BaseException as error:  # all are told to the test
             errors.append(error)
 
     return threading.Thread(target=run)
 
 
-# ---- Lookups beside a trainer -----------------------------------------------------------------------------------------
+# ---- Lookups beside a trainer ----------------------------------------------------------------------------------------
 
 
 class Seen(NamedTuple):
@@ -213,7 +213,7 @@ def test_what_a_lookup_has_returned_stays_when_the_table_grows() -> None:
     assert torch.equal(weight[ops.table_find(index, entries, ids)], rows)
 
 
-# ---- The lock ---------------------------------------------------------------------------------------------------------
+# ---- The lock --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -487,7 +487,7 @@ def test_copies_have_a_lock_of_their_own() -> None:
             assert _is_free(other) and other.number != guard.number
 
 
-# ---- What the lock costs ----------------------------------------------------------------------------------------------
+# ---- What the lock costs ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

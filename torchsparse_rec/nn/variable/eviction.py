@@ -135,7 +135,7 @@ class Eviction:
 
 def coldest(frequencies: Tensor, versions: Tensor, count: int, by_frequency: bool) -> Tensor:
     """The positions of so many that have been used least often, or least recently; of equal ones the first."""
-    return _Coldness(packed(frequencies, versions), 1 << 32, by_frequency).coldest(count)
+    return _Coldness(packed(frequencies, versions), int(versions.max()) + 1, by_frequency).coldest(count)
 
 
 class _Coldness:
@@ -153,9 +153,10 @@ class _Coldness:
     def __init__(self, numbers: Tensor, step: int, by_frequency: bool) -> None:
         self._part = _CHUNK if numbers.is_cuda else _PART
         self._parts, self._step, self._by_frequency = numbers.split(self._part), step, by_frequency
-        # A frequency has 31 bits, a version 32.
         self._device = numbers.device
-        self._digits = -(-(63 if by_frequency else 32) // _BITS)
+        # Versions, plus one, are no higher than the step; a frequency has 31 bits.
+        self._bits = step.bit_length()
+        self._digits = -(-(self._bits + (31 if by_frequency else 1)) // _BITS)
         self._histogram = self._count(self._digits - 1, 0)
         self.rows = int(self._histogram.sum())
         """That may go."""
@@ -163,7 +164,7 @@ class _Coldness:
     def _ranks(self, numbers: Tensor) -> Tensor:
         """The less the colder, from 0 on; -1: the row is free, or stays."""
         versions = numbers >> 32  # plus one; where the row is free -1
-        ranks = (numbers << 32) + versions if self._by_frequency else versions.clone()
+        ranks = ((numbers & 0xFFFFFFFF) << self._bits) + versions if self._by_frequency else versions.clone()
         return ranks.masked_fill_((versions < 0) | (versions > self._step), -1)
 
     def _count(self, digit: int, above: int) -> Tensor:
