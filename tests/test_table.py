@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import reference_table
 import torch
+from devices import cpu_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_table import MOST, SLOTS, WORDS, ReferenceTable, check_index, keys_at, place_of, region_size, regions_of
@@ -133,9 +134,7 @@ def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
     return buckets, rows, dtype, steps
 
 
-@settings(max_examples=200, deadline=None)
-@given(program=programs())
-def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
+def _run(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
     """Full tables, full regions, duplicates, masks and reused rows, in any order."""
     buckets, rows, dtype, steps = program
     checked = Checked(buckets, rows, dtype)
@@ -143,6 +142,21 @@ def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> 
         step(checked, *arguments)
     checked.find([key for key in EXTREMES if dtype == torch.int64 or -(2**31) <= key < 2**31])
     checked.find(list(checked.table.rows))
+
+
+@cpu_only
+@settings(max_examples=200, deadline=None)
+@given(program=programs())
+def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
+    _run(program)
+
+
+@pytest.mark.parametrize("kernels", ["emulated"], indirect=True)
+@settings(max_examples=20, deadline=None)
+@given(program=programs())
+def test_random_programs_of_the_emulated_kernels(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
+    """Fewer: each runs in several orders of threads."""
+    _run(program)
 
 
 # ---- By hand --------------------------------------------------------------------------------------------------------

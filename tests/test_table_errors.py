@@ -291,6 +291,7 @@ def test_the_first_of_several_bad_rows_is_told(name: str, restore_threads: None)
             operator(name)(*valid.values())
 
 
+@cpu_only
 def test_the_python_functions_name_their_argument() -> None:
     weight, ids = torch.ones(6, 4), torch.tensor([5])
     index, entries, _, _ = state_of(filled(2, 6, [5, 6, 7], 2))
@@ -345,6 +346,7 @@ def test_damaged_state_neither_crashes_nor_gives_rows_that_are_not_there(damage:
 # ---- Autograd -------------------------------------------------------------------------------------------------------
 
 
+@cpu_only
 def test_a_lookup_has_no_gradient() -> None:
     index, entries, _, _ = state_of(filled(2, 6, [5, 6, 7], 2))
     weight = torch.ones(6, 4, requires_grad=True)
