@@ -161,15 +161,17 @@ class Collection(HasGradMode):
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
         """Results of all lookups; ``lengths``, of each key, are needed where tables grow."""
         if not self._growing:
-            return self._look_up_rows(self._plan(places), self._stored_weights(), ids)
+            plan, weights = self._plan(places), self._stored_weights()
+            return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids))
         if torch.compiler.is_compiling():
             return _look_up_growing_untraced(self, places, ids, lengths)
         assert lengths is not None
+        plan, weights, ids = rows_of_keys(self._plan(places), self._stored_weights(), self._growing, ids, lengths)
+        kinds = self._kinds(plan, weights, ids)  # which may write the tables
         with ExitStack() as stack:
-            plan, weights, ids = rows_of_keys(self._plan(places), self._stored_weights(), self._growing, ids, lengths)
             for table in sorted(self._growing.values(), key=lambda table: table.lock_number()):
                 stack.enter_context(table._guard.reading())
-            return self._look_up_rows(self._sized(plan, weights), weights, ids)
+            return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds)
 
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
         """The plan for tables as large as they are now: the same object as long as they are."""
@@ -178,8 +180,7 @@ class Collection(HasGradMode):
             return sized  # as large as this batch: of no use to another
         return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 
-    def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids) -> Tensor:
-        kinds = self._kinds(plan, weights, ids)
+    def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> Tensor:
         if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1:
             return self._look_up_part(plan, range(len(weights)), weights, kinds[0], ids)
         parts: dict[tuple[str, torch.dtype], list[int]] = {}

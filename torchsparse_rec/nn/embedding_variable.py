@@ -179,8 +179,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         if self.training:
             with self._guard.writing():
                 rows = self.rows_of(ids)
+            kind = self._gradient_kind(self._stored_weight(), len(ids))  # which may write the table
             with self._guard.reading():
-                values = self._values(rows)
+                values = self._values(rows, kind)
         elif torch.is_grad_enabled() and self._stored_weight().requires_grad:
             values = self._values_of_present(ids)
         else:
@@ -232,10 +233,9 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         """As :meth:`torch.nn.Module.train`. Rows need not be brought up to date: lookups read what they are now."""
         return torch.nn.Module.train(self, mode)
 
-    def _values(self, rows: Tensor) -> Tensor:
-        """The rows of the weight, with a gradient of the mode."""
+    def _values(self, rows: Tensor, kind: str) -> Tensor:
+        """The rows of the weight, with a gradient of a kind."""
         weight = self._stored_weight()
-        kind = self._gradient_kind(weight, len(rows))
         if self._is_plain(weight, kind):
             return look_up(weight, rows, None, False, kind == "sparse")
         return self._look_up_otherwise(kind, weight, SUM, None, Ids(rows, None, None, (len(rows),), False)).reshape(
@@ -249,7 +249,8 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
             where = (rows >= 0).nonzero().flatten()
             self._note_written(ids[where])  # a step may follow, and versions do not say so
             absent = self._absent(ids, rows)
-            return absent.index_copy(0, where, self._values(rows[where]))
+            kind = self._gradient_kind(self._stored_weight(), len(where))
+            return absent.index_copy(0, where, self._values(rows[where], kind))
 
     scale_grad_by_freq = False
 
@@ -268,7 +269,7 @@ class EmbeddingVariable(Saving, GradModeMixin, Growing):
         """The values of keys without a row here; those of the others are not looked at."""
         weight = self._stored_weight().detach()
         missing = self._no_permission(weight)
-        values = self.initial.rows_of(ids, weight) if missing is None else missing.expand(len(ids), -1).clone()
+        values = self.initial.rows_of(ids, weight, rows < 0) if missing is None else missing.repeat(len(ids), 1)
         if self.cold is not None:
             self.cold.read(ids, rows, values)
         return values

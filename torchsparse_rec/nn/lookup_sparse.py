@@ -141,13 +141,13 @@ class _Lookup:
         plan, weights, ids = self.plan, self.weights, self.ids
         if growing:
             plan, weights, ids = rows_of_keys(plan, weights, growing, ids, self.lengths)
+        kinds = [self._kind(owner, weight) for owner, weight in zip(self.owners, weights, strict=True)]
         with reading(variable._guard for variable in growing.values()):
-            return self._look_up(plan.of_sizes(weights), weights, ids)
+            return self._look_up(plan.of_sizes(weights), weights, ids, kinds)
 
-    def _look_up(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[Tensor]:
+    def _look_up(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> list[Tensor]:
         groups: dict[tuple, list[int]] = {}
-        for k, (owner, weight) in enumerate(zip(self.owners, weights, strict=True)):
-            kind = self._kind(owner, weight)
+        for k, (owner, weight, kind) in enumerate(zip(self.owners, weights, kinds, strict=True)):
             alone = (
                 isinstance(owner, GradModeMixin) and isinstance(weight, Parameter) and not owner._is_plain(weight, kind)
             )

@@ -158,8 +158,8 @@ class InitialRows(torch.nn.Module):
         """Write rows of ``weight`` as their keys begin; negative ones are left out."""
         ops.table_initialize_(weight, rows, keys, **self.options(weight.dtype))
 
-    def rows_of(self, keys: Tensor, like: Tensor) -> Tensor:
-        """How keys begin, ``[N, D]``."""
+    def rows_of(self, keys: Tensor, like: Tensor, wanted: Tensor) -> Tensor:
+        """How keys begin, ``[N, D]``: those that are wanted, by a mask; what the others have means nothing."""
         made = like.new_empty(len(keys), like.shape[1])
-        self.write(made, torch.arange(len(keys), device=keys.device), keys)
+        self.write(made, torch.where(wanted, torch.arange(len(keys), device=keys.device), -1), keys)
         return made
