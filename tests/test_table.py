@@ -152,7 +152,7 @@ def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> 
 
 
 @pytest.mark.parametrize("kernels", ["emulated"], indirect=True)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(program=programs())
 def test_random_programs_of_the_emulated_kernels(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
     """Fewer: each runs in several orders of threads."""
