@@ -23,7 +23,7 @@ def zipf(drawn: Tensor, rows: int | Tensor) -> Tensor:
 
     Example:
         >>> zipf(torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64), 100)
-        tensor([ 0,  8, 99])
+        tensor([ 0,  7, 99])
     """
     # The inverse of the distribution function of x ** -1.05 on [1, rows + 1).
     power = 1.0 - ZIPF_EXPONENT
