@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .base import VariablePart
 from .checkpoint import CheckpointStore
 from .cold import STATE_DICT_BYTES
 from .eviction import coldest
@@ -17,9 +18,6 @@ from .filters import CounterAdmission, SketchAdmission
 from .keys import packed, unpacked
 from .optimizer_rows import OptimizerRows
 from .parts import Part, select
-
-if TYPE_CHECKING:
-    from ..embedding_variable import EmbeddingVariable
 
 __all__ = ["Saving"]
 
@@ -34,7 +32,7 @@ def _append_keys(noted: list[Tensor], keys: Tensor) -> None:
         noted[:] = [torch.cat(noted).unique()]
 
 
-class Saving(torch.nn.Module):
+class Saving(VariablePart):
     """The part of an EmbeddingVariable that is about its state."""
 
     # The step and the place of the last checkpoint, which a delta is on top of.
@@ -45,9 +43,6 @@ class Saving(torch.nn.Module):
     def _init_saving(self) -> None:
         self._saved = None
         self._erased, self._written = [], []
-
-    def _variable(self) -> EmbeddingVariable:
-        return self  # type: ignore[return-value]
 
     def _note_erased(self, keys: Tensor) -> None:
         """For the next delta."""
@@ -68,22 +63,21 @@ class Saving(torch.nn.Module):
         Args:
             since: only rows whose version is not below this step, and those of :meth:`_note_written`. Default: all.
         """
-        variable = self._variable()
-        numbers = variable.keys.entries[: variable.keys.used, 1]
+        numbers = self.keys.entries[: self.keys.used, 1]
         mask = numbers != -1
         if since is not None:
             mask = mask & (unpacked(numbers)[1] >= since)
             if self._written:
-                rows = variable.keys.find(torch.cat(self._written).to(numbers.device))
+                rows = self.keys.find(torch.cat(self._written).to(numbers.device))
                 mask[rows[rows >= 0]] = True
         rows = mask.nonzero().flatten()
-        optimizer = OptimizerRows(variable._stored_weight())
+        optimizer = OptimizerRows(self._stored_weight())
         for some in rows.split(_ROWS) if len(rows) else [rows]:
             values, states = optimizer.current(some)
-            entries = variable.keys.entries.index_select(0, some)
+            entries = self.keys.entries.index_select(0, some)
             yield Part(entries[:, 0].contiguous(), values, *unpacked(entries[:, 1]), states)
-        if variable.cold is not None:
-            for part in variable.cold.parts():
+        if self.cold is not None:
+            for part in self.cold.parts():
                 if since is not None:
                     changed = part.versions >= since
                     if self._written:
@@ -93,14 +87,13 @@ class Saving(torch.nn.Module):
 
     def _put(self, part: Part) -> None:
         """Write rows, new or not; what does not fit in the first tier goes to the next."""
-        variable = self._variable()
-        weight = variable._stored_weight()
-        if variable.cold is not None:
-            part = variable.cold.put_what_does_not_fit(part)
-        elif variable.ev_option.capacity is not None:
-            part = self._hottest(part, variable.ev_option.capacity)
-        keys, optimizer = variable.keys, OptimizerRows(weight)
-        rows, _ = keys.insert(part.keys, version=variable.global_step, make_room=variable._find_room)
+        weight = self._stored_weight()
+        if self.cold is not None:
+            part = self.cold.put_what_does_not_fit(part)
+        elif self.ev_option.capacity is not None:
+            part = self._hottest(part, self.ev_option.capacity)
+        keys, optimizer = self.keys, OptimizerRows(weight)
+        rows, _ = keys.insert(part.keys, version=self.global_step, make_room=self._find_room)
         keys.entries[rows, 1] = packed(part.frequencies, part.versions)
         weight.data.index_copy_(0, rows, part.values.to(weight.dtype))
         for name, values, initial in optimizer.columns():
@@ -112,7 +105,7 @@ class Saving(torch.nn.Module):
 
     def _hottest(self, part: Part, capacity: int) -> Part:
         """What a capacity leaves of new rows, whose room is made: the coldest go, of these and of those here."""
-        keys, eviction = self._variable().keys, self._variable()._eviction
+        keys, eviction = self.keys, self._eviction
         new = keys.find(part.keys) < 0
         over = len(keys) + int(new.sum()) - capacity
         if over <= 0:
@@ -122,7 +115,7 @@ class Saving(torch.nn.Module):
         frequencies = torch.cat([theirs[0], part.frequencies[new]])
         versions = torch.cat([theirs[1], part.versions[new]])
         gone = coldest(frequencies, versions, over, eviction._by_frequency())
-        self._variable()._erase(keys.entries[rows[gone[gone < len(rows)]], 0])
+        self._erase(keys.entries[rows[gone[gone < len(rows)]], 0])
         stays = torch.ones_like(new)
         stays[new.nonzero().flatten()[gone[gone >= len(rows)] - len(rows)]] = False
         return select(part, stays)
@@ -209,11 +202,10 @@ class Saving(torch.nn.Module):
     def _save(
         self, kind: str, path: str | os.PathLike[str], keep: int | None, on_phase: Callable[[str], None] | None
     ) -> int:
-        variable = self._variable()
         store = CheckpointStore(path, keep=keep)
-        with variable._guard.writing():
-            variable._eviction.run()
-            optimizer = OptimizerRows(variable._stored_weight())
+        with self._guard.writing():
+            self._eviction.run()
+            optimizer = OptimizerRows(self._stored_weight())
             since = None
             if kind == "delta":
                 assert self._saved is not None
@@ -228,26 +220,25 @@ class Saving(torch.nn.Module):
                         writer.write("rows", part.tensors())
                 self._write_filter(writer, since)
             # Only now: a checkpoint that failed has saved nothing.
-            self._saved = (variable.global_step, os.path.abspath(path), writer.number)
+            self._saved = (self.global_step, os.path.abspath(path), writer.number)
             self._erased, self._written = [], []
         return writer.number
 
     def _metadata(self, optimizer: OptimizerRows) -> dict[str, Any]:
-        variable = self._variable()
         return {
-            "name": variable.name,
-            "embedding_dim": variable.embedding_dim,
-            "dtype": str(variable._stored_weight().dtype).removeprefix("torch."),
-            "key_dtype": str(variable.key_dtype).removeprefix("torch."),
-            "global_step": variable.global_step,
-            "evicted": variable._evicted,
+            "name": self.name,
+            "embedding_dim": self.embedding_dim,
+            "dtype": str(self._stored_weight().dtype).removeprefix("torch."),
+            "key_dtype": str(self.key_dtype).removeprefix("torch."),
+            "global_step": self.global_step,
+            "evicted": self._evicted,
             "optimizer": type(optimizer.optimizer).__name__ if optimizer.optimizer is not None else None,
             "optimizer_steps": optimizer.steps(),
             "states": [column.name for column in optimizer.columns()],
         }
 
     def _write_filter(self, writer: Any, since: int | None) -> None:
-        admission = self._variable().admission
+        admission = self.admission
         if isinstance(admission, SketchAdmission):
             writer.write("sketch", {"sketch": admission.sketch})
         elif isinstance(admission, CounterAdmission):
@@ -297,24 +288,22 @@ class Saving(torch.nn.Module):
         for chain in chains:
             self._check_metadata(chain.version.metadata)
             chain.verify()
-        variable = self._variable()
-        with variable._guard.writing():
+        with self._guard.writing():
             self._forget_everything(chains[0].version.metadata)
-            variable.global_step = max(chain.version.metadata["global_step"] for chain in chains)
+            self.global_step = max(chain.version.metadata["global_step"] for chain in chains)
             for chain in chains:
                 for _, name, tensors in chain:
                     self._apply_shard(name, tensors, shard, num_shards)
-            variable._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
+            self._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
             alone = len(paths) == 1 and num_shards == 1
             newest = chains[0].version
-            self._saved = (variable.global_step, os.path.abspath(paths[0]), newest.number) if alone else None
+            self._saved = (self.global_step, os.path.abspath(paths[0]), newest.number) if alone else None
             self._erased, self._written = [], []
 
     def _check_metadata(self, metadata: Mapping[str, Any]) -> None:
-        variable = self._variable()
         for name, has in (
-            ("embedding_dim", variable.embedding_dim),
-            ("key_dtype", str(variable.key_dtype).removeprefix("torch.")),
+            ("embedding_dim", self.embedding_dim),
+            ("key_dtype", str(self.key_dtype).removeprefix("torch.")),
         ):
             if metadata.get(name) != has:
                 raise ValueError(
@@ -322,16 +311,15 @@ class Saving(torch.nn.Module):
                 )
 
     def _forget_everything(self, metadata: Mapping[str, Any]) -> None:
-        variable = self._variable()
-        variable.keys.clear(variable.keys.capacity, variable.keys.entries.device)
-        variable._inserted_before = -1
-        if variable.cold is not None:
-            variable.cold.clear()
-        if isinstance(variable.admission, CounterAdmission):
-            variable.admission.candidates.clear(1024, variable.keys.entries.device)
-        if isinstance(variable.admission, SketchAdmission):
-            variable.admission.sketch.zero_()
-        optimizer = OptimizerRows(variable._stored_weight())
+        self.keys.clear(self.keys.capacity, self.keys.entries.device)
+        self._inserted_before = -1
+        if self.cold is not None:
+            self.cold.clear()
+        if isinstance(self.admission, CounterAdmission):
+            self.admission.candidates.clear(1024, self.keys.entries.device)
+        if isinstance(self.admission, SketchAdmission):
+            self.admission.sketch.zero_()
+        optimizer = OptimizerRows(self._stored_weight())
         if optimizer.optimizer is None and metadata["states"]:
             warnings.warn(
                 f"EmbeddingVariable.restore: the checkpoint has states of {metadata['optimizer']}, and no optimizer of "
@@ -341,8 +329,7 @@ class Saving(torch.nn.Module):
         optimizer.start_over(metadata["states"], metadata["optimizer_steps"])
 
     def _apply_shard(self, name: str, tensors: dict[str, Tensor], shard: int, num_shards: int) -> None:
-        variable = self._variable()
-        device = variable._stored_weight().device
+        device = self._stored_weight().device
         if name == "sketch":
             self._add_sketch(tensors["sketch"])
             return
@@ -352,33 +339,33 @@ class Saving(torch.nn.Module):
             tensors = {key: x[mine] for key, x in tensors.items()}
         keys = tensors["keys"].to(device)
         if name == "erased":
-            variable._erase(keys)
-            if variable.cold is not None:
-                variable.cold.erase(keys)
-            if isinstance(variable.admission, CounterAdmission):
-                variable.admission.candidates.erase(keys)
+            self._erase(keys)
+            if self.cold is not None:
+                self.cold.erase(keys)
+            if isinstance(self.admission, CounterAdmission):
+                self.admission.candidates.erase(keys)
         elif name == "candidates":
             self._put_candidates(keys, tensors["frequencies"].to(device), tensors["versions"].to(device))
         elif name == "rows":
             part = Part.of_tensors(tensors, device)
-            if variable.cold is not None:
-                variable.cold.erase(keys)
+            if self.cold is not None:
+                self.cold.erase(keys)
             self._put(part)
-            if isinstance(variable.admission, CounterAdmission):
-                variable.admission.candidates.erase(keys)
+            if isinstance(self.admission, CounterAdmission):
+                self.admission.candidates.erase(keys)
 
     def _put_candidates(self, keys: Tensor, frequencies: Tensor, versions: Tensor) -> None:
-        admission = self._variable().admission
+        admission = self.admission
         if not isinstance(admission, CounterAdmission):
             return
         # One that had no row when this was saved has none now.
-        absent = self._variable().keys.find(keys) < 0
+        absent = self.keys.find(keys) < 0
         keys, frequencies, versions = keys[absent], frequencies[absent], versions[absent]
         rows, _ = admission.candidates.insert(keys)
         admission.candidates.entries[rows, 1] = packed(frequencies, versions)
 
     def _add_sketch(self, sketch: Tensor) -> None:
-        admission = self._variable().admission
+        admission = self.admission
         if not isinstance(admission, SketchAdmission):
             return
         if sketch.shape != admission.sketch.shape or sketch.dtype != admission.sketch.dtype:
@@ -431,7 +418,7 @@ class Saving(torch.nn.Module):
             rest = [
                 tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
             ]
-            self._variable().insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
+            self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
             inserted += len(keys)
         return inserted
 
@@ -439,56 +426,52 @@ class Saving(torch.nn.Module):
 
     def get_extra_state(self) -> dict[str, int]:
         """Numbers that are no tensors, for ``state_dict()``."""
-        variable = self._variable()
-        return {"global_step": variable.global_step, "evicted": variable._evicted}
+        return {"global_step": self.global_step, "evicted": self._evicted}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         """See :meth:`get_extra_state`."""
-        variable = self._variable()
-        variable.global_step, variable._evicted = state["global_step"], state["evicted"]
+        self.global_step, self._evicted = state["global_step"], state["evicted"]
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        variable = self._variable()
-        if variable.cold is not None:
-            if variable.cold.nbytes() > STATE_DICT_BYTES:
+        if self.cold is not None:
+            if self.cold.nbytes() > STATE_DICT_BYTES:
                 raise RuntimeError(
-                    f"EmbeddingVariable.state_dict: {variable.cold.nbytes():,} bytes of rows are outside of the first "
+                    f"EmbeddingVariable.state_dict: {self.cold.nbytes():,} bytes of rows are outside of the first "
                     f"tier, more than the {STATE_DICT_BYTES:,} that a state_dict takes: use save()"
                 )
-            for name, values in variable.cold.tensors().items():
+            for name, values in self.cold.tensors().items():
                 destination[f"{prefix}cold.{name}"] = values
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        variable = self._variable()
         weight = state_dict.get(f"{prefix}weight")
-        width = variable.embedding_dim
+        width = self.embedding_dim
         if weight is not None and tuple(weight.shape[1:]) != (width,):
             raise RuntimeError(  # now: rows and keys load together, or not at all
-                f"EmbeddingVariable.load_state_dict: weight of {variable.name!r} must be [rows, {width}], got "
+                f"EmbeddingVariable.load_state_dict: weight of {self.name!r} must be [rows, {width}], got "
                 f"{list(weight.shape)}"
             )
         filtered = any(name.startswith(f"{prefix}admission.") for name in state_dict)
-        if weight is not None and filtered != (variable.admission is not None):
+        if weight is not None and filtered != (self.admission is not None):
             has, wants = ("a filter", "none") if filtered else ("no filter", "one")
             raise RuntimeError(
-                f"EmbeddingVariable.load_state_dict: the state_dict of {variable.name!r} has {has}, the variable "
+                f"EmbeddingVariable.load_state_dict: the state_dict of {self.name!r} has {has}, the variable "
                 f"{wants}: the rows of their keys differ; use save() and restore()"
             )
-        stored = variable._stored_weight()
+        stored = self._stored_weight()
         cold = {
             name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
             for name in list(state_dict)
             if name.startswith(f"{prefix}cold.")
         }
         if weight is not None and weight.shape[0] != stored.shape[0] and weight.shape[1:] == stored.shape[1:]:
-            variable._take_capacity(weight.shape[0])
+            self._take_capacity(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        variable._inserted_before = -1
-        if variable.cold is not None:
-            variable.cold.clear()
+        self._inserted_before = -1
+        if self.cold is not None:
+            self.cold.clear()
             if cold:
-                variable.cold.put(Part.of_tensors(cold, stored.device))
+                self.cold.put(Part.of_tensors(cold, stored.device))
         elif cold and len(cold["keys"]):
             raise RuntimeError(
                 f"EmbeddingVariable.load_state_dict: {len(cold['keys'])} rows are of other tiers, which this variable "

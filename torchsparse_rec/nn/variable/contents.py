@@ -1,0 +1,288 @@
+"""What users ask a variable: what it holds, and to hold more or less."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from .._lookup import check_ids
+from .base import VariablePart
+from .filters import CounterAdmission
+from .keys import packed
+from .optimizer_rows import OptimizerRows
+from .parts import Part, select
+
+__all__ = ["Contents", "Export"]
+
+
+class Export(NamedTuple):
+    """What :meth:`EmbeddingVariable.export` returns, in the order of rows."""
+
+    #: ``[K]``, the variable's key_dtype.
+    keys: Tensor
+    #: ``[K, D]``.
+    values: Tensor
+    #: How often each has been looked up in training, ``[K]`` int64.
+    frequencies: Tensor
+    #: The step of its last lookup in training, ``[K]`` int64; -1: none.
+    versions: Tensor
+
+
+class Contents(VariablePart):
+    """The part of an EmbeddingVariable that is about what it holds."""
+
+    def total_count(self) -> int:
+        """
+        How many keys have a row, in all tiers.
+
+        Returns:
+            The number. On CUDA it waits for the device.
+        """
+        return len(self.keys) + (0 if self.cold is None else len(self.cold))
+
+    @torch.no_grad()
+    def export(self) -> Export:
+        """
+        Everything that has been learnt: all keys, of all tiers.
+
+        Returns:
+            An :class:`Export`.
+
+        Source: DeepRec's ``EmbeddingVariable.export``.
+        """
+        with self._guard.writing():
+            keys, values, frequencies, versions = [], [], [], []
+            for part in self._parts():
+                keys.append(part.keys)
+                values.append(part.values)
+                frequencies.append(part.frequencies)
+                versions.append(part.versions)
+        return Export(
+            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(frequencies), torch.cat(versions)
+        )
+
+    @torch.no_grad()
+    def insert(self, keys: Any, values: Any, frequencies: Any = None, versions: Any = None) -> None:
+        """
+        Write rows: from pretrained vectors, or from another system's export.
+
+        Rows of keys that are there are overwritten, with their optimizer state reset; filters are not asked.
+
+        Args:
+            keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
+            values: ``[K, D]``.
+            frequencies: ``[K]``. Default: the filter's threshold, or 0.
+            versions: ``[K]``. Default: the step before the present one.
+
+        Raises:
+            ValueError: wrong shapes or dtypes.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.lookup(torch.tensor([8]))
+            tensor([[3., 4.]])
+        """
+        weight = self._stored_weight()
+        keys = self._given_keys("insert", keys)
+        values = torch.as_tensor(values, dtype=weight.dtype, device=weight.device)
+        if values.shape != (len(keys), self.embedding_dim) and (len(keys) or values.numel()):
+            raise ValueError(
+                f"EmbeddingVariable.insert: values must be [{len(keys)}, {self.embedding_dim}], got "
+                f"{list(values.shape)}"
+            )
+        values = values.reshape(len(keys), self.embedding_dim)
+        numbers = [
+            self._given_numbers("frequencies", frequencies, len(keys), 0),
+            self._given_numbers("versions", versions, len(keys), -1),
+        ]
+        with self._guard.writing():
+            self._tend(weight)
+            if self.cold is None:
+                self._insert(keys, values, *numbers)
+            else:
+                self._insert_in_tiers(keys, values, *numbers)
+            self._note_written(keys)
+            self._keep_capacity()
+
+    def _numbers_of(self, keys: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What inserted rows have where nothing is given: they may be evicted before those of this step."""
+        least = 0 if self.admission is None else self.admission.filter_freq
+        frequencies = torch.full_like(keys, least, dtype=torch.int64) if frequencies is None else frequencies
+        if versions is None:
+            versions = torch.full_like(keys, max(self.global_step - 1, -1), dtype=torch.int64)
+        return frequencies, versions
+
+    def _insert(self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> None:
+        weight = self._stored_weight()
+        optimizer = OptimizerRows(weight)
+        known = self.keys.inserted
+        if known == 0:
+            self._grow_for(len(keys))  # they are all new, but for those that are repeated
+        rows, born = self.keys.insert(keys, version=self.global_step, make_room=self._find_room)
+        if self.keys.inserted - known < len(keys):
+            optimizer.reset(rows)
+        optimizer.begin(rows)
+        self._inserted_before = -1
+        ops.table_assign_(weight.data, rows, values)
+        self.keys.set_numbers(rows, packed(*self._numbers_of(keys, frequencies, versions)))
+        if self.admission is not None:
+            self.admission.admitted(keys, born)
+
+    def _insert_in_tiers(
+        self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None
+    ) -> None:
+        assert self.cold is not None
+        self._erase(keys)
+        self.cold.erase(keys)
+        part = Part(keys.long(), values, *self._numbers_of(keys, frequencies, versions), {})
+        backwards = torch.arange(len(keys) - 1, -1, -1, device=keys.device)
+        firsts = torch.ops.torchsparse_rec.unique_rows.default(part.keys[backwards])[0]
+        self._put(select(part, backwards[firsts]))
+        if self.admission is not None:
+            self.admission.admitted(keys, torch.zeros_like(keys))
+
+    def _given_keys(self, method: str, keys: Any) -> Tensor:
+        """``[K]`` int64, where the table is."""
+        given = torch.as_tensor(keys, device=self._stored_weight().device)
+        if given.numel() == 0 and not isinstance(keys, Tensor):
+            given = given.long()  # an empty list has no integers to be known by
+        if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"EmbeddingVariable.{method}: keys must be int32 or int64 of rank 1, got {given.dtype} "
+                f"{list(given.shape)}"
+            )
+        self._check_range(f"{method}: keys", given)
+        return given.long()
+
+    def _check_range(self, argument: str, keys: Tensor) -> None:
+        if self.key_dtype == torch.int32 and keys.dtype != torch.int32 and bool((keys != keys.int()).any()):
+            bad = keys[keys != keys.int()][0].item()
+            raise ValueError(f"EmbeddingVariable.{argument} must be of the key_dtype, int32, got {bad}")
+
+    def _given_numbers(self, argument: str, numbers: Any, count: int, least: int) -> Tensor | None:
+        """Frequencies or versions, ``[K]`` int64."""
+        if numbers is None:
+            return None
+        given = torch.as_tensor(numbers, device=self._stored_weight().device)
+        if given.shape != (count,):
+            raise ValueError(
+                f"EmbeddingVariable.insert: {argument} must be [{count}], one for each key, got {list(given.shape)}"
+            )
+        if count and (given.is_floating_point() or given.dtype == torch.bool):
+            raise ValueError(f"EmbeddingVariable.insert: {argument} must be integers, got {given.dtype}")
+        bad = given[(given < least) | (given >= 2**31 - 1)]
+        if len(bad):
+            raise ValueError(
+                f"EmbeddingVariable.insert: {argument} must be in [{least}, 2**31 - 1), got {bad[0].item()}"
+            )
+        return given.long()
+
+    @torch.no_grad()
+    def erase(self, keys: Any) -> int:
+        """
+        Forget keys: their rows, their optimizer states, and their counts in a :class:`CounterFilter`.
+
+        Args:
+            keys: ``[K]`` integers; missing ones are no error.
+
+        Returns:
+            How many had a row.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> table = EmbeddingVariable(2)
+            >>> table.insert([7, 8], [[1.0, 2.0], [3.0, 4.0]])
+            >>> table.erase([8, 9]), table.total_count()
+            (1, 1)
+        """
+        keys = self._given_keys("erase", keys)
+        with self._guard.writing():
+            erased = self._erase(keys)
+            if self.cold is not None:
+                erased += self.cold.erase(keys)
+            if isinstance(self.admission, CounterAdmission):
+                self.admission.candidates.erase(keys)
+                self._note_erased(keys)  # those without a row, too
+        return erased
+
+    def _erase(self, keys: Tensor) -> int:
+        """Of the first tier."""
+        rows = self.keys.erase(keys)
+        if len(rows):
+            OptimizerRows(self._stored_weight()).reset(rows)
+            self._note_erased(keys)
+        return len(rows)
+
+    @torch.no_grad()
+    def evict(self) -> int:
+        """
+        Evict what the options say should go; rows that wait for the present step stay.
+
+        Returns:
+            How many keys have gone.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, GlobalStepEvict
+            >>> option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live=1))
+            >>> table = EmbeddingVariable(2, ev_option=option)
+            >>> for key in (1, 2, 2, 2):
+            ...     _ = table(torch.tensor([key]))
+            >>> table.evict(), table.export().keys
+            (1, tensor([2]))
+        """
+        with self._guard.writing():
+            return self._eviction.run()
+
+    def prefetch(self, input: Tensor) -> None:
+        """
+        Begin to read rows of the next batch that are not in the first tier, in the background.
+
+        Args:
+            input: as for the module. Without tiers this does nothing.
+        """
+        check_ids("EmbeddingVariable.prefetch", input)
+        if self.cold is not None:
+            self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
+
+    def stats(self) -> dict[str, Any]:
+        """
+        Numbers to watch.
+
+        Returns:
+            ``keys`` with a row; ``admitted`` ever; ``filtered`` ids, looked up in training before they were admitted;
+            ``waiting`` keys that a :class:`CounterFilter` counts; ``evicted`` keys; ``failed`` ids that found no room;
+            ``capacity`` in rows; ``global_step``; for each tier (``hbm``, ``dram``, ``ssd``) ``rows_*``, ``bytes_*``
+            (rows, keys and optimizer states) and ``hit_rate_*``, its share of the ids looked up in training;
+            ``bytes_filter``. On CUDA it waits for the device.
+
+        Example:
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> EmbeddingVariable(2).stats()["keys"]
+            0
+        """
+        weight = self._stored_weight()
+        states = sum(c.values.numel() * c.values.element_size() for c in OptimizerRows(weight).columns())
+        first = "hbm" if weight.is_cuda else "dram"
+        looked_up = max(self._looked_up, 1)
+        numbers = {
+            "keys": self.total_count(),
+            "admitted": self.keys.inserted,
+            "filtered": int(self._filtered),
+            "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
+            "evicted": self._evicted,
+            "failed": self.keys.failed,
+            "capacity": self.keys.capacity,
+            "global_step": self.global_step,
+            f"rows_{first}": len(self.keys),
+            f"bytes_{first}": weight.numel() * weight.element_size() + states + self.keys.nbytes(),
+            f"hit_rate_{first}": 1 - self._found_cold / looked_up,
+            "bytes_filter": 0 if self.admission is None else self.admission.nbytes(),
+        }
+        if self.cold is not None:
+            numbers.update(self.cold.stats(looked_up))
+        return numbers
