@@ -1,53 +1,51 @@
 // table: keys of any range to the rows of a table that grows: open addressing, in tensors.
 //
 // A table's state:
-//   index    [B, 16] int32: B buckets of one cache line: 12 tags of one byte (0: the slot is empty) in words 0 to 2,
-//            the number of keys that passed by because the bucket was full in word 3, 12 rows in words 4 to 15.
-//   entries  [R, 2] int64: of each row its key, and version * 2^32 + frequency; -1 in the second: the row is free.
-//   counters [8] int64: kUsed: rows [0, used) have been given out at least once; kReused: entries of free_rows that
-//   have
-//            been given out again; kFailed: how often a key
-//            found no room, ever; kInserted: keys inserted, ever; the rest 0.
+//   index     [B, 16] int32: B buckets of one cache line. Words 0 to 2: 12 tags of a byte (0: the slot is empty, and
+//             its row is 0); word 3: how many keys passed by because the bucket was full; words 4 to 15: 12 rows.
+//   entries   [R, 2] int64: of each row its key, and version * 2^32 + frequency. Of a free row: 0 or -1, and -1.
+//   counters  [8] int64. kUsed: rows [0, used) have been given out at least once; kReused: how many of free_rows have
+//             been given out again; kFailed: positions whose key found no room, ever; kInserted: keys inserted, ever;
+//             the rest is 0.
 //   free_rows [F] int32: rows below `used` that are free, ascending.
 // Rows are taken from free_rows first, then from `used` on. A row stays where it is until its key is erased: only
 // buckets are made anew when a table grows. All bits of a key are legal: tags, not keys, say which slots are empty.
 //
-// A key's home is a bucket of its hash's region, of at most 64 buckets; where that is full, the next ones of the region
-// follow, round and round. So a region is all that one thread needs to insert: any number of threads make the same
-// index, and so does CUDA. Keys of one region are inserted in the order of their positions.
+// A key's home is a bucket of its hash's region, of at most 64 buckets (the last of up to 127); where that is full, the
+// next ones of the region follow, round and round. So a region is all that one thread needs to insert: any number of
+// threads make the same index, and so does CUDA. Keys of one region are inserted in the order of their positions.
 //
 // table_find(index, entries, ids [N]) -> rows [N] int64: -1 where a key is missing.
 // table_find_or_insert_(index!, entries!, counters!, free_rows, ids [N], allowed [N]?, frequencies [N]?, version,
-// count)
-//     -> (rows [N], born [N]), int64:
-//   finds every key, and inserts those that are missing and allowed (bool; none: all are) at any of their positions,
-//   in the order of the first such position: the k-th new key gets the k-th row that is free. rows[i] is -1 where a key
-//   is missing and not allowed at i and nowhere else inserted, or where there was no room (counted in kFailed).
-//   born[i] is the new row at the position that inserted it, else -1.
-//   version >= 0: becomes the version of all rows found or inserted. count: each occurrence adds one to its row's
-//   frequency, up to 2^31 - 1; a new row with frequencies (int32) starts with that of the position that inserted it
-//   instead.
+//     count) -> (rows [N], born [N]), int64:
+//   finds every key, and inserts those that are missing and allowed (bool, true takes part; none: all are) at any of
+//   their positions, in the order of the first such position: the k-th new key gets the k-th row that is free. rows[i]
+//   is -1 where a key is missing and inserted at no position, or where there was no room; such a key leaves no trace
+//   but in kFailed. born[i] is the new row at the position that inserted it, else -1.
+//   version >= 0: becomes the version of all rows found or inserted; -1: rows keep theirs, and new ones have 0.
+//   count: each occurrence adds one to its row's frequency, up to 2^31 - 1; a new row with frequencies (int32; below 0
+//   counts as 0) starts with that of the position that inserted it instead.
 // table_erase_(index!, entries!, ids [N], mask [N]?) -> rows [N] int64: the rows that have become free; -1 where the
-// key
-//   is missing, masked out (bool) or erased at an earlier position.
+//   key is missing, masked out (bool, true takes part) or erased at an earlier position.
 // table_rehash(entries, counters!, buckets) -> index: a new index of all keys, in the order of their rows. Keys that
 //   find no room are counted in kFailed.
 // table_initialize_(weight! [R, D], rows [M], keys [M], values [P, D]?, kind, parameters, seed) -> (): the initial
-// value
-//   of each row, a function of (seed, key, column) alone: kConstant (value), kUniform (low, high), kNormal (mean, std),
-//   kTruncatedNormal (mean, std; within two std), by the inverse of the distribution function, to 1e-9 of std. With
-//   values: row key mod P of them. Negative rows are left out. Rows occur once.
+//   value of each row, a function of (seed, key, column) alone: kConstant (value), kUniform (low, high), kNormal (mean,
+//   std), kTruncatedNormal (mean, std; within two std), by the inverse of the distribution function, whose relative
+//   error is below 1.15e-9. With values: row key mod P of them. Negative rows are left out. Rows occur once.
 // table_lookup(index, entries, weight, ids [N], missing [D]?, values [P, D]?, kind, parameters, seed) -> [N, D]: find
-// and
-//   read in one pass; a missing key has the row `missing`, without that its initial value.
+//   and read in one pass; a missing key has the row `missing`, without that its initial value.
 // table_assign_(weight! [R, D], rows [M], values [M, D]) -> (): weight[rows[i]] = values[i]; of several the last.
 //   Negative rows are left out.
 // count_min_sketch_(sketch! [W], ids [N], mask [N]?, num_hashes, count) -> counts [N] int32: adds one to num_hashes
-//   counters of each id that is not masked out (count: otherwise adds nothing), then reads their least, up to 2^31 - 1;
-//   0 where masked out. Counters (int8 to int64) stay at their largest value. This is the counting Bloom filter.
+//   counters of each id that is not masked out (count false: adds nothing), to one of them twice where two coincide;
+//   then reads their least, up to 2^31 - 1; 0 where masked out. Counters (int8 to int64) stay at their largest value.
+//   This is the counting Bloom filter.
 //
 // * ids: int32 or int64; weight: any float dtype, computed in float64 and rounded once; or uint8, for table_assign_ and
 //   table_lookup with `missing`: rows of bytes.
+// * Rows beyond the weight: IndexError. State that cannot be a table's: ValueError, or rows that mean nothing, but no
+//   access outside of the tensors.
 // * Deterministic: state and results are functions of state and arguments, on both devices the same bits.
 // * Nothing is differentiable. N == 0 and D == 0 are legal. All state must be contiguous; B >= 1, R < 2^31.
 // * On CUDA nothing waits for the device.

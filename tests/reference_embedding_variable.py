@@ -143,9 +143,8 @@ class ReferenceVariable:
 
     def inserted(self, keys: Sequence[int], values: Tensor) -> None:
         for key, row in zip(keys, values, strict=True):
-            before = self.present.get(key, Known(0, 0)).frequency
             least = self.filter_freq if self.filter_freq > 1 else 0
-            self.present[key] = Known(max(before, least), self.step)
+            self.present[key] = Known(least, max(self.step - 1, -1))
             if self.forgets:
                 self.waiting.pop(key, None)
             self._begin(key, row)

@@ -320,11 +320,7 @@ def _damages() -> dict[str, Callable[[Tensor, Tensor], object]]:
     }
 
 
-# Inserting into it ends the process.
-_ENDS = pytest.mark.xfail(run=False, reason="rows below -1 in an index are taken for keys of the batch")
-
-
-@pytest.mark.parametrize("damage", [pytest.param(x, marks=[_ENDS] if x == "rows_below" else []) for x in _damages()])
+@pytest.mark.parametrize("damage", _damages())
 def test_damaged_state_neither_crashes_nor_gives_rows_that_are_not_there(damage: str) -> None:
     """AddressSanitizer watches, where it does: `make sanitize`."""
     for seed in range(5):

@@ -70,11 +70,11 @@ Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor&
     // By one thread, as whoever follows may have the same key.
     find_each(table, data, 0, n, [&](int64_t i, int64_t row) {
       const int64_t key = static_cast<int64_t>(data[i]);
-      // An entry that was free before the block's rows were looked at still has a key.
-      const bool is_there = row >= 0 && table.entries[2 * row + 1] != kFreeEntry;
-      out[i] = is_there && (wanted == nullptr || wanted[i]) ? row : -1;
-      if (out[i] < 0) return;
       const KeyPlace place = place_of(table.shape, hash_key(key));
+      // The row was looked for before the keys ahead of this one went: an entry without a key looks like key 0's.
+      if (row >= 0 && table.entries[2 * row + 1] == kFreeEntry) row = find_row(table, place, key);
+      out[i] = wanted == nullptr || wanted[i] ? row : -1;
+      if (out[i] < 0) return;
       erase_slot(table, place, find_slot(table, place, [&](int32_t at) { return at == row; }));
       table.entries[2 * row] = 0;
       table.entries[2 * row + 1] = kFreeEntry;

@@ -118,7 +118,7 @@ class Inserter {
     const int32_t position = positions_[static_cast<size_t>(j)];
     const int64_t wanted = key(position);
     // A key of the table is not met again here: it would have been found.
-    const auto is_key = [&](int32_t row) { return row < 0 && key(~row) == wanted; };
+    const auto is_key = [&](int32_t row) { return row < 0 && ~row < a_.n && key(~row) == wanted; };
     int32_t* slot = find_slot(a_.table, place, is_key);
     if (slot == nullptr) slot = insert_slot(a_.table, place, ~position);
     slots_[static_cast<size_t>(j)] = slot;

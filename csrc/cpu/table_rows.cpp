@@ -28,7 +28,7 @@ struct InitialRows {
 
   void write(int64_t key, T* row) const {
     if (values != nullptr) {
-      std::copy_n(values + default_row(key, num_values) * dim, dim, row);
+      for (int64_t c = 0; c < dim; ++c) row[c] = values[default_row(key, num_values) * dim + c];
       return;
     }
     const uint64_t stream = initial_stream(initial, key);
@@ -117,7 +117,7 @@ Tensor table_lookup_cpu(const Tensor& index, const Tensor& entries, const Tensor
           for (int64_t i = first; i < last && !all; ++i) {
             if (rows[i - first] >= 0) continue;
             if (instead != nullptr) {
-              std::copy_n(instead, dim, out + i * dim);
+              copy_row(out + i * dim, instead, dim);
             } else if constexpr (!std::is_same_v<T, uint8_t>) {
               initial_rows<T>(initial, values, dim).write(static_cast<int64_t>(keys[i]), out + i * dim);
             }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,6 +84,7 @@ class ColdRows:
         self._owner = weakref.ref(owner)
         self._option = owner.ev_option.storage_option
         self._names = names
+        self._layout: list[_Column] = []
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
@@ -101,11 +102,16 @@ class ColdRows:
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
-    def _layout_now(self) -> list[_Column]:
+    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> list[_Column]:
+        """What records are made of; as long as no optimizer has states, of those that they have, or are given here."""
         weight = self.owner._stored_weight()
         columns = [_Column("", weight.dtype, (self.owner.embedding_dim,), 0.0)]
-        for name, values, initial in OptimizerRows(weight).columns():
+        kept = OptimizerRows(weight).columns()
+        for name, values, initial in kept:
             columns.append(_Column(name, values.dtype, tuple(values.shape[1:]), initial))
+        if not kept:
+            given = {name: _Column(name, x.dtype, tuple(x.shape[1:]), 0.0) for name, x in (states or {}).items()}
+            columns += sorted(({column.name: column for column in self._layout[1:-2]} | given).values())
         numbers = [_Column(name, torch.int64, (), 0.0) for name in ("numbers", "steps")]
         return columns + numbers
 
@@ -145,7 +151,7 @@ class ColdRows:
         states = {name: x.to(device) for name, x in part.states.items()}
         values = part.values.to(device)
         names = clock.kind[1]
-        flat = [x if x.dim() == 1 else x.view(len(x), -1) for x in (states[name] for name in names)]
+        flat = [x if x.dim() == 1 else x.flatten(1) for x in (states[name] for name in names)]
         row_optimizer_make_current_(
             [values],
             flat,
@@ -169,9 +175,9 @@ class ColdRows:
         folder = os.path.join(self._option.storage_path, f"{self.owner.name}-{self._made}")
         return SsdTier(folder, self._record_bytes())
 
-    def _see_layout(self) -> None:
+    def _see_layout(self, states: Mapping[str, Tensor] | None = None) -> None:
         """Where an optimizer has come, or has other states, the records get room for them."""
-        layout = self._layout_now()
+        layout = self._layout_now(states)
         if layout == self._layout:
             return
         self._forget_read_ahead()
@@ -366,7 +372,7 @@ class ColdRows:
 
     def put(self, part: Part) -> None:
         """Write rows that are current."""
-        self._see_layout()
+        self._see_layout(part.states)
         steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).current_step())
         self._put(part.keys.cpu(), self._pack(part, steps))
 

@@ -69,7 +69,7 @@ class Eviction:
             if owner.cold is not None:
                 gone += owner.cold.evict(lambda part: part.versions < before)
             if owner.admission is not None:
-                owner.admission.expire(before)
+                owner._note_erased(owner.admission.expire(before))
         elif isinstance(option, L2WeightEvict):
             table_of(owner._stored_weight()).make_current()
             threshold = option.l2_weight_threshold

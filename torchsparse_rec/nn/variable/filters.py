@@ -54,11 +54,13 @@ class CounterAdmission(torch.nn.Module):
         rows = self.candidates.find(ids)
         return torch.where(rows < 0, 0, unpacked(self.candidates.entries[rows.clamp_min(0), 1])[0])
 
-    def expire(self, before: int) -> None:
-        """Forget keys that have not occurred since a step."""
+    def expire(self, before: int) -> Tensor:
+        """Forget keys that have not occurred since a step, and return them."""
         rows = self.candidates.rows()
         _, versions = unpacked(self.candidates.entries[rows, 1])
-        self.candidates.erase(self.candidates.entries[rows[versions < before], 0])
+        gone = self.candidates.entries[rows[versions < before], 0]
+        self.candidates.erase(gone)
+        return gone
 
     def nbytes(self) -> int:
         """Memory."""
@@ -100,8 +102,9 @@ class SketchAdmission(torch.nn.Module):
         """As :meth:`CounterAdmission.counts_of`."""
         return ops.count_min_sketch_(self.sketch, ids, num_hashes=self.num_hashes, count=False).long()
 
-    def expire(self, before: int) -> None:
+    def expire(self, before: int) -> Tensor:
         """As :meth:`CounterAdmission.expire`: a Bloom filter knows no steps."""
+        return torch.empty(0, dtype=torch.int64, device=self.sketch.device)
 
     def nbytes(self) -> int:
         """Memory."""

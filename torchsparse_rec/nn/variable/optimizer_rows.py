@@ -145,7 +145,7 @@ class OptimizerRows:
             assert clock.history is not None and clock.kind is not None
             row_optimizer_make_current_(
                 [values],
-                [x if x.dim() == 1 else x.view(x.shape[0], -1) for x in (states[name] for name in clock.kind[1])],
+                [x if x.dim() == 1 else x.flatten(1) for x in (states[name] for name in clock.kind[1])],
                 [its.last_step.index_select(0, rows)],
                 clock.history,
                 rule=clock.rule,
