@@ -47,11 +47,9 @@ constexpr int64_t kWorkPerInitial = 8;
 // Keys whose rows are found before any of them is read.
 constexpr int64_t kLookupBlock = 512;
 
-// Whole lines by moves that the compiler writes in place: a call of memcpy costs as much as a short row.
+// No row has no bytes, and then no address.
 template <class T>
 TSR_ALWAYS_INLINE void copy_row(T* to, const T* from, int64_t dim) {
-  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
-  for (; dim >= kLine; dim -= kLine, to += kLine, from += kLine) std::memcpy(to, from, 64);
   if (dim > 0) std::memcpy(to, from, static_cast<size_t>(dim) * sizeof(T));
 }
 
