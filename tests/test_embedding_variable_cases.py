@@ -21,6 +21,7 @@ from torchsparse_rec.nn import (
     GlobalStepEvict,
     StorageOption,
 )
+from torchsparse_rec.nn.variable.keys import KeyRows
 
 
 def _tiered(folder: Path, **options: Any) -> EmbeddingVariable:
@@ -130,3 +131,25 @@ def test_state_dicts_hold_the_optimizers_rows(make: Callable, tiers: bool, model
         step(trained, 0, 12)
     keys = torch.arange(20)
     assert_same_bits(after.variable.lookup(keys), before.variable.lookup(keys))
+
+
+def test_keys_erased_without_waiting_leave_room() -> None:
+    """As a device does it, which must not be waited for at every step."""
+    keys = KeyRows("test", 16)
+    ids = torch.arange(16)
+    keys.insert(ids)
+    keys.erase_soon(ids, ids % 2 == 0)
+    rows, _ = keys.insert(torch.arange(100, 108))
+    assert keys.capacity == 16
+    assert rows.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert len(keys) == 16
+    assert keys.find(ids).tolist() == [-1 if k % 2 == 0 else k for k in range(16)]
+
+
+def test_memory_of_a_key_beyond_its_row() -> None:
+    """Key, row index, tag, frequency and version, of a table that is full: three quarters of its index's slots."""
+    keys = KeyRows("test", 900_000)
+    keys.insert(torch.arange(900_000) * 7919)
+    assert len(keys) == keys.capacity
+    assert keys.index.shape[0] * 12 * 0.75 == 900_000
+    assert keys.nbytes() / 900_000 <= 24

@@ -6,8 +6,8 @@ namespace tsr {
 
 // Keys in flight: enough to hide the memory's latency, few enough for the first cache.
 constexpr int64_t kFindBlock = 64;
-// A key costs about as much as this many elements moved.
-constexpr int64_t kWorkPerKey = 16;
+// A key, 15 to 40 ns, costs about as much as this many elements moved.
+constexpr int64_t kWorkPerKey = 48;
 
 // Calls found(i, row) for i in [begin, end), in order; row is -1 where ids[i] is missing.
 template <class Id, class Found>

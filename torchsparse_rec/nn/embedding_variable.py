@@ -77,8 +77,9 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin, Growing):
         RuntimeError: a capacity that does not hold the ids of one step.
         ValueError: wrong sizes, dtypes or options.
 
-    Rows must not be erased between a backward and its optimizer step. Under ``torch.compile`` the lookup breaks the
-    graph: a table that grows cannot be part of one.
+    Without an optimizer of ours every lookup in ``train()`` counts as a step of its own: with a capacity, look up all
+    ids of a step at once then. Rows must not be erased between a backward and its optimizer step. Under
+    ``torch.compile`` the lookup breaks the graph: a table that grows cannot be part of one.
 
     Source: DeepRec's ``EmbeddingVariable``.
 

@@ -49,6 +49,8 @@ class KeyRows(torch.nn.Module):
     _failed_before: int
     # Rows that are surely free on a device.
     _sure_room = 0
+    # Whether free_rows has all of them.
+    _free_is_listed = True
 
     def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -69,6 +71,7 @@ class KeyRows(torch.nn.Module):
             self.register_buffer(name, value)
         self.register_buffer("index", None, persistent=False)
         self._sure_room = 0
+        self._free_is_listed = True
         self._rehash(buckets_for(entries.shape[0]))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -90,6 +93,7 @@ class KeyRows(torch.nn.Module):
 
     def __len__(self) -> int:
         """Keys. On CUDA it waits for the device."""
+        self._list_free_rows()
         used, reused, *_ = self.counters.tolist()
         return used - self.reserved - (self.free_rows.shape[0] - reused)
 
@@ -113,6 +117,7 @@ class KeyRows(torch.nn.Module):
 
     def room(self) -> int:
         """Rows that new keys can have without growth."""
+        self._list_free_rows()
         used, reused, *_ = self.counters.tolist()
         return self.capacity - used + self.free_rows.shape[0] - reused
 
@@ -156,8 +161,8 @@ class KeyRows(torch.nn.Module):
             self._see_room_ahead(ids, allowed, make_room, version)
             return insert(ids, allowed, frequencies)
         self._sure_room = 0
-        if self.capacity < len(ids) and self.room() < len(ids):
-            # Most of them must be new: to find out one by one that there is no room takes longer.
+        if self.room() < len(ids) and len(self) == 0:
+            # All are new: to find out one by one that there is no room takes longer.
             self._see_room_for(ids, allowed, make_room, version)
         rows, born = insert(ids, allowed, frequencies)
         failed = self.failed - self._failed_before
@@ -234,15 +239,28 @@ class KeyRows(torch.nn.Module):
         return len(ops.unique(ids[absent if allowed is None else absent & allowed]).values)
 
     def erase(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Erase keys; returns the rows that have become free, ascending. On CUDA it waits for the device."""
+        """Erase keys; returns the rows that have become free. On CUDA it waits for the device."""
+        self._list_free_rows()
         rows = ops.table_erase_(self.index, self.entries, ids, mask=mask)
-        rows = rows[rows >= 0].sort().values
+        rows = rows[rows >= 0]
         if len(rows):
             rest = self.free_rows[int(self.counters[_REUSED]) :]
             self.free_rows = torch.cat([rest, rows.int()]).sort().values
             self.counters[_REUSED] = 0
             self._sure_room = 0
         return rows
+
+    def erase_soon(self, ids: Tensor, mask: Tensor) -> None:
+        """Erase keys without waiting for a device: their rows are found to be free when they are needed."""
+        ops.table_erase_(self.index, self.entries, ids, mask=mask)
+        self._free_is_listed = False
+
+    def _list_free_rows(self) -> None:
+        if not self._free_is_listed:
+            self._free_is_listed = True
+            free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten() + self.reserved
+            self.free_rows = free.int()
+            self.counters[_REUSED] = 0
 
     def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
         """Write the second number of entries; of several for one row the last counts."""
