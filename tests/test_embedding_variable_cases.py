@@ -21,6 +21,7 @@ from torchsparse_rec.nn import (
     GlobalStepEvict,
     StorageOption,
 )
+from torchsparse_rec.nn.variable import saving
 from torchsparse_rec.nn.variable.keys import KeyRows
 
 
@@ -153,3 +154,33 @@ def test_memory_of_a_key_beyond_its_row() -> None:
     assert len(keys) == keys.capacity
     assert keys.index.shape[0] * 12 * 0.75 == 900_000
     assert keys.nbytes() / 900_000 <= 24
+
+
+def test_a_state_dict_of_too_many_cold_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = _tiered(tmp_path)
+    for begin in (0, 16):
+        variable(torch.arange(begin, begin + 16))
+    assert "cold.keys" in variable.state_dict()
+    monkeypatch.setattr(saving, "STATE_DICT_BYTES", 100)
+    with pytest.raises(RuntimeError, match=r"outside of the first tier, more than the 100 that .* use save\(\)"):
+        variable.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
+def test_a_compiled_model_looks_up_outside_of_its_graph() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = EmbeddingVariable(2, initializer=0.5)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return (self.table(ids * 2) * 3).sum(1)
+
+    model = Model()
+    compiled = torch.compile(model, backend="eager")
+    for ids in (torch.arange(3), torch.arange(2000)):  # the table grows
+        assert torch.equal(compiled(ids), torch.full((len(ids),), 3.0))
+    assert model.table.total_count() == 2000
+    torch._dynamo.reset()  # it would take what it has just compiled
+    with pytest.raises(Exception, match="fullgraph|disable"):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.arange(3))
