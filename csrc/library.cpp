@@ -144,6 +144,9 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
   m.def(
       "table_find_or_insert_(Tensor(a!) index, Tensor(b!) entries, Tensor(c!) counters, Tensor free_rows, Tensor ids,"
       " Tensor? allowed, Tensor? frequencies, int version, bool count) -> (Tensor rows, Tensor born)");
+  m.def(
+      "tables_find_or_insert_(Tensor(a!)[] index, Tensor(b!)[] entries, Tensor(c!)[] counters, Tensor[] free_rows,"
+      " Tensor ids, int[] begins, int[] ends, int[] versions, bool count) -> (Tensor rows, Tensor born)");
   m.def("table_erase_(Tensor(a!) index, Tensor(b!) entries, Tensor ids, Tensor? mask) -> Tensor");
   m.def("table_rehash(Tensor entries, Tensor(a!) counters, SymInt buckets) -> Tensor");
   m.def(

@@ -25,6 +25,10 @@
 //   version >= 0: becomes the version of all rows found or inserted; -1: rows keep theirs, and new ones have 0.
 //   count: each occurrence adds one to its row's frequency, up to 2^31 - 1; a new row with frequencies (int32; below 0
 //   counts as 0) starts with that of the position that inserted it instead.
+// tables_find_or_insert_(index![], entries![], counters![], free_rows[], ids [N], begins[], ends[], versions[], count)
+//     -> (rows [N], born [N]): the same of K tables at once, table k for ids[begins[k] : ends[k]], with versions[k];
+//     all
+//   keys are allowed. Elsewhere rows has the ids and born -1. No two tables may be one, nor parts of ids overlap.
 // table_erase_(index!, entries!, ids [N], mask [N]?) -> rows [N] int64: the rows that have become free; -1 where the
 //   key is missing, masked out (bool, true takes part) or erased at an earlier position.
 // table_rehash(entries, counters!, buckets) -> index: a new index of all keys, in the order of their rows. Keys that
@@ -288,6 +292,27 @@ inline void check_table_insert(const Tensor& index, const Tensor& entries, const
   check_of_each_id(op, "allowed", allowed, ids.size(0), ScalarType::Bool);
   check_of_each_id(op, "frequencies", frequencies, ids.size(0), ScalarType::Int);
   TSR_CHECK_VALUE(version >= -1 && version <= INT32_MAX, op, ": version must be in [-1, 2^31), got ", version);
+}
+
+inline void check_tables_insert(const std::vector<Tensor>& index, const std::vector<Tensor>& entries,
+                                const std::vector<Tensor>& counters, const std::vector<Tensor>& free_rows,
+                                const Tensor& ids, const std::vector<int64_t>& begins, const std::vector<int64_t>& ends,
+                                const std::vector<int64_t>& versions) {
+  const char* op = "tables_find_or_insert_";
+  check_table_ids(op, ids);
+  const size_t tables = index.size();
+  for (const size_t size :
+       {entries.size(), counters.size(), free_rows.size(), begins.size(), ends.size(), versions.size()}) {
+    TSR_CHECK_VALUE(size == tables, op, ": all lists must be as long as index, ", tables, ", got ", size);
+  }
+  int64_t last = 0;
+  for (size_t k = 0; k < tables; ++k) {
+    TSR_CHECK_VALUE(begins[k] >= last && ends[k] >= begins[k] && ends[k] <= ids.size(0), op, ": begins[", k,
+                    "] and ends[", k, "] must be a part of ids, ", ids.size(0), " long, after the one before, got ",
+                    begins[k], " and ", ends[k]);
+    last = ends[k];
+    check_table_insert(index[k], entries[k], counters[k], free_rows[k], ids, std::nullopt, std::nullopt, versions[k]);
+  }
 }
 
 inline void check_rows_of(const char* op, const Tensor& weight, bool bytes) {

@@ -302,6 +302,26 @@ def table_find_or_insert_(
     return rows, born, index_tensor(table), entries_tensor(table), counters_tensor(table)
 
 
+def tables_find_or_insert_(
+    index: list[Tensor],
+    entries: list[Tensor],
+    counters: list[Tensor],
+    free_rows: list[Tensor],
+    ids: Tensor,
+    begins: list[int],
+    ends: list[int],
+    versions: list[int],
+    count: bool,
+) -> tuple[Tensor, ...]:
+    rows, born = ids.long(), torch.full_like(ids, -1, dtype=torch.int64)
+    states = []
+    for *state, begin, end, version in zip(index, entries, counters, free_rows, begins, ends, versions, strict=True):
+        results = table_find_or_insert_(*state, ids[begin:end], None, None, version, count)
+        rows[begin:end], born[begin:end] = results[:2]
+        states.append(results[2:])
+    return rows, born, *(x for each in zip(*states, strict=True) for x in each)
+
+
 def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
     table = table_of(index, entries)
     rows = torch.tensor(table.erase(ids.tolist(), _list(mask)), dtype=torch.int64)
@@ -314,4 +334,10 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> tuple[Tenso
 
 
 # In the order of csrc/library.cpp.
-FUNCTIONS: tuple[Callable, ...] = (table_find, table_find_or_insert_, table_erase_, table_rehash)
+FUNCTIONS: tuple[Callable, ...] = (
+    table_find,
+    table_find_or_insert_,
+    tables_find_or_insert_,
+    table_erase_,
+    table_rehash,
+)

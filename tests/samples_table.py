@@ -103,6 +103,29 @@ def insert_samples() -> Iterator[Sample]:
         yield sample(f"{name}_all", table, ids, allowed, frequencies, 0, True)
 
 
+def together_samples() -> Iterator[Sample]:
+    def sample(name: str, tables: list[tuple[ReferenceTable, Tensor]], gap: int, **flags: bool) -> Sample:
+        """``gap`` ids that belong to no table before, between and after their parts."""
+        states = [list(state) for state in zip(*(state_of(table) for table, _ in tables), strict=True)]
+        none = torch.arange(gap, dtype=tables[0][1].dtype)
+        pieces, begins, ends = [none], [], []
+        for _, ids in tables:
+            begins.append(sum(map(len, pieces)))
+            pieces += [ids, none]
+            ends.append(begins[-1] + len(ids))
+        versions = [5 * k - 1 for k in range(len(tables))]
+        return Sample(
+            "tables_find_or_insert_", name, (*states, torch.cat(pieces), begins, ends, versions, True), **flags
+        )
+
+    hand = torch.tensor([7, -1, 7, 8, 9, 5])
+    yield sample("by_hand", [(_by_hand(), hand), (_by_hand(), hand[:3])], 2, representative=True)
+    for dtype in (torch.int64, torch.int32):
+        tables = [(table, ids) for _, table, ids in _tables() if ids.dtype == dtype]
+        yield sample(f"all_{dtype}".replace("torch.", ""), tables, 0)
+        yield sample(f"one_{dtype}".replace("torch.", ""), tables[:1], 1)
+
+
 def erase_samples() -> Iterator[Sample]:
     ids = torch.tensor([5, -1, 6, 5, -1])
     mask = torch.tensor([False, True, True, True, True])
@@ -211,6 +234,7 @@ def sketch_samples() -> Iterator[Sample]:
 TABLE_SAMPLES: dict[str, list[Sample]] = {
     "table_find": list(find_samples()),
     "table_find_or_insert_": list(insert_samples()),
+    "tables_find_or_insert_": list(together_samples()),
     "table_erase_": list(erase_samples()),
     "table_rehash": list(rehash_samples()),
     "table_initialize_": list(initialize_samples()),

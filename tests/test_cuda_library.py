@@ -35,6 +35,7 @@ WITHOUT_AUTOGRAD = WITHOUT_FAKE | {
     "embedding_collection_update_",
     "join_byte_planes_",
     "table_find_or_insert_",
+    "tables_find_or_insert_",
     "table_erase_",
     "table_rehash",
     "table_initialize_",

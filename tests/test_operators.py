@@ -29,6 +29,7 @@ UPDATES = {
     "row_optimizer_make_current_",
     "embedding_collection_update_",
     "table_find_or_insert_",
+    "tables_find_or_insert_",
     "table_erase_",
     "table_rehash",
     "table_initialize_",
@@ -36,7 +37,13 @@ UPDATES = {
     "count_min_sketch_",
 }
 # Positions of arguments that are read, and must be contiguous: the state of tables.
-STATE = {"table_find": (0, 1), "table_find_or_insert_": (3,), "table_rehash": (0,), "table_lookup": (0, 1, 2)}
+STATE = {
+    "table_find": (0, 1),
+    "table_find_or_insert_": (3,),
+    "tables_find_or_insert_": (3,),
+    "table_rehash": (0,),
+    "table_lookup": (0, 1, 2),
+}
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
@@ -87,7 +94,8 @@ def assert_same_bits(actual: Tensor, wanted: Tensor) -> None:
 def read_only(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
     """The sample with changed inputs and untouched outputs; of the state of tables only the address may differ."""
     kept = [x for i in written(sample.operator) for x in tensors_of(sample.arguments[i])]
-    state = [sample.arguments[i] for i in STATE.get(sample.operator, ())] if change is not _shifted else []
+    places = STATE.get(sample.operator, ()) if change is not _shifted else ()
+    state = [x for i in places for x in tensors_of(sample.arguments[i])]
     return sample.map_tensors(lambda x: x if any(x is y for y in [*kept, *state]) else change(x))
 
 

@@ -5,6 +5,17 @@
 #include "table_insert.h"
 
 namespace tsr {
+namespace {
+
+void check_counters(const char* op, const Tensor& entries, const Tensor& counters, const Tensor& free_rows) {
+  const int64_t* known = counters.const_data_ptr<int64_t>();
+  TSR_CHECK_VALUE(known[kUsed] >= 0 && known[kUsed] <= entries.size(0), op, ": counters[0] must be in [0, ",
+                  entries.size(0), "], got ", known[kUsed]);
+  TSR_CHECK_VALUE(known[kReused] >= 0 && known[kReused] <= free_rows.size(0), op, ": counters[1] must be in [0, ",
+                  free_rows.size(0), "], got ", known[kReused]);
+}
+
+}  // namespace
 
 Tensor table_find_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids) {
   const char* op = "table_find";
@@ -33,11 +44,7 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cpu(const Tensor& index, const T
   check_table_insert(index, entries, counters, free_rows, given_ids, given_allowed, given_frequencies, version);
   const Tensor ids = as_contiguous(given_ids);
   const std::optional<Tensor> allowed = as_contiguous(given_allowed), frequencies = as_contiguous(given_frequencies);
-  const int64_t* known = counters.const_data_ptr<int64_t>();
-  TSR_CHECK_VALUE(known[kUsed] >= 0 && known[kUsed] <= entries.size(0), "table_find_or_insert_: counters[0] must be in",
-                  " [0, ", entries.size(0), "], got ", known[kUsed]);
-  TSR_CHECK_VALUE(known[kReused] >= 0 && known[kReused] <= free_rows.size(0),
-                  "table_find_or_insert_: counters[1] must be in [0, ", free_rows.size(0), "], got ", known[kReused]);
+  check_counters("table_find_or_insert_", entries, counters, free_rows);
   const int64_t n = ids.size(0);
   Tensor rows = new_empty(ids, {n}, ScalarType::Long), born = new_empty(ids, {n}, ScalarType::Long);
   dispatch_index(ids.scalar_type(), "table_find_or_insert_", "ids", [&](auto tag) {
@@ -48,6 +55,57 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cpu(const Tensor& index, const T
                   rows.mutable_data_ptr<int64_t>(), born.mutable_data_ptr<int64_t>()})
         .run();
   });
+  return {rows, born};
+}
+
+// Table by table, each by one thread where there are enough of them.
+std::tuple<Tensor, Tensor> tables_find_or_insert_cpu(std::vector<Tensor> index, std::vector<Tensor> entries,
+                                                     std::vector<Tensor> counters, std::vector<Tensor> free_rows,
+                                                     const Tensor& given_ids, std::vector<int64_t> begins,
+                                                     std::vector<int64_t> ends, std::vector<int64_t> versions,
+                                                     bool count) {
+  check_tables_insert(index, entries, counters, free_rows, given_ids, begins, ends, versions);
+  for (size_t k = 0; k < index.size(); ++k)
+    check_counters("tables_find_or_insert_", entries[k], counters[k], free_rows[k]);
+  const Tensor ids = as_contiguous(given_ids);
+  const int64_t n = ids.size(0), tables = static_cast<int64_t>(index.size());
+  Tensor rows = new_empty(ids, {n}, ScalarType::Long), born = new_empty(ids, {n}, ScalarType::Long);
+  int64_t* out_rows = rows.mutable_data_ptr<int64_t>();
+  int64_t* out_born = born.mutable_data_ptr<int64_t>();
+  std::vector<std::string> errors(index.size());
+  dispatch_index(ids.scalar_type(), "tables_find_or_insert_", "ids", [&](auto tag) {
+    using Id = typename decltype(tag)::type;
+    const Id* data = ids.const_data_ptr<Id>();
+    const auto insert = [&](int64_t, int64_t k) {
+      const size_t table = static_cast<size_t>(k);
+      const int64_t begin = begins[table];
+      try {
+        Inserter<Id>({write_view(index[table], entries[table]), counters[table].mutable_data_ptr<int64_t>(),
+                      free_rows[table].const_data_ptr<int32_t>(), free_rows[table].size(0), data + begin,
+                      ends[table] - begin, nullptr, nullptr, versions[table], count, out_rows + begin,
+                      out_born + begin})
+            .run();
+      } catch (const std::exception& error) {
+        errors[table] = error.what();
+      }
+    };
+    int64_t done = 0;
+    for (int64_t k = 0; k <= tables; ++k) {
+      const int64_t next = k < tables ? begins[static_cast<size_t>(k)] : n;
+      for (; done < next; ++done) {
+        out_rows[done] = static_cast<int64_t>(data[done]);
+        out_born[done] = -1;
+      }
+      if (k < tables) done = ends[static_cast<size_t>(k)];
+    }
+    const int64_t workers = workers_for(n * kWorkPerKey);
+    if (tables < 2 * workers) {
+      for (int64_t k = 0; k < tables; ++k) insert(0, k);
+    } else {
+      parallel_dynamic(tables, workers, insert);
+    }
+  });
+  for (const std::string& error : errors) TSR_CHECK_VALUE(error.empty(), error);
   return {rows, born};
 }
 
@@ -101,6 +159,7 @@ Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t b
 STABLE_TORCH_LIBRARY_IMPL(torchsparse_rec, CPU, m) {
   TSR_IMPL(m, "table_find", &tsr::table_find_cpu);
   TSR_IMPL(m, "table_find_or_insert_", &tsr::table_find_or_insert_cpu);
+  TSR_IMPL(m, "tables_find_or_insert_", &tsr::tables_find_or_insert_cpu);
   TSR_IMPL(m, "table_erase_", &tsr::table_erase_cpu);
   TSR_IMPL(m, "table_rehash", &tsr::table_rehash_cpu);
 }

@@ -240,7 +240,39 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cuda(const Tensor& index, const 
   return {rows, born};
 }
 
+__global__ void copy_ids_kernel(Keys keys, int64_t n, int64_t* rows, int64_t* born) {
+  for (int64_t i = thread_index(); i < n; i += thread_count()) {
+    rows[i] = keys[i];
+    born[i] = -1;
+  }
+}
+
+std::tuple<Tensor, Tensor> tables_find_or_insert_cuda(std::vector<Tensor> index, std::vector<Tensor> entries,
+                                                      std::vector<Tensor> counters, std::vector<Tensor> free_rows,
+                                                      const Tensor& ids, std::vector<int64_t> begins,
+                                                      std::vector<int64_t> ends, std::vector<int64_t> versions,
+                                                      bool count) {
+  DeviceCall call("tables_find_or_insert_", ids);
+  check_tables_insert(index, entries, counters, free_rows, ids, begins, ends, versions);
+  const int64_t n = ids.size(0);
+  Tensor rows = call.empty({n}, ScalarType::Long), born = call.empty({n}, ScalarType::Long);
+  launch(call, one_thread_each(n), copy_ids_kernel, keys_of(call, ids), n, static_cast<int64_t*>(rows.data_ptr()),
+         static_cast<int64_t*>(born.data_ptr()));
+  for (size_t k = 0; k < index.size(); ++k) {
+    const auto part = [&](Tensor x) { return torch::stable::narrow(x, 0, begins[k], ends[k] - begins[k]); };
+    const auto [its_rows, its_born] = table_find_or_insert_cuda(
+        index[k], entries[k], counters[k], free_rows[k], part(ids), std::nullopt, std::nullopt, versions[k], count);
+    Tensor to_rows = part(rows), to_born = part(born);
+    torch::stable::copy_(to_rows, its_rows);
+    torch::stable::copy_(to_born, its_born);
+  }
+  return {rows, born};
+}
+
 }  // namespace
 }  // namespace tsr
 
-TSR_CUDA_KERNELS(m) { TSR_IMPL(m, "table_find_or_insert_", &tsr::table_find_or_insert_cuda); }
+TSR_CUDA_KERNELS(m) {
+  TSR_IMPL(m, "table_find_or_insert_", &tsr::table_find_or_insert_cuda);
+  TSR_IMPL(m, "tables_find_or_insert_", &tsr::tables_find_or_insert_cuda);
+}

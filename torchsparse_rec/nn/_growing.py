@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from torch.nn import Parameter
 
 from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
+from .variable.keys import insert_together
 
 __all__ = ["rows_of_keys"]
 
@@ -54,13 +57,21 @@ def rows_of_keys(
         if table in growing:
             uses[table].append(_Use(lookup, key, ends[key] - lengths[key], ends[key]))
     # A feature that several lookups have, of which one grows, gets a copy for that one.
-    alone = {key for key in plan.keys if plan.keys.count(key) == 1}
-    made = ids.indices.to(torch.int64, copy=True)
+    alone = {key for key, count in Counter(plan.keys).items() if count == 1}
+    together = [
+        (its[0], growing[table])
+        for table, its in uses.items()
+        if len(its) == 1 and its[0].key in alone and growing[table].takes_all()
+    ]
+    made = _rows_together(ids.indices, sorted(together, key=lambda pair: pair[0].begin))
+    done = {id(variable) for _, variable in together}
     weights = list(weights)
     keys = list(plan.keys)
     copies: list[tuple[_Use, Tensor]] = []
     for table, its in uses.items():
         variable = growing[table]
+        if id(variable) in done:
+            continue
         pieces = [ids.indices[use.begin : use.end] for use in its]
         wanted = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         variable._check_range("lookup: input", wanted)
@@ -81,6 +92,26 @@ def rows_of_keys(
     if not copies:
         return plan, weights, ids._replace(indices=made)
     return plan._replace(keys=tuple(keys)), weights, _with_copies(ids, made, copies)
+
+
+@torch.no_grad()
+def _rows_together(ids: Tensor, tables: list[tuple[_Use, EmbeddingVariable]]) -> Tensor:
+    """The ids, with rows in the place of those that these tables look up; by one operator for all of them."""
+    if not tables:
+        return ids.to(torch.int64, copy=True)
+    variables = [variable for _, variable in tables]
+    parts = [(use.begin, use.end) for use, _ in tables]
+    with ExitStack() as stack:
+        for variable in sorted(variables, key=lambda variable: variable.lock_number()):
+            stack.enter_context(variable.writing())
+        for variable, (begin, end) in zip(variables, parts, strict=True):
+            variable._begin_lookup(end - begin)
+        steps = [variable.global_step for variable in variables]
+        make_rooms = [variable._find_room for variable in variables]
+        rows, born = insert_together([variable.keys for variable in variables], ids, parts, steps, make_rooms)
+        for variable, (begin, end) in zip(variables, parts, strict=True):
+            variable._end_lookup(born[begin:end], ids[begin:end])
+    return rows
 
 
 def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> Ids:

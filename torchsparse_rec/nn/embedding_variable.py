@@ -282,24 +282,13 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin, Growing):
         Returns:
             ``[N]`` int64.
         """
-        if getattr(self, "_is_replica", False):
-            raise RuntimeError(
-                f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
-                "would be lost: use one process for each device"
-            )
-        weight = self._stored_weight()
-        self._tend(weight)
-        if table_of(weight).optimizer is None:
-            self.global_step += 1
-        self._eviction.on_schedule()
-        step = self.global_step
-        self._looked_up += len(ids)
+        self._begin_lookup(len(ids))
+        weight, step = self._stored_weight(), self.global_step
         if self.cold is not None:
             self._found_cold += self.cold.promote(ids)
         if self.admission is None:
             rows, born = self.keys.insert(ids, version=step, count=True, make_room=self._find_room)
-            self._begin(born, ids)
-            self._keep_capacity()
+            self._end_lookup(born, ids)
             return rows
         absent = self.keys.find(ids) < 0
         allowed = counts = None
@@ -310,7 +299,7 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin, Growing):
             ids, allowed=allowed, frequencies=counts, version=step, count=True, make_room=self._find_room
         )
         if allowed is not None:
-            self._begin(born, ids)
+            self._begin_rows(born, ids)
             self.admission.admitted(ids, born)
             filtered = rows < 0
             self._filtered += filtered.sum()
@@ -318,7 +307,30 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin, Growing):
         self._keep_capacity()
         return rows.clamp_min_(0)
 
-    def _begin(self, born: Tensor, ids: Tensor) -> None:
+    def takes_all(self) -> bool:
+        """Whether a lookup makes a row of every int64 that has none, with nobody to ask. For collections."""
+        return self.training and self.admission is None and self.cold is None and self.key_dtype == torch.int64
+
+    def _begin_lookup(self, count: int) -> None:
+        """Of so many ids, in training."""
+        if getattr(self, "_is_replica", False):
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
+                "would be lost: use one process for each device"
+            )
+        weight = self._stored_weight()
+        self._tend(weight)
+        if table_of(weight).optimizer is None:
+            self.global_step += 1
+        self._eviction.on_schedule()
+        self._looked_up += count
+
+    def _end_lookup(self, born: Tensor, ids: Tensor) -> None:
+        """With the rows that it has made."""
+        self._begin_rows(born, ids)
+        self._keep_capacity()
+
+    def _begin_rows(self, born: Tensor, ids: Tensor) -> None:
         """Give new rows what they begin with."""
         if not born.is_cuda and self.keys.inserted == self._inserted_before:
             return

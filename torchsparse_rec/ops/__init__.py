@@ -97,6 +97,7 @@ from .table import table_find_or_insert_ as table_find_or_insert_
 from .table import table_initialize_ as table_initialize_
 from .table import table_lookup as table_lookup
 from .table import table_rehash as table_rehash
+from .table import tables_find_or_insert_ as tables_find_or_insert_
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts
 

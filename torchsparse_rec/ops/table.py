@@ -25,6 +25,7 @@ __all__ = [
     "table_initialize_",
     "table_lookup",
     "table_rehash",
+    "tables_find_or_insert_",
 ]
 
 # In the order of csrc/table.h's InitialKind.
@@ -123,6 +124,56 @@ def table_find_or_insert_(
     """
     rest = (allowed, frequencies, version, count)
     return InsertedRows(*_ops.table_find_or_insert_.default(index, entries, counters, free_rows, ids, *rest))
+
+
+def tables_find_or_insert_(
+    index: Sequence[Tensor],
+    entries: Sequence[Tensor],
+    counters: Sequence[Tensor],
+    free_rows: Sequence[Tensor],
+    ids: Tensor,
+    begins: Sequence[int],
+    ends: Sequence[int],
+    *,
+    versions: Sequence[int],
+    count: bool = False,
+) -> InsertedRows:
+    """
+    Find and insert the keys of several tables in one call, in place, each in its part of ``ids``.
+
+    Args:
+        index: of each table, as of :func:`table_find_or_insert_`, as are the three that follow; no two may be one.
+        entries: see there.
+        counters: see there.
+        free_rows: see there.
+        ids: the keys of all tables, ``[N]``, int32 or int64.
+        begins: where each table's keys begin: parts ascend and do not overlap.
+        ends: where they end.
+        versions: of each table, as of :func:`table_find_or_insert_`.
+        count: as there.
+
+    Returns:
+        A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts rows has the ids, and born -1.
+
+    Raises:
+        ValueError: wrong shapes, dtypes, layouts or counters; parts that are none.
+
+    On CUDA nothing waits for the device.
+
+    Example:
+        >>> tables = []
+        >>> for _ in range(2):
+        ...     entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
+        ...     free = torch.empty(0, dtype=torch.int32)
+        ...     tables.append((table_rehash(entries, counters, 1), entries, counters, free))
+        >>> ids = torch.tensor([70, 70, 5, 8, 70])
+        >>> tables_find_or_insert_(*zip(*tables), ids, [0, 3], [2, 5], versions=[-1, -1]).rows
+        tensor([0, 0, 5, 0, 1])
+    """
+    lists = list(index), list(entries), list(counters), list(free_rows)
+    return InsertedRows(
+        *_ops.tables_find_or_insert_.default(*lists, ids, list(begins), list(ends), list(versions), count)
+    )
 
 
 def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -358,6 +409,11 @@ def _table_find_fake(index, entries, ids):
 
 @torch.library.register_fake("torchsparse_rec::table_find_or_insert_")
 def _table_find_or_insert_fake(index, entries, counters, free_rows, ids, allowed, frequencies, version, count):
+    return ids.new_empty(ids.shape, dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("torchsparse_rec::tables_find_or_insert_")
+def _tables_find_or_insert_fake(index, entries, counters, free_rows, ids, begins, ends, versions, count):
     return ids.new_empty(ids.shape, dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import ops
 
-__all__ = ["KeyRows", "packed", "unpacked"]
+__all__ = ["KeyRows", "insert_together", "packed", "unpacked"]
 
 # Keys a bucket holds when a table is full: three quarters of its 12 slots.
 _LOAD = 9
@@ -157,23 +157,40 @@ class KeyRows(torch.nn.Module):
         """
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
+        self._prepare(ids, allowed, make_room, version)
+        rows, born = insert(ids, allowed, frequencies)
+        self._complete(ids, allowed, frequencies, insert, make_room, rows, born)
+        return rows, born
+
+    def _prepare(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> None:
+        """Before an insertion: see to room where it would be late to do so after."""
         if self.counters.is_cuda:
             self._see_room_ahead(ids, allowed, make_room, version)
-            return insert(ids, allowed, frequencies)
+            return
         self._sure_room = 0
         if self.room() < len(ids) and len(self) == 0:
             # All are new: to find out one by one that there is no room takes longer.
             self._see_room_for(ids, allowed, make_room, version)
-        rows, born = insert(ids, allowed, frequencies)
-        failed = self.failed - self._failed_before
-        if failed:
-            try:
-                self._insert_rest(ids, allowed, frequencies, insert, make_room, rows, born)
-            except BaseException:
-                self.counters[_INSERTED] -= len(self.erase(ids, born >= 0))
-                self._failed_before = self.failed
-                raise
-        return rows, born
+
+    def _complete(
+        self,
+        ids: Tensor,
+        allowed: Tensor | None,
+        frequencies: Tensor | None,
+        insert: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
+        make_room: Callable[[int], None],
+        rows: Tensor,
+        born: Tensor,
+    ) -> None:
+        """After one: insert the keys that found no room, or undo it."""
+        if self.counters.is_cuda or self.failed == self._failed_before:
+            return
+        try:
+            self._insert_rest(ids, allowed, frequencies, insert, make_room, rows, born)
+        except BaseException:
+            self.counters[_INSERTED] -= len(self.erase(ids, born >= 0))
+            self._failed_before = self.failed
+            raise
 
     def _insert_rest(
         self,
@@ -309,6 +326,45 @@ class KeyRows(torch.nn.Module):
                 f"{self.name}: {failed} keys collide with others in an index of {self.index.shape[0]} buckets for "
                 f"{self.capacity} rows: they must have been chosen to"
             )
+
+
+def insert_together(
+    tables: Sequence[KeyRows],
+    ids: Tensor,
+    parts: Sequence[tuple[int, int]],
+    versions: Sequence[int],
+    make_rooms: Sequence[Callable[[int], None]],
+) -> tuple[Tensor, Tensor]:
+    """
+    As :meth:`KeyRows.insert`, with ``count``, of several tables at once.
+
+    Args:
+        tables: the tables.
+        ids: the keys of all of them.
+        parts: where each table's are, in ascending order.
+        versions: of each table.
+        make_rooms: likewise.
+
+    Returns:
+        Rows and new rows; elsewhere in ``ids``, these and -1.
+    """
+    for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
+        keys._prepare(ids[begin:end], None, make_room, version)
+    rows, born = ops.tables_find_or_insert_(
+        [keys.index for keys in tables],
+        [keys.entries for keys in tables],
+        [keys.counters for keys in tables],
+        [keys.free_rows for keys in tables],
+        ids,
+        [begin for begin, _ in parts],
+        [end for _, end in parts],
+        versions=[version + 1 for version in versions],
+        count=True,
+    )
+    for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
+        insert = partial(keys._insert, version=version + 1, count=True)
+        keys._complete(ids[begin:end], None, None, insert, make_room, rows[begin:end], born[begin:end])
+    return rows, born
 
 
 def buckets_for(rows: int) -> int:
