@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from large_samples_collection import builds_of_collections
 from large_samples_sparse import builds_of_sparse
+from large_samples_table import builds_of_tables
 from large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of, whole_of
 from reference import MAX, MEAN, SQRTN, SUM
 from sample import Random, Sample
@@ -163,7 +164,7 @@ def _large_samples() -> list[Build]:
         builds += [Build(f"{name}-{n}_to_{size}", partial(_strings, name, n, size)) for n, size in strings]
     for rows, longest in ((0, 3), (200_000, 3), (5_000, 40)):
         builds.append(Build(f"cross_hashed-{rows}_of_{longest}", partial(_crosses, rows, longest)))
-    return builds + _row_optimizer_builds() + builds_of_sparse() + builds_of_collections()
+    return builds + _row_optimizer_builds() + builds_of_sparse() + builds_of_collections() + builds_of_tables()
 
 
 # ---- Samples whose results are known --------------------------------------------------------------------------------

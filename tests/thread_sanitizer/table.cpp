@@ -143,9 +143,8 @@ class Table {
     std::vector<int64_t> rows(ids.size());
     const int64_t grain = tsr::kWorkPerThread / tsr::kWorkPerKey;
     tsr::parallel_for(0, static_cast<int64_t>(ids.size()), grain, [&](int64_t begin, int64_t end) {
-      tsr::find_each(
-          view(), ids.data(), begin, end, [](int64_t) {},
-          [&](int64_t i, int64_t row) { rows[static_cast<size_t>(i)] = row; });
+      tsr::find_each(view(), ids.data(), begin, end,
+                     [&](int64_t i, int64_t row) { rows[static_cast<size_t>(i)] = row; });
     });
     append(rows);
   }
