@@ -101,6 +101,8 @@ def build_insert(options: Options) -> Case:
         def run() -> Any:
             table = _their_table(tf, name, DIM, len(keys))
             table.insert(its_keys, its_values)
+            # TensorFlow keeps it otherwise, and memory runs out.
+            weakref.finalize(table, tf.raw_ops.DestroyResourceOp, resource=table.resource_handle)
             return table
 
         return run

@@ -4,6 +4,8 @@
 // order of their positions: until rows are known a slot holds the complement of the position that took it. Then the
 // positions that took one get rows, in their order, and all others read theirs from the slots.
 #pragma once
+#include <numeric>
+
 #include "table_find.h"
 
 namespace tsr {
@@ -55,7 +57,8 @@ class Inserter {
     if (missing == 0) return;
     positions_.reserve(static_cast<size_t>(missing));
     for (const std::vector<int32_t>& chunk : missing_) positions_.insert(positions_.end(), chunk.begin(), chunk.end());
-    slots_.resize(positions_.size());
+    slots_ = Buffer<int32_t*>(missing);
+    is_first_ = Buffer<uint8_t>(missing);
     take_slots();
     give_rows();
     if (a_.allowed != nullptr) find_not_allowed();
@@ -73,7 +76,7 @@ class Inserter {
     missing_.resize(static_cast<size_t>(chunks));
     parallel_tasks(chunks, [&](int64_t chunk) {
       std::vector<int32_t>& missing = missing_[static_cast<size_t>(chunk)];
-      find_each(a_.table, a_.ids, a_.n * chunk / chunks, a_.n * (chunk + 1) / chunks, [&](int64_t i, int64_t row) {
+      const auto found = [&](int64_t i, int64_t row) {
         a_.rows[i] = row;
         a_.born[i] = -1;
         if (row >= 0) {
@@ -81,7 +84,14 @@ class Inserter {
         } else if (a_.allowed == nullptr || a_.allowed[i]) {
           missing.push_back(static_cast<int32_t>(i));
         }
-      });
+      };
+      const int64_t begin = a_.n * chunk / chunks, end = a_.n * (chunk + 1) / chunks;
+      if (a_.counters[kUsed] > 0) {
+        find_each(a_.table, a_.ids, begin, end, found);
+      } else {  // an empty table
+        missing.reserve(static_cast<size_t>(end - begin));
+        for (int64_t i = begin; i < end; ++i) found(i, -1);
+      }
     });
   }
 
@@ -120,13 +130,10 @@ class Inserter {
     // A key of the table is not met again here: it would have been found.
     const auto is_key = [&](int32_t row) { return row < 0 && ~row < a_.n && key(~row) == wanted; };
     int32_t* slot = find_slot(a_.table, place, is_key);
-    if (slot == nullptr) slot = insert_slot(a_.table, place, ~position);
-    slots_[static_cast<size_t>(j)] = slot;
-  }
-
-  bool took_slot(int64_t j) const {
-    const int32_t* slot = slots_[static_cast<size_t>(j)];
-    return slot != nullptr && *slot == ~positions_[static_cast<size_t>(j)];
+    const bool is_new = slot == nullptr;
+    if (is_new) slot = insert_slot(a_.table, place, ~position);
+    is_first_[j] = is_new && slot != nullptr;
+    slots_[j] = slot;
   }
 
   // The k-th row that is free, or -1.
@@ -141,16 +148,11 @@ class Inserter {
     const int64_t missing = static_cast<int64_t>(positions_.size());
     const int64_t chunks = workers_for(missing * kWorkPerKey);
     std::vector<int64_t> firsts(static_cast<size_t>(chunks) + 1), failed(static_cast<size_t>(chunks));
-    std::vector<uint8_t> is_first(static_cast<size_t>(missing));
     const auto begin_of = [&](int64_t chunk) { return missing * chunk / chunks; };
     parallel_tasks(chunks, [&](int64_t chunk) {
-      int64_t found = 0;
-      for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
-        const bool first = took_slot(j);
-        is_first[static_cast<size_t>(j)] = first;
-        found += first;
-      }
-      firsts[static_cast<size_t>(chunk) + 1] = found;
+      const uint8_t* first = is_first_.data();
+      firsts[static_cast<size_t>(chunk) + 1] =
+          std::accumulate(first + begin_of(chunk), first + begin_of(chunk + 1), int64_t{0});
     });
     for (size_t chunk = 0; chunk < static_cast<size_t>(chunks); ++chunk) firsts[chunk + 1] += firsts[chunk];
     const int64_t wanted = firsts.back();
@@ -162,17 +164,17 @@ class Inserter {
     parallel_tasks(chunks, [&](int64_t chunk) {
       int64_t k = firsts[static_cast<size_t>(chunk)];
       for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
-        if (!is_first[static_cast<size_t>(j)]) continue;
+        if (!is_first_[j]) continue;
         if (k >= given) break;
         give_row(j, free_row(k++));
       }
     });
     parallel_tasks(chunks, [&](int64_t chunk) {
       for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
-        failed[static_cast<size_t>(chunk)] += !read_row(j);
+        if (a_.born[positions_[static_cast<size_t>(j)]] < 0) failed[static_cast<size_t>(chunk)] += !read_row(j);
       }
     });
-    if (given < wanted) give_back_slots(is_first);
+    if (given < wanted) give_back_slots();
     const int64_t reused = std::min(given, a_.num_free - a_.counters[kReused]);
     a_.counters[kReused] += reused;
     a_.counters[kUsed] += given - reused;
@@ -185,29 +187,32 @@ class Inserter {
     const int64_t end = std::min(a_.counters[kReused] + wanted, a_.num_free);
     for (int64_t k = a_.counters[kReused]; k < end; ++k) {
       if (a_.free_rows[k] >= 0 && a_.free_rows[k] < a_.counters[kUsed]) continue;
-      for (size_t j = 0; j < positions_.size(); ++j) {
-        if (took_slot(static_cast<int64_t>(j))) erase(j);
+      for (int64_t j = 0; j < static_cast<int64_t>(positions_.size()); ++j) {
+        if (is_first_[j]) erase(j);
       }
       throw std::invalid_argument(message("table_find_or_insert_: free_rows[", k, "] must be in [0, ",
                                           a_.counters[kUsed], "), got ", a_.free_rows[k]));
     }
   }
 
-  void erase(size_t j) { erase_slot(a_.table, place_of(a_.table.shape, hash_key(key(positions_[j]))), slots_[j]); }
+  void erase(int64_t j) {
+    const int64_t its = key(positions_[static_cast<size_t>(j)]);
+    erase_slot(a_.table, place_of(a_.table.shape, hash_key(its)), slots_[j]);
+  }
 
   void give_row(int64_t j, int64_t row) {
     const int32_t position = positions_[static_cast<size_t>(j)];
     int64_t* entry = a_.table.entries + 2 * row;
     entry[0] = key(position);
     entry[1] = pack_entry(std::max<int64_t>(a_.version, 0),
-                          a_.frequencies == nullptr ? 0 : std::max(a_.frequencies[position], 0));
-    *slots_[static_cast<size_t>(j)] = static_cast<int32_t>(row);
-    a_.born[position] = row;
+                          a_.frequencies == nullptr ? a_.count : std::max(a_.frequencies[position], 0));
+    *slots_[j] = static_cast<int32_t>(row);
+    a_.rows[position] = a_.born[position] = row;
   }
 
-  // False where there was no room.
+  // Of a position that has not inserted its key; false where there was no room.
   bool read_row(int64_t j) {
-    const int32_t* slot = slots_[static_cast<size_t>(j)];
+    const int32_t* slot = slots_[j];
     if (slot == nullptr || *slot < 0) return false;
     a_.rows[positions_[static_cast<size_t>(j)]] = *slot;
     if (a_.count && a_.frequencies == nullptr) count_occurrence(a_.table.entries + 2 * static_cast<int64_t>(*slot));
@@ -215,9 +220,9 @@ class Inserter {
   }
 
   // Of keys for which there was no row. No key has come after them.
-  void give_back_slots(const std::vector<uint8_t>& is_first) {
-    for (size_t j = 0; j < positions_.size(); ++j) {
-      if (is_first[j] && *slots_[j] < 0) erase(j);
+  void give_back_slots() {
+    for (int64_t j = 0; j < static_cast<int64_t>(positions_.size()); ++j) {
+      if (is_first_[j] && *slots_[j] < 0) erase(j);
     }
   }
 
@@ -238,7 +243,8 @@ class Inserter {
   const Insertion<Id> a_;
   std::vector<std::vector<int32_t>> missing_;  // positions, by chunk
   std::vector<int32_t> positions_;             // of missing keys that are allowed, ascending
-  std::vector<int32_t*> slots_;                // of each of them; null where the region is full
+  Buffer<int32_t*> slots_;                     // of each of them; null where the region is full
+  Buffer<uint8_t> is_first_;                   // whether it took its slot
 };
 
 // An index of the rows that are not free: each thread inserts those of its regions, in the order of rows. Returns how

@@ -123,13 +123,21 @@ class Contents(VariablePart):
         known = self.keys.inserted
         if known == 0:
             self._grow_for(len(keys))  # they are all new, but for those that are repeated
-        rows, born = self.keys.insert(keys, version=self.global_step, make_room=self._find_room)
+        # As of this step, so that none of them makes room for the others; where none must, as what they will be.
+        is_plain = known == 0 and frequencies is None and versions is None and self.ev_option.capacity is None
+        rows, born = self.keys.insert(
+            keys,
+            frequencies=None if self.admission is None else self._numbers_of(keys, None, None)[0].int(),
+            version=max(self.global_step - 1, -1) if is_plain else self.global_step,
+            make_room=self._find_room,
+        )
         if self.keys.inserted - known < len(keys):
             optimizer.reset(rows)
         optimizer.begin(rows)
         self._inserted_before = -1
         ops.table_assign_(weight.data, rows, values)
-        self.keys.set_numbers(rows, packed(*self._numbers_of(keys, frequencies, versions)))
+        if not (is_plain and self.keys.inserted == len(keys)):
+            self.keys.set_numbers(rows, packed(*self._numbers_of(keys, frequencies, versions)))
         if self.admission is not None:
             self.admission.admitted(keys, born)
 
