@@ -18,7 +18,7 @@ def builds_of_tables() -> list[Build]:
     """One of each operator: half of the ids are there, and most come several times."""
     names = ("find", "find_or_insert_", "erase_", "rehash", "initialize_", "lookup", "assign_")
     operators = [*(f"table_{name}" for name in names), "tables_find_or_insert_", "count_min_sketch_"]
-    return [Build(f"{name}-{_IDS}_ids", partial(_sample, name)) for name in operators]
+    return [Build(f"{name}-of_{_IDS}_keys", partial(_sample, name)) for name in operators]
 
 
 def _state(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

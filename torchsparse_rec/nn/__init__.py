@@ -12,13 +12,13 @@ from .embedding_bag import EmbeddingBag as EmbeddingBag
 from .embedding_collection import EmbeddingBagCollection as EmbeddingBagCollection
 from .embedding_collection import EmbeddingCollection as EmbeddingCollection
 from .embedding_variable import EmbeddingVariable as EmbeddingVariable
-from .embedding_variable import get_embedding_variable as get_embedding_variable
 from .gradients import sparse_to_dense_grads as sparse_to_dense_grads
 from .lookup_sparse import lookup_sparse as lookup_sparse
 from .variable.initial import Constant as Constant
 from .variable.initial import Normal as Normal
 from .variable.initial import TruncatedNormal as TruncatedNormal
 from .variable.initial import Uniform as Uniform
+from .variable.named import get_embedding_variable as get_embedding_variable
 from .variable.options import CacheStrategy as CacheStrategy
 from .variable.options import CBFFilter as CBFFilter
 from .variable.options import CheckpointOption as CheckpointOption

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch.nn import Parameter
 
 from .. import ops
 from ..ops._reduction import SUM
-from ..optim._tables import Growing, table_of
+from ..optim._tables import table_of
 from ._lookup import check_ids, look_up
 from ._plan import Ids
 from ._read import Tables, read
@@ -35,12 +34,12 @@ from .variable.options import EmbeddingVariableOption
 from .variable.parts import Part
 from .variable.saving import Saving
 
-__all__ = ["EmbeddingVariable", "Export", "get_embedding_variable"]
+__all__ = ["EmbeddingVariable", "Export"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin, Growing):
+class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -350,24 +349,24 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin, Growing):
         rows.reset(first)
         rows.begin(first)
 
-    # ---- What an optimizer tells: see Growing ------------------------------------------------------------------------
+    # ---- What an optimizer tells: see optim/_tables.py's Growing -----------------------------------------------------
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """See :class:`Growing`."""
+        """Rows are written in here: nobody reads."""
         with self._guard.writing():
             yield
 
     def lock_number(self) -> int:
-        """See :class:`Growing`."""
+        """Of the lock: who takes several begins with the lowest."""
         return self._guard.number
 
     def stepped(self) -> None:
-        """See :class:`Growing`."""
+        """A step of the optimizer has ended."""
         self.global_step += 1
 
     def history_ends(self) -> None:
-        """See :class:`Growing`."""
+        """Rows elsewhere must follow now what idle rows have missed."""
         if self.cold is not None:
             self.cold.make_current()
 
@@ -441,55 +440,3 @@ def _check_arguments(
 def _nested_like(input: Tensor, rows: Tensor) -> Tensor:
     offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
     return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
-
-
-# ---- By name --------------------------------------------------------------------------------------------------------
-
-_by_name: weakref.WeakValueDictionary[str, EmbeddingVariable] = weakref.WeakValueDictionary()
-
-
-def get_embedding_variable(
-    name: str,
-    embedding_dim: int,
-    key_dtype: torch.dtype = torch.int64,
-    initializer: Any = None,
-    ev_option: EmbeddingVariableOption | None = None,
-    **options: Any,
-) -> EmbeddingVariable:
-    """
-    The variable of a name: made at the first call, found again as long as somebody keeps it.
-
-    Args:
-        name: its name.
-        embedding_dim: as of :class:`EmbeddingVariable`, as are all that follow.
-        key_dtype: see there.
-        initializer: see there.
-        ev_option: see there.
-        options: see there.
-
-    Returns:
-        The variable.
-
-    Raises:
-        ValueError: there is one of the name with another embedding_dim or key_dtype.
-
-    Source: DeepRec's ``tf.get_embedding_variable``.
-
-    Example:
-        >>> table = get_embedding_variable("users", 4)
-        >>> get_embedding_variable("users", 4) is table
-        True
-    """
-    found = _by_name.get(name)
-    if found is None:
-        made = EmbeddingVariable(
-            embedding_dim, name=name, key_dtype=key_dtype, initializer=initializer, ev_option=ev_option, **options
-        )
-        return _by_name.setdefault(name, made)
-    for argument, given, has in (
-        ("embedding_dim", embedding_dim, found.embedding_dim),
-        ("key_dtype", key_dtype, found.key_dtype),
-    ):
-        if given != has:
-            raise ValueError(f"get_embedding_variable: {argument} of {name!r} must be {has}, as before, got {given}")
-    return found

@@ -90,14 +90,14 @@ from .sparse_tensor import sparse_reshape as sparse_reshape
 from .sparse_tensor import sparse_retain as sparse_retain
 from .sparse_tensor import sparse_to_dense as sparse_to_dense
 from .table import count_min_sketch_ as count_min_sketch_
-from .table import table_assign_ as table_assign_
 from .table import table_erase_ as table_erase_
 from .table import table_find as table_find
 from .table import table_find_or_insert_ as table_find_or_insert_
-from .table import table_initialize_ as table_initialize_
-from .table import table_lookup as table_lookup
 from .table import table_rehash as table_rehash
 from .table import tables_find_or_insert_ as tables_find_or_insert_
+from .table_rows import table_assign_ as table_assign_
+from .table_rows import table_initialize_ as table_initialize_
+from .table_rows import table_lookup as table_lookup
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts
 

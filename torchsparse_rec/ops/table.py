@@ -1,8 +1,9 @@
 """
 Family ``table``: keys of any range to the rows of a table that grows, in tensors.
 
-Contract and layout: csrc/table.h. Kernels: csrc/cpu/table.cpp, csrc/cpu/table_rows.cpp, csrc/cuda/table*.cu. These are
-the parts that :class:`torchsparse_rec.nn.EmbeddingVariable` is made of; most programs want the module.
+Contract and layout: csrc/table.h. Kernels: csrc/cpu/table.cpp, csrc/cpu/table_rows.cpp, csrc/cuda/table*.cu. The rows
+themselves: table_rows.py. These are the parts that :class:`torchsparse_rec.nn.EmbeddingVariable` is made of; most
+programs want the module.
 """
 
 from __future__ import annotations
@@ -18,18 +19,12 @@ from .. import _library as _library  # loads the schemas
 __all__ = [
     "InsertedRows",
     "count_min_sketch_",
-    "table_assign_",
     "table_erase_",
     "table_find",
     "table_find_or_insert_",
-    "table_initialize_",
-    "table_lookup",
     "table_rehash",
     "tables_find_or_insert_",
 ]
-
-# In the order of csrc/table.h's InitialKind.
-INITIAL_KINDS = ("constant", "uniform", "normal", "truncated_normal")
 
 _ops = torch.ops.torchsparse_rec
 
@@ -232,127 +227,6 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
     return _ops.table_rehash.default(entries, counters, buckets)
 
 
-def table_initialize_(
-    weight: Tensor,
-    rows: Tensor,
-    keys: Tensor,
-    *,
-    values: Tensor | None = None,
-    kind: str = "constant",
-    parameters: Sequence[float] = (0.0,),
-    seed: int = 0,
-) -> None:
-    """
-    Write the initial values of rows: functions of the seed, the key and the column alone, the same on every device.
-
-    Args:
-        weight: ``[R, D]``, float16, bfloat16, float32 or float64, written.
-        rows: ``[M]`` int64, distinct; negative ones are left out.
-        keys: the key of each, ``[M]``, int32 or int64.
-        values: ``[P, D]``, dtype of ``weight``: a key starts from row ``key mod P`` of them. Default: by ``kind``.
-        kind: ``"constant"`` (the default), ``"uniform"``, ``"normal"`` or ``"truncated_normal"``, which keeps within
-            two standard deviations.
-        parameters: the value; or low and high; or mean and standard deviation. Default: 0.
-        seed: of the random kinds.
-
-    Raises:
-        IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
-        RuntimeError: ``weight`` requires grad and grad mode is enabled.
-        ValueError: wrong shapes, dtypes, kind or parameters.
-
-    Computed in float64 and rounded once. On CUDA nothing waits for the device.
-
-    Source: DeepRec's ``InitializerOption``.
-
-    Example:
-        >>> weight = torch.zeros(2, 3)
-        >>> table_initialize_(weight, torch.tensor([1]), torch.tensor([70]), kind="uniform", parameters=(-1.0, 1.0))
-        >>> bool((weight[0] == 0).all()), bool((weight[1].abs() < 1).all())
-        (True, True)
-    """
-    _check_written(weight)
-    initial = _initial("table_initialize_", kind, parameters, seed)
-    _ops.table_initialize_.default(weight, rows, keys, values, *initial)
-    _note_written(weight)
-
-
-def table_lookup(
-    index: Tensor,
-    entries: Tensor,
-    weight: Tensor,
-    ids: Tensor,
-    *,
-    missing: Tensor | None = None,
-    values: Tensor | None = None,
-    kind: str = "constant",
-    parameters: Sequence[float] = (0.0,),
-    seed: int = 0,
-) -> Tensor:
-    """
-    Read the rows of keys, in one pass; nothing is inserted.
-
-    Args:
-        index: as of :func:`table_find`.
-        entries: likewise.
-        weight: ``[R, D]``, float16, bfloat16, float32 or float64; with ``missing`` also uint8.
-        ids: the keys, ``[N]``, int32 or int64.
-        missing: ``[D]``, what missing keys have. Default: their initial values, as of :func:`table_initialize_`.
-        values: as of :func:`table_initialize_`, as are all that follow.
-        kind: see there.
-        parameters: see there.
-        seed: see there.
-
-    Returns:
-        ``[N, D]``, dtype of ``weight``. It has no gradient.
-
-    Raises:
-        ValueError: wrong shapes, dtypes, layouts, kind or parameters.
-
-    On CUDA nothing waits for the device.
-
-    Source: ``tf.lookup.experimental.DenseHashTable.lookup``.
-
-    Example:
-        >>> entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
-        >>> index = table_rehash(entries, counters, 1)
-        >>> free = torch.empty(0, dtype=torch.int32)
-        >>> _ = table_find_or_insert_(index, entries, counters, free, torch.tensor([70, -5]))
-        >>> table_lookup(index, entries, torch.arange(8.0).reshape(4, 2), torch.tensor([-5, 8]))
-        tensor([[2., 3.],
-                [0., 0.]])
-    """
-    initial = _initial("table_lookup", kind, parameters, seed)
-    return _ops.table_lookup.default(index, entries, weight, ids, missing, values, *initial)
-
-
-def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
-    """
-    Write rows, in place: ``weight[rows[i]] = values[i]``; of several values for a row the last.
-
-    Args:
-        weight: ``[R, D]``, float16, bfloat16, float32, float64 or uint8, written.
-        rows: ``[M]`` int64; negative ones are left out.
-        values: ``[M, D]``, dtype of ``weight``.
-
-    Raises:
-        IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
-        RuntimeError: ``weight`` requires grad and grad mode is enabled.
-        ValueError: wrong shapes or dtypes.
-
-    On CUDA nothing waits for the device.
-
-    Example:
-        >>> weight = torch.zeros(2, 2)
-        >>> table_assign_(weight, torch.tensor([1, -1, 1]), torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
-        >>> weight
-        tensor([[0., 0.],
-                [3., 3.]])
-    """
-    _check_written(weight)
-    _ops.table_assign_.default(weight, rows, values)
-    _note_written(weight)
-
-
 def count_min_sketch_(
     sketch: Tensor, ids: Tensor, *, mask: Tensor | None = None, num_hashes: int = 4, count: bool = True
 ) -> Tensor:
@@ -385,23 +259,6 @@ def count_min_sketch_(
     return _ops.count_min_sketch_.default(sketch, ids, mask, num_hashes, count)
 
 
-def _check_written(weight: Tensor) -> None:
-    if weight.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("rows are written in place, which is not differentiable: do it under torch.no_grad()")
-
-
-def _note_written(weight: Tensor) -> None:
-    """So that a graph that has saved the tensor notices, as it does for torch's own operators."""
-    if not torch.compiler.is_compiling() and not weight.is_inference():
-        torch.autograd.graph.increment_version(weight)
-
-
-def _initial(op: str, kind: str, parameters: Sequence[float], seed: int) -> tuple[int, list[float], int]:
-    if kind not in INITIAL_KINDS:
-        raise ValueError(f"{op}: kind must be one of {', '.join(map(repr, INITIAL_KINDS))}, got {kind!r}")
-    return INITIAL_KINDS.index(kind), [float(x) for x in parameters], seed
-
-
 @torch.library.register_fake("torchsparse_rec::table_find")
 def _table_find_fake(index, entries, ids):
     return ids.new_empty(ids.shape, dtype=torch.int64)
@@ -427,21 +284,6 @@ def _table_rehash_fake(entries, counters, buckets):
     return entries.new_empty((buckets, 16), dtype=torch.int32)
 
 
-@torch.library.register_fake("torchsparse_rec::table_initialize_")
-def _table_initialize_fake(weight, rows, keys, values, kind, parameters, seed):
-    return None
-
-
-@torch.library.register_fake("torchsparse_rec::table_lookup")
-def _table_lookup_fake(index, entries, weight, ids, missing, values, kind, parameters, seed):
-    return weight.new_empty((ids.shape[0], weight.shape[1]))
-
-
-@torch.library.register_fake("torchsparse_rec::table_assign_")
-def _table_assign_fake(weight, rows, values):
-    return None
-
-
 @torch.library.register_fake("torchsparse_rec::count_min_sketch_")
 def _count_min_sketch_fake(sketch, ids, mask, num_hashes, count):
     return ids.new_empty(ids.shape, dtype=torch.int32)
@@ -449,5 +291,4 @@ def _count_min_sketch_fake(sketch, ids, mask, num_hashes, count):
 
 # Not differentiable, and said so: calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-for _name in ("table_find", "table_lookup"):
-    _AUTOGRAD.impl(_name, torch.library.fallthrough_kernel)
+_AUTOGRAD.impl("table_find", torch.library.fallthrough_kernel)

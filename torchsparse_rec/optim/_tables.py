@@ -11,7 +11,7 @@ import operator
 import weakref
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -102,24 +102,20 @@ class Pending:
         raise NotImplementedError
 
 
-class Growing:
+class Growing(Protocol):
     """What a table that grows, and is read while it trains, wants to know of its optimizer's doings."""
 
     def writing(self) -> AbstractContextManager[None]:
         """Rows are written in here: nobody reads."""
-        raise NotImplementedError
 
     def lock_number(self) -> int:
         """Whoever writes several tables begins with the one of the lowest number."""
-        raise NotImplementedError
 
     def stepped(self) -> None:
         """A step of the optimizer has ended."""
-        raise NotImplementedError
 
     def history_ends(self) -> None:
         """What the steps so far did to idle rows is about to be forgotten: rows elsewhere must follow them now."""
-        raise NotImplementedError
 
 
 class Rows:

@@ -11,15 +11,11 @@ that is killed.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -29,13 +25,11 @@ from ._manifest import (
     KINDS,
     CheckpointError,
     Manifest,
-    Shard,
     VersionInfo,
     decode,
-    encode,
-    shard_file,
 )
-from ._shards import MANIFEST, PARTIAL_MANIFEST
+from ._shards import MANIFEST
+from ._writer import Writer
 
 __all__ = ["Chain", "CheckpointError", "CheckpointStore", "VersionInfo", "Writer"]
 
@@ -267,178 +261,6 @@ class CheckpointStore:
                 _shards.remove_version(self._folder(number))
 
 
-class Writer:
-    """
-    A version that is being written: see :func:`CheckpointStore.writer`.
-
-    Args:
-        store: whose version it will be.
-        kind: ``"full"`` or ``"delta"``.
-        metadata: as JSON gives it back.
-        base: of a delta; None: the newest version.
-        on_phase: see :func:`CheckpointStore.writer`.
-
-    Raises:
-        BlockingIOError: when the block begins, if another writer is at work.
-        CheckpointError: when the block begins, if the base of a delta is damaged.
-        ValueError: when the block begins, if a delta has no base.
-        OSError: in ``write`` and ``commit``, if the disk is full or fails; it names the file. Nothing is published.
-    """
-
-    def __init__(
-        self,
-        store: CheckpointStore,
-        kind: str,
-        metadata: dict[str, Any],
-        base: int | None,
-        on_phase: Callable[[str], None] | None,
-    ):
-        self._store, self._kind, self._metadata, self._base = store, kind, metadata, base
-        self._on_phase = on_phase or (lambda phase: None)
-        self._base_crc32c: str | None = None
-        self._shards: list[Shard] = []
-        # "new", "open" in the block, "failed" once something raised, "committed", "closed".
-        self._state = "new"
-        self._lock = -1
-        #: The version's number, known once the block has begun.
-        self.number = 0
-        self._folder = Path()
-
-    def __enter__(self) -> Writer:
-        if self._state != "new":
-            raise RuntimeError(f"Writer: must be entered once, but is {self._state}")
-        path = self._store.path
-        _shards.make_folder(path)
-        self._lock = _take_lock(path / ".lock")
-        try:
-            self._on_phase("sweep")
-            self._store._sweep()
-            if self._kind == "delta":
-                self._find_base()
-            self.number = max(self._store._numbers(committed=False), default=0) + 1
-            self._folder = path / f".{self.number:06d}.partial"
-            os.mkdir(self._folder)
-        except BaseException:
-            _release_lock(self._lock)
-            raise
-        self._state = "open"
-        return self
-
-    def _find_base(self) -> None:
-        numbers = self._store._numbers()
-        if self._base is None and numbers:
-            self._base = numbers[-1]
-        if self._base not in numbers:
-            wanted = f"must be one of {numbers}" if numbers else "needs a full version to be on top of"
-            raise ValueError(f"CheckpointStore.writer: base {wanted} in {self._store.path}, got {self._base}")
-        self._store._chain(self._base)
-        self._base_crc32c = self._store._manifest(self._base)[1]
-
-    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """
-        Write one shard.
-
-        Its tensors are in memory twice meanwhile, and are copied from their device: of a large table, write parts.
-
-        Args:
-            name: what readers get with the tensors. Need not differ from those of other shards.
-            tensors: by name: dense, of floats, integers or bool, on any device.
-
-        Raises:
-            ValueError: for tensors that cannot be stored.
-            RuntimeError: outside the block, after a commit or an error.
-            OSError: if the disk is full or fails; it names the file.
-        """
-        with self._step():
-            index = len(self._shards)
-            self._on_phase(f"write shard {index}")
-            data, described = _shards.encode_shard(name, tensors)
-            file = shard_file(index)
-            with self._explained():
-                _shards.write_file(self._folder / file, data)
-            self._shards.append(Shard(name, file, len(data), _shards.checksum(data), described))
-
-    def commit(self) -> VersionInfo:
-        """
-        Make the version exist, and then remove those that are not to be kept.
-
-        Returns:
-            The version.
-
-        Raises:
-            RuntimeError: outside the block, after a commit or an error.
-            OSError: if the disk is full or fails; it names the file. Nothing is published.
-
-        Warns:
-            RuntimeWarning: if an older version could not be removed; the new one exists.
-        """
-        with self._step():
-            manifest = Manifest(
-                self.number, self._kind, self._base, self._base_crc32c, self._metadata, list(self._shards)
-            )
-            self._on_phase("fsync")
-            with self._explained():
-                _shards.write_file(self._folder / PARTIAL_MANIFEST, encode(manifest)[0])
-                _shards.sync_folder(self._folder)
-                folder = self._store._folder(self.number)
-                os.rename(self._folder, folder)
-                self._folder = folder
-                _shards.sync_folder(self._store.path)
-            self._on_phase("rename manifest")
-            with self._explained():
-                os.replace(folder / PARTIAL_MANIFEST, folder / MANIFEST)
-                _shards.sync_folder(folder)
-            self._state = "committed"
-        self._on_phase("committed")
-        if self._store.keep is not None:
-            self._on_phase("prune")
-            try:
-                self._store._prune()
-            except OSError as error:
-                warnings.warn(
-                    f"version {self.number} is saved, but an older one could not be removed: {error}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        return manifest.info()
-
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        """After an error, what is written is not what was meant: it can no more be committed."""
-        if self._state != "open":
-            raise RuntimeError(f"Writer: must be open, as in its block before commit(), but is {self._state}")
-        try:
-            yield
-        except BaseException:
-            self._state = "failed"
-            raise
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """The system's errors, saying what has become of the checkpoint."""
-        try:
-            yield
-        except OSError as error:
-            problem = f"version {self.number} was not written, those before it are as they were: {error.strerror}"
-            raise OSError(error.errno or errno.EIO, problem, error.filename or str(self._folder)) from error
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None and self._state == "open":
-                self.commit()
-            elif kind is None and self._state == "failed":
-                raise RuntimeError(f"Writer: version {self.number} was not written, since an error came before")
-        finally:
-            if self._state != "committed":
-                # What cannot be removed now is removed by the next writer.
-                with suppress(OSError):
-                    _shards.remove_version(self._folder)
-            self._state = "closed"
-            _release_lock(self._lock)
-
-
 class Chain:
     """
     A version for reading, with all that it is on top of: see :func:`CheckpointStore.open`.
@@ -490,34 +312,3 @@ class Chain:
         for manifest in self._manifests:
             for shard in manifest.shards:
                 _shards.read_bytes(self._store._folder(manifest.number), shard)
-
-
-def _take_lock(path: Path) -> int:
-    """
-    The lock of a folder of versions, held until the descriptor is closed or the process ends.
-
-    The file stays: removed, two writers could hold locks on two files of the same name.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        # Of the open file, not of the process: two writers of one process exclude each other too.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who it is only helps a person: on a full disk it is not said.
-        with suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
-        os.close(descriptor)
-        problem = f"another writer (process {holder}) is writing a version here; one at a time can"
-        raise BlockingIOError(errno.EWOULDBLOCK, problem, str(path.parent)) from None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _release_lock(descriptor: int) -> None:
-    # Not only closed: a process that was forked meanwhile has it open too.
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)

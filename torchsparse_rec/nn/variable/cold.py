@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from .keys import packed, unpacked
 from .optimizer_rows import BEFORE_HISTORY, OptimizerRows
 from .options import CacheStrategy
 from .parts import Part, select
+from .records import Field, Layout, Records
 from .tiers import DramTier, SsdTier, Tier
 
 if TYPE_CHECKING:
@@ -39,30 +40,6 @@ STATE_DICT_BYTES = 2**31
 _KEY_BYTES = 24
 _SHARE = 32
 _LEAST_ROWS = 16
-
-
-class _Column(NamedTuple):
-    """A part of a record."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    initial: float
-
-    def bytes(self) -> int:
-        """In a record."""
-        size = torch.empty(0, dtype=self.dtype).element_size()
-        for extent in self.shape:
-            size *= extent
-        return size
-
-
-class _Records(NamedTuple):
-    """Rows as they were when they left the first tier."""
-
-    part: Part
-    steps: Tensor
-    """As of which optimizer step each is current, int64; BEFORE_HISTORY: has missed nothing that is remembered."""
 
 
 def cold_rows_of(owner: EmbeddingVariable) -> ColdRows | None:
@@ -84,7 +61,7 @@ class ColdRows:
         self._owner = weakref.ref(owner)
         self._option = owner.ev_option.storage_option
         self._names = names
-        self._layout: list[_Column] = []
+        self._layout = Layout(owner._stored_weight().dtype, owner.embedding_dim, ())
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
@@ -102,44 +79,18 @@ class ColdRows:
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
-    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> list[_Column]:
-        """What records are made of; as long as no optimizer has states, of those that they have, or are given here."""
-        weight = self.owner._stored_weight()
-        columns = [_Column("", weight.dtype, (self.owner.embedding_dim,), 0.0)]
-        kept = OptimizerRows(weight).columns()
-        for name, values, initial in kept:
-            columns.append(_Column(name, values.dtype, tuple(values.shape[1:]), initial))
-        if not kept:
-            given = {name: _Column(name, x.dtype, tuple(x.shape[1:]), 0.0) for name, x in (states or {}).items()}
-            columns += sorted(({column.name: column for column in self._layout[1:-2]} | given).values())
-        numbers = [_Column(name, torch.int64, (), 0.0) for name in ("numbers", "steps")]
-        return columns + numbers
+    def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> Layout:
+        """As long as no optimizer has states, with those that records have, or that are given here."""
+        columns = OptimizerRows(self.owner._stored_weight()).columns()
+        fields = {name: Field(name, x.dtype, tuple(x.shape[1:]), initial) for name, x, initial in columns}
+        if not fields:
+            given = {name: Field(name, x.dtype, tuple(x.shape[1:]), 0.0) for name, x in (states or {}).items()}
+            fields = {field.name: field for field in self._layout.states} | given
+        return self._layout._replace(
+            dtype=self.owner._stored_weight().dtype, states=tuple(fields[name] for name in sorted(fields))
+        )
 
-    def _record_bytes(self) -> int:
-        return sum(column.bytes() for column in self._layout)
-
-    def _pack(self, part: Part, steps: Tensor) -> Tensor:
-        """``[N, record bytes]`` uint8 on the host."""
-        values = {"": part.values, "numbers": packed(part.frequencies, part.versions), "steps": steps, **part.states}
-        pieces = []
-        for name, dtype, shape, initial in self._layout:
-            x = values.get(name)
-            x = torch.full((len(part.keys), *shape), initial, dtype=dtype) if x is None else x.to("cpu", dtype)
-            pieces.append(x.contiguous().view(torch.uint8).view(len(part.keys), -1))
-        return torch.cat(pieces, 1)
-
-    def _unpack(self, keys: Tensor, records: Tensor) -> _Records:
-        columns: dict[str, Tensor] = {}
-        begin = 0
-        for column in self._layout:
-            end = begin + column.bytes()
-            piece = records[:, begin:end].clone(memory_format=torch.contiguous_format)  # aligned
-            columns[column.name] = piece.view(column.dtype).view(len(keys), *column.shape)
-            begin = end
-        values, numbers, steps = (columns.pop(name) for name in ("", "numbers", "steps"))
-        return _Records(Part(keys, values, *unpacked(numbers), columns), steps)
-
-    def _caught_up(self, records: _Records) -> Part:
+    def _caught_up(self, records: Records) -> Part:
         """The rows as they are now: an optimizer may have moved them meanwhile."""
         part, steps = records
         weight = self.owner._stored_weight()
@@ -170,10 +121,10 @@ class ColdRows:
     def _new_tier(self, name: str) -> Tier:
         self._made += 1
         if name == "DRAM":
-            return DramTier(self._record_bytes(), pin_memory=self.owner._stored_weight().is_cuda)
+            return DramTier(self._layout.record_bytes(), pin_memory=self.owner._stored_weight().is_cuda)
         assert self._option.storage_path is not None
         folder = os.path.join(self._option.storage_path, f"{self.owner.name}-{self._made}")
-        return SsdTier(folder, self._record_bytes())
+        return SsdTier(folder, self._layout.record_bytes())
 
     def _see_layout(self, states: Mapping[str, Tensor] | None = None) -> None:
         """Where an optimizer has come, or has other states, the records get room for them."""
@@ -186,10 +137,7 @@ class ColdRows:
         self._tiers = [self._new_tier(name) for name in self._names]
         for before, after in zip(tiers, self._tiers, strict=True):
             for keys, records in before.items():
-                self._layout = old
-                part, steps = self._unpack(keys, records)
-                self._layout = layout
-                after.put(keys, self._pack(part, steps))
+                after.put(keys, layout.pack(*old.unpack(keys, records)))
             before.close()
 
     def _get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,20 +161,17 @@ class ColdRows:
         self._tiers[0].put(keys, records)
         if len(self._tiers) == 1:
             return
-        most = self._option.storage_size[1] // (self._record_bytes() + _KEY_BYTES)
+        most = self._option.storage_size[1] // (self._layout.record_bytes() + _KEY_BYTES)
         over = len(self._tiers[0]) - max(most, _LEAST_ROWS)
         if over > 0:
             self._spill(max(over, most // _SHARE))
 
     def _spill(self, count: int) -> None:
         """The coldest rows go on to the last tier."""
-        begin = sum(column.bytes() for column in self._layout[:-2])
         keys, numbers = [], []
         for some, records in self._tiers[0].items():
             keys.append(some)
-            numbers.append(
-                records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
-            )
+            numbers.append(self._layout.numbers(records))
         often = self._option.cache_strategy is CacheStrategy.LFU
         frequencies, versions = unpacked(torch.cat(numbers))
         gone = torch.cat(keys)[coldest(frequencies, versions, min(count, len(frequencies)), often)]
@@ -237,7 +182,7 @@ class ColdRows:
 
     def most_rows(self) -> int:
         """Rows that the first tier may have."""
-        each = sum(column.bytes() for column in self._layout_now()[:-2]) + _KEY_BYTES
+        each = self._layout_now().row_bytes() + _KEY_BYTES
         return max(self._option.storage_size[0] // each, _LEAST_ROWS)
 
     def promote(self, ids: Tensor) -> int:
@@ -256,7 +201,7 @@ class ColdRows:
         here = keys[found]
         if not len(here):
             return 0
-        part, steps = self._unpack(here, records[found])
+        part, steps = self._layout.unpack(here, records[found])
         # The rows of this step's other ids must not make room for these.
         make_room = partial(owner._find_room, protected=rows[rows >= 0])
         self._write(part, steps, torch.full_like(here, owner.global_step), make_room)
@@ -303,7 +248,7 @@ class ColdRows:
         # Not brought up to date: what they have missed is made up for at once when they are back, as it would be here.
         values, states, steps = optimizer.stored(rows)
         part = Part(keys, values, *unpacked(owner.keys.entries[rows, 1]), states)
-        self._put(keys.cpu(), self._pack(part, steps))
+        self._put(keys.cpu(), self._layout.pack(part, steps))
         owner.keys.erase(keys)
         optimizer.reset(rows)
 
@@ -315,7 +260,7 @@ class ColdRows:
         keys, inverse = ops.unique(ids[where].long().cpu())
         found, records = self._get(keys)
         place = torch.where(found, found.cumsum(0) - 1, -1)[inverse]
-        part = self._caught_up(self._unpack(keys[found], records[found]))
+        part = self._caught_up(self._layout.unpack(keys[found], records[found]))
         there = place >= 0
         values[where[there.to(where.device)]] = part.values.to(values.device)[place[there].to(values.device)]
 
@@ -365,7 +310,7 @@ class ColdRows:
         device = self.owner._stored_weight().device
         for tier in self._tiers:
             for keys, records in tier.items():
-                part = self._caught_up(self._unpack(keys, records))
+                part = self._caught_up(self._layout.unpack(keys, records))
                 states = {name: x.to(device) for name, x in part.states.items()}
                 keys, values, frequencies, versions = (x.to(device) for x in part[:4])  # type: ignore[union-attr]
                 yield Part(keys, values, frequencies, versions, states)
@@ -374,7 +319,7 @@ class ColdRows:
         """Write rows that are current."""
         self._see_layout(part.states)
         steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).current_step())
-        self._put(part.keys.cpu(), self._pack(part, steps))
+        self._put(part.keys.cpu(), self._layout.pack(part, steps))
 
     def put_what_does_not_fit(self, part: Part) -> Part:
         """Write the rows for which the first tier has no room; returns the others."""
@@ -409,7 +354,7 @@ class ColdRows:
         count = min(count, len(self))
         if count <= 0:
             return 0
-        parts = [self._unpack(keys, records).part for tier in self._tiers for keys, records in tier.items()]
+        parts = [self._layout.unpack(keys, records).part for tier in self._tiers for keys, records in tier.items()]
         keys, frequencies, versions = (
             torch.cat([part[k] for part in parts])  # type: ignore[misc]
             for k in (0, 2, 3)
@@ -424,8 +369,8 @@ class ColdRows:
             return
         for tier in self._tiers:
             for keys, records in list(tier.items()) if len(tier) < 2**16 else tier.items():
-                part = self._caught_up(self._unpack(keys, records))
-                tier.put(keys, self._pack(part, torch.full((len(keys),), BEFORE_HISTORY)))
+                part = self._caught_up(self._layout.unpack(keys, records))
+                tier.put(keys, self._layout.pack(part, torch.full((len(keys),), BEFORE_HISTORY)))
         self._changed = []
 
     def tensors(self) -> dict[str, Tensor]:

@@ -376,52 +376,6 @@ class Saving(VariablePart):
             return
         admission.sketch.copy_(sketch)
 
-    # ---- Other systems' exports --------------------------------------------------------------------------------------
-
-    def insert_export(self, tensors: Mapping[str, Any]) -> int:
-        """
-        Insert rows of another system's export, as DeepRec and TensorFlow Recommenders Addons write it.
-
-        Args:
-            tensors: arrays or tensors by name: for every ``<prefix>-keys`` the ``<prefix>-values``, and perhaps
-                ``<prefix>-freqs`` and ``<prefix>-versions``: DeepRec's names, of one variable or all its partitions.
-                What ``numpy.load`` gives for an ``.npz`` file will do.
-
-        Returns:
-            How many rows were inserted.
-
-        Raises:
-            ValueError: no keys, or keys without values.
-
-        Source: DeepRec's ``EmbeddingVariable`` in checkpoints.
-
-        Example:
-            >>> import numpy
-            >>> from torchsparse_rec.nn import EmbeddingVariable
-            >>> table = EmbeddingVariable(2)
-            >>> keys, values = numpy.array([7, 8]), numpy.array([[1.0, 2.0], [3.0, 4.0]])
-            >>> table.insert_export({"var/part_0-keys": keys, "var/part_0-values": values})
-            2
-        """
-        prefixes = [name.removesuffix("-keys") for name in tensors if name.endswith("-keys")]
-        if not prefixes:
-            raise ValueError(
-                f"EmbeddingVariable.insert_export: tensors must have names that end with '-keys', got {sorted(tensors)}"
-            )
-        inserted = 0
-        for prefix in prefixes:
-            if f"{prefix}-values" not in tensors:
-                raise ValueError(
-                    f"EmbeddingVariable.insert_export: tensors must have '{prefix}-values', beside its keys"
-                )
-            keys = torch.as_tensor(tensors[f"{prefix}-keys"])
-            rest = [
-                tensors[f"{prefix}-{name}"] if f"{prefix}-{name}" in tensors else None for name in ("freqs", "versions")
-            ]
-            self.insert(keys, torch.as_tensor(tensors[f"{prefix}-values"]), *rest)
-            inserted += len(keys)
-        return inserted
-
     # ---- state_dict --------------------------------------------------------------------------------------------------
 
     def get_extra_state(self) -> dict[str, int]:

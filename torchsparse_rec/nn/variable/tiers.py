@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.table import table_assign_, table_erase_, table_find, table_find_or_insert_, table_rehash
+from ...ops import table_assign_, table_erase_, table_find, table_find_or_insert_, table_rehash
 from ._scratch import ScratchFolder
 from ._tier import Tier
 

@@ -1,0 +1,62 @@
+"""Variables by their names."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from ..embedding_variable import EmbeddingVariable
+from .options import EmbeddingVariableOption
+
+__all__ = ["get_embedding_variable"]
+
+_by_name: weakref.WeakValueDictionary[str, EmbeddingVariable] = weakref.WeakValueDictionary()
+
+
+def get_embedding_variable(
+    name: str,
+    embedding_dim: int,
+    key_dtype: torch.dtype = torch.int64,
+    initializer: Any = None,
+    ev_option: EmbeddingVariableOption | None = None,
+    **options: Any,
+) -> EmbeddingVariable:
+    """
+    The variable of a name: made at the first call, found again as long as somebody keeps it.
+
+    Args:
+        name: its name.
+        embedding_dim: as of :class:`EmbeddingVariable`, as are all that follow.
+        key_dtype: see there.
+        initializer: see there.
+        ev_option: see there.
+        options: see there.
+
+    Returns:
+        The variable.
+
+    Raises:
+        ValueError: there is one of the name with another embedding_dim or key_dtype.
+
+    Source: DeepRec's ``tf.get_embedding_variable``.
+
+    Example:
+        >>> table = get_embedding_variable("users", 4)
+        >>> get_embedding_variable("users", 4) is table
+        True
+    """
+    found = _by_name.get(name)
+    if found is None:
+        made = EmbeddingVariable(
+            embedding_dim, name=name, key_dtype=key_dtype, initializer=initializer, ev_option=ev_option, **options
+        )
+        return _by_name.setdefault(name, made)
+    for argument, given, has in (
+        ("embedding_dim", embedding_dim, found.embedding_dim),
+        ("key_dtype", key_dtype, found.key_dtype),
+    ):
+        if given != has:
+            raise ValueError(f"get_embedding_variable: {argument} of {name!r} must be {has}, as before, got {given}")
+    return found

@@ -1,0 +1,82 @@
+"""Rows as bytes: what a row is outside of the first tier."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .keys import packed, unpacked
+from .parts import Part
+
+__all__ = ["Field", "Layout", "Records"]
+
+
+class Field(NamedTuple):
+    """One of a row's optimizer states."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    initial: float
+
+
+class Records(NamedTuple):
+    """Rows as they were when they left the first tier."""
+
+    part: Part
+    steps: Tensor
+    """As of which optimizer step each is current, int64; BEFORE_HISTORY: has missed nothing that is remembered."""
+
+
+class Layout(NamedTuple):
+    """What a record is made of: the values, the states, frequency and version, and the step."""
+
+    dtype: torch.dtype
+    embedding_dim: int
+    states: tuple[Field, ...]
+
+    def _parts(self) -> list[Field]:
+        numbers = [Field(name, torch.int64, (), 0.0) for name in ("numbers", "steps")]
+        return [Field("", self.dtype, (self.embedding_dim,), 0.0), *self.states, *numbers]
+
+    def row_bytes(self) -> int:
+        """Of the values and the states."""
+        return sum(_bytes(field) for field in self._parts()[:-2])
+
+    def record_bytes(self) -> int:
+        """Of a whole record."""
+        return sum(_bytes(field) for field in self._parts())
+
+    def pack(self, part: Part, steps: Tensor) -> Tensor:
+        """``[N, record bytes]`` uint8 on the host; states that the part does not have are as at the beginning."""
+        values = {"": part.values, "numbers": packed(part.frequencies, part.versions), "steps": steps, **part.states}
+        pieces = []
+        for name, dtype, shape, initial in self._parts():
+            x = values.get(name)
+            x = torch.full((len(part.keys), *shape), initial, dtype=dtype) if x is None else x.to("cpu", dtype)
+            pieces.append(x.contiguous().view(torch.uint8).view(len(part.keys), -1))
+        return torch.cat(pieces, 1)
+
+    def unpack(self, keys: Tensor, records: Tensor) -> Records:
+        """The reverse."""
+        values: dict[str, Tensor] = {}
+        begin = 0
+        for field in self._parts():
+            end = begin + _bytes(field)
+            piece = records[:, begin:end].clone(memory_format=torch.contiguous_format)  # aligned
+            values[field.name] = piece.view(field.dtype).view(len(keys), *field.shape)
+            begin = end
+        rows, numbers, steps = (values.pop(name) for name in ("", "numbers", "steps"))
+        return Records(Part(keys, rows, *unpacked(numbers), values), steps)
+
+    def numbers(self, records: Tensor) -> Tensor:
+        """Frequency and version of each record, in one number."""
+        begin = self.row_bytes()
+        return records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
+
+
+def _bytes(field: Field) -> int:
+    return math.prod(field.shape) * torch.empty(0, dtype=field.dtype).element_size()
