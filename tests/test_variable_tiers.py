@@ -348,7 +348,7 @@ def test_memory_of_dram():
 def test_dram_spreads_keys_that_crowd_a_bucket():
     """With nine keys a bucket some region of many may overflow; its keys are found a place all the same."""
     tier = DramTier(1)
-    tier._index = tier._index[:1].clone()  # room for 12 keys of the 1,024 there are rows for
+    tier._keys.index = tier._keys.index[:1].clone()  # room for 12 keys of the 1,024 there are rows for
     tier.put(torch.arange(500), torch.arange(500).to(torch.uint8)[:, None])
     found, records = tier.get(torch.arange(501))
     assert found.tolist() == [True] * 500 + [False] and len(tier) == 500

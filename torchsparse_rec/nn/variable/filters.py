@@ -47,10 +47,7 @@ class CounterAdmission(torch.nn.Module):
 
     def admitted(self, ids: Tensor, born: Tensor) -> None:
         """Forget keys that have a row now: those at positions where ``born`` is not negative."""
-        if ids.is_cuda:
-            self.candidates.erase_soon(ids, born >= 0)
-        else:
-            self.candidates.erase(ids, born >= 0)
+        self.candidates.erase_soon(ids, born >= 0)
 
     def counts_of(self, ids: Tensor) -> Tensor:
         """How often keys have occurred, ``[N]`` int64; nothing is counted."""

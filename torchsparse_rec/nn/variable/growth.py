@@ -40,10 +40,7 @@ class Growth(VariablePart):
 
     def _grow_for(self, wanted: int) -> None:
         """Grow until so many rows are free, or to the capacity."""
-        most, capacity = self._most_rows(), self.keys.capacity
-        room = self.keys.room()
-        while room + capacity - self.keys.capacity < wanted and (most is None or capacity < most):
-            capacity = 2 * capacity if most is None else min(2 * capacity, most)
+        capacity = self.keys.capacity_for(wanted, self._most_rows())
         if capacity != self.keys.capacity:
             self._grow(capacity)
 

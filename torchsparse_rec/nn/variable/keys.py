@@ -49,8 +49,8 @@ class KeyRows(torch.nn.Module):
     _failed_before: int
     # Rows that are surely free on a device.
     _sure_room = 0
-    # Whether free_rows has all of them.
-    _free_is_listed = True
+    # Whether free_rows has all of them. Those of erased keys are looked for when there is no other room.
+    _free_is_listed = False
 
     def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class KeyRows(torch.nn.Module):
             self.register_buffer(name, value)
         self.register_buffer("index", None, persistent=False)
         self._sure_room = 0
-        self._free_is_listed = True
+        self._free_is_listed = False
         self._rehash(buckets_for(entries.shape[0]))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -93,9 +93,7 @@ class KeyRows(torch.nn.Module):
 
     def __len__(self) -> int:
         """Keys. On CUDA it waits for the device."""
-        self._list_free_rows()
-        used, reused, *_ = self.counters.tolist()
-        return used - self.reserved - (self.free_rows.shape[0] - reused)
+        return self.capacity - self.reserved - self.room()
 
     def __bool__(self) -> bool:
         return True
@@ -118,6 +116,10 @@ class KeyRows(torch.nn.Module):
     def room(self) -> int:
         """Rows that new keys can have without growth."""
         self._list_free_rows()
+        return self._listed_room()
+
+    def _listed_room(self) -> int:
+        """Of them those that are known."""
         used, reused, *_ = self.counters.tolist()
         return self.capacity - used + self.free_rows.shape[0] - reused
 
@@ -168,7 +170,7 @@ class KeyRows(torch.nn.Module):
             self._see_room_ahead(ids, allowed, make_room, version)
             return
         self._sure_room = 0
-        if self.room() < len(ids) and len(self) == 0:
+        if self._listed_room() < len(ids) and self.used == self.reserved:
             # All are new: to find out one by one that there is no room takes longer.
             self._see_room_for(ids, allowed, make_room, version)
 
@@ -207,12 +209,11 @@ class KeyRows(torch.nn.Module):
         while failed:
             where = (rows < 0).nonzero().flatten()
             some = [None if x is None else x[where] for x in (allowed, frequencies)]
-            room = self.room()
-            if room == 0:
-                self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
-            else:
+            if self._listed_room() > 0:
                 # A region of the index was full.
                 self._widen(failed)
+            elif self.room() == 0:
+                self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
             self.counters[_FAILED] -= failed  # they will find room now
             self._failed_before = self.failed
             rows[where], born[where] = insert(ids[where], *some)
@@ -257,27 +258,20 @@ class KeyRows(torch.nn.Module):
 
     def erase(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Erase keys; returns the rows that have become free. On CUDA it waits for the device."""
-        self._list_free_rows()
-        rows = ops.table_erase_(self.index, self.entries, ids, mask=mask)
-        rows = rows[rows >= 0]
-        if len(rows):
-            rest = self.free_rows[int(self.counters[_REUSED]) :]
-            self.free_rows = torch.cat([rest, rows.int()]).sort().values
-            self.counters[_REUSED] = 0
-            self._sure_room = 0
-        return rows
+        rows = self.erase_soon(ids, mask)
+        return rows[rows >= 0]
 
-    def erase_soon(self, ids: Tensor, mask: Tensor) -> None:
-        """Erase keys without waiting for a device: their rows are found to be free when they are needed."""
-        ops.table_erase_(self.index, self.entries, ids, mask=mask)
+    def erase_soon(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """As :meth:`erase`, with -1 for those that are no key's, without waiting for a device."""
         self._free_is_listed = False
+        return ops.table_erase_(self.index, self.entries, ids, mask=mask)
 
     def _list_free_rows(self) -> None:
         if not self._free_is_listed:
-            self._free_is_listed = True
             free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten() + self.reserved
             self.free_rows = free.int()
             self.counters[_REUSED] = 0
+            self._free_is_listed = True
 
     def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
         """Write the second number of entries; of several for one row the last counts."""
@@ -293,10 +287,14 @@ class KeyRows(torch.nn.Module):
 
     def grow_by(self, rows: int) -> None:
         """Double, until so many rows are free."""
+        self.grow(self.capacity_for(rows))
+
+    def capacity_for(self, rows: int, most: int | None = None) -> int:
+        """The capacity, doubled until so many rows are free, or until it is ``most``."""
         room, capacity = self.room(), self.capacity
-        while room + capacity - self.capacity < rows:
-            capacity *= 2
-        self.grow(capacity)
+        while room + capacity - self.capacity < rows and (most is None or capacity < most):
+            capacity = 2 * capacity if most is None else min(2 * capacity, most)
+        return capacity
 
     def _widen(self, failed: int) -> None:
         wider = 2 * self.index.shape[0]

@@ -18,19 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops import table_assign_, table_erase_, table_find, table_find_or_insert_, table_rehash
+from ...ops import table_assign_
 from ._scratch import ScratchFolder
 from ._tier import Tier
+from .keys import KeyRows
 
 __all__ = ["DramTier", "SsdTier", "Tier"]
 
 # ---- Memory ---------------------------------------------------------------------------------------------------------
 
-# Keys of a bucket of 12 slots when all rows are taken.
-_KEYS_PER_BUCKET = 9
 _FIRST_ROWS = 1024
-# Of csrc/table.h: entries of free rows, and its counters.
-_FREE, _USED, _REUSED = -1, 0, 1
 
 
 class DramTier(Tier):
@@ -62,17 +59,14 @@ class DramTier(Tier):
 
     def __init__(self, record_bytes: int, device: torch.device | str = "cpu", pin_memory: bool = False):
         super().__init__(record_bytes)
-        self._device, self._pin_memory = torch.device(device), pin_memory
-        self._index: Tensor
+        self._pin_memory = pin_memory
+        self._keys = KeyRows(self._name, _FIRST_ROWS, device=device)
         self._clear()
 
     def _clear(self) -> None:
+        self._keys.clear(_FIRST_ROWS, self._keys.entries.device)
+        self._rows = torch.empty(_FIRST_ROWS, self.record_bytes, dtype=torch.uint8, device=self._keys.entries.device)
         self._size = 0  # records
-        self._rows = torch.empty(0, self.record_bytes, dtype=torch.uint8, device=self._device)
-        self._entries = torch.empty(0, 2, dtype=torch.int64, device=self._device)
-        self._counters = torch.zeros(8, dtype=torch.int64, device=self._device)
-        self._free_rows = torch.empty(0, dtype=torch.int32, device=self._device)
-        self._resize(_FIRST_ROWS)
 
     _close = _clear
 
@@ -80,10 +74,10 @@ class DramTier(Tier):
         return self._size
 
     def _bytes(self) -> int:
-        return sum(x.nbytes for x in (self._rows, self._entries, self._index, self._free_rows))
+        return self._rows.nbytes + self._keys.nbytes()
 
     def _get(self, keys: np.ndarray) -> tuple[Tensor, Tensor]:
-        rows = table_find(self._index, self._entries, self._keys(keys))
+        rows = self._keys.find(self._given(keys))
         found = rows >= 0
         records = self._rows.index_select(0, rows.clamp_(min=0))
         if not found.all():
@@ -92,45 +86,28 @@ class DramTier(Tier):
         return found, records.pin_memory() if self._pin_memory else records
 
     def _put(self, keys: np.ndarray, records: Tensor) -> None:
-        ids = self._keys(keys)
-        missing = int((table_find(self._index, self._entries, ids) < 0).sum())
-        self._make_room(missing)
-        rows = table_find_or_insert_(self._index, self._entries, self._counters, self._free_rows, ids).rows
-        while bool((rows < 0).any()):  # rows enough, but the keys of some buckets are too many: they spread over more
-            self._index = table_rehash(self._entries, self._counters, 2 * len(self._index))
-            rows = table_find_or_insert_(self._index, self._entries, self._counters, self._free_rows, ids).rows
-        table_assign_(self._rows, rows, records.to(self._device))
-        self._size += missing
+        records = records.to(self._rows.device)
+        rows, born = self._keys.insert(self._given(keys), make_room=self._grow_by)
+        table_assign_(self._rows, rows, records)
+        self._size += int((born >= 0).sum())
 
-    def _make_room(self, count: int) -> None:
-        """Have free rows for so many new keys."""
-        used, reused = int(self._counters[_USED]), int(self._counters[_REUSED])
-        if len(self._free_rows) - reused + len(self._entries) - used >= count:
-            return
-        # Rows that have been erased are looked for only now, all at once.
-        self._free_rows = (self._entries[:used, 1] == _FREE).nonzero().flatten().to(torch.int32)
-        self._counters[_REUSED] = 0
-        if self._size + count > len(self._entries):
-            self._resize(max(2 * len(self._entries), self._size + count))
-
-    def _resize(self, capacity: int) -> None:
-        """More rows; those there are stay where they are."""
-        before = len(self._entries)
-        rows, entries = self._rows.new_empty(capacity, self.record_bytes), self._entries.new_full((capacity, 2), _FREE)
-        rows[:before], entries[:before] = self._rows, self._entries
-        self._index = table_rehash(entries, self._counters, -(-capacity // _KEYS_PER_BUCKET))
-        self._rows, self._entries = rows, entries
+    def _grow_by(self, rows: int) -> None:
+        capacity = self._keys.capacity_for(rows)
+        more = self._rows.new_empty(capacity, self.record_bytes)
+        more[: len(self._rows)] = self._rows
+        self._keys.grow(capacity)
+        self._rows = more
 
     def _erase(self, keys: np.ndarray) -> int:
-        erased = int((table_erase_(self._index, self._entries, self._keys(keys)) >= 0).sum())
+        erased = len(self._keys.erase(self._given(keys)))
         self._size -= erased
         return erased
 
     def _sorted_keys(self) -> np.ndarray:
-        return np.sort(self._entries[self._entries[:, 1] != _FREE, 0].cpu().numpy())
+        return np.sort(self._keys.entries[self._keys.rows(), 0].cpu().numpy())
 
-    def _keys(self, keys: np.ndarray) -> Tensor:
-        return torch.from_numpy(keys).to(self._device)
+    def _given(self, keys: np.ndarray) -> Tensor:
+        return torch.from_numpy(keys).to(self._rows.device)
 
 
 # ---- Disk -----------------------------------------------------------------------------------------------------------
