@@ -1,8 +1,9 @@
 // Find or insert: the loops, over pointers.
 //
-// Three passes. All threads look every key up. Those that are missing get a slot, each region's by one thread, in the
-// order of their positions: until rows are known a slot holds the complement of the position that took it. Then the
-// positions that took one get rows, in their order, and all others read theirs from the slots.
+// Three passes. All threads look every key up, unless the table is empty. Those that are missing get a slot, each
+// region's by one thread, in the order of their positions: until rows are known a slot holds the complement of the
+// position that took it. Then the positions that took one get rows, in their order, and all others read theirs from the
+// slots.
 #pragma once
 #include <numeric>
 
@@ -51,14 +52,12 @@ class Inserter {
   explicit Inserter(const Insertion<Id>& what) : a_(what) {}
 
   void run() {
-    find_all();
-    int64_t missing = 0;
-    for (const std::vector<int32_t>& chunk : missing_) missing += static_cast<int64_t>(chunk.size());
-    if (missing == 0) return;
-    positions_.reserve(static_cast<size_t>(missing));
-    for (const std::vector<int32_t>& chunk : missing_) positions_.insert(positions_.end(), chunk.begin(), chunk.end());
-    slots_ = Buffer<int32_t*>(missing);
-    is_first_ = Buffer<uint8_t>(missing);
+    // All keys of an empty table are missing.
+    num_missing_ = a_.n;
+    if (a_.counters[kUsed] > 0 || a_.allowed != nullptr) list_missing();
+    if (num_missing_ == 0) return;
+    slots_ = Buffer<int32_t*>(num_missing_);
+    is_first_ = Buffer<uint8_t>(num_missing_);
     take_slots();
     give_rows();
     if (a_.allowed != nullptr) find_not_allowed();
@@ -71,11 +70,12 @@ class Inserter {
     if (a_.version >= 0) set_version(entry, a_.version);
   }
 
-  void find_all() {
+  // Looks every key up, and lists the missing ones that may be inserted.
+  void list_missing() {
     const int64_t chunks = workers_for(a_.n * kWorkPerKey);
-    missing_.resize(static_cast<size_t>(chunks));
+    std::vector<std::vector<int32_t>> lists(static_cast<size_t>(chunks));
     parallel_tasks(chunks, [&](int64_t chunk) {
-      std::vector<int32_t>& missing = missing_[static_cast<size_t>(chunk)];
+      std::vector<int32_t>& missing = lists[static_cast<size_t>(chunk)];
       const auto found = [&](int64_t i, int64_t row) {
         a_.rows[i] = row;
         a_.born[i] = -1;
@@ -85,53 +85,56 @@ class Inserter {
           missing.push_back(static_cast<int32_t>(i));
         }
       };
-      const int64_t begin = a_.n * chunk / chunks, end = a_.n * (chunk + 1) / chunks;
-      if (a_.counters[kUsed] > 0) {
-        find_each(a_.table, a_.ids, begin, end, found);
-      } else {  // an empty table
-        missing.reserve(static_cast<size_t>(end - begin));
-        for (int64_t i = begin; i < end; ++i) found(i, -1);
-      }
+      find_each(a_.table, a_.ids, a_.n * chunk / chunks, a_.n * (chunk + 1) / chunks, found);
     });
+    num_missing_ = 0;
+    for (const std::vector<int32_t>& list : lists) num_missing_ += static_cast<int64_t>(list.size());
+    positions_.reserve(static_cast<size_t>(num_missing_));
+    for (const std::vector<int32_t>& list : lists) positions_.insert(positions_.end(), list.begin(), list.end());
   }
+
+  // Of the j-th missing key.
+  int64_t position_of(int64_t j) const { return positions_.empty() ? j : positions_[static_cast<size_t>(j)]; }
 
   int64_t key(int64_t position) const { return static_cast<int64_t>(a_.ids[position]); }
 
   // Each thread goes through all positions and takes slots in regions of its own.
   void take_slots() {
-    const int64_t missing = static_cast<int64_t>(positions_.size()), regions = a_.table.shape.regions;
-    const int64_t workers = std::min(workers_for(missing * 4 * kWorkPerKey), regions);
+    const int64_t regions = a_.table.shape.regions;
+    const int64_t workers = std::min(workers_for(num_missing_ * 4 * kWorkPerKey), regions);
     parallel_tasks(workers, [&](int64_t worker) {
       const int64_t begin = regions * worker / workers, end = regions * (worker + 1) / workers;
-      struct Waiting {
-        int64_t j;
-        KeyPlace place;
-      } queue[kAhead];
-      int64_t taken = 0, queued = 0;
-      for (int64_t j = 0; j < missing; ++j) {
-        const uint64_t hash = hash_key(key(positions_[static_cast<size_t>(j)]));
-        const int64_t region = region_of(a_.table.shape, hash);
-        if (region < begin || region >= end) continue;
-        if (queued - taken == kAhead) {
-          take_slot(queue[taken % kAhead].j, queue[taken % kAhead].place);
-          ++taken;
+      // Those of its regions, gathered without a branch that nobody can foresee.
+      int32_t mine[kGathered];
+      uint64_t hashes[kGathered];
+      KeyPlace places[kGathered];
+      for (int64_t first = 0; first < num_missing_; first += kGathered) {
+        const int64_t size = std::min(kGathered, num_missing_ - first);
+        int64_t n = 0;
+        for (int64_t k = 0; k < size; ++k) {
+          const uint64_t hash = hash_key(key(position_of(first + k)));
+          const int64_t region = region_of(a_.table.shape, hash);
+          mine[n] = static_cast<int32_t>(k);
+          hashes[n] = hash;
+          n += region >= begin && region < end;
         }
-        Waiting& waiting = queue[queued++ % kAhead];
-        waiting = {j, place_of(a_.table.shape, hash)};
-        __builtin_prefetch(a_.table.bucket(waiting.place.region + waiting.place.home), 1);
+        for (int64_t k = 0; k < n; ++k) {
+          places[k] = place_of(a_.table.shape, hashes[k]);
+          __builtin_prefetch(a_.table.bucket(places[k].region + places[k].home), 1);
+        }
+        for (int64_t k = 0; k < n; ++k) take_slot(first + mine[k], places[k]);
       }
-      for (; taken < queued; ++taken) take_slot(queue[taken % kAhead].j, queue[taken % kAhead].place);
     });
   }
 
   void take_slot(int64_t j, const KeyPlace& place) {
-    const int32_t position = positions_[static_cast<size_t>(j)];
+    const int64_t position = position_of(j);
     const int64_t wanted = key(position);
     // A key of the table is not met again here: it would have been found.
     const auto is_key = [&](int32_t row) { return row < 0 && ~row < a_.n && key(~row) == wanted; };
     int32_t* slot = find_slot(a_.table, place, is_key);
     const bool is_new = slot == nullptr;
-    if (is_new) slot = insert_slot(a_.table, place, ~position);
+    if (is_new) slot = insert_slot(a_.table, place, static_cast<int32_t>(~position));
     is_first_[j] = is_new && slot != nullptr;
     slots_[j] = slot;
   }
@@ -145,10 +148,9 @@ class Inserter {
   }
 
   void give_rows() {
-    const int64_t missing = static_cast<int64_t>(positions_.size());
-    const int64_t chunks = workers_for(missing * kWorkPerKey);
+    const int64_t chunks = workers_for(num_missing_ * kWorkPerKey);
     std::vector<int64_t> firsts(static_cast<size_t>(chunks) + 1), failed(static_cast<size_t>(chunks));
-    const auto begin_of = [&](int64_t chunk) { return missing * chunk / chunks; };
+    const auto begin_of = [&](int64_t chunk) { return num_missing_ * chunk / chunks; };
     parallel_tasks(chunks, [&](int64_t chunk) {
       const uint8_t* first = is_first_.data();
       firsts[static_cast<size_t>(chunk) + 1] =
@@ -163,17 +165,22 @@ class Inserter {
     }
     parallel_tasks(chunks, [&](int64_t chunk) {
       int64_t k = firsts[static_cast<size_t>(chunk)];
-      for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
-        if (!is_first_[j]) continue;
-        if (k >= given) break;
-        give_row(j, free_row(k++));
+      for (int64_t j = begin_of(chunk), end = begin_of(chunk + 1); j < end; ++j) {
+        __builtin_prefetch(slots_[std::min(j + kSlotsAhead, end - 1)], 1);
+        if (is_first_[j] && k < given) {
+          give_row(j, free_row(k++));
+        } else {
+          a_.rows[position_of(j)] = a_.born[position_of(j)] = -1;
+        }
       }
     });
-    parallel_tasks(chunks, [&](int64_t chunk) {
-      for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
-        if (a_.born[positions_[static_cast<size_t>(j)]] < 0) failed[static_cast<size_t>(chunk)] += !read_row(j);
-      }
-    });
+    if (given < num_missing_) {
+      parallel_tasks(chunks, [&](int64_t chunk) {
+        for (int64_t j = begin_of(chunk); j < begin_of(chunk + 1); ++j) {
+          if (a_.born[position_of(j)] < 0) failed[static_cast<size_t>(chunk)] += !read_row(j);
+        }
+      });
+    }
     if (given < wanted) give_back_slots();
     const int64_t reused = std::min(given, a_.num_free - a_.counters[kReused]);
     a_.counters[kReused] += reused;
@@ -187,7 +194,7 @@ class Inserter {
     const int64_t end = std::min(a_.counters[kReused] + wanted, a_.num_free);
     for (int64_t k = a_.counters[kReused]; k < end; ++k) {
       if (a_.free_rows[k] >= 0 && a_.free_rows[k] < a_.counters[kUsed]) continue;
-      for (int64_t j = 0; j < static_cast<int64_t>(positions_.size()); ++j) {
+      for (int64_t j = 0; j < num_missing_; ++j) {
         if (is_first_[j]) erase(j);
       }
       throw std::invalid_argument(message("table_find_or_insert_: free_rows[", k, "] must be in [0, ",
@@ -196,12 +203,12 @@ class Inserter {
   }
 
   void erase(int64_t j) {
-    const int64_t its = key(positions_[static_cast<size_t>(j)]);
+    const int64_t its = key(position_of(j));
     erase_slot(a_.table, place_of(a_.table.shape, hash_key(its)), slots_[j]);
   }
 
   void give_row(int64_t j, int64_t row) {
-    const int32_t position = positions_[static_cast<size_t>(j)];
+    const int64_t position = position_of(j);
     int64_t* entry = a_.table.entries + 2 * row;
     entry[0] = key(position);
     entry[1] = pack_entry(std::max<int64_t>(a_.version, 0),
@@ -214,14 +221,14 @@ class Inserter {
   bool read_row(int64_t j) {
     const int32_t* slot = slots_[j];
     if (slot == nullptr || *slot < 0) return false;
-    a_.rows[positions_[static_cast<size_t>(j)]] = *slot;
+    a_.rows[position_of(j)] = *slot;
     if (a_.count && a_.frequencies == nullptr) count_occurrence(a_.table.entries + 2 * static_cast<int64_t>(*slot));
     return true;
   }
 
   // Of keys for which there was no row. No key has come after them.
   void give_back_slots() {
-    for (int64_t j = 0; j < static_cast<int64_t>(positions_.size()); ++j) {
+    for (int64_t j = 0; j < num_missing_; ++j) {
       if (is_first_[j] && *slots_[j] < 0) erase(j);
     }
   }
@@ -238,10 +245,10 @@ class Inserter {
     });
   }
 
-  static constexpr int64_t kAhead = 16;
+  static constexpr int64_t kGathered = 128, kSlotsAhead = 32;
 
   const Insertion<Id> a_;
-  std::vector<std::vector<int32_t>> missing_;  // positions, by chunk
+  int64_t num_missing_ = 0;  // keys, as often as they come
   std::vector<int32_t> positions_;             // of missing keys that are allowed, ascending
   Buffer<int32_t*> slots_;                     // of each of them; null where the region is full
   Buffer<uint8_t> is_first_;                   // whether it took its slot
