@@ -123,6 +123,13 @@ TSR_HOST_DEVICE TSR_ALWAYS_INLINE KeyPlace place_of(const TableShape& shape, uin
 TSR_HOST_DEVICE inline int64_t pack_entry(int64_t version, int64_t frequency) {
   return static_cast<int64_t>(static_cast<uint64_t>(version) << 32 | static_cast<uint64_t>(frequency));
 }
+// Whether free_rows[k] can be given out, the first of them being free_rows[first].
+TSR_HOST_DEVICE inline bool is_reusable(const int64_t* entries, const int32_t* free_rows, int64_t k, int64_t first,
+                                        int64_t used) {
+  const int64_t row = free_rows[k];
+  return row >= 0 && row < used && entries[2 * row + 1] == kFreeEntry && (k == first || free_rows[k - 1] < row);
+}
+
 TSR_HOST_DEVICE inline int64_t entry_version(int64_t packed) { return packed >> 32; }
 TSR_HOST_DEVICE inline int64_t entry_frequency(int64_t packed) {
   return static_cast<int64_t>(static_cast<uint32_t>(packed));

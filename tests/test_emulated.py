@@ -236,12 +236,33 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
     "free_row_too_large": (
         ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([1, 4, 2], dtype=torch.int32), IDS, None, None, -1, False),
         ValueError,
-        "table_find_or_insert_: free_rows[1] must be in [0, 4), got 4",
+        "table_find_or_insert_: free_rows[1] must be in [0, 4), without a key and more than the one before it, got 4",
     ),
     "free_row_negative": (
         ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([-1], dtype=torch.int32), IDS, None, None, -1, False),
         ValueError,
-        "table_find_or_insert_: free_rows[0] must be in [0, 4), got -1",
+        "table_find_or_insert_: free_rows[0] must be in [0, 4), without a key and more than the one before it, got -1",
+    ),
+    "free_row_with_a_key": (
+        (
+            "table_find_or_insert_",
+            EMPTY_TABLE[0],
+            torch.tensor([[-1, -1], [9, 0], [-1, -1], [-1, -1]]),
+            EMPTY_TABLE[2],
+            torch.tensor([0, 1], dtype=torch.int32),
+            IDS,
+            None,
+            None,
+            -1,
+            False,
+        ),
+        ValueError,
+        "table_find_or_insert_: free_rows[1] must be in [0, 4), without a key and more than the one before it, got 1",
+    ),
+    "free_row_repeated": (
+        ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([1, 1], dtype=torch.int32), IDS, None, None, -1, False),
+        ValueError,
+        "table_find_or_insert_: free_rows[1] must be in [0, 4), without a key and more than the one before it, got 1",
     ),
     "shards_index": (
         ("embedding_bag_shards", [TABLE, TABLE], torch.tensor([7, 8, -1]), None, None, SUM, -1, 1.0, False),

@@ -162,8 +162,14 @@ def _inserting() -> list[Bad]:
         Bad(name, "counters", used - torch.tensor([4] + [0] * 7), "counters[0] must be in [0, 6], got -1"),
         Bad(name, "counters", used + torch.tensor([0, 3] + [0] * 6), "counters[1] must be in [0, 2], got 3"),
         Bad(name, "counters", used - torch.tensor([0, 1] + [0] * 6), "counters[1] must be in [0, 2], got -1"),
-        Bad(name, "free_rows", torch.tensor([0, 3], dtype=torch.int32), "free_rows[1] must be in [0, 3), got 3"),
-        Bad(name, "free_rows", torch.tensor([-1, 0], dtype=torch.int32), "free_rows[0] must be in [0, 3), got -1"),
+    ] + [
+        Bad(
+            name,
+            "free_rows",
+            torch.tensor(rows, dtype=torch.int32),
+            f"free_rows[{k}] must be in [0, 3), without a key and more than the one before it, got {rows[k]}",
+        )
+        for rows, k in (([0, 3], 1), ([-1, 0], 0), ([1, 2], 0), ([2, 2], 1), ([2, 0], 1))
     ]
 
 
@@ -333,9 +339,14 @@ def test_damaged_state_neither_crashes_nor_gives_rows_that_are_not_there(damage:
         assert ops.table_lookup(index, entries, weight, ids).shape == (600, 3)
         freed = ops.table_erase_(index, entries, ids[::3])
         assert ((freed >= -1) & (freed < 500)).all()
-        inserted = ops.table_find_or_insert_(index, entries, counters, free_rows, ids, version=2, count=True)
-        for x in inserted:
-            assert ((x >= -1) & (x < 500)).all()
+        try:
+            inserted = ops.table_find_or_insert_(index, entries, counters, free_rows, ids, version=2, count=True)
+        except ValueError as error:
+            assert "without a key and more than the one before it" in str(error) and "entries_free" != damage
+            assert (entries[free_rows.long(), 1] != -1).any()
+        else:
+            for x in inserted:
+                assert ((x >= -1) & (x < 500)).all()
         assert ops.table_rehash(entries, counters, 7).shape == (7, 16)
 
 

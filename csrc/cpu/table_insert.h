@@ -189,16 +189,17 @@ class Inserter {
     for (const int64_t of_chunk : failed) a_.counters[kFailed] += of_chunk;
   }
 
-  // The caller's word, too: nothing is written outside of the table.
+  // The caller's word, too: no row has two keys, and nothing is written outside of the table.
   void check_free_rows(int64_t wanted) {
-    const int64_t end = std::min(a_.counters[kReused] + wanted, a_.num_free);
-    for (int64_t k = a_.counters[kReused]; k < end; ++k) {
-      if (a_.free_rows[k] >= 0 && a_.free_rows[k] < a_.counters[kUsed]) continue;
+    const int64_t first = a_.counters[kReused], end = std::min(first + wanted, a_.num_free);
+    for (int64_t k = first; k < end; ++k) {
+      if (is_reusable(a_.table.entries, a_.free_rows, k, first, a_.counters[kUsed])) continue;
       for (int64_t j = 0; j < num_missing_; ++j) {
         if (is_first_[j]) erase(j);
       }
       throw std::invalid_argument(message("table_find_or_insert_: free_rows[", k, "] must be in [0, ",
-                                          a_.counters[kUsed], "), got ", a_.free_rows[k]));
+                                          a_.counters[kUsed], "), without a key and more than the one before it, got ",
+                                          a_.free_rows[k]));
     }
   }
 

@@ -148,7 +148,8 @@ const char* argument_name(Argument argument) {
     case Fault::kOutsideClosed:
       throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "], got ", e.value));
     case Fault::kNotFree:
-      throw std::invalid_argument(message(element, " must be in [0, ", e.bound, "), got ", e.value));
+      throw std::invalid_argument(message(element, " must be in [0, ", e.bound,
+                                          "), without a key and more than the one before it, got ", e.value));
     default:
       throw std::invalid_argument(message(element, " must be a number, got nan"));
   }

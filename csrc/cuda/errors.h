@@ -53,7 +53,7 @@ enum class Fault : int32_t {
   kNotIncreasing,   // a row not above its predecessor, bound
   kNotBelow,        // a row >= bound, where negative ones are left out
   kOutsideClosed,   // a counter outside [0, bound]
-  kNotFree,         // a row outside [0, bound) among those that are free
+  kNotFree,         // among rows that are free one that is not, or not below bound, or not in ascending order
 };
 
 constexpr uint64_t kNoError = ~uint64_t{0};

@@ -130,9 +130,8 @@ __global__ void take_slots_kernel(Insertion in, RegionItems regions) {
 __global__ void check_free_rows_kernel(Insertion in) {
   const int64_t first = in.counters[kReused], used = in.counters[kUsed];
   for (int64_t k = thread_index(); k < min(in.before[in.n], in.reusable()); k += thread_count()) {
-    const int64_t row = in.free_rows[first + k];
-    if (row >= 0 && row < used) continue;
-    in.errors.report(Argument::kFreeRows, Fault::kNotFree, first + k, row, used);
+    if (is_reusable(in.table.entries, in.free_rows, first + k, first, used)) continue;
+    in.errors.report(Argument::kFreeRows, Fault::kNotFree, first + k, in.free_rows[first + k], used);
     *in.refused = 1;
   }
 }
