@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from cpu_only import CPU_ONLY
+from test_operators import UPDATES
 
 import torchsparse_rec
 
@@ -25,23 +26,11 @@ HOST_ONLY = {"cpu_level"}
 # No tensor comes out of them.
 WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
 # They write into their arguments, which torch.library gives no derivative.
-WITHOUT_AUTOGRAD = WITHOUT_FAKE | {
-    "sparse_segment_reduce_grad_out",
-    "sparse_segment_reduce_grad_v2_out",
-    "row_update",
-    "row_optimizer_update_",
-    "row_optimizer_advance_",
-    "row_optimizer_make_current_",
-    "embedding_collection_update_",
-    "join_byte_planes_",
-    "table_find_or_insert_",
-    "tables_find_or_insert_",
-    "table_erase_",
-    "table_rehash",
-    "table_initialize_",
-    "table_assign_",
-    "count_min_sketch_",
-}
+WITHOUT_AUTOGRAD = (
+    WITHOUT_FAKE
+    | UPDATES
+    | {"sparse_segment_reduce_grad_out", "sparse_segment_reduce_grad_v2_out", "join_byte_planes_"}
+)
 PROGRAM = f"""
 import ctypes, json, os
 import torch, torchsparse_rec

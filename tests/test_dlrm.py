@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from trainer_cases import check_records_within_epochs
 
 from torchsparse_rec import ops
 from torchsparse_rec.data import write_prebatched
@@ -342,14 +343,7 @@ def test_evaluation_changes_no_bits(kind):
 
 
 def test_records_within_epochs_and_an_end_after_steps():
-    trainer = trainer_of()
-    found = [(record.epoch, record.step) for record in trainer.run(epochs=5, steps=19, every=3)]
-    # Epochs have 8 batches; every third step, every epoch's end, and the last step.
-    assert found == [(1, 3), (1, 6), (1, 8), (2, 9), (2, 12), (2, 15), (2, 16), (3, 18), (3, 19)]
-    assert (trainer.epoch, trainer.batch, trainer.step) == (2, 3, 19)
-    assert [record.step for record in trainer.run(epochs=3)] == [24]
-    trainer = trainer_of()
-    assert [record.step for record in trainer.run(epochs=5, steps=8)] == [8] and trainer.epoch == 1
+    check_records_within_epochs(trainer_of)
 
 
 def test_diverged_training_stops():

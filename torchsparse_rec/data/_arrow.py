@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._extras import extra_module
+
 
 def arrow(user: str) -> Any:
     """
@@ -15,9 +17,5 @@ def arrow(user: str) -> Any:
     Raises:
         ImportError: if it is not installed, with the name of the extra.
     """
-    try:
-        import pyarrow
-        import pyarrow.compute
-    except ImportError:
-        raise ImportError(f"{user} needs pyarrow: pip install 'torchsparse_rec[arrow]'") from None
-    return pyarrow
+    extra_module("pyarrow.compute", "arrow", user)
+    return extra_module("pyarrow", "arrow", user)

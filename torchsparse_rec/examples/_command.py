@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,14 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise OSError(f"the output folder {folder} cannot be written to: {error.strerror or error}") from None
+
+
+@contextmanager
+def ending(parser: argparse.ArgumentParser, *unusable: type[Exception]) -> Iterator[None]:
+    """End the process with one line: code 2 for these errors, 1 for a loss that is not finite."""
+    try:
+        yield
+    except FloatingPointError as error:
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+    except unusable as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from .._command import check_given, check_writable, device, positive_float, positive_int, seed, widths
+from ..._extras import extra_module
+from .._command import check_given, check_writable, device, ending, positive_float, positive_int, seed, widths
 from .._figures import plot_curves, summary, torchmetrics
 from .checkpoints import Checkpoints
 from .sources import make_source
@@ -101,12 +102,7 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
 
 def _check_safetensors() -> None:
     """Now, and not after an hour's training."""
-    try:
-        import safetensors.torch  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"--checkpoint of dynamic tables needs safetensors: pip install 'torchsparse-rec[checkpoint]' ({error})"
-        ) from None
+    extra_module("safetensors.torch", "checkpoint", "--checkpoint of dynamic tables")
 
 
 def check_fit(arguments: argparse.Namespace, settings: Settings) -> None:
@@ -180,19 +176,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(wrong)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    try:
+    with ending(parser, ValueError, OSError, ImportError):
         torchmetrics()
         trainer = make_trainer(arguments)
-    except (ValueError, OSError, ImportError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(describe(trainer), flush=True)
-    try:
+    with ending(parser, ValueError, OSError):  # a file that is damaged further in, or a disk that is full
         train(trainer, arguments)
-    except FloatingPointError as error:
-        parser.exit(1, f"{parser.prog}: error: {error}\n")
-    except (ValueError, OSError) as error:
-        # A file that is damaged further in, or a disk that is full.
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._command import check_given, check_writable, device, positive_float, positive_int, seed
+from .._command import check_given, check_writable, device, ending, positive_float, positive_int, seed
 from . import data
 from .plot import plot_curves
 from .steps import GRAD_MODES, LEARNING_RATES, OPTIMIZERS
@@ -123,13 +123,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.compare and arguments.device.type != "cpu":
         parser.error(f"--compare runs on the CPU, got --device {arguments.device}")
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
-    try:
+    with ending(parser, ValueError, OSError):
         if not arguments.compare:
             check_writable(output)
         interactions, where = data.load(arguments.dataset, arguments.data_dir)
         trainer = None if arguments.compare else make_trainer(arguments, interactions)
-    except (ValueError, OSError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(
         f"data: {where}: {interactions.num_users:,} users, {interactions.num_items:,} items, "
         f"{len(interactions.users):,} interactions"
@@ -139,10 +137,8 @@ def main(argv: list[str] | None = None) -> int:
             return compare(arguments, interactions)
         except ImportError as error:
             parser.exit(2, f"{parser.prog}: error: --compare tensorflow needs TensorFlow: {error}\n")
-    try:
+    with ending(parser):
         train(trainer, arguments.epochs, output)
-    except FloatingPointError as error:
-        parser.exit(1, f"{parser.prog}: error: {error}\n")
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...data import DataError
-from .._command import check_given, check_writable, device, positive_float, positive_int, seed, widths
+from .._command import check_given, check_writable, device, ending, positive_float, positive_int, seed, widths
 from .._figures import plot_curves, summary, torchmetrics
 from . import columns as features
 from . import data
@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     output = arguments.output_dir or (arguments.resume.parent if arguments.resume else DEFAULT_OUTPUT)
-    try:
+    with ending(parser, ValueError, OSError, ImportError):
         if arguments.compare:
             if importlib.util.find_spec("tensorflow") is None:
                 raise ImportError("--compare tensorflow needs TensorFlow: pip install 'torchsparse-rec[tensorflow]'")
@@ -184,16 +184,9 @@ def main(argv: list[str] | None = None) -> int:
         torchmetrics()
         check_writable(output)
         trainer = make_trainer(arguments)
-    except (ValueError, OSError, ImportError) as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
     print(describe(trainer))
-    try:
+    with ending(parser, DataError, OSError):  # a file that is damaged further in, or a disk that is full
         train(trainer, arguments, output)
-    except FloatingPointError as error:
-        parser.exit(1, f"{parser.prog}: error: {error}\n")
-    except (DataError, OSError) as error:
-        # A file that is damaged further in, or a disk that is full.
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
     return 0
 
 

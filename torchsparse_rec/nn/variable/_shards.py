@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._extras import extra_module
 from ._manifest import CheckpointError, Shard, checksum
 
 MANIFEST = "manifest.json"
@@ -40,11 +41,7 @@ def safetensors(user: str) -> Any:
     Raises:
         ImportError: if it is not installed, with the name of the extra.
     """
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise ImportError(f"{user} needs safetensors: pip install 'torchsparse_rec[checkpoint]'") from None
-    return safetensors.torch
+    return extra_module("safetensors.torch", "checkpoint", user)
 
 
 @contextmanager

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops.row_optimizer import row_optimizer_make_current_
 from ...optim._clock import ALL_ROWS
 from .eviction import coldest
 from .keys import packed, unpacked
-from .optimizer_rows import BEFORE_HISTORY, OptimizerRows
+from .optimizer_rows import BEFORE_HISTORY, OptimizerRows, catch_up
 from .options import CacheStrategy
 from .parts import Part, select
 from .records import Field, Layout, Records
@@ -101,19 +100,7 @@ class ColdRows:
         device = weight.device
         states = {name: x.to(device) for name, x in part.states.items()}
         values = part.values.to(device)
-        names = clock.kind[1]
-        flat = [x if x.dim() == 1 else x.flatten(1) for x in (states[name] for name in names)]
-        row_optimizer_make_current_(
-            [values],
-            flat,
-            [(steps - clock.base).clamp_min(0).int().to(device)],
-            clock.history,
-            rule=clock.rule,
-            hyperparameters=clock.hyperparameters,
-            step=clock.step,
-            base=clock.base,
-            rounding_seeds=[],
-        )
+        catch_up(clock, values, states, (steps - clock.base).clamp_min(0).int().to(device))
         return part._replace(values=values, states=states)
 
     # ---- Tiers -------------------------------------------------------------------------------------------------------

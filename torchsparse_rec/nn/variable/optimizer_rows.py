@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +11,12 @@ from torch.nn import Parameter
 
 from ... import ops
 from ...ops.row_optimizer import row_optimizer_make_current_
-from ...optim._clock import ITS_ROWS
+from ...optim._clock import ITS_ROWS, Clock
 from ...optim._row_optimizer import RowOptimizer
 from ...optim._tables import accumulator_dtype, note_change, table_of
 from .memory import new_zeros
 
-__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows"]
+__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "catch_up"]
 
 # Of rows that are current as of the step at which the history of their optimizer's clock begins.
 BEFORE_HISTORY = -1
@@ -141,19 +141,7 @@ class OptimizerRows:
         states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
         its = self.table.rows
         if its is not None and its.last_step is not None and its.current != its.clock.step:
-            clock = its.clock
-            assert clock.history is not None and clock.kind is not None
-            row_optimizer_make_current_(
-                [values],
-                [x if x.dim() == 1 else x.flatten(1) for x in (states[name] for name in clock.kind[1])],
-                [its.last_step.index_select(0, rows)],
-                clock.history,
-                rule=clock.rule,
-                hyperparameters=clock.hyperparameters,
-                step=clock.step,
-                base=clock.base,
-                rounding_seeds=[],
-            )
+            catch_up(its.clock, values, states, its.last_step.index_select(0, rows))
         return values, states
 
     def moves_all_rows(self) -> bool:
@@ -195,3 +183,27 @@ class OptimizerRows:
         """Bring all rows and states up to date, and forget what is known of past steps: as before a checkpoint."""
         if self.table.rows is not None:
             self.table.rows.clock.restart()
+
+
+def catch_up(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_step: Tensor) -> None:
+    """
+    Bring copies of rows up to date, in place.
+
+    Args:
+        clock: of the table, with a history.
+        values: ``[N, D]``.
+        states: of the optimizer, by name.
+        last_step: ``[N]`` int32, on the device of the values: from where on each row needs the history.
+    """
+    assert clock.history is not None and clock.kind is not None
+    row_optimizer_make_current_(
+        [values],
+        [x if x.dim() == 1 else x.flatten(1) for x in (states[name] for name in clock.kind[1])],
+        [last_step],
+        clock.history,
+        rule=clock.rule,
+        hyperparameters=clock.hyperparameters,
+        step=clock.step,
+        base=clock.base,
+        rounding_seeds=[],
+    )

@@ -23,13 +23,8 @@ __all__ = ["Saving"]
 
 # Rows in one shard of a checkpoint, and at once in memory beside the table.
 _ROWS = 1 << 19
-
-
-def _append_keys(noted: list[Tensor], keys: Tensor) -> None:
-    """Note keys, of which the caller's tensor may change."""
-    noted.append(keys.to("cpu", torch.int64, copy=True))
-    if len(noted) > 256:
-        noted[:] = [torch.cat(noted).unique()]
+# How many keys are noted for a delta, where the table has fewer rows.
+_MOST_NOTED = 1 << 20
 
 
 class Saving(VariablePart):
@@ -39,20 +34,33 @@ class Saving(VariablePart):
     _saved: tuple[int, str, int] | None
     _erased: list[Tensor]
     _written: list[Tensor]
+    # Since then more keys have gone than the table has rows.
+    _all_changed: bool
 
     def _init_saving(self) -> None:
-        self._saved = None
-        self._erased, self._written = [], []
+        self._note_saved(None)
+
+    def _note_saved(self, saved: tuple[int, str, int] | None) -> None:
+        self._saved = saved
+        self._erased, self._written, self._all_changed = [], [], False
 
     def _note_erased(self, keys: Tensor) -> None:
         """For the next delta."""
-        if self._saved is not None:
-            _append_keys(self._erased, keys)
+        self._note(self._erased, keys)
 
     def _note_written(self, keys: Tensor) -> None:
         """Keys whose version does not say that they have changed."""
-        if self._saved is not None:
-            _append_keys(self._written, keys)
+        self._note(self._written, keys)
+
+    def _note(self, noted: list[Tensor], keys: Tensor) -> None:
+        if self._saved is None or self._all_changed:
+            return
+        noted.append(keys.to("cpu", torch.int64, copy=True))
+        if len(noted) > 256:
+            noted[:] = [torch.cat(noted).unique()]
+            rows = self.keys.capacity + (0 if self.cold is None else len(self.cold))
+            if len(noted[0]) > max(rows, _MOST_NOTED):
+                self._erased, self._written, self._all_changed = [], [], True
 
     # ---- Rows --------------------------------------------------------------------------------------------------------
 
@@ -172,7 +180,7 @@ class Saving(VariablePart):
         Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys that have gone.
 
         Where an optimizer moves rows without gradient too (Adam, momentum, decay, unless ``lazy=True``) all rows have
-        changed.
+        changed. Once more keys have gone than the table has rows, and than 2^20, a full version is written.
 
         Args:
             path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
@@ -196,7 +204,7 @@ class Saving(VariablePart):
             raise ValueError(
                 f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
             )
-        return self._save("delta", path, keep, on_phase)
+        return self._save("full" if self._all_changed else "delta", path, keep, on_phase)
 
     @torch.no_grad()
     def _save(
@@ -220,8 +228,7 @@ class Saving(VariablePart):
                         writer.write("rows", part.tensors())
                 self._write_filter(writer, since)
             # Only now: a checkpoint that failed has saved nothing.
-            self._saved = (self.global_step, os.path.abspath(path), writer.number)
-            self._erased, self._written = [], []
+            self._note_saved((self.global_step, os.path.abspath(path), writer.number))
         return writer.number
 
     def _metadata(self, optimizer: OptimizerRows) -> dict[str, Any]:
@@ -297,8 +304,7 @@ class Saving(VariablePart):
             self._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
             alone = len(paths) == 1 and num_shards == 1
             newest = chains[0].version
-            self._saved = (self.global_step, os.path.abspath(paths[0]), newest.number) if alone else None
-            self._erased, self._written = [], []
+            self._note_saved((self.global_step, os.path.abspath(paths[0]), newest.number) if alone else None)
 
     def _check_metadata(self, metadata: Mapping[str, Any]) -> None:
         for name, has in (

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._extras import extra_module
 from ...ops import table_assign_
 from ._scratch import ScratchFolder
 from ._tier import Tier
@@ -169,7 +170,7 @@ class SsdTier(Tier):
 
     def __init__(self, path: str | os.PathLike[str], record_bytes: int):
         super().__init__(record_bytes)
-        self._lmdb = _lmdb()
+        self._lmdb = extra_module("lmdb", "ssd", self._name)
         self._process = os.getpid()
         self._row_bytes = self.record_bytes + _KEY_BYTES
         self._used: int  # rows of the open segment
@@ -391,14 +392,6 @@ class SsdTier(Tier):
     def _address(self, name: bytes) -> int:
         """Of a value. py-lmdb touches every page of what it reads: not for segments that may not be in memory."""
         return np.frombuffer(self._reader.get(name), np.uint8).ctypes.data
-
-
-def _lmdb() -> Any:
-    try:
-        import lmdb
-    except ImportError:
-        raise ImportError("SsdTier needs lmdb: pip install 'torchsparse_rec[ssd]'") from None
-    return lmdb
 
 
 def _name(segment: int) -> bytes:
