@@ -20,7 +20,7 @@ OUT ?= benchmarks/results/gpu
 # ask for gigabytes, of which the sanitizer would write an eighth, or take the kernels nowhere new: layouts that are
 # copied first, second derivatives, the widest of the long bags, processes of their own.
 OPERATOR_TESTS = $(wildcard $(patsubst %,tests/test_%*.py,operators pooling segment unsorted unique hash cross sparse \
-  embedding row_update bucketize record table))
+  embedding lookup row_update bucketize record table))
 NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow and not _every_second and \
   not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132) and \
   not no_temporary and not instruction_sets

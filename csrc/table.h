@@ -6,7 +6,7 @@
 //   entries   [R, 2] int64: of each row its key, and version * 2^32 + frequency. Of a free row: 0 or -1, and -1.
 //   counters  [8] int64. kUsed: rows [0, used) have been given out at least once; kReused: how many of free_rows have
 //             been given out again; kFailed: positions whose key found no room, ever; kInserted: keys inserted, ever;
-//             the rest is 0.
+//             the rest is the caller's.
 //   free_rows [F] int32: rows below `used` that are free, ascending.
 // Rows are taken from free_rows first, then from `used` on. A row stays where it is until its key is erased: only
 // buckets are made anew when a table grows. All bits of a key are legal: tags, not keys, say which slots are empty.

@@ -1,31 +1,20 @@
-"""Embedding variables, every day: DeepRec's demo, SOK's lookups, and what once went wrong."""
+"""Embedding variables, every day: DeepRec's demo, what they are given, capacities, gradients."""
 
 from __future__ import annotations
 
-import copy
-import gc
 import math
-import os
-import pickle
-import time
-import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from variables import on_disk, rows_of, step
 
 from torchsparse_rec import optim
-from torchsparse_rec.jagged import KeyedJaggedTensor
 from torchsparse_rec.nn import (
     CBFFilter,
     CounterFilter,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
     EmbeddingVariable,
     EmbeddingVariableOption,
     GlobalStepEvict,
@@ -37,22 +26,6 @@ from torchsparse_rec.nn import (
     get_embedding_variable,
     lookup_sparse,
 )
-
-
-def step(table: EmbeddingVariable, optimizer: torch.optim.Optimizer, ids: Any) -> None:
-    optimizer.zero_grad()
-    table(torch.as_tensor(ids)).sum().backward()
-    optimizer.step()
-
-
-def rows_of(table: EmbeddingVariable) -> dict[int, list[float]]:
-    found = table.export()
-    return dict(zip(found.keys.tolist(), found.values.tolist(), strict=True))
-
-
-def on_disk(path: Path, size: int = 1, **options: Any) -> StorageOption:
-    return StorageOption("DRAM_SSD", storage_path=str(path), storage_size=[size], **options)
-
 
 # ---- DeepRec's documents ---------------------------------------------------------------------------------------------
 
@@ -290,6 +263,15 @@ def test_smaller_capacities_take_the_rows_that_they_can(tmp_path: Path) -> None:
     assert loaded.total_count() == 15
 
 
+@pytest.mark.parametrize("evict", [LRUEvict, LFUEvict])
+def test_ids_of_a_step_do_not_make_room_for_its_others(evict: Any) -> None:
+    table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=evict(4)))
+    table.insert([1, 2, 3, 4], torch.full((4, 2), 9.0))
+    rows = table(torch.tensor([1, 1, 1, 7, 7, 7]))
+    assert rows[0].tolist() == [9.0, 9.0]
+    assert {1, 7} <= rows_of(table).keys()
+
+
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
 
@@ -353,340 +335,3 @@ def test_data_parallel_replicas_do_not_lose_rows_in_silence() -> None:
     replica.weight = table._stored_weight().detach()
     with pytest.raises(RuntimeError, match="replicas of torch.nn.DataParallel cannot train"):
         replica(torch.arange(3))
-
-
-# ---- States ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("module_first", [False, True])
-def test_states_load_in_any_order(module_first: bool) -> None:
-    pairs = []
-    for _ in range(2):
-        table = EmbeddingVariable(2, capacity=2)
-        pairs.append((table, optim.Adam(table.parameters(), lr=0.1)))
-    (table, optimizer), (other, its_optimizer) = pairs
-    for k in range(3):
-        step(table, optimizer, torch.arange(9 * k + 1))
-    if module_first:
-        other.load_state_dict(table.state_dict())
-    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share its tensors
-    if not module_first:
-        other.load_state_dict(table.state_dict())
-    for one, of_it in pairs:
-        step(one, of_it, torch.arange(40))
-    assert rows_of(table) == rows_of(other)
-
-
-def test_a_table_with_idle_rows_loads_a_larger_one() -> None:
-    larger, table = EmbeddingVariable(2), EmbeddingVariable(2, capacity=2)
-    optimizer = optim.Adam(table.parameters(), lr=0.1)
-    for key in range(4):
-        step(table, optimizer, [key])
-    larger(torch.arange(9))
-    table.load_state_dict(larger.state_dict())
-    assert rows_of(table) == rows_of(larger)
-
-
-def test_states_that_do_not_fit_change_nothing() -> None:
-    table, wide = EmbeddingVariable(2, initializer=3.0), EmbeddingVariable(3, initializer=1.0)
-    table(torch.tensor([7, 8]))
-    with pytest.raises(RuntimeError, match=r"weight of 'embedding_variable' must be \[rows, 3\], got \[1024, 2\]"):
-        wide.load_state_dict(table.state_dict())
-    assert wide(torch.tensor([7])).tolist() == [[1.0] * 3]
-    filtered = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(filter_option=CounterFilter(2)))
-    with pytest.raises(RuntimeError, match="has no filter, the variable one"):
-        filtered.load_state_dict(table.state_dict(), strict=False)
-    assert filtered.total_count() == 0
-
-
-def test_assigned_states_are_not_shared() -> None:
-    table, other = EmbeddingVariable(2, capacity=2), EmbeddingVariable(2, capacity=2)
-    table(torch.arange(50))
-    other.load_state_dict(table.state_dict(), assign=True)
-    other(torch.arange(60))
-    assert (table.total_count(), other.total_count()) == (50, 60)
-
-
-def test_copies_casts_and_moves() -> None:
-    option = EmbeddingVariableOption(filter_option=CounterFilter(2))
-    table = EmbeddingVariable(2, capacity=2, ev_option=option)
-    optimizer = optim.Adagrad(table.parameters(), lr=0.1)
-    step(table, optimizer, [*range(9), *range(9)])
-    for copied in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
-        assert rows_of(copied) == rows_of(table)
-        copied(torch.arange(100).repeat(2)).sum().backward()
-        assert (copied.total_count(), table.total_count()) == (100, 9)
-    step(table.double(), optimizer, torch.arange(99).repeat(2))
-    assert table.export().values.dtype == torch.float64
-    assert "_filtered" in dict(table.named_buffers())  # so that it moves
-    assert "_filtered" not in table.state_dict()
-
-
-@pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused", "auto"])
-def test_variables_are_freed_at_once(grad_mode: str, tmp_path: Path) -> None:
-    gc.disable()
-    try:
-        option = EmbeddingVariableOption(storage_option=on_disk(tmp_path), evict_option=GlobalStepEvict(9, every=2))
-        table = EmbeddingVariable(2, grad_mode=grad_mode, ev_option=option)
-        optimizer = optim.Adagrad(table.parameters(), lr=0.1)
-        for k in range(4):
-            table.prefetch(torch.arange(9 * k, 9 * k + 16))
-            step(table, optimizer, torch.arange(9 * k, 9 * k + 16))
-        table.lookup(torch.arange(9))
-        table.prefetch(torch.arange(9))
-        table.stats()
-        reference = weakref.ref(table)
-        assert os.listdir(tmp_path)
-        del table, optimizer
-        assert reference() is None
-        for _ in range(100):  # until the reading ahead has ended
-            if not os.listdir(tmp_path):
-                break
-            time.sleep(0.05)
-        assert not os.listdir(tmp_path)
-    finally:
-        gc.enable()
-
-
-# ---- Checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def test_a_delta_does_not_depend_on_what_the_caller_does_with_his_tensors(tmp_path: Path) -> None:
-    table = EmbeddingVariable(2)
-    table.insert([1, 2, 3], torch.ones(3, 2))
-    for _ in range(3):
-        table(torch.tensor([1]))
-    table.save(tmp_path)
-    table(torch.tensor([1]))
-    for method, keys in ((lambda x: table.insert(x, torch.ones(2, 2)), [50, 51]), (table.erase, [2, 3])):
-        given = torch.tensor(keys)
-        method(given)
-        given.fill_(0)
-    table.save_delta(tmp_path)
-    other = EmbeddingVariable(2)
-    other.restore(tmp_path)
-    assert rows_of(other) == rows_of(table)
-
-
-def test_a_delta_has_what_was_trained_in_eval(tmp_path: Path) -> None:
-    table = EmbeddingVariable(2)
-    optimizer = optim.SGD(table.parameters(), lr=0.1)
-    for _ in range(3):
-        step(table, optimizer, [1])
-    table.save(tmp_path)
-    step(table.eval(), optimizer, [1])
-    table.save_delta(tmp_path)
-    other = EmbeddingVariable(2)
-    other.restore(tmp_path)
-    assert rows_of(other) == rows_of(table)
-
-
-def test_a_delta_forgets_counts_that_were_erased(tmp_path: Path) -> None:
-    option = EmbeddingVariableOption(filter_option=CounterFilter(3))
-    table, other = EmbeddingVariable(2, ev_option=option), EmbeddingVariable(2, ev_option=option)
-    table(torch.tensor([1, 1]))
-    table.save(tmp_path)
-    table.erase([1])
-    table.save_delta(tmp_path)
-    other.restore(tmp_path)
-    assert other.stats()["waiting"] == 0
-
-
-# ---- Tiers -----------------------------------------------------------------------------------------------------------
-
-
-def _of_both_layouts(path: Path) -> list[EmbeddingVariable]:
-    layouts = (StorageOption(), on_disk(path))
-    return [EmbeddingVariable(2, initializer=1.0, ev_option=EmbeddingVariableOption(storage_option=x)) for x in layouts]
-
-
-@pytest.mark.parametrize("change", ["momentum", "optimizer", "state"])
-def test_rows_on_disk_follow_when_the_optimizer_changes(change: str, tmp_path: Path) -> None:
-    tables = _of_both_layouts(tmp_path)
-    optimizers: list[Any] = [optim.SGD(table.parameters(), lr=0.1, momentum=0.9) for table in tables]
-    for k in range(32):
-        if k == 9 and change == "optimizer":
-            optimizers = [optim.AdamW(table.parameters(), lr=0.1, weight_decay=0.1) for table in tables]
-        if k == 20 and change == "optimizer":
-            optimizers = [optim.SGD(table.parameters(), lr=0.1, momentum=0.9) for table in tables]
-        for table, optimizer in zip(tables, optimizers, strict=True):
-            if change == "momentum":
-                optimizer.param_groups[0]["momentum"] = 0.9 if k < 8 else 0.0 if k < 12 else 0.5
-            if k == 9 and change == "state":
-                optimizer.load_state_dict(optimizer.state_dict())
-            step(table, optimizer, torch.arange(k * 7 % 60, k * 7 % 60 + 10))
-    plain, tiered = tables
-    assert tiered.stats()["rows_ssd"] > 0
-    assert rows_of(plain) == rows_of(tiered)
-
-
-def test_optimizers_that_rows_on_disk_cannot_follow(tmp_path: Path) -> None:
-    table = _of_both_layouts(tmp_path)[1]
-    with pytest.warns(UserWarning, match="weight_decay=0.1 goes through the second moment"):
-        optimizer = optim.Adam(table.parameters(), lr=0.1, weight_decay=0.1)
-        step(table, optimizer, torch.arange(10))
-    with pytest.raises(RuntimeError, match="rows in other tiers cannot follow an optimizer that updates all rows"):
-        step(table, optimizer, torch.arange(10, 20))
-
-
-def test_hit_rates_are_of_training(tmp_path: Path) -> None:
-    table = _of_both_layouts(tmp_path)[1]
-    for k in (0, 1, 2, 0, 1, 2):
-        table.prefetch(torch.arange(10 * k, 10 * k + 10))
-        table(torch.arange(10 * k, 10 * k + 10))
-    for _ in range(9):
-        table.lookup(torch.arange(40))
-    stats = table.stats()
-    assert 0 < stats["hit_rate_ssd"] <= 0.5
-    assert stats["hit_rate_dram"] + stats["hit_rate_ssd"] == 1
-
-
-# ---- SOK's lookups ---------------------------------------------------------------------------------------------------
-
-
-def _pooled(rows: Tensor, offsets: list[int], weights: Tensor, combiner: str) -> Tensor:
-    results = []
-    for begin, end in zip(offsets, offsets[1:], strict=False):
-        w = weights[begin:end].unsqueeze(1)
-        total = (w * rows[begin:end]).sum(0)
-        over = {"sum": torch.tensor(1.0), "mean": w.sum(), "sqrtn": w.square().sum().sqrt()}[combiner]
-        results.append(total / over if end > begin else total)
-    return torch.stack(results)
-
-
-@pytest.mark.parametrize(
-    ("grad_mode", "combiner", "weighs"),
-    [
-        *(("sparse", combiner, weighs) for combiner in ("sum", "mean", "sqrtn") for weighs in (False, True)),
-        ("dense", "mean", True),
-        ("fused", "sqrtn", True),
-    ],
-)
-def test_lookups_of_sok(combiner: str, weighs: bool, grad_mode: str) -> None:
-    """Two variables and a fixed table, against torch."""
-    sizes, dims, hotness, batch = [65536, 33, 33], [128, 4, 4], [10, 3, 3], 16
-    generator = torch.Generator().manual_seed(3)
-    fixed = torch.nn.Parameter(torch.randn(33, 4, generator=generator))
-    tables: list[Any] = [EmbeddingVariable(dim, name=f"t{dim}", grad_mode=grad_mode) for dim in dims[:2]]
-    dense = [torch.randn(v, d, generator=generator) for v, d in zip(sizes[:2], dims, strict=False)]
-    for table, rows in zip(tables, dense, strict=True):
-        table.insert(torch.arange(len(rows)), rows)
-    dense.append(fixed.detach().clone())
-    optimizer = optim.SGD([*(p for table in tables for p in table.parameters()), fixed], lr=0.5)
-    for x in dense:
-        x.requires_grad_()
-    for _ in range(2):
-        indices: list[Any] = []
-        weights = []
-        for size, hot in zip(sizes, hotness, strict=True):
-            lengths = torch.randint(0, hot + 1, (batch,), generator=generator)
-            ids = torch.randint(0, size, (int(lengths.sum()),), generator=generator)
-            indices.append((ids, torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])))
-            weights.append(torch.rand(len(ids), generator=generator) + 0.5 if weighs else torch.ones(len(ids)))
-        made = lookup_sparse([*tables, fixed], indices, [combiner] * 3, weights if weighs else None)
-        wanted = [
-            _pooled(rows[ids], offsets.tolist(), w, combiner)
-            for rows, (ids, offsets), w in zip(dense, indices, weights, strict=True)
-        ]
-        optimizer.zero_grad()
-        for x, y in zip(made, wanted, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
-        sum(x.square().sum() for x in made).backward()  # type: ignore[union-attr]
-        grads = torch.autograd.grad(sum(y.square().sum() for y in wanted), dense)  # type: ignore[arg-type]
-        optimizer.step()
-        with torch.no_grad():
-            for x, grad in zip(dense, grads, strict=True):
-                x -= 0.5 * grad
-    for table, rows in zip(tables, dense, strict=False):
-        found = table.lookup(torch.arange(len(rows)))
-        torch.testing.assert_close(found, rows.detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_errors_of_lookup_sparse() -> None:
-    table = EmbeddingVariable(2, key_dtype=torch.int32)
-    ids = torch.tensor([1]), torch.tensor([0, 1])
-    with pytest.raises(TypeError, match=r"sp_weights\[0\] must be a tensor, None or have values\(\), got list"):
-        lookup_sparse([table], [ids], ["sum"], [[1.0]])
-    with pytest.raises(ValueError, match="must be of the key_dtype, int32, got 1099511627776"):
-        lookup_sparse(table, (torch.tensor([2**40]), torch.tensor([0, 1])), "sum")
-    assert table.total_count() == 0
-    lookup_sparse(table, ids, "sum")
-    assert table.export().keys.tolist() == [1]
-
-
-# ---- Collections -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grad_mode", [None, "sparse", "dense", "fused", "auto"])
-@pytest.mark.parametrize("pooled", [True, False])
-def test_collections_beside_fixed_tables(grad_mode: str | None, pooled: bool) -> None:
-    config: Any = EmbeddingBagConfig if pooled else EmbeddingConfig
-    collection: Any = EmbeddingBagCollection if pooled else EmbeddingCollection
-    option = EmbeddingVariableOption(init_option=InitializerOption(initializer=1.0))
-
-    def new(grows: bool) -> Any:
-        return collection(
-            [
-                config(4 if grows else 400, 2, name="a", feature_names=["f", "g"], ev_option=option if grows else None),
-                config(10, 3, name="b", feature_names=["f", "h"]),
-            ],
-            grad_mode=grad_mode,
-        )
-
-    growing, fixed = new(True), new(False)
-    tables = ("embedding_bags" if pooled else "embeddings"), "a", "b"
-    with torch.no_grad():
-        getattr(fixed, tables[0])["a"].weight.fill_(1)
-        getattr(fixed, tables[0])["b"].weight.copy_(getattr(growing, tables[0])["b"].weight)
-    optimizers = [optim.Adagrad(x.parameters(), lr=0.1) for x in (growing, fixed)]
-
-    def values(x: Any, features: KeyedJaggedTensor) -> list[Tensor]:
-        made = x(features)
-        return [made.values()] if pooled else [made[key].values() for key in ("f", "g", "h") if key in made]
-
-    for k in range(3):
-        ids = torch.tensor([1, 2, k, 100 * k, 100 * k + 1, 3, 1, 2, 3])
-        features = KeyedJaggedTensor(["f", "g", "h"], ids, lengths=torch.tensor([2, 1, 3, 0, 1, 2]))
-        if not pooled:  # a feature of two tables has two names there
-            made = [growing(features), fixed(features)]
-            both = [[x[key].values() for key in x] for x in made]
-        else:
-            both = [values(growing, features), values(fixed, features)]
-        for x, y in zip(*both, strict=True):
-            torch.testing.assert_close(x, y)
-        for results, optimizer in zip(both, optimizers, strict=True):
-            optimizer.zero_grad()
-            sum(x.square().sum() for x in results).backward()  # type: ignore[union-attr]
-            optimizer.step()
-    assert getattr(growing, tables[0])["a"].total_count() == 8
-    other = new(True)
-    other.load_state_dict(growing.state_dict())
-    for x in (growing, other):
-        x.eval()
-        for n in range(1, 30):
-            with torch.no_grad():
-                x(KeyedJaggedTensor(["f", "g", "h"], torch.arange(3 * n) % 10, lengths=torch.full((3,), n)))
-    assert len(growing._plans) < 10
-
-
-def test_another_optimizer_does_not_take_the_states_of_a_checkpoint(tmp_path: Path) -> None:
-    table = EmbeddingVariable(2)
-    optimizer = optim.Adagrad(table.parameters(), lr=0.1)
-    step(table, optimizer, [1, 2])
-    table.save(tmp_path)
-    for kind, names in ((optim.Adagrad, {"sum", "step"}), (optim.Adam, {"step"})):
-        other = EmbeddingVariable(2)
-        its_optimizer = kind(other.parameters(), lr=0.1)
-        other.restore(tmp_path)
-        states = its_optimizer.state_dict()["state"].get(0, {})
-        assert states.keys() <= names
-        assert ("sum" in states) == (kind is optim.Adagrad)
-
-
-@pytest.mark.parametrize("evict", [LRUEvict, LFUEvict])
-def test_ids_of_a_step_do_not_make_room_for_its_others(evict: Any) -> None:
-    table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=evict(4)))
-    table.insert([1, 2, 3, 4], torch.full((4, 2), 9.0))
-    rows = table(torch.tensor([1, 1, 1, 7, 7, 7]))
-    assert rows[0].tolist() == [9.0, 9.0]
-    assert {1, 7} <= rows_of(table).keys()

@@ -249,10 +249,10 @@ class Inserter {
   static constexpr int64_t kGathered = 128, kSlotsAhead = 32;
 
   const Insertion<Id> a_;
-  int64_t num_missing_ = 0;  // keys, as often as they come
-  std::vector<int32_t> positions_;             // of missing keys that are allowed, ascending
-  Buffer<int32_t*> slots_;                     // of each of them; null where the region is full
-  Buffer<uint8_t> is_first_;                   // whether it took its slot
+  int64_t num_missing_ = 0;         // keys, as often as they come
+  std::vector<int32_t> positions_;  // of missing keys that are allowed, ascending
+  Buffer<int32_t*> slots_;          // of each of them; null where the region is full
+  Buffer<uint8_t> is_first_;        // whether it took its slot
 };
 
 // An index of the rows that are not free: each thread inserts those of its regions, in the order of rows. Returns how

@@ -23,6 +23,7 @@ from emulation.mutations import MUTATIONS, Mutation, problems  # noqa: E402
 _FILES = (
     "emulated",
     "emulated_collection",
+    "emulated_errors",
     "emulated_row_optimizer",
     "emulated_shards",
     "emulated_table",

@@ -91,7 +91,7 @@ def table_find_or_insert_(
         index: as of :func:`table_find`, written.
         entries: likewise, written.
         counters: ``[8]`` int64, written: how many rows have ever been used, how many of ``free_rows`` have been taken,
-            how often a key found no room, how many keys have been inserted; the rest is 0.
+            how often a key found no room, how many keys have been inserted; the rest is yours.
         free_rows: ``[F]`` int32, rows below ``counters[0]`` that are free, ascending.
         ids: the keys, ``[N]``, int32 or int64.
         allowed: ``[N]`` bool: at which positions a missing key is inserted. Default: at all.

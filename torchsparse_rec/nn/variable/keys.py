@@ -18,7 +18,8 @@ _LOAD = 9
 # How many times as many buckets as those may be tried where keys collide, before the keys are held to be chosen so.
 _MOST_SPREAD = 16
 
-_USED, _REUSED, _FAILED, _INSERTED = range(4)
+# The operators leave the last one alone: it is KeyRows' own.
+_USED, _REUSED, _FAILED, _INSERTED, _ERASED = range(5)
 
 
 def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
@@ -70,6 +71,7 @@ class KeyRows(torch.nn.Module):
         for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
             self.register_buffer(name, value)
         self.register_buffer("index", None, persistent=False)
+        counters[_ERASED] = counters[_INSERTED] - (entries[self.reserved :, 1] != -1).sum()
         self._sure_room = 0
         self._free_is_listed = False
         self._rehash(buckets_for(entries.shape[0]))
@@ -93,7 +95,7 @@ class KeyRows(torch.nn.Module):
 
     def __len__(self) -> int:
         """Keys. On CUDA it waits for the device."""
-        return self.capacity - self.reserved - self.room()
+        return int(self.counters[_INSERTED] - self.counters[_ERASED])
 
     def __bool__(self) -> bool:
         return True
@@ -115,11 +117,10 @@ class KeyRows(torch.nn.Module):
 
     def room(self) -> int:
         """Rows that new keys can have without growth."""
-        self._list_free_rows()
-        return self._listed_room()
+        return self.capacity - self.reserved - len(self)
 
     def _listed_room(self) -> int:
-        """Of them those that are known."""
+        """Of them those that an insertion finds."""
         used, reused, *_ = self.counters.tolist()
         return self.capacity - used + self.free_rows.shape[0] - reused
 
@@ -190,7 +191,9 @@ class KeyRows(torch.nn.Module):
         try:
             self._insert_rest(ids, allowed, frequencies, insert, make_room, rows, born)
         except BaseException:
-            self.counters[_INSERTED] -= len(self.erase(ids, born >= 0))
+            gone = len(self.erase(ids, born >= 0))
+            self.counters[_INSERTED] -= gone
+            self.counters[_ERASED] -= gone
             self._failed_before = self.failed
             raise
 
@@ -212,7 +215,7 @@ class KeyRows(torch.nn.Module):
             if self._listed_room() > 0:
                 # A region of the index was full.
                 self._widen(failed)
-            elif self.room() == 0:
+            elif not self._list_free_rows():
                 self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
             self.counters[_FAILED] -= failed  # they will find room now
             self._failed_before = self.failed
@@ -237,6 +240,7 @@ class KeyRows(torch.nn.Module):
             make_room(wanted)
         if self.room() < wanted:
             raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
+        self._list_free_rows()
         return wanted
 
     def _see_room_ahead(
@@ -244,10 +248,11 @@ class KeyRows(torch.nn.Module):
     ) -> None:
         """On a device: to ask it at each insertion whether there was room would make every step wait for it."""
         if self._sure_room < len(ids):
-            self._sure_room = self.room()
+            self._list_free_rows()
+            self._sure_room = self._listed_room()
         if self._sure_room < len(ids):
             wanted = self._see_room_for(ids, allowed, make_room, version)
-            self._sure_room = self.room() - wanted
+            self._sure_room = self._listed_room() - wanted
         else:
             self._sure_room -= len(ids)
 
@@ -264,14 +269,19 @@ class KeyRows(torch.nn.Module):
     def erase_soon(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """As :meth:`erase`, with -1 for those that are no key's, without waiting for a device."""
         self._free_is_listed = False
-        return ops.table_erase_(self.index, self.entries, ids, mask=mask)
+        rows = ops.table_erase_(self.index, self.entries, ids, mask=mask)
+        self.counters[_ERASED] += (rows >= 0).sum()
+        return rows
 
-    def _list_free_rows(self) -> None:
-        if not self._free_is_listed:
-            free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten() + self.reserved
-            self.free_rows = free.int()
-            self.counters[_REUSED] = 0
-            self._free_is_listed = True
+    def _list_free_rows(self) -> bool:
+        """Whether there are some that were not listed."""
+        if self._free_is_listed:
+            return False
+        free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten() + self.reserved
+        self.free_rows = free.int()
+        self.counters[_REUSED] = 0
+        self._free_is_listed = True
+        return len(free) > 0
 
     def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
         """Write the second number of entries; of several for one row the last counts."""

@@ -67,12 +67,11 @@ class DramTier(Tier):
     def _clear(self) -> None:
         self._keys.clear(_FIRST_ROWS, self._keys.entries.device)
         self._rows = torch.empty(_FIRST_ROWS, self.record_bytes, dtype=torch.uint8, device=self._keys.entries.device)
-        self._size = 0  # records
 
     _close = _clear
 
     def _count(self) -> int:
-        return self._size
+        return len(self._keys)
 
     def _bytes(self) -> int:
         return self._rows.nbytes + self._keys.nbytes()
@@ -88,9 +87,8 @@ class DramTier(Tier):
 
     def _put(self, keys: np.ndarray, records: Tensor) -> None:
         records = records.to(self._rows.device)
-        rows, born = self._keys.insert(self._given(keys), make_room=self._grow_by)
+        rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
         table_assign_(self._rows, rows, records)
-        self._size += int((born >= 0).sum())
 
     def _grow_by(self, rows: int) -> None:
         capacity = self._keys.capacity_for(rows)
@@ -100,9 +98,7 @@ class DramTier(Tier):
         self._rows = more
 
     def _erase(self, keys: np.ndarray) -> int:
-        erased = len(self._keys.erase(self._given(keys)))
-        self._size -= erased
-        return erased
+        return len(self._keys.erase(self._given(keys)))
 
     def _sorted_keys(self) -> np.ndarray:
         return np.sort(self._keys.entries[self._keys.rows(), 0].cpu().numpy())
