@@ -272,6 +272,18 @@ def test_ids_of_a_step_do_not_make_room_for_its_others(evict: Any) -> None:
     assert {1, 7} <= rows_of(table).keys()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_rows_of_whole_cache_lines_begin_with_one(dtype: torch.dtype) -> None:
+    """One that lies across two takes as long as two to read."""
+    table = EmbeddingVariable(32, capacity=2, dtype=dtype)
+    optimizer = optim.Adam(table.parameters(), lr=0.1)
+    for _ in range(14):
+        step(table, optimizer, torch.arange(table.total_count() + 1))
+        states = [x for x in optimizer.state[table.weight].values() if isinstance(x, torch.Tensor) and x.dim() == 2]
+        assert len(states) == 2
+        assert all(x.data_ptr() % 64 == 0 and x.is_contiguous() for x in (table.weight, *states))
+
+
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
 

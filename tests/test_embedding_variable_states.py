@@ -173,6 +173,19 @@ def test_a_delta_after_more_keys_have_gone_than_there_are_rows_is_a_full_version
     assert rows_of(other) == rows_of(table) and sorted(rows_of(other)) == [1, 3, 4]
 
 
+def test_no_delta_on_top_of_what_a_state_dict_has_replaced(tmp_path: Path) -> None:
+    table, other = EmbeddingVariable(2), EmbeddingVariable(2)
+    table.insert([1, 2], torch.ones(2, 2))
+    other.insert([2, 3], torch.zeros(2, 2))
+    table.save(tmp_path)
+    table.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="there is none: save"):
+        table.save_delta(tmp_path)
+    table.save(tmp_path)
+    other.restore(tmp_path)
+    assert rows_of(other) == {2: [0.0, 0.0], 3: [0.0, 0.0]}
+
+
 def test_a_delta_forgets_counts_that_were_erased(tmp_path: Path) -> None:
     option = EmbeddingVariableOption(filter_option=CounterFilter(3))
     table, other = EmbeddingVariable(2, ev_option=option), EmbeddingVariable(2, ev_option=option)
@@ -233,6 +246,16 @@ def test_optimizers_that_rows_on_disk_cannot_follow(tmp_path: Path) -> None:
         step(table, optimizer, torch.arange(10))
     with pytest.raises(RuntimeError, match="rows in other tiers cannot follow an optimizer that updates all rows"):
         step(table, optimizer, torch.arange(10, 20))
+
+
+def test_a_table_that_reads_nothing_ahead_notes_nothing(tmp_path: Path) -> None:
+    table = _of_both_layouts(tmp_path)[1]
+    for k in range(9):
+        table(torch.arange(16 * k, 16 * k + 16))
+    assert table.cold is not None and len(table.cold) > 100 and not table.cold._changed
+    table.prefetch(torch.arange(16))
+    table(torch.arange(16, 32))
+    assert not table.cold._changed
 
 
 def test_hit_rates_are_of_training(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -214,19 +215,26 @@ def test_index_of_other_rows_does_no_harm() -> None:
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "random"])
 def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
-    """Counters beyond the rows, and a free row that was never used, found when slots have been taken."""
+    """Counters beyond the rows; free rows that are not, or come again, found when slots have been taken."""
     table = State(2, 9)
     table.insert(torch.arange(6), None, None, 4, True)
-    good, ids = (table.counters, torch.tensor([2, 1, 0], dtype=torch.int32)), torch.tensor([3, 20, 21, 3, 22, 20])
-    for counters, free_rows, text in (
-        (good[0] + torch.tensor([4] + [0] * 7), good[1], r"counters\[0\] must be in \[0, 9\], got 10"),
-        (good[0] - torch.tensor([0, 1] + [0] * 6), good[1], r"counters\[1\] must be in \[0, 3\], got -1"),
-        (good[0], good[1] + torch.tensor([0, 0, 6], dtype=torch.int32), r"free_rows\[2\] must be in \[0, 6\), got 6"),
+    table.erase(torch.tensor([0, 1, 4]))
+    good, ids = table.counters, torch.tensor([3, 20, 21, 3, 22, 20])
+    no_row = "must be in [0, 6), without a key and more than the one before it, got"
+    for counters, rows, text in (
+        (good + torch.tensor([4] + [0] * 7), [0, 1, 4], "counters[0] must be in [0, 9], got 10"),
+        (good - torch.tensor([0, 1] + [0] * 6), [0, 1, 4], "counters[1] must be in [0, 3], got -1"),
+        (good, [0, 1, 6], f"free_rows[2] {no_row} 6"),
+        (good, [0, 1, 5], f"free_rows[2] {no_row} 5"),
+        (good, [0, 1, 1], f"free_rows[2] {no_row} 1"),
+        (good, [0, 4, 1], f"free_rows[2] {no_row} 1"),
+        (good, [-1, 1, 4], f"free_rows[0] {no_row} -1"),
     ):
+        free_rows = torch.tensor(rows, dtype=torch.int32)
         index, entries, before = table.index.clone(), table.entries.clone(), counters.clone()
         fixture.set_order(order)
         fixture.operator("table_find_or_insert_")(index, entries, counters, free_rows, ids, None, None, 7, True)
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=re.escape(text)):
             fixture.check_errors()
         for x, y in ((index, table.index), (entries, table.entries), (counters, before)):
             assert_same_bits(x, y)

@@ -28,23 +28,66 @@ struct Insertion {
   int64_t* born;  // [n]
 };
 
-// Adds one, up to the most. Threads may do so at the same time.
-inline void count_occurrence(int64_t* entry) {
+// Adds to a frequency, up to the most. Threads may do so at the same time.
+inline void count_occurrences(int64_t* entry, uint32_t count) {
   uint32_t* frequency = reinterpret_cast<uint32_t*>(entry + 1);
-  constexpr uint32_t kMost = static_cast<uint32_t>(kMostFrequency), kFar = kMost - (1u << 24);
+  // From far below the most, no number of threads that add so few each goes beyond it.
+  constexpr uint32_t kMost = static_cast<uint32_t>(kMostFrequency), kFar = kMost - (1u << 30), kFew = 1u << 16;
   uint32_t known = __atomic_load_n(frequency, __ATOMIC_RELAXED);
-  if (known < kFar) {
-    __atomic_fetch_add(frequency, 1u, __ATOMIC_RELAXED);
+  if (known < kFar && count <= kFew) {
+    __atomic_fetch_add(frequency, count, __ATOMIC_RELAXED);
     return;
   }
   while (known < kMost &&
-         !__atomic_compare_exchange_n(frequency, &known, known + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+         !__atomic_compare_exchange_n(frequency, &known, known + std::min(count, kMost - known), true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
 
 inline void set_version(int64_t* entry, int64_t version) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(entry + 1) + 1, static_cast<uint32_t>(version), __ATOMIC_RELAXED);
 }
+
+// What is noted of rows that occur, by one thread: a few rows at a time, so that those which occur all the time are not
+// written by all threads all the time.
+class Occurrences {
+ public:
+  Occurrences(int64_t* entries, int64_t version, bool count) : entries_(entries), version_(version), count_(count) {}
+  Occurrences(const Occurrences&) = delete;
+  Occurrences& operator=(const Occurrences&) = delete;
+  ~Occurrences() {
+    for (const Row& row : rows_) write(row);
+  }
+
+  void add(int64_t row) {
+    Row& its = rows_[row % kRows];
+    if (its.number != row) {
+      write(its);
+      its = {row, 0};
+    }
+    ++its.count;
+  }
+
+ private:
+  struct Row {
+    int64_t number = -1;
+    uint32_t count = 0;
+  };
+
+  void write(const Row& row) const {
+    if (row.number < 0) return;
+    int64_t* entry = entries_ + 2 * row.number;
+    if (count_) count_occurrences(entry, row.count);
+    if (version_ >= 0) set_version(entry, version_);
+  }
+
+  static constexpr int64_t kRows = 64;
+
+  int64_t* const entries_;
+  const int64_t version_;
+  const bool count_;
+  Row rows_[kRows];
+};
 
 template <class Id>
 class Inserter {
@@ -64,23 +107,18 @@ class Inserter {
   }
 
  private:
-  void touch(int64_t row, bool counts) const {
-    int64_t* entry = a_.table.entries + 2 * row;
-    if (counts) count_occurrence(entry);
-    if (a_.version >= 0) set_version(entry, a_.version);
-  }
-
   // Looks every key up, and lists the missing ones that may be inserted.
   void list_missing() {
     const int64_t chunks = workers_for(a_.n * kWorkPerKey);
     std::vector<std::vector<int32_t>> lists(static_cast<size_t>(chunks));
     parallel_tasks(chunks, [&](int64_t chunk) {
       std::vector<int32_t>& missing = lists[static_cast<size_t>(chunk)];
+      Occurrences occurrences(a_.table.entries, a_.version, a_.count);
       const auto found = [&](int64_t i, int64_t row) {
         a_.rows[i] = row;
         a_.born[i] = -1;
         if (row >= 0) {
-          touch(row, a_.count);
+          occurrences.add(row);
         } else if (a_.allowed == nullptr || a_.allowed[i]) {
           missing.push_back(static_cast<int32_t>(i));
         }
@@ -223,7 +261,7 @@ class Inserter {
     const int32_t* slot = slots_[j];
     if (slot == nullptr || *slot < 0) return false;
     a_.rows[position_of(j)] = *slot;
-    if (a_.count && a_.frequencies == nullptr) count_occurrence(a_.table.entries + 2 * static_cast<int64_t>(*slot));
+    if (a_.count && a_.frequencies == nullptr) count_occurrences(a_.table.entries + 2 * static_cast<int64_t>(*slot), 1);
     return true;
   }
 
@@ -238,10 +276,11 @@ class Inserter {
   void find_not_allowed() {
     const int64_t chunks = workers_for(a_.n * kWorkPerKey);
     parallel_tasks(chunks, [&](int64_t chunk) {
+      Occurrences occurrences(a_.table.entries, a_.version, a_.count && a_.frequencies == nullptr);
       for (int64_t i = a_.n * chunk / chunks; i < a_.n * (chunk + 1) / chunks; ++i) {
         if (a_.rows[i] >= 0 || a_.allowed[i]) continue;
         a_.rows[i] = find_row(a_.table, place_of(a_.table.shape, hash_key(key(i))), key(i));
-        if (a_.rows[i] >= 0) touch(a_.rows[i], a_.count && a_.frequencies == nullptr);
+        if (a_.rows[i] >= 0) occurrences.add(a_.rows[i]);
       }
     });
   }

@@ -144,7 +144,7 @@ class ColdRows:
         return found, records, first
 
     def _put(self, keys: Tensor, records: Tensor) -> None:
-        self._changed.append(keys)
+        self._note_changed(keys)
         self._tiers[0].put(keys, records)
         if len(self._tiers) == 1:
             return
@@ -152,6 +152,10 @@ class ColdRows:
         over = len(self._tiers[0]) - max(most, _LEAST_ROWS)
         if over > 0:
             self._spill(max(over, most // _SHARE))
+
+    def _note_changed(self, keys: Tensor) -> None:
+        if self._read_ahead is not None:
+            self._changed.append(keys)
 
     def _spill(self, count: int) -> None:
         """The coldest rows go on to the last tier."""
@@ -194,7 +198,7 @@ class ColdRows:
         self._write(part, steps, torch.full_like(here, owner.global_step), make_room)
         for tier in self._tiers:
             tier.erase(here)
-        self._changed.append(here)
+        self._note_changed(here)
         hits = int(counts[found].sum())
         self._hits[self._names[0]] += int(counts[first].sum())
         self._hits[self._names[-1]] += int(counts[found & ~first].sum())
@@ -278,6 +282,7 @@ class ColdRows:
         fresh = known[place] == keys
         if self._changed:
             fresh &= ~torch.isin(keys, torch.cat(self._changed).to(keys.device))
+            self._changed = []
         found, records, first = (x[place] for x in its)
         rest = (~fresh).nonzero().flatten()
         if len(rest):
@@ -327,7 +332,7 @@ class ColdRows:
         here = keys[found]
         for tier in self._tiers:
             tier.erase(here)
-        self._changed.append(here)
+        self._note_changed(here)
         self.owner._note_erased(here)
         return len(here)
 
@@ -355,10 +360,9 @@ class ColdRows:
         if rows is None or rows.clock.history is None:
             return
         for tier in self._tiers:
-            for keys, records in list(tier.items()) if len(tier) < 2**16 else tier.items():
+            for keys, records in tier.items():
                 part = self._caught_up(self._layout.unpack(keys, records))
                 tier.put(keys, self._layout.pack(part, torch.full((len(keys),), BEFORE_HISTORY)))
-        self._changed = []
 
     def tensors(self) -> dict[str, Tensor]:
         """All rows, by the names of :meth:`Part.tensors`, on the host."""

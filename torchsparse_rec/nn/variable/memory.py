@@ -11,15 +11,20 @@ from torch import Tensor
 
 __all__ = ["new_zeros"]
 
+_LINE = 64
+
 
 def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """
     ``torch.zeros``, but on the host the system's zeros: memory is touched when it is first written.
 
-    A table that has just doubled is half empty, and numpy asks for huge pages, of which random reads want few.
+    A table that has just doubled is half empty, and numpy asks for huge pages, of which random reads want few. Rows of
+    whole cache lines begin with one, as in torch's own memory.
     """
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type != "cpu":
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     size = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(tuple(shape))
+    memory = np.zeros(size + _LINE, np.uint8)
+    begin = -memory.ctypes.data % _LINE
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(tuple(shape))

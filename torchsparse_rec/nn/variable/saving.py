@@ -191,7 +191,7 @@ class Saving(VariablePart):
             The version's number.
 
         Raises:
-            ValueError: the last checkpoint is elsewhere, or there is none.
+            ValueError: the last checkpoint is elsewhere, or there is none, or a state_dict has been loaded since.
             OSError: a disk that is full or fails; it names the file.
 
         Source: DeepRec's incremental checkpoints.
@@ -204,7 +204,7 @@ class Saving(VariablePart):
             raise ValueError(
                 f"EmbeddingVariable.save_delta: path must be that of the last checkpoint, but {last}: save()"
             )
-        return self._save("full" if self._all_changed else "delta", path, keep, on_phase)
+        return self._save("delta", path, keep, on_phase)
 
     @torch.no_grad()
     def _save(
@@ -213,6 +213,8 @@ class Saving(VariablePart):
         store = CheckpointStore(path, keep=keep)
         with self._guard.writing():
             self._eviction.run()
+            if self._all_changed:
+                kind = "full"
             optimizer = OptimizerRows(self._stored_weight())
             since = None
             if kind == "delta":
@@ -428,6 +430,8 @@ class Saving(VariablePart):
             self._take_capacity(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._inserted_before = -1
+        if weight is not None:
+            self._note_saved(None)  # these rows are of another history than the checkpoint's
         if self.cold is not None:
             self.cold.clear()
             if cold:
