@@ -38,9 +38,8 @@ inline void count_occurrences(int64_t* entry, uint32_t count) {
     __atomic_fetch_add(frequency, count, __ATOMIC_RELAXED);
     return;
   }
-  while (known < kMost &&
-         !__atomic_compare_exchange_n(frequency, &known, known + std::min(count, kMost - known), true,
-                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  while (known < kMost && !__atomic_compare_exchange_n(frequency, &known, known + std::min(count, kMost - known), true,
+                                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
 
