@@ -185,42 +185,27 @@ class KeyRows(torch.nn.Module):
         rows: Tensor,
         born: Tensor,
     ) -> None:
-        """After one: insert the keys that found no room, or undo it."""
-        if self.counters.is_cuda or self.failed == self._failed_before:
+        """After one: see to room for the keys that found none, and insert them; or undo it all."""
+        if self.counters.is_cuda:
             return
         try:
-            self._insert_rest(ids, allowed, frequencies, insert, make_room, rows, born)
+            while failed := self.failed - self._failed_before:
+                where = (rows < 0).nonzero().flatten()
+                some = [None if x is None else x[where] for x in (allowed, frequencies)]
+                if self._listed_room() > 0:
+                    # A region of the index was full.
+                    self._widen(failed)
+                elif not self._list_free_rows():
+                    self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
+                self.counters[_FAILED] -= failed  # they will find room now
+                self._failed_before = self.failed
+                rows[where], born[where] = insert(ids[where], *some)
         except BaseException:
             gone = len(self.erase(ids, born >= 0))
             self.counters[_INSERTED] -= gone
             self.counters[_ERASED] -= gone
             self._failed_before = self.failed
             raise
-
-    def _insert_rest(
-        self,
-        ids: Tensor,
-        allowed: Tensor | None,
-        frequencies: Tensor | None,
-        insert: Callable[[Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
-        make_room: Callable[[int], None],
-        rows: Tensor,
-        born: Tensor,
-    ) -> None:
-        """Of the keys that found no room, once there is some."""
-        failed = self.failed - self._failed_before
-        while failed:
-            where = (rows < 0).nonzero().flatten()
-            some = [None if x is None else x[where] for x in (allowed, frequencies)]
-            if self._listed_room() > 0:
-                # A region of the index was full.
-                self._widen(failed)
-            elif not self._list_free_rows():
-                self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
-            self.counters[_FAILED] -= failed  # they will find room now
-            self._failed_before = self.failed
-            rows[where], born[where] = insert(ids[where], *some)
-            failed = self.failed - self._failed_before
 
     def _insert(
         self, ids: Tensor, allowed: Tensor | None, frequencies: Tensor | None, version: int, count: bool
