@@ -22,6 +22,6 @@ def extra_module(module: str, extra: str, user: str) -> Any:
     """
     try:
         return importlib.import_module(module)
-    except ImportError:
+    except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{user} needs {package}: pip install 'torchsparse_rec[{extra}]'") from None
+        raise ImportError(f"{user} needs {package}: pip install 'torchsparse_rec[{extra}]'") from error

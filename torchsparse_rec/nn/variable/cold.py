@@ -166,7 +166,11 @@ class ColdRows:
         often = self._option.cache_strategy is CacheStrategy.LFU
         frequencies, versions = unpacked(torch.cat(numbers))
         gone = torch.cat(keys)[coldest(frequencies, versions, min(count, len(frequencies)), often)]
-        self._tiers[1].put(gone, self._tiers[0].get(gone)[1])
+        try:
+            self._tiers[1].put(gone, self._tiers[0].get(gone)[1])
+        except BaseException:
+            self._tiers[1].erase(gone)  # they are where they were
+            raise
         self._tiers[0].erase(gone)
 
     # ---- Between the tiers -------------------------------------------------------------------------------------------
@@ -239,7 +243,12 @@ class ColdRows:
         # Not brought up to date: what they have missed is made up for at once when they are back, as it would be here.
         values, states, steps = optimizer.stored(rows)
         part = Part(keys, values, *unpacked(owner.keys.entries[rows, 1]), states)
-        self._put(keys.cpu(), self._layout.pack(part, steps))
+        try:
+            self._put(keys.cpu(), self._layout.pack(part, steps))
+        except BaseException:
+            for tier in self._tiers:
+                tier.erase(keys.cpu())  # they are where they were
+            raise
         owner.keys.erase(keys)
         optimizer.reset(rows)
 
@@ -265,9 +274,9 @@ class ColdRows:
             self._reader = ThreadPoolExecutor(1, thread_name_prefix="EmbeddingVariable")
         with self.owner._guard.reading():
             absent = ids[self.owner.keys.find(ids) < 0]
-        keys = ops.unique(absent.long().cpu()).values.sort().values
-        self._changed = []
-        self._read_ahead = keys, self._reader.submit(self._find, keys)
+            keys = ops.unique(absent.long().cpu()).values.sort().values
+            self._changed = []
+            self._read_ahead = keys, self._reader.submit(self._find, keys)
 
     def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As :meth:`_find`, with what has been read ahead."""

@@ -72,11 +72,14 @@ class Growth(VariablePart):
         """Have so many rows; the Parameter stays, and those of keys stay where they are."""
         weight = self._stored_weight()
         before = weight.shape[0]
-        self.keys.grow(capacity)
+        # Memory may run out: until all of it is there, nothing has changed.
+        optimizer = OptimizerRows(weight)
         longer = new_zeros((capacity, self.embedding_dim), weight.dtype, weight.device)
         longer[:before] = weight.detach()
+        grown = optimizer.grown(before, capacity)
+        self.keys.grow(capacity)
         self._replace_weight(longer)
-        OptimizerRows(weight).grow(before, capacity)
+        optimizer.take(*grown)
 
     def _replace_weight(self, values: Tensor) -> None:
         """

@@ -50,8 +50,8 @@ class KeyRows(torch.nn.Module):
     _failed_before: int
     # Rows that are surely free on a device.
     _sure_room = 0
-    # Whether free_rows has all of them. Those of erased keys are looked for when there is no other room.
-    _free_is_listed = False
+    # Rows of erased keys, which free_rows gets when there is no other room; None: they must be looked for.
+    _freed: list[Tensor] | None
 
     def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -68,13 +68,14 @@ class KeyRows(torch.nn.Module):
 
     def set_state(self, entries: Tensor, counters: Tensor, free_rows: Tensor) -> None:
         """Take over a state; the index is made anew."""
+        counters[_ERASED] = counters[_INSERTED] - (entries[self.reserved :, 1] != -1).sum()
+        index = self._new_index(entries, counters, buckets_for(entries.shape[0]))
         for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
             self.register_buffer(name, value)
-        self.register_buffer("index", None, persistent=False)
-        counters[_ERASED] = counters[_INSERTED] - (entries[self.reserved :, 1] != -1).sum()
+        self.register_buffer("index", index, persistent=False)
+        self._failed_before = self.failed
         self._sure_room = 0
-        self._free_is_listed = False
-        self._rehash(buckets_for(entries.shape[0]))
+        self._freed = None
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """A state of any capacity."""
@@ -194,18 +195,22 @@ class KeyRows(torch.nn.Module):
                 some = [None if x is None else x[where] for x in (allowed, frequencies)]
                 if self._listed_room() > 0:
                     # A region of the index was full.
-                    self._widen(failed)
+                    self.widen(failed)
                 elif not self._list_free_rows():
                     self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
                 self.counters[_FAILED] -= failed  # they will find room now
                 self._failed_before = self.failed
                 rows[where], born[where] = insert(ids[where], *some)
         except BaseException:
-            gone = len(self.erase(ids, born >= 0))
-            self.counters[_INSERTED] -= gone
-            self.counters[_ERASED] -= gone
-            self._failed_before = self.failed
+            self.undo(ids, born)
             raise
+
+    def undo(self, ids: Tensor, born: Tensor) -> None:
+        """As if the keys that have just been inserted, where ``born`` is not negative, had not."""
+        gone = len(self.erase(ids, born >= 0))
+        self.counters[_INSERTED] -= gone
+        self.counters[_ERASED] -= gone
+        self._failed_before = self.failed
 
     def _insert(
         self, ids: Tensor, allowed: Tensor | None, frequencies: Tensor | None, version: int, count: bool
@@ -223,9 +228,9 @@ class KeyRows(torch.nn.Module):
                 # Those that are there must not go to make room for the others.
                 self._insert(ids, torch.zeros_like(ids, dtype=torch.bool), None, version + 1, False)
             make_room(wanted)
-        if self.room() < wanted:
-            raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
         self._list_free_rows()
+        if self._listed_room() < wanted:
+            raise RuntimeError(f"{self.name}: {self.capacity} rows must hold {wanted} more keys")
         return wanted
 
     def _see_room_ahead(
@@ -253,20 +258,27 @@ class KeyRows(torch.nn.Module):
 
     def erase_soon(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """As :meth:`erase`, with -1 for those that are no key's, without waiting for a device."""
-        self._free_is_listed = False
         rows = ops.table_erase_(self.index, self.entries, ids, mask=mask)
         self.counters[_ERASED] += (rows >= 0).sum()
+        if rows.is_cuda:
+            self._freed = None
+        elif self._freed is not None:
+            self._freed.append(rows[rows >= 0].int())
         return rows
 
     def _list_free_rows(self) -> bool:
         """Whether there are some that were not listed."""
-        if self._free_is_listed:
+        rest = self.free_rows[int(self.counters[_REUSED]) :]
+        if self._freed is None:
+            free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten().int() + self.reserved
+        else:
+            free = torch.cat([rest, *self._freed]).sort().values if self._freed else rest
+        self._freed = []
+        if len(free) == len(rest):
             return False
-        free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten() + self.reserved
-        self.free_rows = free.int()
+        self.free_rows = free
         self.counters[_REUSED] = 0
-        self._free_is_listed = True
-        return len(free) > 0
+        return True
 
     def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
         """Write the second number of entries; of several for one row the last counts."""
@@ -291,33 +303,36 @@ class KeyRows(torch.nn.Module):
             capacity = 2 * capacity if most is None else min(2 * capacity, most)
         return capacity
 
-    def _widen(self, failed: int) -> None:
+    def widen(self, failed: int) -> None:
+        """Have twice as large an index: so many keys found their region full."""
         wider = 2 * self.index.shape[0]
-        self._check_spread(wider, failed)
-        self._rehash(wider)
+        self._check_spread(wider, failed, self.capacity)
+        self.index = self._new_index(self.entries, self.counters, wider)
 
     def grow(self, capacity: int) -> None:
         """Have so many rows. Those of keys stay where they are."""
         entries = torch.full((capacity, 2), -1, dtype=torch.int64, device=self.entries.device)
         entries[: self.capacity] = self.entries
-        self.entries = entries
-        self._rehash(max(buckets_for(capacity), self.index.shape[0]))
+        index = self._new_index(entries, self.counters, max(buckets_for(capacity), self.index.shape[0]))
+        self.entries, self.index = entries, index
 
-    def _rehash(self, buckets: int) -> None:
-        before = self.failed
-        self.index = ops.table_rehash(self.entries, self.counters, buckets)
-        while self.failed != before:
+    def _new_index(self, entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
+        """Of so many buckets, or more where keys crowd."""
+        before = int(counters[_FAILED])
+        while True:
+            index = ops.table_rehash(entries, counters, buckets)
+            failed = int(counters[_FAILED]) - before
+            if not failed:
+                return index
+            counters[_FAILED] = before
             buckets *= 2
-            self._check_spread(buckets, self.failed - before)
-            before = self.failed
-            self.index = ops.table_rehash(self.entries, self.counters, buckets)
-        self._failed_before = before
+            self._check_spread(buckets, failed, entries.shape[0])
 
-    def _check_spread(self, buckets: int, failed: int) -> None:
-        if buckets > _MOST_SPREAD * buckets_for(self.capacity):
+    def _check_spread(self, buckets: int, failed: int, rows: int) -> None:
+        if buckets > _MOST_SPREAD * buckets_for(rows):
             raise RuntimeError(
-                f"{self.name}: {failed} keys collide with others in an index of {self.index.shape[0]} buckets for "
-                f"{self.capacity} rows: they must have been chosen to"
+                f"{self.name}: {failed} keys collide with others in an index of {buckets // 2} buckets for {rows} "
+                "rows: they must have been chosen to"
             )
 
 
@@ -340,6 +355,9 @@ def insert_together(
 
     Returns:
         Rows and new rows; elsewhere in ``ids``, these and -1.
+
+    Raises:
+        RuntimeError: as :meth:`KeyRows.insert`. No key of any of them has come then.
     """
     for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
         keys._prepare(ids[begin:end], None, make_room, version)
@@ -354,9 +372,14 @@ def insert_together(
         versions=[version + 1 for version in versions],
         count=True,
     )
-    for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
-        insert = partial(keys._insert, version=version + 1, count=True)
-        keys._complete(ids[begin:end], None, None, insert, make_room, rows[begin:end], born[begin:end])
+    try:
+        for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
+            insert = partial(keys._insert, version=version + 1, count=True)
+            keys._complete(ids[begin:end], None, None, insert, make_room, rows[begin:end], born[begin:end])
+    except BaseException:
+        for keys, (begin, end) in zip(tables, parts, strict=True):
+            keys.undo(ids[begin:end], born[begin:end])
+        raise
     return rows, born
 
 

@@ -83,8 +83,8 @@ class OptimizerRows:
             rows.states = [optimizer._state_of(self.weight, name, state) for name in rows.clock.kind[1]]
         note_change()
 
-    def grow(self, before: int, after: int) -> None:
-        """The table has more rows now."""
+    def grown(self, before: int, after: int) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What :meth:`take` gives a table that has more rows: states, and as of which step each row is current."""
         longer = {}
         for name, values, initial in self.columns(before):
             if initial == 0:
@@ -93,10 +93,16 @@ class OptimizerRows:
                 longer[name] = values.new_full((after, *values.shape[1:]), initial)
             longer[name][:before] = values
         rows = self.table.rows
-        if rows is not None and rows.last_step is not None:
-            last_step = rows.last_step.new_full((after,), rows.clock.step - rows.clock.base)
-            last_step[:before] = rows.last_step
-            rows.last_step = last_step
+        if rows is None or rows.last_step is None:
+            return longer, None
+        last_step = rows.last_step.new_full((after,), rows.clock.step - rows.clock.base)
+        last_step[:before] = rows.last_step
+        return longer, last_step
+
+    def take(self, longer: dict[str, Tensor], last_step: Tensor | None) -> None:
+        """See :meth:`grown`."""
+        if last_step is not None:
+            self.table.rows.last_step = last_step  # type: ignore[union-attr]
         self.replace(longer)
 
     def reset(self, rows: Tensor) -> None:

@@ -298,6 +298,7 @@ class Saving(VariablePart):
             self._check_metadata(chain.version.metadata)
             chain.verify()
         with self._guard.writing():
+            self._note_saved(None)
             self._forget_everything(chains[0].version.metadata)
             self.global_step = max(chain.version.metadata["global_step"] for chain in chains)
             for chain in chains:

@@ -88,14 +88,17 @@ class DramTier(Tier):
     def _put(self, keys: np.ndarray, records: Tensor) -> None:
         records = records.to(self._rows.device)
         rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
+        while failed := int((rows < 0).sum()):  # on a device, where inserting does not wait to see it
+            self._keys.widen(failed)
+            rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
         table_assign_(self._rows, rows, records)
 
     def _grow_by(self, rows: int) -> None:
         capacity = self._keys.capacity_for(rows)
         more = self._rows.new_empty(capacity, self.record_bytes)
         more[: len(self._rows)] = self._rows
-        self._keys.grow(capacity)
         self._rows = more
+        self._keys.grow(capacity)
 
     def _erase(self, keys: np.ndarray) -> int:
         return len(self._keys.erase(self._given(keys)))
