@@ -67,7 +67,7 @@ test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 \
-  LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(BIN)/python -m pytest --capture=sys
+  LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(BIN)/python -m pytest --capture=sys -m "not full"
 sanitize: sanitize-cpu sanitize-emulated
 
 # All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.
