@@ -31,6 +31,7 @@ from torchsparse_rec.nn import (
     StorageOption,
     Uniform,
 )
+from torchsparse_rec.nn.variable.optimizer_rows import OptimizerRows
 
 DIM, SEED = 3, 7
 KEYS = [0, -1, 2**63 - 1, -(2**63), *range(1, 33), *range(2**40, 2**40 + 8)]
@@ -183,7 +184,12 @@ class Programs(RuleBasedStateMachine):
     # ---- Comparing -------------------------------------------------------------------------------------------------
 
     def _compare(self, plain: Tensor, tiered: Tensor, wanted: Tensor) -> None:
-        assert_same_bits(tiered, plain)
+        variable = self.plain.variable
+        if variable.grad_mode == "dense" and OptimizerRows(variable.weight).moves_all_rows():
+            # A dense step moves the idle rows of the first tier one by one; those elsewhere catch up.
+            torch.testing.assert_close(tiered, plain, rtol=1e-4, atol=1e-5)
+        else:
+            assert_same_bits(tiered, plain)
         if self.kind.exact:
             assert_same_bits(plain, wanted)
         else:
