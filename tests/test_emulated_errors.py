@@ -9,6 +9,9 @@ import torch
 from emulation import fixture
 from reference import MAX, MEAN, SUM
 from sample import Random, map_tensors
+from torch import Tensor
+
+import torchsparse_rec  # noqa: F401  (its operators)
 
 ORDERS = ("ascending", "descending", "random")
 
@@ -24,9 +27,16 @@ TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
 NONE = torch.empty(0, dtype=torch.int64)
 BAGS = torch.tensor([0, 2, 5])
 IDS, ROWS = torch.tensor([1, -1, 4, 0]), torch.tensor([0, 0, 1, 2])
-NO_FREE_ROWS = torch.empty(0, dtype=torch.int32)
-# A table of no keys, all of whose four rows were given out once.
-EMPTY_TABLE = (torch.zeros(2, 16, dtype=torch.int32), torch.full((4, 2), -1), torch.tensor([4] + [0] * 7))
+NO_KEYS, NO_ENTRIES = torch.zeros(2, 16, dtype=torch.int32), torch.full((4, 2), -1)
+
+
+def _insertion(free_rows: list[int], *, entries: Tensor = NO_ENTRIES, used: int = 4, reused: int = 0) -> tuple:
+    """Into a table of no keys, all of whose four rows were given out once."""
+    counters = torch.tensor([used, reused] + [0] * 6)
+    rows = torch.tensor(free_rows, dtype=torch.int32)
+    return ("table_find_or_insert_", NO_KEYS, entries, counters, rows, IDS, None, None, -1, False)
+
+
 FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
     "initialized_row": (
         ("table_initialize_", TABLE, torch.tensor([3, -1, 4]), torch.arange(3), None, 0, [1.0], 0),
@@ -39,63 +49,32 @@ FAULTS: dict[str, tuple[tuple, type[Exception], str]] = {
         "table_assign_: rows[1] must be below 4, got 7",
     ),
     "used_rows": (
-        (
-            "table_find_or_insert_",
-            *EMPTY_TABLE[:2],
-            torch.tensor([5] + [0] * 7),
-            NO_FREE_ROWS,
-            IDS,
-            None,
-            None,
-            -1,
-            False,
-        ),
+        _insertion([], used=5),
         ValueError,
         "table_find_or_insert_: counters[0] must be in [0, 4], got 5",
     ),
     "reused_rows": (
-        (
-            "table_find_or_insert_",
-            *EMPTY_TABLE[:2],
-            torch.tensor([0, -1] + [0] * 6),
-            NO_FREE_ROWS,
-            IDS,
-            None,
-            None,
-            -1,
-            True,
-        ),
+        _insertion([], used=0, reused=-1),
         ValueError,
         "table_find_or_insert_: counters[1] must be in [0, 0], got -1",
     ),
     "free_row_too_large": (
-        ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([1, 4, 2], dtype=torch.int32), IDS, None, None, -1, False),
+        _insertion([1, 4, 2]),
         ValueError,
         "table_find_or_insert_: free_rows[1] must be in [0, 4), without a key and more than the one before it, got 4",
     ),
     "free_row_negative": (
-        ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([-1], dtype=torch.int32), IDS, None, None, -1, False),
+        _insertion([-1]),
         ValueError,
         "table_find_or_insert_: free_rows[0] must be in [0, 4), without a key and more than the one before it, got -1",
     ),
     "free_row_with_a_key": (
-        (
-            "table_find_or_insert_",
-            EMPTY_TABLE[0],
-            torch.tensor([[-1, -1], [9, 0], [-1, -1], [-1, -1]]),
-            EMPTY_TABLE[2],
-            torch.tensor([0, 1], dtype=torch.int32),
-            IDS,
-            None,
-            None,
-            -1,
-            False,
-        ),
+        _insertion([0, 1], entries=torch.tensor([[-1, -1], [9, 0], [-1, -1], [-1, -1]])),
         ValueError,
         "table_find_or_insert_: free_rows[1] must be in [0, 4), without a key and more than the one before it, got 1",
     ),
     "free_row_repeated": (
-        ("table_find_or_insert_", *EMPTY_TABLE, torch.tensor([1, 1], dtype=torch.int32), IDS, None, None, -1, False),
+        _insertion([1, 1]),
         ValueError,
         "table_find_or_insert_: free_rows[1] must be in [0, 4), without a key and more than the one before it, got 1",
     ),
