@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-FORMATTED_CPP = $(shell find csrc tests/emulation tests/thread_sanitizer -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+FORMATTED_CPP = $(shell find csrc tests/emulation tests/ops/thread_sanitizer -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
 

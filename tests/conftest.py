@@ -1,5 +1,6 @@
 """What all tests share: the folder of references and samples on the path, the devices, and TensorFlow if present."""
 
+import importlib
 import importlib.util
 import os
 import secrets
@@ -63,6 +64,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def benchmarks():
+    """A function that imports a module of the benchmarks; the repository's root stays off the path."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    spec = importlib.util.spec_from_file_location(
+        "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["benchmarks"] = package
+    spec.loader.exec_module(package)
+    yield lambda name: importlib.import_module(f"benchmarks.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from sample import map_tensors, tensors_of
+from samples.sample import map_tensors, tensors_of
 
 from emulation.build import build
 

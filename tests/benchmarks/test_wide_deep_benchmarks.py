@@ -1,0 +1,86 @@
+"""The benchmark rows of Wide & Deep: they run, and a side that trains something else is not timed."""
+
+import importlib.util
+
+import pytest
+import torch
+
+pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("one_thread")
+TARGETS = {"step-identity": 3.77, "step-hashed": 5.55, "whole-identity": 2.5, "whole-hashed": 2.7}
+needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow")
+
+
+@pytest.fixture
+def no_tensorflow(benchmarks, monkeypatch):  # noqa: F811
+    """Rows without that peer: its functions take seconds to compile."""
+    rows = benchmarks("rows")
+
+    def missing(options):
+        raise rows.UnavailableError("left out")
+
+    monkeypatch.setattr(benchmarks("wide_deep_training"), "tensorflow", missing)
+
+
+@pytest.mark.parametrize("name", [*TARGETS, "from-prebatched"])
+def test_rows_run_at_toy_size(benchmarks, no_tensorflow, name, capsys):  # noqa: F811
+    assert benchmarks("__main__").main([f"wide_deep/{name}", "--quick", "--threads", "1"]) == 0
+    assert "ours" in capsys.readouterr().out
+
+
+def test_targets(benchmarks):  # noqa: F811
+    rows = {row.name: row for row in benchmarks("__main__").ROWS}
+    for name, ratio in TARGETS.items():
+        assert rows[f"wide_deep/{name}"].targets == {
+            "TensorFlow safe_embedding_lookup_sparse": ratio,
+            "TensorFlow gather": ratio,
+        }
+    assert rows["wide_deep/from-prebatched"].targets == {"from memory": 0.95}
+
+
+@pytest.mark.parametrize("kind", ["identity", "hashed"])
+def test_our_tables_are_what_the_formula_says(benchmarks, kind):  # noqa: F811
+    rows = benchmarks("wide_deep_training")
+    rows.check_tables(rows.Problem(kind, "cpu", 50, 16), {"ours": rows.OurTables})
+
+
+@needs_tensorflow
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("kind", "form"), [("identity", ("gather", "separate")), ("hashed", ("gather", "joined"))])
+def test_tensorflows_tables_are_what_the_formula_says(benchmarks, kind, form):  # noqa: F811
+    rows, options = benchmarks("wide_deep_training"), benchmarks("rows").Options()
+    problem = rows.Problem(kind, "cpu", 50, 16)
+    rows.check_tables(problem, {"TensorFlow": lambda given: rows.TheirTables(given, options, form)})
+
+
+def test_a_side_that_trains_something_else_is_seen(benchmarks):  # noqa: F811
+    rows = benchmarks("wide_deep_training")
+    problem = rows.Problem("identity", "cpu", 50, 16)
+
+    class Wrong(rows.OurTables):
+        def step(self):
+            super().step()
+            with torch.no_grad():
+                next(iter(self.bags.embedding_bags.values())).weight[3, 2] += 1e-4
+
+    with pytest.raises(AssertionError, match="wrong"):
+        rows.check_tables(problem, {"wrong": Wrong})
+    with pytest.raises(AssertionError, match="wrong: losses differ by"):
+        rows.check_losses(problem, {"ours": rows.our_training, "wrong": lambda _: lambda batch: torch.tensor(0.5)})
+
+
+def test_a_side_whose_losses_become_nan_is_seen(benchmarks):  # noqa: F811
+    rows = benchmarks("wide_deep_training")
+    problem = rows.Problem("identity", "cpu", 50, 16)
+
+    def diverging(given):
+        train, losses = rows.our_training(given), []
+
+        def step(batch):
+            losses.append(train(batch))
+            return losses[-1] if len(losses) < 3 else torch.tensor(float("nan"))
+
+        return step
+
+    with pytest.raises(AssertionError, match="wrong: losses differ by nan in step 2"):
+        rows.check_losses(problem, {"ours": rows.our_training, "wrong": diverging})

@@ -1,0 +1,60 @@
+"""Calls the operator of a sample, and compares results to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from samples.sample import Sample, map_tensors, tensors_of
+from torch import Tensor
+
+# What reads the arguments that it writes.
+UPDATES = {
+    "row_update",
+    "row_optimizer_update_",
+    "row_optimizer_advance_",
+    "row_optimizer_make_current_",
+    "embedding_collection_update_",
+    "table_find_or_insert_",
+    "tables_find_or_insert_",
+    "table_erase_",
+    "table_rehash",
+    "table_initialize_",
+    "table_assign_",
+    "count_min_sketch_",
+}
+# Positions of arguments that are read, and must be contiguous: the state of tables.
+STATE = {
+    "table_find": (0, 1),
+    "table_find_or_insert_": (3,),
+    "tables_find_or_insert_": (3,),
+    "table_rehash": (0,),
+    "table_lookup": (0, 1, 2),
+}
+
+
+def operator(name: str) -> Callable:
+    return getattr(torch.ops.torchsparse_rec, name).default
+
+
+def written(name: str) -> list[int]:
+    """Positions of the arguments that the operator writes."""
+    arguments = operator(name)._schema.arguments
+    return [i for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
+
+
+def call(sample: Sample) -> tuple[Tensor, ...]:
+    """The results, and what the operator writes: of an update, copies of those arguments."""
+    places = written(sample.operator)
+    arguments = list(sample.arguments)
+    for i in places if sample.operator in UPDATES else ():
+        arguments[i] = map_tensors(torch.clone, arguments[i])
+    result = operator(sample.operator)(*arguments)
+    results = result if isinstance(result, tuple) else (result,)
+    return tuple(x for part in (*results, *(arguments[i] for i in places)) for x in tensors_of(part))
+
+
+def assert_same_bits(actual: Tensor, wanted: Tensor) -> None:
+    assert actual.dtype == wanted.dtype and actual.shape == wanted.shape
+    bits = [x.contiguous().reshape(-1).view(torch.uint8) for x in (actual, wanted)]
+    assert torch.equal(*bits), (actual, wanted)

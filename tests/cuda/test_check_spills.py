@@ -1,0 +1,76 @@
+"""The check of what ptxas says of the CUDA kernels: .ci/check_spills.py."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """
+ptxas info    : Compiling entry function '_ZN3tsr4goodEv' for 'sm_80'
+ptxas info    : Function properties for _ZN3tsr4goodEv
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 416 bytes cmem[0]
+ptxas info    : Compiling entry function '_ZN3tsr4goodEv' for 'sm_90'
+ptxas info    : Function properties for _ZN3tsr4goodEv
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 254 registers, used 1 barriers
+"""
+
+
+@pytest.fixture
+def check_spills() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("check_spills", ROOT / ".ci/check_spills.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _logs(folder: Path, last: str) -> list[str]:
+    """One log per CUDA source, of which the last is given. Returns the arguments of the script."""
+    sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
+    for source in sources:
+        (folder / f"{source.stem}.o.ptxas").write_text(last if source is sources[-1] else GOOD)
+    return [str(folder), "sm_80", "sm_90"]
+
+
+def test_kernels_in_registers_pass(check_spills: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert check_spills.main(_logs(tmp_path, GOOD)) == 0
+    assert capsys.readouterr().out.splitlines()[-2].split()[1:] == ["2", "40", "254"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "0 bytes spill loads\nptxas info    : Used 254",
+            "8 bytes spill loads\nptxas info    : Used 254",
+            "8 bytes spi",
+        ),
+        ("    0 bytes stack frame", "    16 bytes stack frame", "16 bytes of stack"),
+        ("for 'sm_90'", "for 'sm_89'", "none for sm_90"),
+    ],
+)
+def test_memory_of_a_kernel_fails(
+    check_spills: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture, old: str, new: str, message: str
+) -> None:
+    assert old in GOOD
+    assert check_spills.main(_logs(tmp_path, GOOD.replace(old, new))) == 1
+    assert message in capsys.readouterr().out
+
+
+def test_cubs_kernels_may_use_memory(check_spills: ModuleType, tmp_path: Path) -> None:
+    log = GOOD.replace("_ZN3tsr4goodEv", "_ZN3cub4sortEv").replace("0 bytes stack", "64 bytes stack")
+    assert check_spills.main(_logs(tmp_path, log)) == 0
+
+
+def test_a_missing_log_fails(check_spills: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = _logs(tmp_path, GOOD)
+    next(tmp_path.iterdir()).unlink()
+    assert check_spills.main(arguments) == 1
+    assert "is missing" in capsys.readouterr().out

@@ -1,0 +1,85 @@
+"""
+``_C_cuda.so`` is complete: every operator has kernels for CPU and CUDA, a fake one, and a derivative where it can.
+
+It needs no GPU, and no CUDA in torch: the library is opened with its symbols left unresolved, and only asked what it
+registers. In a process of its own, since such a library must not be loaded where its kernels could be called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from calls import UPDATES
+from cpu_only import CPU_ONLY
+
+import torchsparse_rec
+
+LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
+# One kernel for all devices: it asks the host.
+HOST_ONLY = {"cpu_level"}
+# No tensor comes out of them.
+WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
+# They write into their arguments, which torch.library gives no derivative.
+WITHOUT_AUTOGRAD = (
+    WITHOUT_FAKE
+    | UPDATES
+    | {"sparse_segment_reduce_grad_out", "sparse_segment_reduce_grad_v2_out", "join_byte_planes_"}
+)
+PROGRAM = f"""
+import ctypes, json, os
+import torch, torchsparse_rec
+if torchsparse_rec.config()["CUDA library"] != "loaded":
+    ctypes.CDLL({str(LIBRARY)!r}, mode=os.RTLD_LAZY)
+has = torch._C._dispatch_has_kernel_for_dispatch_key
+print(json.dumps({{
+    name.removeprefix("torchsparse_rec::"): [
+        key for key in ("CPU", "CUDA", "CompositeExplicitAutograd", "Autograd") if has(name, key)
+    ] + (["fake"] if torch._library.simple_registry.singleton.find(name).fake_impl.kernel is not None else [])
+    for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, set[str]]:
+    """For each operator, what it has kernels for."""
+    if not LIBRARY.exists():
+        if os.environ.get("TORCHSPARSE_REC_CUDA") == "0":
+            pytest.skip("TORCHSPARSE_REC_CUDA=0: the CUDA library is not wanted")
+        if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists():
+            pytest.fail(f"nvcc is here, but {LIBRARY} has not been built")
+        pytest.skip("no nvcc, hence no CUDA library")
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return {name: set(keys) for name, keys in json.loads(result.stdout.splitlines()[-1]).items()}
+
+
+def test_every_operator_has_a_cuda_kernel(kernels: dict[str, set[str]]) -> None:
+    assert len(kernels) > len(WITHOUT_AUTOGRAD)
+    for name, keys in kernels.items():
+        wanted = {"CompositeExplicitAutograd"} if name in HOST_ONLY else {"CPU", "CUDA"}
+        assert (wanted - {"CUDA"} if name in CPU_ONLY else wanted) <= keys, name
+        assert not (name in CPU_ONLY and "CUDA" in keys), name
+
+
+def test_every_operator_has_a_fake_kernel_and_autograd(kernels: dict[str, set[str]]) -> None:
+    for name, keys in kernels.items():
+        assert name in WITHOUT_FAKE or "fake" in keys, name
+        assert name in WITHOUT_AUTOGRAD or "Autograd" in keys, name
+
+
+def test_no_symbol_of_torchs_unstable_interface(kernels: dict[str, set[str]]) -> None:
+    """One build for every torch: only the C shims may be undefined, not torch's C++."""
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("no nm")
+    listing = subprocess.run([nm, "-D", "--undefined-only", str(LIBRARY)], capture_output=True, text=True, check=True)
+    mangled = [line.split()[-1] for line in listing.stdout.splitlines()]
+    assert any("aoti_torch" in symbol for symbol in mangled)
+    assert not [symbol for symbol in mangled if symbol.startswith(("_ZN2at", "_ZN3c10", "_ZN5torch", "_ZNK2at"))]

@@ -1,0 +1,70 @@
+"""The reader of profiler traces, on a trace made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from device_trace import Step, read_step
+
+
+def event(cat: str, name: str, ts: float, correlation: int | None = None, dur: float = 1.0) -> dict[str, Any]:
+    args = {} if correlation is None else {"correlation": correlation}
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+# A step from 100 to 200, with its like before and after, and the device lagging behind the host.
+STEP = event("user_annotation", "step", 100.0, dur=100.0)
+TRACE = [
+    {"ph": "M", "name": "process_name"},
+    event("cuda_runtime", "cudaMemcpyAsync", 50.0, 1),
+    event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 120.0, 1),
+    event("cuda_runtime", "cudaDeviceSynchronize", 99.9, 2),
+    STEP,
+    event("gpu_user_annotation", "step", 150.0, dur=300.0),
+    event("cuda_runtime", "cudaLaunchKernel", 110.0, 3),
+    event("kernel", "void tsr::pool_kernel", 140.0, 3),
+    event("cuda_driver", "cuLaunchKernelEx", 111.0, 4),
+    event("cuda_runtime", "cudaMemcpyAsync", 120.0, 5),
+    event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 160.0, 5),
+    event("cpu_op", "aten::copy_", 130.0),
+    event("cuda_runtime", "cudaStreamIsCapturing", 131.0, 6),
+    event("cuda_runtime", "cudaMemcpyAsync", 210.0, 9),
+    event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 220.0, 9),
+    event("cuda_runtime", "cudaDeviceSynchronize", 200.0, 10),
+]
+
+
+def test_a_quiet_step() -> None:
+    assert read_step({"traceEvents": TRACE}) == Step(launches=2)
+
+
+def test_a_copy_and_a_wait_are_found_even_if_the_device_runs_later() -> None:
+    name = "Memcpy DtoH (Device -> Pageable)"
+    more = [
+        event("cuda_runtime", "cudaMemcpyAsync", 150.0, 7),
+        event("cuda_runtime", "cudaStreamSynchronize", 151.0, 8),
+        event("gpu_memcpy", name, 900.0, 7),
+    ]
+    assert read_step({"traceEvents": [*TRACE, *more]}) == Step(2, [name], ["cudaStreamSynchronize"])
+
+
+@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize"])
+def test_every_way_to_wait(call: str) -> None:
+    trace = [*TRACE, event("cuda_driver" if call.startswith("cuS") else "cuda_runtime", call, 199.0, 20)]
+    assert read_step({"traceEvents": trace}).waits == [call]
+
+
+def test_a_copy_to_the_device() -> None:
+    copy = [
+        event("cuda_runtime", "cudaMemcpy", 150.0, 7),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 151, 7),
+    ]
+    assert read_step({"traceEvents": [*TRACE, *copy]}).copies == ["Memcpy HtoD (Pinned -> Device)"]
+
+
+def test_the_range_must_be_there_once() -> None:
+    with pytest.raises(ValueError, match="one range 'step', got 0"):
+        read_step({"traceEvents": []})
+    with pytest.raises(ValueError, match="one range 'step', got 2"):
+        read_step({"traceEvents": [STEP, STEP]})

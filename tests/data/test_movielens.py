@@ -1,0 +1,135 @@
+"""MovieLens's files: what they hold, what is written, and the line that is wrong."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from data.cases import joined
+
+from torchsparse_rec.data import (
+    DataError,
+    _ratings,
+    read_movielens,
+    write_movielens,
+)
+
+DATA = os.environ.get("TORCHSPARSE_REC_DATA")
+
+
+RATINGS = pa.record_batch(
+    {
+        "user": pa.array([196, 22, 1], pa.int32()),
+        "item": pa.array([242, 377, 9_999_999], pa.int32()),
+        "rating": pa.array([3.0, 1.0, 5.0], pa.float32()),
+        "timestamp": pa.array([881250949, 878887116, 978300760]),
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["u.data", "ratings.dat", "ratings.csv", "u.data.gz", "ratings.csv.zst"])
+def test_ratings_are_written_and_read(name, tmp_path):
+    batches = [RATINGS, RATINGS, RATINGS.slice(0, 0), RATINGS]
+    if ".csv" in name:
+        batches.append(RATINGS.set_column(2, "rating", pa.array([3.5, 0.5, 4.25], pa.float32())))
+    assert write_movielens(tmp_path / name, batches) == 3 * (len(batches) - 1)
+    found = list(read_movielens(tmp_path / name, batch_size=4))
+    assert [batch.num_rows for batch in found][:2] == [4, 4] and joined(found).equals(joined(batches))
+    assert joined(read_movielens(tmp_path / name, columns=["item"])).column_names == ["item"]
+
+
+def test_the_ratings_of_movielens_themselves():
+    if not DATA:
+        pytest.skip("needs TORCHSPARSE_REC_DATA, with ml-100k/u.data")
+    path = Path(DATA) / "ml-100k" / "u.data"
+    expected = np.loadtxt(path, dtype=np.int64)
+    found = joined(read_movielens(path))
+    for place, name in enumerate(("user", "item", "rating", "timestamp")):
+        np.testing.assert_array_equal(found.column(name).to_numpy(), expected[:, place])
+
+
+def test_malformed_ratings_name_their_line(tmp_path):
+    (tmp_path / "u.data").write_text("1\t2\t3\t881250949\n1\t2\tx\t881250949\n")
+    with pytest.raises(DataError, match="u.data: line 2: expected user<TAB>item.*got '1.t2.tx"):
+        list(read_movielens(tmp_path / "u.data"))
+    (tmp_path / "empty.data").write_text("")
+    with pytest.raises(DataError, match="empty.data: line 1: the file ends here"):
+        list(read_movielens(tmp_path / "empty.data"))
+    with pytest.raises(ValueError, match="layout must be given for .*u.bin: one of ml-100k, ml-1m, ml-20m"):
+        read_movielens(tmp_path / "u.bin")
+    with pytest.raises(ValueError, match="layout must be one of ml-100k, ml-1m, ml-20m, got 'ml'"):
+        read_movielens(tmp_path / "u.data", layout="ml")
+
+
+def test_what_ratings_ml_20m_cannot_hold(tmp_path):
+    for values, text in (
+        ([1.0, 2.5, 3.0004], "column 'rating' must have at most three decimals, got 3.0004 in row 5"),
+        ([1.0, 2.5, float("nan")], "column 'rating' must be in"),
+    ):
+        batch = RATINGS.set_column(2, "rating", pa.array(values))
+        with pytest.raises(ValueError, match=text):
+            write_movielens(tmp_path / "ratings.csv", [RATINGS, batch])
+    for name in ("ratings.csv", "u.data"):
+        for batches in ([], [RATINGS.slice(0, 0)]):
+            with pytest.raises(ValueError, match="batches must have at least one row, got none"):
+                write_movielens(tmp_path / name, batches)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ratings_are_written_as_the_quick_path_reads_them(tmp_path, monkeypatch):
+    batch = RATINGS.set_column(2, "rating", pa.array([3.0, 0.5, -0.0]))
+    write_movielens(tmp_path / "ratings.csv", [batch])
+    lines = (tmp_path / "ratings.csv").read_text().splitlines()
+    assert [line.split(",")[2] for line in lines] == ["rating", "3.0", "0.5", "0.0"]
+    monkeypatch.delattr(_ratings, "_parse_lines")
+    assert joined(read_movielens(tmp_path / "ratings.csv")).column("rating").to_pylist() == [3.0, 0.5, 0.0]
+    monkeypatch.undo()
+    batch = RATINGS.set_column(2, "rating", pa.array([3.7, 0.125, 4.0], pa.float32()))
+    write_movielens(tmp_path / "ratings.csv", [batch])
+    assert joined(read_movielens(tmp_path / "ratings.csv")).column("rating").equals(joined([batch]).column("rating"))
+
+
+@pytest.mark.parametrize("chunk", [20, 1 << 20])
+@pytest.mark.parametrize(
+    ("times", "end"),
+    [
+        ([1000000003, 1046454590, 999999999], ""),  # the shorter one is no beginning of such a one
+        ([956703932, 1046454590, 999999999], ""),
+        ([10, 9], ""),
+        ([881250949, 878887116], "\r"),  # half of the line's end
+        ([881250949, 8], "\r"),
+        ([7], ""),
+    ],
+)
+def test_a_last_line_without_an_end(times, end, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(_ratings, "_CHUNK", chunk)
+    lines = (f"1\t2\t3\t{time}" for time in times)
+    (tmp_path / "u.data").write_bytes(("\r\n".join(lines) + end).encode())
+    assert joined(read_movielens(tmp_path / "u.data")).column("timestamp").to_pylist() == times
+
+
+@pytest.mark.parametrize("chunk", [20, 1 << 20])
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_a_cut_timestamp(cut, chunk, tmp_path, monkeypatch):
+    monkeypatch.setattr(_ratings, "_CHUNK", chunk)
+    text = "1\t2\t3\t956703932\n1\t2\t3\t1046454590\n1\t3\t3\t978300760"
+    (tmp_path / "u.data").write_text(text[:-cut])
+    with pytest.raises(DataError, match="u.data: line 3: expected .* and the end of the line, got '1.t3.t3.t9"):
+        list(read_movielens(tmp_path / "u.data"))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "text"),
+    [
+        ("user", [0, 1, 2], r"column 'user' must be in \[1, 10000000\] without nulls, got 0 in row 3"),
+        ("user", [1, None, 2], r"column 'user' .* without nulls, got None in row 4"),
+        ("rating", [1.5, 2, 3], "column 'rating' cannot be written"),
+        ("timestamp", ["a", "b", "c"], "column 'timestamp' cannot be written"),
+    ],
+)
+def test_what_u_data_cannot_hold(column, values, text, tmp_path):
+    place = RATINGS.schema.names.index(column)
+    with pytest.raises(ValueError, match=text):
+        write_movielens(tmp_path / "u.data", [RATINGS, RATINGS.set_column(place, column, pa.array(values))])
+    assert list(tmp_path.iterdir()) == []

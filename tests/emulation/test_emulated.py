@@ -1,0 +1,164 @@
+"""
+What the CUDA kernels alone do, run without a GPU (tests/emulation): pieces of long bags, sizes beyond 2^31.
+
+What holds on every device is in the other files, where the fixtures ``device`` and ``kernels`` run it emulated too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import pytest
+import reference
+import torch
+from reference import MEAN, SQRTN, SUM
+from samples.operators import SAMPLES
+from samples.sample import Random
+
+from emulation import fixture
+from torchsparse_rec.nn import EmbeddingBag
+
+Launches = Callable[[], int]
+
+
+def _outputs(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+# ---- Operators ------------------------------------------------------------------------------------------------------
+
+
+def test_every_operator_has_an_emulated_kernel() -> None:
+    for name in SAMPLES:
+        fixture.operator(name)
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchsparse_rec_emulated::{name}", "CPU"), name
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "dense"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_emulated_module_trains_as_torchs(mode: str, grad_mode: str, emulated: Launches) -> None:
+    """A module of production over the emulated kernels: the same rows after a step of SGD."""
+    random = Random(5)
+    weight = random.floats(30, 8, dtype=torch.float32)
+    ids, offsets = random.integers(0, 30, 50, dtype=torch.int64), torch.tensor([0, 7, 7, 30])
+    target = random.floats(4, 8, dtype=torch.float32)
+    tables = []
+    for bag in (EmbeddingBag(30, 8, mode=mode, grad_mode=grad_mode), torch.nn.EmbeddingBag(30, 8, mode=mode)):
+        bag.load_state_dict({"weight": weight})
+        optimizer = torch.optim.SGD(bag.parameters(), lr=0.5)
+        torch.nn.functional.mse_loss(bag(ids, offsets), target).backward()
+        optimizer.step()
+        tables.append(bag.weight.detach())
+    torch.testing.assert_close(*tables)
+    assert emulated() > 0
+
+
+def test_the_fixture_gives_the_cpu_kernels_back() -> None:
+    before = fixture.library().tsr_emulated_launches()
+    torch.ops.torchsparse_rec.unique.default(torch.tensor([3, 3, 1]))
+    assert fixture.library().tsr_emulated_launches() == before
+
+
+LENGTHS = (1000, 0, 129, 1, 128, 700)
+
+
+@pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dim", [8, 3])
+def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:
+    """Bags of more than 128 entries are added up in pieces."""
+    random = Random(mode)
+    items = sum(LENGTHS)
+    weights = random.weights(items, torch.float32) if weighted else None
+    indices, offsets = random.integers(0, 50, items, dtype=torch.int32), torch.tensor([0, *accumulate(LENGTHS)])
+    table = random.floats(50, dim, dtype=torch.float32)
+    arguments = (table, indices, offsets, weights, mode, 7, False, False)
+    actual = torch.ops.torchsparse_rec.embedding_bag.default(*arguments)
+    torch.testing.assert_close(actual[0], reference.embedding_bag(*arguments)[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
+def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:
+    """Whole numbers, whose sums are exact in any order; half of the entries name one row."""
+    random = Random(1)
+    indices = random.integers(0, 9, 3000, dtype=torch.int64)
+    indices[::2] = 4
+    grad = random.integers(-4, 5, 3000, 5, dtype=torch.float32)
+    arguments = (grad, indices, None, None, None, 12, SUM, 2, False)
+    actual = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
+    wanted = reference.REFERENCES[name](*arguments)
+    for x, y in zip(_outputs(actual), _outputs(wanted), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> None:
+    x = torch.tensor([-1, 0, -1, 2**62, -(2**63), 0, 2**63 - 1, -1])
+    values, inverse, counts = torch.ops.torchsparse_rec.unique_with_counts.default(x)
+    assert values.tolist() == [-1, 0, 2**62, -(2**63), 2**63 - 1]
+    assert inverse.tolist() == [0, 1, 0, 2, 3, 1, 4, 0]
+    assert counts.tolist() == [3, 2, 1, 1, 1]
+
+
+# ---- Beyond 2^31 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def huge() -> torch.Tensor:
+    """More than 2^31 float16 elements, of which the system gives memory to the pages that are written."""
+    return torch.empty(2**31 + 2**12, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("dim", [64, 7])
+def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, emulated: Launches) -> None:
+    rows = huge.numel() // dim
+    table = huge[: rows * dim].view(rows, dim)
+    small = Random(1).floats(6, dim, dtype=torch.float16)
+    # The last two lie where an element's number no longer fits in 32 bits, or in 31.
+    places = torch.tensor([0, 1, 2**30 // dim, 2**31 // dim - 1, 2**31 // dim + 1, rows - 1])
+    table[places] = small
+    picked = torch.tensor([5, 4, 0, 3, 3, 5, 1, 2])
+    ids, bags, weights = places[picked], torch.tensor([0, 3, 3, 8]), Random(2).weights(8, torch.float16)
+    segments, ops = torch.tensor([0, 0, 1, 1, 1, 3, 3, 3]), torch.ops.torchsparse_rec
+    grad = Random(3).floats(3, dim, dtype=torch.float16)
+
+    def results(table: torch.Tensor, ids: torch.Tensor) -> list[torch.Tensor]:
+        pooled, _ = ops.embedding_bag.default(table, ids, bags, weights, MEAN, -1, False, False)
+        return [
+            ops.embedding.default(table, ids, -1, False, False),
+            pooled,
+            ops.embedding_bag.default(table, ids, bags, None, 3, -1, False, False)[0],
+            ops.embedding_weights_backward.default(grad, table, ids, bags, weights, pooled, MEAN, -1),
+            ops.sparse_segment_reduce.default(table, ids, segments, 5, SQRTN),
+        ]
+
+    for large, same in zip(results(table, ids), results(small, picked), strict=True):
+        assert torch.equal(large, same)
+
+
+FAR_ROWS = 2**33 + 9
+# Ids that would be one in 32 bits, and the first and last row.
+FAR_IDS = torch.tensor([5, 2**32 + 5, FAR_ROWS - 1, 5, 2**33 + 5, 0, 2**32 + 5])
+
+
+def test_gradient_rows_beyond_2_to_the_32(emulated: Launches) -> None:
+    grad = Random(1).integers(-9, 9, 7, 3, dtype=torch.float32)
+    wanted = torch.stack([grad[5], grad[0] + grad[3], grad[1] + grad[6], grad[4], grad[2]])
+    ops, rows = torch.ops.torchsparse_rec, [0, 5, 2**32 + 5, 2**33 + 5, FAR_ROWS - 1]
+    for values, ids in (
+        ops.embedding_sparse_backward.default(grad, FAR_IDS, None, None, None, FAR_ROWS, SUM, -1, False),
+        ops.sparse_segment_reduce_grad_v2.default(grad, FAR_IDS, torch.arange(7), FAR_ROWS, SUM),
+    ):
+        assert ids.tolist() == rows and torch.equal(values, wanted)
+    bags = ops.embedding_sparse_backward.default(
+        grad[:2], FAR_IDS, torch.tensor([0, 4, 7]), None, None, FAR_ROWS, SUM, 2**32 + 5, False
+    )
+    assert bags[1].tolist() == [0, 5, 2**33 + 5, FAR_ROWS - 1]
+    assert torch.equal(bags[0], torch.stack([grad[1], 2 * grad[0], grad[1], grad[0]]))
+
+
+def test_id_beyond_2_to_the_32_is_told(emulated: Launches) -> None:
+    with pytest.raises(IndexError, match=rf"indices\[1\] must be in \[0, {FAR_ROWS}\), got {FAR_ROWS + 2**32}"):
+        torch.ops.torchsparse_rec.embedding_sparse_backward.default(
+            torch.ones(3, 2), torch.tensor([5, FAR_ROWS + 2**32, 7]), None, None, None, FAR_ROWS, SUM, -1, False
+        )

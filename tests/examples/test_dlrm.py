@@ -1,0 +1,378 @@
+"""The DLRM example: generated examples, rows of files, the network, training, evaluation."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from examples.cases import check_records_within_epochs
+
+from torchsparse_rec import ops
+from torchsparse_rec.data import write_prebatched
+from torchsparse_rec.data.criteo import CATEGORIES, INTEGERS
+from torchsparse_rec.examples.dlrm import data, model, sources, steps, tables, train
+from torchsparse_rec.nn import EmbeddingBagConfig
+
+pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = tables.KINDS
+SMALL = {
+    "buckets": 60,
+    "embedding_dim": 4,
+    "bottom": (8,),
+    "top": (16,),
+    "max_cardinality": 100,
+    "samples": 1024,
+    "held_out": 512,
+    "batch_size": 128,
+}
+
+
+def settings_of(**given):
+    return train.Settings(**{**SMALL, **given})
+
+
+def trainer_of(**given):
+    chosen = settings_of(**given)
+    return train.Trainer(chosen, sources.make_source(chosen))
+
+
+# ---- Generated examples ----------------------------------------------------------------------------------------------
+
+
+def test_the_generator_has_criteos_shape():
+    assert len(data.CARDINALITIES) == 26 and sum(data.CARDINALITIES) == 33_762_577
+    batch = data.Generator(64).batch(0)
+    assert batch.labels.shape == (64,) and batch.labels.dtype == torch.float32 and batch.size == 64
+    assert batch.numbers.shape == (64, 13) and batch.numbers.dtype == torch.float32
+    assert batch.ids.shape == (26, 64) and batch.ids.dtype == torch.int64
+    assert set(batch.labels.tolist()) == {0.0, 1.0}
+    # log(1 + x) of counts.
+    counts = batch.numbers.double().expm1()
+    torch.testing.assert_close(counts, counts.round(), rtol=1e-5, atol=1e-5)
+    assert 0 <= int(batch.ids.min()) and int(batch.ids.max()) < 1 << 32
+
+
+def test_batches_depend_on_number_and_seed_alone():
+    generator = data.Generator(32, seed=3)
+    later, batch = generator.batch(5), generator.batch(2)
+    again = data.Generator(32, seed=3)
+    for one, other in zip(batch, list(again.batches(0, 4))[2], strict=True):
+        assert torch.equal(one, other)
+    for other in (later, data.Generator(32, seed=4).batch(2)):
+        assert not torch.equal(batch.ids, other.ids) and not torch.equal(batch.numbers, other.numbers)
+
+
+@pytest.mark.parametrize("limit", [None, 1000, 1])
+def test_categories_have_no_more_values_than_they_should(limit):
+    generator = data.Generator(20_000, limit)
+    ids = generator.batch(0).ids
+    found = [len(row.unique()) for row in ids]
+    limits = [min(count, limit or count) for count in data.CARDINALITIES]
+    assert generator.cardinalities() == limits
+    assert all(count <= limit for count, limit in zip(found, limits, strict=True))
+    # All values of small categories do occur.
+    assert all(count == limit for count, limit in zip(found, limits, strict=True) if limit <= 105)
+    assert limit is not None or found[2] > 5000
+
+
+def test_ids_are_zipfs():
+    ids = data.Generator(50_000, 1000).batch(0).ids[2]
+    counts = ids.unique(return_counts=True)[1].sort(descending=True)[0].double()
+    # The commonest value i has the mass of [i + 1, i + 2) under x ** -1.05 on [1, 1001).
+    edges = torch.arange(1, 1002).double() ** -0.05
+    expected = (edges[:-1] - edges[1:]) / (1 - edges[-1]) * len(ids)
+    # The rarer ones are in disorder, so that only the commonest are compared one by one.
+    assert ((counts[:20] - expected[:20]).abs() / expected[:20].sqrt()).max() < 5.0
+    assert abs(float(counts[20:].sum() - expected[20:].sum())) < 5.0 * float(expected[20:].sum().sqrt())
+
+
+def test_raw_ids_are_spread_over_32_bits_one_to_one():
+    found = data.spread(torch.arange(1 << 20))
+    assert len(found.unique()) == 1 << 20
+    assert 0 <= int(found.min()) < 1 << 16 and (1 << 32) - (1 << 16) < int(found.max()) < 1 << 32
+    halves = torch.bincount(found >> 24, minlength=256)
+    assert abs(halves.double() / 4096 - 1).max() < 0.1
+    ends = data.spread(torch.tensor([0, 1, (1 << 32) - 1]))
+    assert len(ends.unique()) == 3 and 0 <= int(ends.min()) and int(ends.max()) < 1 << 32
+
+
+def test_labels_follow_the_hidden_model():
+    generator = data.Generator(16_384, 10)
+    first, second = generator.batch(0), generator.batch(1)
+    assert 0.2 < float(first.labels.mean()) < 0.35
+    # How often each value is clicked in one batch tells the labels of another.
+    score = torch.zeros(16_384)
+    for row, later in zip(first.ids, second.ids, strict=True):
+        for value in row.unique():
+            score[later == value] += first.labels[row == value].mean()
+    ordered = second.labels[score.argsort()]
+    assert ordered[:2000].mean() < 0.15 and ordered[-2000:].mean() > 0.45
+
+
+def test_the_generator_refuses():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        data.Generator(0)
+    with pytest.raises(ValueError, match="max_cardinality must be at least 1, got -1"):
+        data.Generator(4, -1)
+
+
+# ---- Rows of files ---------------------------------------------------------------------------------------------------
+
+
+def rows_of(**given):
+    columns = {"label": [0, 1, 1], **dict.fromkeys(INTEGERS, [1, None, 3]), **dict.fromkeys(CATEGORIES, ["a", "b", ""])}
+    return pa.record_batch({**columns, **given})
+
+
+def test_rows_become_numbers_and_raw_ids():
+    strings = ["68fd1e64", None, "FFFFffff"]
+    batch = data.as_batch(rows_of(I2=[-2, 0, 7], C1=strings, C2=["0", "abc", None], C3=[5, None, -7]))
+    assert batch.labels.tolist() == [0.0, 1.0, 1.0]
+    assert batch.numbers[:, 0].tolist() == pytest.approx([math.log(2), 0.0, math.log(4)])
+    assert batch.numbers[:, 1].tolist() == pytest.approx([0.0, 0.0, math.log(8)])
+    assert batch.ids[0].tolist() == [0x68FD1E64, data.MISSING, 0xFFFFFFFF]
+    assert batch.ids[1].tolist() == [0, 0xABC, data.MISSING]
+    assert batch.ids[2].tolist() == [5, data.MISSING, -7]
+    assert batch.ids[3].tolist() == [10, 11, data.MISSING]  # an empty string is a missing one
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "dictionary", "sliced"])
+def test_hexadecimal_strings_of_any_arrow_type(kind):
+    random = np.random.default_rng(0)
+    numbers = random.integers(0, 1 << 32, 100)
+    strings = pa.array([f"{number:08x}" for number in numbers])
+    strings = {
+        "string": strings,
+        "large_string": strings.cast(pa.large_string()),
+        "dictionary": strings.dictionary_encode(),
+        "sliced": strings,
+    }[kind]
+    columns = {"label": [0] * 100, **dict.fromkeys(INTEGERS, pa.nulls(100)), **dict.fromkeys(CATEGORIES, strings)}
+    rows = pa.record_batch(columns)
+    if kind == "sliced":
+        rows, numbers = rows.slice(7, 50), numbers[7:57]
+    assert data.as_batch(rows).ids[4].tolist() == numbers.tolist()
+
+
+def test_no_rows_are_an_empty_batch():
+    batch = data.as_batch(rows_of().slice(0, 0))
+    assert batch.size == 0 and batch.ids.shape == (26, 0) and batch.numbers.shape == (0, 13)
+
+
+@pytest.mark.parametrize("wrong", ["0x12", "123456789", "12g", "éééééééé", "-1"])
+def test_strings_that_are_not_hexadecimal_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"column 'C9' must hold hexadecimal ids of up to 8 digits, got '{wrong}'"):
+        data.as_batch(rows_of(C9=["aa", None, wrong]))
+
+
+def test_rows_without_a_column_are_refused():
+    with pytest.raises(ValueError, match="there must be a column 'I5', got label, "):
+        data.as_batch(rows_of().drop_columns(["I5"]))
+
+
+def write_text(path, rows):
+    """Lines with holes, whose label follows from the first integer and the first category."""
+    random = np.random.default_rng(0)
+    lines = []
+    for _ in range(rows):
+        label = int(random.random() < 0.4)
+        numbers = [str(random.integers(-2, 30)) if random.random() < 0.8 else "" for _ in INTEGERS]
+        words = [f"{random.integers(30):08x}" if random.random() < 0.9 else "" for _ in CATEGORIES]
+        numbers[0], words[0] = str(random.integers(5) + 9 * label), f"{random.integers(4) + 4 * label:08x}"
+        lines.append("\t".join([str(label), *numbers, *words]))
+    path.write_text("\n".join(lines))
+
+
+def same_batches(one, other):
+    one, other = list(one), list(other)
+    assert len(one) == len(other) > 0
+    for batch, its in zip(one, other, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(batch, its, strict=True))
+
+
+@pytest.mark.parametrize("stored", ["strings", "integers"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_prebatched_file_gives_the_texts_batches(stored, compression, tmp_path):
+    from torchsparse_rec.data.criteo import read_criteo
+
+    text, arrow = tmp_path / "train.txt", tmp_path / "train.arrow"
+    write_text(text, 437)
+    batches = list(read_criteo(text, batch_size=100))
+    if stored == "integers":
+        batches = [_as_integers(batch) for batch in batches]
+    write_prebatched(arrow, batches, compression=compression)
+    settings = settings_of(batch_size=50, held_out=30)
+    one, other = (sources.make_source(settings, [path]) for path in (text, arrow))
+    same_batches(one.batches(), other.batches())
+    same_batches(one.batches(4), other.batches(4))
+    same_batches(one.held_out(), other.held_out())
+    assert one.fingerprint() != other.fingerprint()
+    assert sum(batch.size for batch in one.held_out()) == 30
+    assert sum(batch.size for batch in one.batches()) == 437 - 43
+
+
+def _as_integers(batch):
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    for name in CATEGORIES:
+        columns[name] = pa.array([None if x is None else int(x, 16) for x in columns[name].to_pylist()], pa.int64())
+    return pa.record_batch(columns)
+
+
+def test_several_files_are_read_as_one(tmp_path):
+    write_text(tmp_path / "all.txt", 230)
+    lines = (tmp_path / "all.txt").read_text().split("\n")
+    (tmp_path / "day_0").write_text("\n".join(lines[:100]))
+    (tmp_path / "day_1").write_text("\n".join(lines[100:]))
+    settings = settings_of(batch_size=45)
+    one = sources.make_source(settings, [tmp_path / "all.txt"])
+    same_batches(one.batches(), sources.make_source(settings, [tmp_path / "day_0", tmp_path / "day_1"]).batches())
+
+
+def test_files_of_both_kinds_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="--data must be all prebatched or all text, got a.txt, b.arrow"):
+        sources.make_source(settings_of(), [sources.Path("a.txt"), sources.Path("b.arrow")])
+
+
+# ---- The network -----------------------------------------------------------------------------------------------------
+
+
+def reference_logits(state, numbers, rows):
+    """DLRM's formula, pair by pair: a copy of the state, and the embeddings of each feature."""
+
+    def perceptron(x, name, linear_end):
+        layers = sum(key.startswith(f"layers.{name}.weights.") for key in state)
+        for layer in range(layers):
+            x = x @ state[f"layers.{name}.weights.{layer}"].T + state[f"layers.{name}.biases.{layer}"]
+            x = x if linear_end and layer == layers - 1 else x.relu()
+        return x
+
+    dense = perceptron(numbers, "bottom", False)
+    vectors = [dense, *rows]
+    products = [(vectors[i] * vectors[j]).sum(1) for j, i in _pairs(len(vectors))]
+    return perceptron(torch.cat([dense, torch.stack(products, 1)], 1), "top", True)[:, 0]
+
+
+def _pairs(count):
+    """(0, 1), (0, 2), (1, 2), (0, 3), ...: row by row of the triangle below the diagonal."""
+    return sorted(combinations(range(count), 2), key=lambda pair: (pair[1], pair[0]))
+
+
+def test_network_and_step_are_the_papers_formula_with_torchs_adagrad():
+    settings = settings_of(tables="hashed", lr=0.1)
+    step = steps.TorchStep(settings, tables.Placement())
+    batches = list(data.Generator(32, 100).batches(0, 3))
+    state = {name: x.double().clone().requires_grad_() for name, x in step.model.state_dict().items()}
+    adagrad = torch.optim.Adagrad(state.values(), lr=0.1)
+    for batch in batches:
+        ids = ops.to_hash_bucket_fast(batch.ids, 60)
+        rows = [state[f"bags.embedding_bags.{name}.weight"][row] for name, row in zip(CATEGORIES, ids, strict=True)]
+        expected = reference_logits(state, batch.numbers.double(), rows)
+        torch.testing.assert_close(step.logits(batch).double(), expected, rtol=1e-4, atol=1e-4)
+        adagrad.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(expected, batch.labels.double())
+        loss.backward()
+        adagrad.step()
+        assert float(step(batch)) == pytest.approx(loss.item(), abs=1e-4)
+    for name, value in step.model.state_dict().items():
+        torch.testing.assert_close(value.double(), state[name].detach(), rtol=0, atol=2e-3, msg=f"{name}: {{}}".format)
+
+
+def test_products_are_those_of_all_pairs():
+    layers = model.DenseLayers(numbers=2, features=3, embedding_dim=5, bottom=(4,), top=(6,))
+    assert [(int(p) // 4, int(p) % 4) for p in layers.places] == [(i, j) for j, i in _pairs(4)]
+    assert layers.top.weights[0].shape == (6, 5 + 6)
+
+
+def test_the_default_network_is_the_papers_programs():
+    network = steps.make_model(train.Settings(tables="hashed", buckets=10), tables.Placement())
+    shapes = [tuple(x.shape) for x in network.layers.bottom.weights]
+    assert shapes == [(512, 13), (256, 512), (64, 256), (16, 64)]
+    assert [tuple(x.shape) for x in network.layers.top.weights] == [(512, 367), (256, 512), (1, 256)]
+
+
+def test_model_refuses():
+    def table(dim, name="a"):
+        return EmbeddingBagConfig(10, dim, name, feature_names=[name])
+
+    for arguments, text in (
+        (([table(3), table(4, "b")],), r"tables must have one embedding_dim, got \[3, 4\]"),
+        (([table(3)], 2, ()), r"bottom must have at least one width, and none below 1, got \[\]"),
+        (([table(3)], 2, (4,), (4, 0)), r"top must have at least one width, and none below 1, got \[4, 0\]"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            model.DLRM(*arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_depend_on_the_seed_alone_and_leave_the_generator(kind):
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    batch = data.Generator(16, 100).batch(0)
+    one, other, third = (
+        steps.TorchStep(settings_of(tables=kind, seed=seed), tables.Placement()).logits(batch) for seed in (1, 1, 2)
+    )
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(one, other) and not torch.equal(one, third)
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_learns(kind):
+    trainer = trainer_of(tables=kind, samples=8192, held_out=2048, lr=0.03, buckets=1000)
+    records = list(trainer.run(2))
+    assert [record.step for record in records] == [64, 128] and [record.epoch for record in records] == [1, 2]
+    assert records[1].loss < records[0].loss < 0.69
+    # The hidden model's own AUC is about 0.8.
+    assert records[0].metrics.auc > 0.6 and records[1].metrics.auc > records[0].metrics.auc
+    assert all(record.samples_per_second > 0 for record in records)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_changes_no_bits(kind):
+    one, other = trainer_of(tables=kind), trainer_of(tables=kind)
+    often, once = list(one.run(1, every=1)), list(other.run(1))
+    assert len(often) == 8 and len(once) == 1
+    assert once[0].loss == pytest.approx(sum(record.loss for record in often) / 8, abs=1e-12)
+    assert once[0].metrics == often[-1].metrics
+
+
+def test_records_within_epochs_and_an_end_after_steps():
+    check_records_within_epochs(trainer_of)
+
+
+def test_diverged_training_stops():
+    trainer = trainer_of()
+    with torch.no_grad():
+        trainer.train_on.model.layers.top.biases[-1].fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="the loss up to step 8 is nan"):
+        list(trainer.run(1))
+
+
+def test_examples_that_have_gone_are_named(monkeypatch):
+    trainer = trainer_of()
+    trainer.batch = 8
+    with pytest.raises(ValueError, match="8 batches of Generator.*: there is no batch 8 any more"):
+        list(trainer.run(1))
+
+
+def test_hashed_tables_take_tensorflows_hash_of_raw_ids():
+    ids = torch.tensor([[0, 0xFFFFFFFF, data.MISSING]] * 26)
+    found = tables.table_ids(settings_of(tables="hashed"), ids)
+    assert torch.equal(found, ops.to_hash_bucket_fast(ids, 60)) and int(found.max()) < 60
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+def test_cuda_trains_as_the_cpu_does(kind):
+    losses = []
+    for device in ("cpu", "cuda"):
+        chosen = settings_of(tables=kind)
+        trainer = train.Trainer(chosen, sources.make_source(chosen), device=device)
+        losses.append([record.loss for record in trainer.run(1, every=1)])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)

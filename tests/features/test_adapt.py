@@ -1,0 +1,151 @@
+"""``FeatureTransform.adapt``: vocabularies, boundaries, means and variances, and their state."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from features.cases import assert_same, rows_of
+
+from torchsparse_rec import features
+from torchsparse_rec.features import FeatureTransform
+
+
+def adaptable() -> FeatureTransform:
+    word = features.categorical_column_with_vocabulary_list("word", num_oov_buckets=1, max_tokens=3)
+    number = features.categorical_column_with_vocabulary_list("number", dtype="int64")
+    return FeatureTransform(
+        [
+            features.embedding_column(word, 2),
+            features.indicator_column(number),
+            features.bucketized_column(features.numeric_column("x"), num_bins=4),
+            features.numeric_column("y", shape=2, normalizer_fn=features.Standardize()),
+        ],
+        linear_columns=[features.crossed_column([number, "city"], 10)],
+    )
+
+
+def stream():
+    for k in range(3):
+        yield {
+            "word": ["b", "a", "c", "", None] if k else ["a", "b", "zé", "d", "a"],
+            "number": torch.tensor([5, 5, -1, 2**40, 7]),
+            "x": torch.arange(5.0) + 5 * k,
+            "y": torch.tensor([[1.0, float("nan")]] * 4 + [[k, 2.0]]),
+            "city": ["c"] * 5,
+        }
+
+
+def test_adapt_finds_what_is_missing():
+    transform = adaptable()
+    with pytest.raises(ValueError, match="adapt\\(\\) must find what column 'x_bucketized' needs"):
+        transform(next(stream()))
+    with pytest.raises(ValueError, match="column 'word': vocabulary_list must be given, or found by adapt"):
+        transform.embedding_bag_configs()
+    assert transform.adapt(stream()) is transform
+    assert transform.columns[0].categorical_column.vocabulary_list == ("a", "b", "c")
+    assert transform.columns[1].categorical_column.vocabulary_list == (5, 2**40, 7)
+    assert transform.linear_columns[0].keys[0].vocabulary_list == (5, 2**40, 7)
+    assert transform.columns[2].boundaries == pytest.approx((2.75, 6.5, 10.25))
+    y = np.array([[1.0] * 4 + [k] for k in range(3)]).reshape(-1)
+    normalizer = transform.columns[3].normalizer_fn
+    assert normalizer.mean == pytest.approx((y.mean(), 2.0)) and normalizer.variance == pytest.approx((y.var(), 0.0))
+    assert transform.embedding_bag_configs()[0].num_embeddings == 4
+    assert rows_of(transform(next(stream())).sparse, "word") == [[0], [1], [3], [3], [0]]
+
+
+def test_what_adapt_found_is_state():
+    transform = adaptable().adapt(stream())
+    batch = next(stream())
+    expected = transform(batch)
+    file = io.BytesIO()
+    torch.save(transform.state_dict(), file)
+    file.seek(0)
+    fresh = adaptable()
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert fresh.columns == transform.columns
+    batch["y"] = torch.ones(5, 2)
+    assert_same(fresh(batch), transform(batch))
+    assert expected.sparse.keys() == fresh(batch).sparse.keys()
+    again = FeatureTransform.from_config(json.loads(json.dumps(transform.to_config())))
+    assert again.columns == transform.columns
+    with pytest.raises(ValueError, match="a state must be of the columns that adapt"):
+        FeatureTransform([features.numeric_column("y")]).load_state_dict(transform.state_dict())
+
+
+def test_adapting_again_changes_nothing():
+    transform = adaptable().adapt(stream())
+    columns = transform.columns
+    assert transform.adapt([]).columns == columns
+
+
+def test_words_that_are_no_text_are_found_and_written():
+    transform = FeatureTransform([features.categorical_column_with_vocabulary_list("x")])
+    transform.adapt([{"x": [b"\xff", b"a\x00", b"a\x00"]}])
+    assert rows_of(transform({"x": [b"\xff", b"a", b"a\x00"]}).sparse, "x") == [[1], [], [0]]
+    twin = FeatureTransform.from_config(json.loads(json.dumps(transform.to_config())))
+    assert rows_of(twin({"x": [b"\xff"]}).sparse, "x") == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("column", "batches", "message"),
+    [
+        (features.categorical_column_with_vocabulary_list("x"), [], "batches must hold a batch, got none"),
+        (
+            features.categorical_column_with_vocabulary_list("x"),
+            [{"x": ["", ""]}],
+            "column 'x': adapt.* must see a word",
+        ),
+        (
+            features.categorical_column_with_vocabulary_list("x"),
+            [{"x": [1]}],
+            "column 'x': must hold strings, got integers",
+        ),
+        (features.categorical_column_with_vocabulary_list("x"), [{"x": ["a", "b", "c"]}], "at most max_distinct=2"),
+        (features.categorical_column_with_vocabulary_list("x"), [{"y": [1]}], "none named 'x'"),
+        (features.numeric_column("x", normalizer_fn=features.Standardize()), [{"x": [float("nan")]}], "see a number"),
+        (
+            features.numeric_column("x", normalizer_fn=features.Standardize()),
+            [{"x": [1.0, float("-inf")]}],
+            "column 'x': adapt.* must see finite numbers, got -inf at position 0 of row 1",
+        ),
+        (features.bucketized_column(features.numeric_column("x"), num_bins=3), [{"x": [1.0]}], "enough numbers"),
+    ],
+)
+def test_adapt_refuses(column, batches, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureTransform([column]).adapt(batches, max_distinct=2)
+
+
+def test_adapt_refuses_two_passes():
+    number = features.numeric_column("x", normalizer_fn=features.Standardize())
+    with pytest.raises(ValueError, match="cannot be found in one pass"):
+        FeatureTransform([features.bucketized_column(number, num_bins=3)]).adapt([{"x": [1.0]}])
+
+
+def test_adapt_refuses_several_dimensions_before_it_reads():
+    column = features.numeric_column("x", (2, 2), normalizer_fn=features.Standardize())
+    with pytest.raises(
+        ValueError, match=r"shape must have one dimension to be standardized by adapt\(\), got \(2, 2\)"
+    ):
+        FeatureTransform([column]).adapt(iter([]))
+
+
+def test_marks_are_words_where_they_are_not_missing():
+    column = features.categorical_column_with_vocabulary_list("x", dtype="int64")
+    batch = {"x": torch.tensor([-1, -1, 3])}
+    transform = FeatureTransform([column], drop_missing=False).adapt([batch])
+    assert transform.columns[0].vocabulary_list == (-1, 3)
+    assert rows_of(transform(batch).sparse, "x") == [[0], [0], [1]]
+    assert FeatureTransform([column]).adapt([batch]).columns[0].vocabulary_list == (3,)
+
+
+@pytest.mark.parametrize("config", [{}, {"columns": []}, None])
+def test_what_is_no_configuration_is_named(config):
+    with pytest.raises(ValueError, match="config must be a dict with columns and linear_columns, got "):
+        FeatureTransform.from_config(config)
+    with pytest.raises(ValueError, match="a state must be a dict with what adapt.* found, got "):
+        adaptable().set_extra_state(config)

@@ -1,0 +1,165 @@
+"""The fused gradient mode where a program does something unusual between a lookup and its backward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from nn.test_fused import DIM, ROWS, assert_same, draw, loss_of, pair, train_step
+from torch import Tensor, nn
+
+from torchsparse_rec import KeyedJaggedTensor, optim
+from torchsparse_rec import nn as ours
+
+pytestmark = pytest.mark.usefixtures("kernels")
+APPLY = pytest.mark.parametrize("apply", ["step", "backward"])
+
+
+def stored(model: nn.Module) -> Tensor:
+    """The table as it is, of :func:`pair`'s models."""
+    return model.table._parameters["weight"]
+
+
+@APPLY
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_a_table_that_is_frozen_with_its_module_and_thawed_alone(apply: str, looked_up: bool) -> None:
+    model, reference = pair(apply=apply)
+    mine, torchs = optim.Adam(model.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for side in (model, reference):
+        side.requires_grad_(False)
+        if looked_up:
+            side(draw(generator)[0])
+        side.table.weight.requires_grad_(True)
+    for _ in range(3):
+        batch = draw(generator)
+        for side, optimizer in ((model, mine), (reference, torchs)):
+            train_step(optimizer, loss_of, side, batch)
+    assert_same(model, reference)
+
+
+@APPLY
+def test_a_backward_to_other_tensors_leaves_the_table_alone(apply: str) -> None:
+    model, _ = pair(apply=apply, mode="sum")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    ids, labels = draw(torch.Generator().manual_seed(1))
+    weights = torch.rand(ids.shape, requires_grad=True)
+    before = model.table.weight.detach().clone()
+    loss = ((model(ids, None, weights) - labels) ** 2).mean()
+    (found,) = torch.autograd.grad(loss, weights, retain_graph=True)
+    loss.backward(inputs=[weights], retain_graph=True)
+    optimizer.step()
+    assert torch.equal(model.table.weight, before)
+    assert torch.equal(weights.grad, found) and found.abs().sum() > 0
+    loss.backward()
+    optimizer.step()
+    assert not torch.equal(model.table.weight, before)
+
+
+@pytest.mark.parametrize("wrap", ["hooks", "checkpoint"])
+def test_two_lookups_whose_saved_tensors_are_replaced(wrap: str) -> None:
+    model, reference = pair(apply="backward")
+    mine, torchs = optim.Adam(model.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(side: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        ids, labels = batch
+        if wrap == "checkpoint":
+            scores = [torch.utils.checkpoint.checkpoint(side, part, use_reentrant=False) for part in (ids, ids.flip(0))]
+        else:
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                scores = [side(ids), side(ids.flip(0))]
+        return ((scores[0] * scores[1] - labels) ** 2).mean()
+
+    for _ in range(3):
+        batch = draw(generator)
+        for side, optimizer in ((model, mine), (reference, torchs)):
+            train_step(optimizer, loss, side, batch)
+    assert_same(model, reference, rtol=1e-4)
+
+
+def test_an_output_that_is_kept_delays_updates_until_the_next_step_only() -> None:
+    model, reference = pair(apply="backward")
+    mine, torchs = optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(reference.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    kept, size = model(draw(generator)[0]), torch.tensor(0.0)
+    for number in range(3):
+        batch = draw(generator)
+        for side, optimizer in ((model, mine), (reference, torchs)):
+            optimizer.zero_grad()
+            loss_of(side, batch).backward()
+            if number > 0 and side is model:  # updated within backward, though the first lookup is still to be had
+                assert stored(model).abs().sum() != size
+            optimizer.step()
+        size = stored(model).abs().sum()
+    assert_same(model, reference)
+    assert kept.grad_fn is not None
+
+
+@APPLY
+def test_a_table_frozen_between_lookup_and_backward(apply: str) -> None:
+    model, _ = pair(apply=apply)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    loss = loss_of(model, draw(torch.Generator().manual_seed(1)))
+    model.table.weight.requires_grad_(False)
+    before = model.table.weight.detach().clone()
+    loss.backward()
+    optimizer.step()
+    assert torch.equal(model.table.weight, before)
+
+
+@APPLY
+def test_a_module_that_is_gone_before_the_backward(apply: str) -> None:
+    model, reference = pair(apply=apply)
+    weight, theirs = stored(model), reference.table.weight
+    optimizer = optim.SGD([weight], lr=0.1)
+    batch = draw(torch.Generator().manual_seed(1))
+    loss, expected = loss_of(model, batch), loss_of(reference, batch)
+    del model
+    loss.backward()
+    optimizer.step()
+    expected.backward()
+    torch.testing.assert_close(weight.detach(), theirs.detach() - 0.1 * theirs.grad)
+
+
+@APPLY
+def test_a_model_without_optimizer_can_be_read(apply: str) -> None:
+    model, reference = pair(apply=apply)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    ids, _ = batch = draw(torch.Generator().manual_seed(1))
+    model(ids)
+    del optimizer
+    torch.testing.assert_close(model(ids), reference(ids))
+    with pytest.raises(RuntimeError, match="grad_mode='fused' needs an optimizer of torchsparse_rec.optim"):
+        loss_of(model, batch).backward()
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused"])
+def test_a_table_of_a_collection_that_is_replaced(grad_mode: str) -> None:
+    def collection(rows: int) -> ours.EmbeddingBagCollection:
+        config = ours.EmbeddingBagConfig(num_embeddings=rows, embedding_dim=DIM, name="t", feature_names=["f"])
+        return ours.EmbeddingBagCollection([config], grad_mode=grad_mode)
+
+    bags, larger = collection(10), collection(ROWS)
+    bags.embedding_bags["t"] = copy.deepcopy(larger.embedding_bags["t"])
+    optimizer = optim.SGD(bags.parameters(), lr=0.5)
+    ids = KeyedJaggedTensor(["f"], torch.tensor([25, 3, 25]), lengths=torch.tensor([2, 1]))
+    before = bags.embedding_bags["t"].weight.detach().clone()
+    assert torch.equal(bags(ids).values(), larger(ids).values())
+    bags(ids).values().sum().backward()
+    optimizer.step()
+    moved = (bags.embedding_bags["t"].weight.detach() - before)[:, 0]
+    assert moved.nonzero().flatten().tolist() == [3, 25]
+    torch.testing.assert_close(moved[[3, 25]], torch.tensor([-0.5, -1.0]))
+
+
+def test_a_table_of_another_width_is_refused() -> None:
+    def collection(dim: int) -> ours.EmbeddingBagCollection:
+        config = ours.EmbeddingBagConfig(num_embeddings=10, embedding_dim=dim, name="t", feature_names=["f"])
+        return ours.EmbeddingBagCollection([config])
+
+    bags = collection(DIM)
+    bags.embedding_bags["t"] = collection(DIM + 1).embedding_bags["t"]
+    with pytest.raises(RuntimeError, match=f"embedding_dim of their configs, {DIM} in all, got {DIM + 1}"):
+        bags({"f": torch.tensor([1])})

@@ -1,0 +1,400 @@
+"""A collection equals the loop of single lookups bit for bit, and its update the optimizer's on sparse gradients."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from calls import assert_same_bits
+from reference import MAX, MEAN, SQRTN, SUM
+from reference_row_optimizer import states_of
+from samples.embedding_collection import SHARED, Collection, random_collection
+from samples.row_optimizer import IDLE_RULES, OTHER_RULES, ROW_STATES
+from samples.sample import FLOATS, INDICES
+from torch import Tensor
+
+from torchsparse_rec import ops
+
+_ops = torch.ops.torchsparse_rec
+MODES = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn", MAX: "max"}
+DIMS = (1, 2, 3, 7, 16, 64, 130)
+
+
+# ---- The same with single lookups -----------------------------------------------------------------------------------
+
+
+def drawn(seed: int, most_bags: int = 7, rows: tuple[int, ...] = (1, 5, 40, 300)) -> Collection:
+    """A collection of which everything is left to chance."""
+    pick = random.Random(seed)
+    tables, keys, lookups = pick.randint(1, 4), pick.randint(1, 4), pick.randint(1, 6)
+    weighted, side_by_side = pick.random() < 0.4, pick.random() < 0.5
+    count = pick.randint(0, most_bags)
+    sizes = [pick.choice(rows) for _ in range(tables)]
+    return random_collection(
+        f"drawn_{seed}",
+        rows=tuple(sizes),
+        dims=tuple(pick.choice(DIMS) for _ in sizes),
+        tables=tuple(pick.randrange(tables) for _ in range(lookups)),
+        keys=tuple(pick.randrange(keys) for _ in range(lookups)),
+        modes=tuple(pick.choice((SUM, MEAN, SQRTN) if weighted else tuple(MODES)) for _ in range(lookups)),
+        bags=tuple(count if side_by_side else pick.randint(0, most_bags) for _ in range(keys)),
+        padding_idx=tuple(pick.choice((-1, -1, 0, size)) for size in sizes),
+        most=pick.choice((1, 5)),
+        dtype=pick.choice(FLOATS),
+        index=pick.choice(INDICES),
+        offset=pick.choice(INDICES),
+        weighted=weighted,
+        side_by_side=side_by_side,
+        seed=seed,
+    )
+
+
+def parts_of(x: Collection, results: Tensor) -> list[Tensor]:
+    """What every lookup has of something of the output's shape."""
+    sizes = [(x.bags[key], x.weights[table].shape[1]) for table, key in zip(x.tables, x.keys, strict=True)]
+    if x.side_by_side:
+        return list(results.split([dim for _, dim in sizes], 1))
+    flat = results.split([count * dim for count, dim in sizes])
+    return [part.view(size) for part, size in zip(flat, sizes, strict=True)]
+
+
+def bags_of(x: Collection, key: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """A key's ids, the offsets of its bags, its weights, and the place of the first of them."""
+    first = sum(x.bags[:key])
+    assert x.offsets is not None
+    offsets = x.offsets[first : first + x.bags[key] + 1]
+    begin, end = int(offsets[0]), int(offsets[-1])
+    weights = None if x.per_sample_weights is None else x.per_sample_weights[begin:end]
+    return x.indices[begin:end], offsets - begin, weights, begin
+
+
+def called(x: Collection, sparse: bool = False) -> Tensor:
+    return ops.embedding_collection(
+        x.weights,
+        x.indices,
+        x.offsets,
+        tables=x.tables,
+        keys=x.keys,
+        modes=[MODES[mode] for mode in x.modes],
+        bags=x.bags,
+        per_sample_weights=x.per_sample_weights,
+        padding_idx=[row if row >= 0 else None for row in x.padding_idx],
+        side_by_side=x.side_by_side,
+        sparse=sparse,
+    )
+
+
+def single(x: Collection, table: int, key: int, mode: int) -> Tensor:
+    ids, offsets, weights, _ = bags_of(x, key)
+    padding = x.padding_idx[table] if x.padding_idx[table] >= 0 else None
+    return ops.embedding_bag(
+        x.weights[table], ids, offsets, per_sample_weights=weights, mode=MODES[mode], padding_idx=padding
+    )
+
+
+def check_forward(x: Collection) -> None:
+    for part, *lookup in zip(parts_of(x, called(x)), x.tables, x.keys, x.modes, strict=True):
+        assert_same_bits(part, single(x, *lookup))
+
+
+def table_gradient(x: Collection, table: int) -> tuple[Tensor, Tensor]:
+    """Values and rows of one lookup of all the table's bags, one lookup after the other. The modes must be alike."""
+    mine = [lookup for lookup, other in enumerate(x.tables) if other == table]
+    grads = parts_of(x, x.grad)
+    ids, lengths, weights, argmax, begin = [], [], [], [], 0
+    for lookup in mine:
+        own_ids, offsets, own_weights, _ = bags_of(x, x.keys[lookup])
+        ids.append(own_ids)
+        lengths.append(offsets.diff())
+        weights.append(own_weights)
+        if x.modes[lookup] == MAX:
+            bag = (x.weights[table], own_ids, offsets, None, MAX, x.padding_idx[table], False, False)
+            winners = _ops.embedding_bag.default(*bag)[1]
+            argmax.append(torch.where(winners < 0, winners, winners + begin))
+        begin += own_ids.shape[0]
+    joined = torch.cat(lengths)
+    offsets = torch.cat([joined.new_zeros(1), joined.cumsum(0)])
+    return _ops.embedding_sparse_backward.default(
+        torch.cat([grads[lookup] for lookup in mine]),
+        torch.cat(ids),
+        offsets,
+        None if x.per_sample_weights is None else torch.cat(weights),
+        torch.cat(argmax) if argmax else None,
+        x.weights[table].shape[0],
+        x.modes[mine[0]],
+        x.padding_idx[table],
+        False,
+    )
+
+
+def check_gradients(x: Collection) -> None:
+    """Of the tables whose lookups have one mode, which one lookup can have too."""
+    inputs = (x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
+    dense = _ops.embedding_collection_dense_backward.default(*inputs)
+    values, rows = _ops.embedding_collection_sparse_backward.default(*inputs)
+    for table, weight in enumerate(x.weights):
+        modes = {mode for mode, other in zip(x.modes, x.tables, strict=True) if other == table}
+        if not modes:
+            assert rows[table].shape == (0,) and not dense[table].any()
+        if len(modes) != 1:
+            continue
+        wanted, at = table_gradient(x, table)
+        assert_same_bits(rows[table], at)
+        assert_same_bits(values[table], wanted)
+        assert_same_bits(dense[table], torch.zeros_like(weight).index_copy_(0, at, wanted))
+
+
+def check_weights_gradient(x: Collection) -> None:
+    """Of the keys that are looked up once: where there are several, the sum is rounded once."""
+    if x.per_sample_weights is None:
+        return
+    output = called(x)
+    inputs = (x.grad, x.weights, [], [], None, *x.inputs, output, *x.lists, 0, [], 0, 0)
+    result = _ops.embedding_collection_weights_backward.default(*inputs)
+    parts = zip(x.tables, x.keys, x.modes, parts_of(x, x.grad), parts_of(x, output), strict=True)
+    for table, key, mode, grad, pooled in parts:
+        if x.keys.count(key) == 1:
+            ids, offsets, weights, begin = bags_of(x, key)
+            bag = (x.weights[table], ids, offsets, weights, pooled, mode, x.padding_idx[table])
+            wanted = _ops.embedding_weights_backward.default(grad, *bag)
+            assert_same_bits(result[begin : begin + ids.shape[0]], wanted)
+    for key in set(range(len(x.bags))) - set(x.keys):
+        ids, _, _, begin = bags_of(x, key)
+        assert not result[begin : begin + ids.shape[0]].any()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_single_lookups(seed: int) -> None:
+    x = drawn(seed)
+    check_forward(x)
+    check_gradients(x)
+    check_weights_gradient(x)
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_equals_single_lookups_on_several_threads(seed: int, restore_threads: None) -> None:
+    torch.set_num_threads(3)
+    x = drawn(seed, most_bags=9000, rows=(50, 3000, 70_000))
+    check_forward(x)
+    check_gradients(x)
+    check_weights_gradient(x)
+
+
+def test_sequences_are_bags_of_one_id() -> None:
+    x = random_collection("", modes=(SUM,) * 3, bags=(4, 0, 7), most=None, padding_idx=(-1, -1, 3), side_by_side=False)
+    start = 0
+    for part, table, count in zip(parts_of(x, called(x)), x.weights, x.bags, strict=True):
+        ids = x.indices[start : start + count]
+        padded = (ids == 3).unsqueeze(1) & torch.tensor(start > 0)
+        assert torch.equal(part, table[ids].masked_fill(padded, 0.0))
+        start += count
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_of_the_public_function(sparse: bool) -> None:
+    x = random_collection("", weighted=True, dtype=torch.float64, **SHARED)
+    table, unused = x.weights[0].requires_grad_(), x.weights[1]
+    assert x.per_sample_weights is not None
+    x.per_sample_weights.requires_grad_()
+    output = called(x, sparse)
+    output.backward(x.grad)
+    assert table.grad is not None and unused.grad is None
+    assert table.grad.layout == (torch.sparse_coo if sparse else torch.strided)
+    weights_grad = x.per_sample_weights.grad.clone()
+    loop = [single(x, *lookup) for lookup in zip(x.tables, x.keys, x.modes, strict=True)]
+    grads = torch.autograd.grad(torch.cat(loop, 1), (table, x.per_sample_weights), x.grad)
+    torch.testing.assert_close(table.grad.to_dense(), grads[0])
+    torch.testing.assert_close(weights_grad, grads[1])
+
+
+def test_a_sparse_gradient_is_coalesced() -> None:
+    x = random_collection("", **SHARED)
+    (grad,) = torch.autograd.grad(called_with_grad(x), x.weights[:1], x.grad)
+    assert grad.is_coalesced() and torch.equal(grad.indices()[0], grad.indices()[0].unique())
+
+
+def called_with_grad(x: Collection) -> Tensor:
+    x.weights[0].requires_grad_()
+    return called(x, sparse=True)
+
+
+def test_a_table_that_needs_no_gradient_is_not_read_for_one() -> None:
+    """Only what the gradient of weights reads again is kept, so tables may change between forward and backward."""
+    x = random_collection("", **SHARED)
+    x.weights[0].requires_grad_()
+    output = called(x)
+    for weight in x.weights:
+        weight.data.zero_()
+        weight.detach().add_(1)
+    output.backward(x.grad)
+    assert x.weights[0].grad is not None
+
+
+# ---- Tables of an optimizer -----------------------------------------------------------------------------------------
+
+RULES = IDLE_RULES | OTHER_RULES
+
+
+def optimizer_state(x: Collection, rule: int, h: list[float], idle: bool) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Of three steps that named every second row."""
+    generator = torch.Generator().manual_seed(1)
+    wide = torch.float64 if x.grad.dtype == torch.float64 else torch.float32
+    states = []
+    for weight in x.weights:
+        for number in range(states_of(rule, h)):
+            shape = weight.shape[:1] if ROW_STATES.get(rule) == number else weight.shape
+            states.append(torch.zeros(shape, dtype=wide))
+    last_steps = [torch.zeros(weight.shape[0], dtype=torch.int32) for weight in x.weights] if idle else []
+    history = ops.new_history(8)
+    for step in range(1, 4):
+        rows = [torch.arange(step % 2, weight.shape[0], 2) for weight in x.weights]
+        values = [
+            torch.randn(row.shape[0], weight.shape[1], generator=generator, dtype=torch.float64).to(wide)
+            for row, weight in zip(rows, x.weights, strict=True)
+        ]
+        tables = (x.weights, states, last_steps, history if idle else None)
+        _ops.row_optimizer_update_.default(*tables, rows, values, None, rule, h, step, 0, False, [])
+        if idle:
+            _ops.row_optimizer_advance_.default(history, rule, h, step, 0)
+    return states, last_steps, history
+
+
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [x.clone() for x in tensors]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("name", "idle"), [(name, False) for name in RULES] + [(name, True) for name in IDLE_RULES])
+def test_update_is_the_optimizers_on_sparse_gradients(name: str, idle: bool, seed: int) -> None:
+    """The same bits; of half types too, where the gradient that is written down is that of float32 numbers."""
+    rule, h = RULES[name]
+    x = drawn(200 + 7 * seed + len(name), most_bags=40)
+    states, last_steps, history = optimizer_state(x, rule, h, idle)
+    wide = torch.float64 if x.grad.dtype == torch.float64 else torch.float32
+    scale = torch.tensor(0.75, dtype=torch.float32) if seed else None
+    weights = None if x.per_sample_weights is None else x.per_sample_weights.to(wide)
+    values, rows = _ops.embedding_collection_sparse_backward.default(
+        x.grad.to(wide), x.indices, x.offsets, weights, x.argmax(), *x.sizes, *x.lists, x.wanted
+    )
+    step = (scale, rule, h, 4, 0, bool(seed % 2), [])
+    theirs = copies(x.weights), copies(states), copies(last_steps)
+    given_history = history if idle else None
+    _ops.row_optimizer_update_.default(*theirs, given_history, rows, values, *step)
+    inputs = (given_history, x.grad, *x.inputs, x.argmax(), *x.lists, x.wanted)
+    _ops.embedding_collection_update_.default(x.weights, states, last_steps, *inputs, *step)
+    for actual, wanted in zip((x.weights, states, last_steps), theirs, strict=True):
+        for one, other in zip(actual, wanted, strict=True):
+            assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("name", IDLE_RULES)
+def test_current_lookup_is_that_of_tables_made_current(name: str) -> None:
+    rule, h = RULES[name]
+    for seed in range(4):
+        x = drawn(300 + 5 * seed + len(name), most_bags=60)
+        states, last_steps, history = optimizer_state(x, rule, h, True)
+        tables = (x.weights, states, last_steps, history)
+        before = copies([*x.weights, *states, *last_steps])
+        step = (history, *x.inputs, *x.lists, rule, h, 3, 0)
+        pooled, argmax = _ops.embedding_collection_current.default(*tables[:3], *step)
+        weights_grad = None
+        if x.per_sample_weights is not None:
+            inputs = (x.grad, *tables, *x.inputs, pooled, *x.lists)
+            weights_grad = _ops.embedding_collection_weights_backward.default(*inputs, rule, h, 3, 0)
+        for now, then in zip([*x.weights, *states, *last_steps], before, strict=True):
+            assert_same_bits(now, then)
+        # Rows of tables may be any distance apart.
+        wider = ([y.repeat_interleave(2, 0)[::2] for y in group] for group in tables[:3])
+        assert_same_bits(_ops.embedding_collection_current.default(*wider, *step)[0], pooled)
+        _ops.row_optimizer_make_current_.default(*tables, rule, h, 3, 0, [])
+        wanted, winners = _ops.embedding_collection.default(x.weights, *x.inputs, *x.lists, False)
+        assert_same_bits(pooled, wanted)
+        assert_same_bits(argmax, winners)
+        if weights_grad is not None:
+            inputs = (x.grad, x.weights, [], [], None, *x.inputs, wanted, *x.lists, 0, [], 0, 0)
+            assert_same_bits(weights_grad, _ops.embedding_collection_weights_backward.default(*inputs))
+
+
+def test_gradient_of_a_current_lookup_is_that_of_the_current_tables() -> None:
+    rule, h = RULES["adamw"]
+    x = random_collection("", weighted=True, dtype=torch.float64, **SHARED)
+    states, last_steps, history = optimizer_state(x, rule, h, True)
+    inputs = [*(weight.requires_grad_() for weight in x.weights), x.per_sample_weights.requires_grad_()]
+    output, _ = _ops.embedding_collection_current.default(
+        x.weights, states, last_steps, history, *x.inputs, *x.lists, rule, h, 3, 0
+    )
+    grads = torch.autograd.grad(output, inputs, x.grad)
+    with torch.no_grad():
+        _ops.row_optimizer_make_current_.default(x.weights, states, last_steps, history, rule, h, 3, 0, [])
+    for actual, wanted in zip(grads, torch.autograd.grad(called(x), inputs, x.grad), strict=True):
+        assert_same_bits(actual, wanted)
+
+
+# ---- Memory and compilation -----------------------------------------------------------------------------------------
+
+_PEAK = """
+import resource, torch
+import torchsparse_rec
+update = torch.ops.torchsparse_rec.embedding_collection_update_.default
+bags, hot, dim, rows = 4_000, 50, 128, 200_000
+weight, grad = torch.zeros(rows, dim), torch.randn(bags, dim)
+def step(bags):
+    indices, offsets = torch.arange(bags * hot) % rows, torch.arange(0, bags * hot + 1, hot)
+    lists = ([0], [0], [1], [bags], [-1], True)
+    inputs = (None, grad[:bags], indices, offsets, None, None, *lists, [True])
+    update([weight], [], [], *inputs, None, 0, [0.1, 0, 0, 0, 0], 1, 0, False, [])
+step(2)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+step(bags)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_update_has_no_temporary_of_all_rows() -> None:
+    """[U, D] would be 102 MB here, as would [N, D]; what is used is 8 bytes an id, and more for its bag."""
+    done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) / 1024 < 16
+
+
+def test_compiles_in_one_graph() -> None:
+    """Tables, bags and ids of any number; the bits of eager."""
+
+    def model(weights: list[Tensor], ids: Tensor, offsets: Tensor, per_sample_weights: Tensor) -> Tensor:
+        count = (offsets.shape[0] - 1) // 2
+        return ops.embedding_collection(
+            weights,
+            ids,
+            offsets,
+            tables=[0, 1, 0],
+            keys=[0, 1, 1],
+            modes=["sum", "mean", "sqrtn"],
+            bags=[count, count],
+            per_sample_weights=per_sample_weights,
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in (4, 7):
+        x = random_collection(
+            "",
+            dims=(3, 8),
+            rows=(9, 9),
+            tables=(0, 1, 0),
+            keys=(0, 1, 1),
+            bags=(size, size),
+            padding_idx=(-1, -1),
+            weighted=True,
+            seed=size,
+        )
+        inputs = [*x.weights, x.per_sample_weights]
+        results = []
+        for function in (model, compiled):
+            fresh = [value.clone().requires_grad_() for value in inputs]
+            output = function(fresh[:2], x.indices, x.offsets, fresh[2])
+            output.backward(x.grad)
+            results.append([output.detach(), *(value.grad for value in fresh)])
+        for actual, wanted in zip(*results, strict=True):
+            assert_same_bits(actual, wanted)

@@ -1,0 +1,105 @@
+"""Every instruction set gives the same bits, and can be chosen; _C.so needs no C++ symbol of torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchsparse_rec
+
+LEVELS = ("baseline", "avx2", "avx512")
+
+
+def _run(level: str | None, *arguments: str) -> str:
+    """What Python prints for ``arguments`` in a process whose loops were asked to use ``level``."""
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHSPARSE_REC_CPU"}
+    if level is not None:
+        environment["TORCHSPARSE_REC_CPU"] = level
+    done = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@functools.cache
+def _best_level() -> str:
+    """What this machine has, whatever this process was asked to use."""
+    return _run(None, "-c", "import torchsparse_rec; print(torchsparse_rec.cpu_level())").strip()
+
+
+def _or_what_there_is(level: str) -> str:
+    return LEVELS[min(LEVELS.index(level), LEVELS.index(_best_level()))]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_show_config_prints_the_level(level: str) -> None:
+    """A level that the machine lacks falls back to the best that it has."""
+    printed = _run(level, "-c", "import torchsparse_rec; torchsparse_rec.show_config()")
+    assert f"instruction set: {_or_what_there_is(level)}\n" in printed
+
+
+def test_show_config_prints_everything() -> None:
+    printed = _run(None, "-c", "import torchsparse_rec; torchsparse_rec.show_config()")
+    names = [line.split(": ")[0] for line in printed.splitlines()]
+    assert names == list(torchsparse_rec.config())
+    assert f"torch: {torch.__version__}" in printed
+    assert f"instruction set: {_best_level()}" in printed
+
+
+def _digests() -> dict[str, str]:
+    """A digest of the bits of every sample's results."""
+    from calls import call
+    from samples.large import MIDDLE_SAMPLES
+    from samples.operators import SAMPLES
+    from samples.sample import Sample
+
+    def digest(sample: Sample) -> str:
+        total = hashlib.sha256()
+        for result in call(sample.to("cpu")):
+            total.update(f"{result.dtype}{tuple(result.shape)}".encode())
+            total.update(result.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()
+
+    small = {str(sample): digest(sample) for samples in SAMPLES.values() for sample in samples}
+    return small | {build.name: digest(build()) for build in MIDDLE_SAMPLES}
+
+
+@functools.cache
+def _digests_of(level: str) -> dict[str, str]:
+    return json.loads(_run(level, __file__))
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_same_bits_at_every_level(level: str) -> None:
+    if _or_what_there_is(level) != level:
+        pytest.skip(f"this machine has no {level}")
+    wanted, actual = _digests_of("baseline"), _digests_of(level)
+    assert len(wanted) > 500
+    assert [name for name in wanted if wanted[name] != actual[name]] == []
+
+
+def test_library_needs_no_cpp_symbol_of_torch() -> None:
+    """Only torch's C shims: what makes one build load on every torch from 2.10 on."""
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not installed")
+    library = Path(torchsparse_rec.__file__).parent / "_C.so"
+    command = ["nm", "--dynamic", "--undefined-only", "--demangle", str(library)]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert any("aoti_torch" in symbol for symbol in symbols)
+    assert [symbol for symbol in symbols if re.search(r"\b(at|c10|torch|caffe2)::", symbol)] == []
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    print(json.dumps(_digests()))

@@ -1,0 +1,263 @@
+"""What holds for every operator, over tests/samples: meaning, layouts, registrations, derivatives, compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from calls import STATE, assert_same_bits, call, operator, written
+from cpu_only import CPU_ONLY
+from reference import REFERENCES
+from samples.compiled import COMPILED, bags
+from samples.operators import ALL, GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES
+from samples.sample import Sample, tensors_of
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from torchsparse_rec import ops
+
+# What asks the machine instead of computing: test_instruction_sets.py, and the test of check_errors below. What has no
+# CUDA kernel: the samples run on all devices; test_record*.py have its references, opcheck and layouts.
+NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY)
+# Half types are accumulated in float32: they may differ in the last bit that is kept.
+TOLERANCES = {
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.float16: {"rtol": 2**-10, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5},
+}
+SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
+
+each_sample = pytest.mark.parametrize("sample", ALL, ids=str)
+each_representative = pytest.mark.parametrize("sample", REPRESENTATIVE, ids=str)
+
+
+def expected(sample: Sample) -> tuple[Tensor, ...]:
+    result = REFERENCES[sample.operator](*sample.arguments)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def read_only(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
+    """The sample with changed inputs and untouched outputs; of the state of tables only the address may differ."""
+    kept = [x for i in written(sample.operator) for x in tensors_of(sample.arguments[i])]
+    places = STATE.get(sample.operator, ()) if change is not _shifted else ()
+    state = [x for i in places for x in tensors_of(sample.arguments[i])]
+    return sample.map_tensors(lambda x: x if any(x is y for y in [*kept, *state]) else change(x))
+
+
+# ---- Meaning and layouts --------------------------------------------------------------------------------------------
+
+
+def test_every_schema_has_samples_and_a_reference() -> None:
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")}
+    schemas = {name.removeprefix("torchsparse_rec::") for name in names}
+    assert schemas - NOT_SAMPLED == set(SAMPLES) == set(REFERENCES)
+    assert all(any(sample.representative for sample in samples) for samples in SAMPLES.values())
+
+
+@each_sample
+def test_equals_reference(sample: Sample, device: str) -> None:
+    """The reference's numbers; and the same bits where the inputs lie at addresses that no vector instruction likes."""
+    results = call(sample.to(device))
+    references = expected(sample)
+    assert len(results) == len(references)
+    for actual, wanted in zip(results, references, strict=True):
+        assert actual.device.type == device
+        assert actual.is_contiguous()
+        tolerance = TOLERANCES.get(wanted.dtype, {"rtol": 0, "atol": 0})
+        torch.testing.assert_close(actual.cpu(), wanted, equal_nan=True, **tolerance)
+    for actual, same in zip(call(read_only(sample.to(device), _shifted)), results, strict=True):
+        assert_same_bits(actual, same)
+
+
+def test_check_errors_has_nothing_to_report(device: str) -> None:
+    assert torch.ops.torchsparse_rec.check_errors.default(torch.empty(0, device=device)) is None
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """Contiguous, at an odd address."""
+    buffer = x.new_empty(x.numel() + 1)
+    buffer[1:] = x.reshape(-1)
+    return buffer[1:].view(x.shape)
+
+
+def _every_second(x: Tensor) -> Tensor:
+    """The same values, two elements apart in memory, with garbage between them."""
+    if x.dim() == 0:
+        return x
+    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), 99)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() >= 2 else _every_second(x)
+
+
+# Both are copied before a kernel sees them: one sample of a kind shows whether an operator forgets to.
+@pytest.mark.parametrize("layout", [_every_second, _transposed])
+@each_representative
+def test_layout_of_inputs_does_not_matter(sample: Sample, layout: Callable[[Tensor], Tensor], device: str) -> None:
+    wanted = call(sample.to(device))
+    for actual, same in zip(call(read_only(sample.to(device), layout)), wanted, strict=True):
+        assert_same_bits(actual, same)
+
+
+@each_representative
+def test_expanded_inputs(sample: Sample, device: str) -> None:
+    """What ``sum().backward()`` hands to a backward: one number, at stride 0."""
+
+    def expanded(x: Tensor) -> Tensor:
+        return x.flatten()[0].expand(x.shape) if x.is_floating_point() and x.numel() else x
+
+    wanted = call(read_only(sample.to(device), lambda x: expanded(x).clone(memory_format=torch.contiguous_format)))
+    for actual, same in zip(call(read_only(sample.to(device), expanded)), wanted, strict=True):
+        assert_same_bits(actual, same)
+
+
+# ---- Registrations --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted([*SAMPLES, *CPU_ONLY]))
+def test_operator_has_a_cpu_kernel_and_a_fake_kernel(name: str) -> None:
+    qualified = f"torchsparse_rec::{name}"
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CPU")
+    assert torch._library.simple_registry.singleton.find(qualified).fake_impl.kernel is not None
+
+
+@each_representative
+def test_opcheck(sample: Sample, device: str) -> None:
+    places = _differentiable(sample)
+    arguments = sample.to(device).arguments
+    for i in places:
+        for x in tensors_of(arguments[i]):
+            x.requires_grad_()
+    torch.library.opcheck(operator(sample.operator), arguments)
+
+
+@pytest.mark.parametrize("sample", REPRESENTATIVE, ids=str)
+def test_fake_kernel_on_cuda(sample: Sample) -> None:
+    """Shapes, dtypes and devices without a GPU; sizes that depend on values are left open."""
+    results = call(sample.to("cpu"))
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        fakes = call(sample.map_tensors(lambda x: torch.empty(x.shape, dtype=x.dtype, device="cuda")))
+    assert len(fakes) == len(results)
+    for fake, real in zip(fakes, results, strict=True):
+        assert fake.device.type == "cuda" and fake.dtype == real.dtype and fake.dim() == real.dim()
+        sizes = [(f, r) for f, r in zip(fake.shape, real.shape, strict=True) if isinstance(f, int)]
+        assert all(f == r for f, r in sizes), (fake.shape, real.shape)
+
+
+# ---- Derivatives ----------------------------------------------------------------------------------------------------
+
+# The arguments that are differentiable, by position in the schema.
+DIFFERENTIABLE = {
+    "sparse_segment_reduce": (0,),
+    "sparse_segment_reduce_grad": (0,),
+    "sparse_segment_reduce_grad_v2": (0,),
+    "segment_reduce": (0,),
+    "segment_reduce_backward": (0, 1),
+    "unsorted_segment_reduce": (0,),
+    "unsorted_segment_reduce_backward": (0, 1),
+    "sparse_fill_empty_rows": (1, 3),
+    "sparse_fill_empty_rows_grad": (1,),
+    "sparse_to_dense": (2, 3),
+    "embedding": (0,),
+    "embedding_bag": (0, 3),
+    "embedding_dense_backward": (0, 3),
+    "embedding_sparse_backward": (0, 3),
+    "embedding_weights_backward": (0, 1, 4, 5),
+    "pruned_bags": (2,),
+    "embedding_bag_shards": (0, 3),
+    "embedding_bag_shards_weights_backward": (0, 1, 4, 5),
+    "clip_rows_backward": (0, 1),
+    "embedding_collection": (0, 3),
+    "embedding_collection_dense_backward": (0, 3),
+    "embedding_collection_sparse_backward": (0, 3),
+    "embedding_collection_weights_backward": (0, 1, 7, 8),
+}
+
+
+def _differentiable(sample: Sample) -> list[int]:
+    return [i for i in DIFFERENTIABLE.get(sample.operator, ()) if sample.arguments[i] is not None]
+
+
+def _as_function(sample: Sample) -> tuple[Callable, list[Tensor]]:
+    """The floating results as a function of the differentiable arguments alone."""
+    places = _differentiable(sample)
+
+    def function(*values: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(values)
+
+        def given(i: int, x: object) -> object:
+            if i not in places:
+                return x
+            return [next(rest) for _ in x] if isinstance(x, list) else next(rest)
+
+        arguments = [given(i, x) for i, x in enumerate(sample.arguments)]
+        results = operator(sample.operator)(*arguments)
+        parts = results if isinstance(results, tuple) else (results,)
+        return tuple(x for part in parts for x in tensors_of(part) if x.is_floating_point())
+
+    return function, [x.clone().requires_grad_() for i in places for x in tensors_of(sample.arguments[i])]
+
+
+def test_every_differentiable_operator_has_smooth_samples() -> None:
+    assert set(GRADIENT_SAMPLES) == set(DIFFERENTIABLE)
+
+
+@pytest.mark.parametrize("sample", SMOOTH, ids=str)
+def test_gradients(sample: Sample, device: str) -> None:
+    function, inputs = _as_function(sample.to(device))
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("sample", SMOOTH, ids=str)
+def test_gradients_of_gradients(sample: Sample, device: str) -> None:
+    function, inputs = _as_function(sample.to(device))
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+# ---- Compilation ----------------------------------------------------------------------------------------------------
+
+
+def _results_and_gradients(function: Callable, arguments: tuple, device: str) -> list[Tensor]:
+    moved = [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in arguments]
+    inputs = [x.requires_grad_() for x in moved if isinstance(x, Tensor) and x.is_floating_point()]
+    results = function(*moved)
+    results = list(results) if isinstance(results, tuple) else [results]
+    for result in results:
+        if result.requires_grad:
+            result.backward(torch.ones_like(result))
+    return [x.detach() for x in results] + [x.grad for x in inputs]
+
+
+def _check_compiled(function: Callable, arguments: Callable[[int], tuple], backend: str, device: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for size in (4, 7, 13):
+            wanted = _results_and_gradients(function, arguments(size), device)
+            actual = _results_and_gradients(compiled, arguments(size), device)
+            for x, y in zip(actual, wanted, strict=True):
+                assert_same_bits(x, y)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_once_for_all_sizes(name: str, device: str) -> None:
+    """One graph, the gradients included, for every size; eager's bits."""
+    _check_compiled(*COMPILED[name], "aot_eager", device)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # from inside inductor
+def test_compiles_with_inductor(device: str) -> None:
+    def model(weight: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor) -> Tensor:
+        pooled = ops.embedding_bag(weight, indices, offsets, per_sample_weights=weights, mode="sqrtn")
+        return pooled + ops.sparse_segment_mean(weight, indices, offsets=offsets)
+
+    _check_compiled(model, bags, "inductor", device)

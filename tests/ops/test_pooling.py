@@ -1,0 +1,213 @@
+"""Bags of every shape that kernels treat in ways of their own: many short ones, long ones, empty ones, all mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import pytest
+import reference
+import torch
+from reference import MAX, MEAN, SQRTN, SUM
+from samples.sample import Random
+from torch import Tensor
+
+import torchsparse_rec  # noqa: F401  (it loads the operators)
+
+MODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}
+ROWS = 40
+PADDING = 7
+# CUDA kernels give several short bags to one team of lanes, take bags from it that are too much for it, and cut bags of
+# more than 128 entries into pieces.
+LENGTHS: dict[str, list[int]] = {
+    "one_each": [1] * 700,
+    "empty": [0] * 300,
+    "short": [0, 1, 2, 5, 0, 0, 3, 1] * 60,
+    "popular_neighbours": [0, 1] * 200 + [60, 20, 5, 17] * 12 + [0, 1] * 200,
+    "one_long_among_short": [1, 0, 2] * 50 + [1500] + [0, 3, 1] * 50,
+    "around_the_limit": [127, 0, 128, 1, 129, 256, 257, 513],
+    "long": [3000],
+}
+# An odd number of columns, a few 16-byte loads, and more of them than a warp has lanes.
+DIMS = (3, 16, 132)
+
+
+def _operator(name: str) -> Callable:
+    return getattr(torch.ops.torchsparse_rec, name).default
+
+
+def _bags(lengths: list[int], seed: int) -> tuple[Tensor, Tensor, Random]:
+    random = Random(seed)
+    return random.integers(0, ROWS, sum(lengths), dtype=torch.int64), torch.tensor([0, *accumulate(lengths)]), random
+
+
+def _quarters(random: Random, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """From -2 to 2: sums without divisors are exact, and columns have equal values."""
+    return (random.integers(-8, 9, *shape, dtype=torch.int64) / 4).to(dtype)
+
+
+def _weights(random: Random, entries: int, mode: int, weighted: bool) -> Tensor | None:
+    """From 1/4 to 2: no divisor comes near zero."""
+    return random.integers(1, 9, entries, dtype=torch.int64).float() / 4 if weighted and mode != MAX else None
+
+
+def _on(device: str, arguments: tuple) -> tuple:
+    return tuple(x.to(device) if isinstance(x, Tensor) else x for x in arguments)
+
+
+def _wanted(name: str, arguments: tuple) -> Tensor | tuple[Tensor, ...]:
+    """The reference's result in float64."""
+    widened = (x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
+    return getattr(reference, name)(*widened)
+
+
+def _assert_close(actual: Tensor, wanted: Tensor) -> None:
+    # Sums of up to 1,500 products whose coefficients are rounded.
+    torch.testing.assert_close(actual.cpu().double(), wanted, rtol=1e-5, atol=1e-3)
+
+
+def _cases(dims: tuple[int, ...]) -> list:
+    return [
+        pytest.param(shape, mode, weighted, dim, id=f"{shape}-{mode}{'-weighted' if weighted else ''}-{dim}")
+        for shape in LENGTHS
+        for mode in MODES
+        for weighted in ((False,) if mode == "max" else (False, True))
+        for dim in dims
+    ]
+
+
+@pytest.mark.parametrize("shape, mode, weighted, dim", _cases(DIMS))
+def test_pooled_bags(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
+    indices, offsets, random = _bags(LENGTHS[shape], dim)
+    weights = _weights(random, len(indices), MODES[mode], weighted)
+    table = _quarters(random, ROWS, dim)
+    arguments = (table, indices, offsets, weights, MODES[mode], PADDING, False, False)
+    actual = _operator("embedding_bag")(*_on(device, arguments))
+    wanted = _wanted("embedding_bag", arguments)
+    _assert_close(actual[0], wanted[0])
+    assert torch.equal(actual[1].cpu(), wanted[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("mode", ["mean", "max"])
+def test_pooled_bags_of_other_dtypes(mode: str, dtype: torch.dtype, device: str) -> None:
+    indices, offsets, random = _bags(LENGTHS["one_long_among_short"], 1)
+    table = _quarters(random, ROWS, 24, dtype=dtype)
+    arguments = (table, indices, offsets, None, MODES[mode], PADDING, False, False)
+    actual = _operator("embedding_bag")(*_on(device, arguments))
+    wanted = _wanted("embedding_bag", arguments)
+    torch.testing.assert_close(actual[0].cpu().double(), wanted[0], rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+    assert torch.equal(actual[1].cpu(), wanted[1])
+
+
+@pytest.mark.parametrize("shape, mode, weighted, dim", _cases((3, 16)))
+def test_gradients_of_bags(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
+    """Both forms of the gradient; every row is named by many entries, and row 5 by half of them."""
+    indices, offsets, random = _bags(LENGTHS[shape], dim)
+    indices[::2] = 5
+    weights = _weights(random, len(indices), MODES[mode], weighted)
+    grad = _quarters(random, len(offsets) - 1, dim)
+    argmax = None
+    if mode == "max":
+        table = _quarters(random, ROWS, dim)
+        argmax = reference.embedding_bag(table, indices, offsets, None, MAX, PADDING, False, False)[1]
+    for by_freq in (False, True):
+        arguments = (grad, indices, offsets, weights, argmax, ROWS, MODES[mode], PADDING, by_freq)
+        wanted = _wanted("embedding_dense_backward", arguments)
+        _assert_close(_operator("embedding_dense_backward")(*_on(device, arguments)), wanted)
+        values, rows = _operator("embedding_sparse_backward")(*_on(device, arguments))
+        present = sorted(set(indices.tolist()) - {PADDING})
+        assert rows.tolist() == present
+        _assert_close(values, wanted[present])
+
+
+@pytest.mark.parametrize("shape, mode, weighted, dim", [x for x in _cases((16, 132)) if x.values[2]])
+def test_gradients_of_weights(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
+    indices, offsets, random = _bags(LENGTHS[shape], dim)
+    weights = _weights(random, len(indices), MODES[mode], weighted)
+    table = _quarters(random, ROWS, dim)
+    grad = _quarters(random, len(offsets) - 1, dim)
+    output = reference.embedding_bag(table, indices, offsets, weights, MODES[mode], PADDING, False, False)[0]
+    arguments = (grad, table, indices, offsets, weights, output, MODES[mode], PADDING)
+    actual = _operator("embedding_weights_backward")(*_on(device, arguments))
+    _assert_close(actual, _wanted("embedding_weights_backward", arguments))
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3, 4, 5, 1001])
+@pytest.mark.parametrize("dim", DIMS)
+def test_lookups(dim: int, entries: int, device: str) -> None:
+    random = Random(dim)
+    table = _quarters(random, ROWS, dim)
+    indices = random.integers(0, ROWS, entries, dtype=torch.int64)
+    actual = _operator("embedding")(*_on(device, (table, indices, -1, False, False)))
+    assert torch.equal(actual.cpu(), table[indices])
+
+
+@pytest.mark.parametrize("lengths", [[1] * 600, [40, 0, 1], [600, 1, 300]], ids=["one_each", "few", "long"])
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("reduction", [SUM, MEAN, SQRTN])
+def test_gradients_of_segments(reduction: int, is_sorted: bool, lengths: list[int], device: str) -> None:
+    """Segments of one entry and of many, also where their ids are not sorted."""
+    indices, offsets, random = _bags(lengths, reduction)
+    segment_ids = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff())
+    if not is_sorted:
+        segment_ids = segment_ids[torch.randperm(len(segment_ids), generator=random.generator)]
+    grad = _quarters(random, len(lengths), 5)
+    arguments = (grad, indices, segment_ids, ROWS, reduction)
+    wanted = _wanted("sparse_segment_reduce_grad", arguments)
+    _assert_close(_operator("sparse_segment_reduce_grad")(*_on(device, arguments)), wanted)
+    values, rows = _operator("sparse_segment_reduce_grad_v2")(*_on(device, arguments))
+    assert rows.tolist() == sorted(set(indices.tolist()))
+    _assert_close(values, wanted[rows.cpu()])
+
+
+@pytest.mark.parametrize("mode", ["sum", "sqrtn", "max"])
+@pytest.mark.parametrize("shape", ["popular_neighbours", "one_long_among_short", "around_the_limit"])
+def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: str) -> None:
+    """A bag alone is one team's, or many teams'; among others it shares a team or is taken from it."""
+    indices, offsets, random = _bags(LENGTHS[shape], 2)
+    weights = None if mode == "max" else random.floats(len(indices), dtype=torch.float32)
+    table = random.floats(ROWS, 8, dtype=torch.float32)
+    arguments = _on(device, (table, indices, offsets, weights))
+    together = _operator("embedding_bag")(*arguments, MODES[mode], PADDING, False, False)[0].cpu()
+    sizes = offsets.diff().tolist()
+    for bag in [sizes.index(size) for size in set(sizes)]:
+        begin, end = int(offsets[bag]), int(offsets[bag + 1])
+        one = (
+            table,
+            indices[begin:end],
+            torch.tensor([0, end - begin]),
+            None if weights is None else weights[begin:end],
+        )
+        alone = _operator("embedding_bag")(*_on(device, one), MODES[mode], PADDING, False, False)[0].cpu()
+        assert torch.equal(alone[0].view(torch.int32), together[bag].view(torch.int32)), bag
+
+
+@pytest.mark.parametrize("mode", ["mean", "sqrtn"])
+@pytest.mark.parametrize("weights", [[1e-39, 0.0], [torch.inf, 1.0], [3e38, 3e38], [0.0, 0.0], [1.0, -1.0]], ids=str)
+def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mode: str, device: str) -> None:
+    """Denominators that are zero, tiny, or overflow: what dividing by them gives, infinities and NaN included."""
+    grad, table = torch.ones(1, 1), torch.tensor([[1.0], [2.0]])
+    indices, offsets, w = torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor(weights)
+    output = reference.embedding_bag(table, indices, offsets, w, MODES[mode], -1, False, False)[0]
+    bag = (grad, indices, offsets, w, None, 2, MODES[mode], -1, False)
+    actual = _operator("embedding_dense_backward")(*_on(device, bag))
+    torch.testing.assert_close(actual.cpu(), reference.embedding_dense_backward(*bag), equal_nan=True)
+    entries = (grad, table, indices, offsets, w, output, MODES[mode], -1)
+    actual = _operator("embedding_weights_backward")(*_on(device, entries))
+    torch.testing.assert_close(actual.cpu(), reference.embedding_weights_backward(*entries), equal_nan=True)
+
+
+@pytest.mark.parametrize("entries", [1, 50, 3000])
+def test_more_rows_and_segments_than_a_block_takes(entries: int, device: str) -> None:
+    random = Random(entries)
+    rows = 10_000
+    indices = random.integers(0, rows, entries, dtype=torch.int64)
+    segment_ids = random.integers(0, rows, entries, dtype=torch.int64).sort().values
+    grad, data = _quarters(random, rows, 2), _quarters(random, rows, 2)
+    summed = _operator("sparse_segment_reduce")(*_on(device, (data, indices, segment_ids, rows, SUM)))
+    wanted = torch.zeros(rows, 2).index_add_(0, segment_ids, data[indices])
+    assert torch.equal(summed.cpu(), wanted)
+    backward = _operator("sparse_segment_reduce_grad")(*_on(device, (grad, indices, segment_ids, rows, SUM)))
+    wanted = torch.zeros(rows, 2).index_add_(0, indices, grad[segment_ids])
+    assert torch.equal(backward.cpu(), wanted)

@@ -1,0 +1,414 @@
+"""The family ``row_optimizer`` equals dense optimizers, whatever rows have missed; rounding, threads, autograd."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from calls import assert_same_bits, call
+from optim.dense_optimizers import Dense
+from reference_row_optimizer import states_of
+from samples.row_optimizer import IDLE_RULES, RULES, last_steps_for, states_for, update_sample
+from samples.sample import Random
+from torch import Tensor
+
+from torchsparse_rec import ops
+
+Hyperparameters = list[float]
+
+
+class Table:
+    """A table that is stepped row by row, and read whenever one likes."""
+
+    def __init__(self, rule: int, h: Hyperparameters, weight: Tensor, steps: int) -> None:
+        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.rule, self.weight = rule, weight.clone()
+        rows, dim = weight.shape
+        shapes = [(rows,) if rule == 5 and s == 1 else (rows, dim) for s in range(states_of(rule, h))]
+        self.states = [torch.zeros(shape, dtype=wide) for shape in shapes]
+        self.last, self.history, self.steps = torch.zeros(rows, dtype=torch.int32), ops.new_history(steps), 0
+
+    def step(self, rows: Tensor, values: Tensor, h: Hyperparameters) -> None:
+        self.steps += 1
+        given = {"rule": self.rule, "hyperparameters": h, "step": self.steps}
+        ops.row_optimizer_update_([self.weight], self.states, [self.last], self.history, [rows], [values], **given)
+        ops.row_optimizer_advance_(self.history, **given)
+        self.h = h
+
+    def current(self, rows: Tensor | None = None) -> Tensor:
+        rows = torch.arange(self.weight.shape[0]) if rows is None else rows
+        given = {"rule": self.rule, "hyperparameters": self.h, "step": self.steps}
+        return ops.row_optimizer_current(self.weight, self.states, self.last, self.history, rows, **given)
+
+    def make_current(self) -> None:
+        given = {"rule": self.rule, "hyperparameters": self.h, "step": self.steps}
+        ops.row_optimizer_make_current_([self.weight], self.states, [self.last], self.history, **given)
+
+
+# ---- Equal to dense optimizers --------------------------------------------------------------------------------------
+
+# What users choose, and what is hard: slow first moments, second moments that forget faster than the first, complex
+# eigenvalues, eps that matters.
+TRAINED: dict[str, tuple[int, Hyperparameters]] = {
+    "sgd_decay": (0, [1e-2, 0.0, 0.0, 0.0, 1e-2]),
+    "momentum": (0, [1e-2, 0.9, 0.0, 0.0, 0.0]),
+    "dampening": (0, [1e-2, 0.9, 0.3, 0.0, 1e-3]),
+    "nesterov": (0, [1e-2, 0.9, 0.0, 1.0, 1e-2]),
+    "complex_eigenvalues": (0, [1.0, 0.9, 0.0, 0.0, 1e-2]),
+    "complex_nesterov": (0, [1.0, 0.9, 0.0, 1.0, 1e-2]),
+    "adam": (3, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "adamw": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.0]),
+    "adam_slow": (3, [1e-3, 0.99, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "adam_fast_second": (3, [1e-3, 0.9, 0.9, 1e-8, 0.0, 0.0, 0.0]),
+    "adam_no_first": (3, [1e-3, 0.0, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "adam_eps": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0, 0.0]),
+    "adam_tensorflow": (3, [1e-3, 0.9, 0.999, 1e-2, 0.0, 0.0, 1.0]),
+    "amsgrad_tensorflow": (4, [1e-3, 0.9, 0.999, 1e-2, 1e-2, 1.0, 1.0]),
+    "amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]),
+    "amsgradw": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.0]),
+    "partial_rowwise_adam": (5, [1e-3, 0.9, 0.999, 1e-8, 1e-2]),
+    "rmsprop": (6, [1e-3, 0.99, 1e-8, 0.0, 0.0, 0.0]),
+    "rmsprop_momentum": (6, [1e-3, 0.99, 1e-8, 0.0, 0.9, 0.0]),
+    "rmsprop_centered": (6, [1e-3, 0.99, 1e-6, 0.0, 0.9, 1.0]),
+    "adadelta": (8, [1.0, 0.9, 1e-6, 0.0]),
+}
+
+
+def _scheduled(h: Hyperparameters, step: int, last: int) -> Hyperparameters:
+    """A learning rate that warms up and swings, and for Adam a beta1 that changes half way."""
+    h = [h[0] * min(step / 10, 1) * (1 + 0.5 * math.sin(step / 7)), *h[1:]]
+    if len(h) == 6 and h[1] == 0.9 and 2 * step > last:
+        h[1] = 0.85
+    return h
+
+
+def _zero_states(rule: int, h: Hyperparameters, weight: Tensor) -> list[Tensor]:
+    rows = weight.shape[0]
+    return [torch.zeros(rows if rule == 5 and s == 1 else weight.shape, dtype=weight.dtype) for s in range(2)]
+
+
+def _train(rule: int, h: Hyperparameters, plan: Sequence[Sequence[int]], dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Steps whose rows are given by ``plan``.
+
+    Returns:
+        What is current now and then and in the end: by the table, and by dense optimizers in float64 and float32.
+    """
+    random = Random(len(plan))
+    rows = max(row for rows in plan for row in rows) + 1
+    weight = random.floats(rows, dim, dtype=torch.float32)
+    table = Table(rule, h, weight, len(plan))
+    dense = [Dense(rule, x, _zero_states(rule, h, x)) for x in (weight.double(), weight)]
+    seen: list[list[Tensor]] = [[], [], []]
+    for step, ids in enumerate(plan, start=1):
+        now = _scheduled(h, step, len(plan))
+        named = torch.tensor(ids, dtype=torch.int64)
+        values = random.floats(len(ids), dim, dtype=torch.float32)
+        table.step(named, values, now)
+        for each in dense:
+            each.step(torch.zeros(rows, dim).index_add_(0, named, values), now)
+        if step in (len(plan) // 3, len(plan)):
+            for found, x in zip(seen, (table.current(), dense[0].weight, dense[1].weight), strict=True):
+                found.append(x.double())
+    read = table.current()
+    table.make_current()
+    assert_same_bits(read, table.weight)
+    return tuple(torch.stack(x) for x in seen)
+
+
+def _with_gaps(rows: int, steps: int, seed: int) -> list[list[int]]:
+    """Row r is named about every 3 ** (r % 7) steps, and the last rows only at first and in the end."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.rand(steps, rows, generator=generator)
+    rates = 3.0 ** -(torch.arange(rows) % 7)
+    named = draws < rates
+    named[:, -3:] = False
+    named[:3, -3:] = named[-1, -3:] = True
+    return [x.nonzero().flatten().tolist() for x in named]
+
+
+@pytest.mark.parametrize("rule", TRAINED)
+def test_equals_the_dense_optimizer(rule: str) -> None:
+    """To 1.5 times the error of float32, for gaps from 0 to 1,200 steps."""
+    ours, exact, float32 = _train(*TRAINED[rule], _with_gaps(60, 1200, seed=1), dim=8)
+    for place in (0, 1):
+        error, allowed = (ours - exact)[place].abs(), (float32 - exact)[place].abs()
+        assert error.max() <= 1.5 * allowed.max()
+        assert error.square().mean() <= 1.5**2 * allowed.square().mean()
+
+
+@pytest.mark.parametrize("gap", [1, 2, 3, 10, 1000])
+@pytest.mark.parametrize("rule", ["momentum", "complex_eigenvalues", "adam", "adamw", "amsgrad", "rmsprop_centered"])
+def test_one_gap(rule: str, gap: int) -> None:
+    """All rows at two steps, then idleness, from early in training and from later on."""
+    for before in (1, 200) if gap < 1000 else (1,):
+        everything = list(range(20))
+        plan = [everything] * before + [[0]] * gap + [everything]
+        ours, exact, float32 = _train(*TRAINED[rule], plan, dim=4)
+        error, allowed = (ours - exact)[1].abs().max(), (float32 - exact)[1].abs().max()
+        assert error <= max(1.5 * allowed, 2e-7 * exact.abs().max())
+
+
+def _replayed(w: float, m: float, v: float, h: Hyperparameters, steps: int, start: int) -> float:
+    """AdamW's idle steps, one by one."""
+    lr, beta1, beta2, eps, decay, *_ = h
+    for step in range(start + 1, start + steps + 1):
+        m, v = beta1 * m, beta2 * v
+        root = math.sqrt(v) / math.sqrt(1 - beta2**step)
+        w = w * (1 - lr * decay) - lr / (1 - beta1**step) * m / (root + eps)
+    return w
+
+
+@pytest.mark.parametrize("start", [0, 1, 40])
+@pytest.mark.parametrize("steps", [1, 1023, 1024, 1025, 65_000])
+def test_very_long_idleness(steps: int, start: int) -> None:
+    """Roots from 1e-1 to 1e-11, in float32 and float64."""
+    rule, h = TRAINED["adamw"]
+    roots = torch.tensor([[10.0**-k for k in range(1, 12)]], dtype=torch.float64)
+    history = ops.new_history(steps)
+    given = {"rule": rule, "hyperparameters": h, "base": start}
+    for step in range(start + 1, start + steps + 1):
+        ops.row_optimizer_advance_(history, step=step, **given)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 3e-7)):
+        weight = torch.full_like(roots, 0.5, dtype=dtype)
+        # What roots of so small gradients have beside them.
+        states = [(roots * 0.7).to(dtype), (roots**2).to(dtype)]
+        last = torch.zeros(1, dtype=torch.int32)
+        rows = torch.zeros(1, dtype=torch.int64)
+        actual = ops.row_optimizer_current(weight, states, last, history, rows, step=start + steps, **given)
+        m, v = (x[0].tolist() for x in states)
+        replayed = [_replayed(0.5, m[k], v[k], h, steps, start) for k in range(roots.shape[1])]
+        wanted = torch.tensor(replayed, dtype=torch.float64)
+        torch.testing.assert_close(actual[0].double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_a_new_base_changes_nothing() -> None:
+    """All rows made current, and a history that begins there."""
+    rule, h = TRAINED["adamw"]
+    random = Random(3)
+    weight = random.floats(6, 3, dtype=torch.float64)
+    tables = [Table(rule, h, weight, 40) for _ in range(2)]
+    values = random.floats(1, 3, dtype=torch.float64)
+    for step in range(1, 41):
+        for restarts, table in enumerate(tables):
+            base = 17 if restarts and step > 17 else 0
+            given = {"rule": rule, "hyperparameters": h, "step": step, "base": base}
+            rows = [torch.tensor([step * step % 6])]
+            tensors = ([table.weight], table.states, [table.last])
+            ops.row_optimizer_update_(*tensors, table.history, rows, [values], **given)
+            ops.row_optimizer_advance_(table.history, **given)
+            if restarts and step == 17:
+                ops.row_optimizer_make_current_(*tensors, table.history, **given)
+                table.last.zero_()
+                table.history.zero_()
+    results = []
+    for restarts, table in enumerate(tables):
+        given = {"rule": rule, "hyperparameters": h, "step": 40, "base": 17 * restarts}
+        rows = torch.arange(6)
+        results.append(ops.row_optimizer_current(table.weight, table.states, table.last, table.history, rows, **given))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def test_more_room_for_history() -> None:
+    rule, h = TRAINED["adam"]
+    small, large = ops.new_history(8), ops.new_history(20)
+    for step in range(1, 9):
+        ops.row_optimizer_advance_(small, rule=rule, hyperparameters=h, step=step)
+    large[:16] = small
+    for step in range(9, 21):
+        ops.row_optimizer_advance_(large, rule=rule, hyperparameters=h, step=step)
+    at_once = ops.new_history(20)
+    for step in range(1, 21):
+        ops.row_optimizer_advance_(at_once, rule=rule, hyperparameters=h, step=step)
+    assert_same_bits(large, at_once)
+
+
+_COUPLED = {
+    "adagrad": (1, [1e-2, 1e-3, 1e-8, 1e-2]),
+    "coupled_adam": (3, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0, 0.0]),
+    "coupled_amsgrad": (4, [1e-3, 0.9, 0.999, 1e-8, 1e-2, 0.0, 0.0]),
+    "coupled_rmsprop": (6, [1e-3, 0.99, 1e-8, 1e-2, 0.9, 0.0]),
+    "coupled_adadelta": (8, [1.0, 0.9, 1e-6, 1e-2]),
+}
+
+
+@pytest.mark.parametrize("rule", [*_COUPLED, "nesterov", "dampening", "adamw", "amsgrad", "rmsprop_centered"])
+def test_all_rows_are_a_dense_optimizer(rule: str) -> None:
+    number, h = (TRAINED | _COUPLED)[rule]
+    random = Random(8)
+    weight = random.floats(7, 5, dtype=torch.float64)
+    states = [torch.zeros(7, 5, dtype=torch.float64) for _ in range(states_of(number, h))]
+    dense, ours = Dense(number, weight.clone(), states), weight.clone()
+    for step in range(1, 30):
+        grad = random.floats(7, 5, dtype=torch.float64)
+        dense.step(grad, h)
+        given = {"rule": number, "hyperparameters": h, "step": step}
+        ops.row_optimizer_update_([ours], states, [], None, None, [grad], **given)
+    torch.testing.assert_close(ours, dense.weight, rtol=1e-12, atol=1e-12)
+
+
+# ---- Rounding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rule", RULES)
+def test_half_types_are_rounded_once(rule: str, dtype: torch.dtype) -> None:
+    """Caught up and stepped in float32, whose result is then the nearest number."""
+    sample = update_sample("", rule, ((9, 70),), dtype=dtype, seed=5)
+    wide = sample.arguments
+    narrow = call(sample)
+    widened = call(type(sample)(sample.operator, "", ([x.float() for x in wide[0]], *wide[1:])))
+    assert_same_bits(narrow[0], widened[0].to(dtype))
+    for x, y in zip(narrow[1:], widened[1:], strict=True):
+        assert_same_bits(x, y)
+
+
+def _by_chance(weight: Tensor, moves: Tensor, seed: int, step: int = 1, rows: Tensor | None = None) -> Tensor:
+    """``weight - moves``, rounded by chance."""
+    result = weight.clone()
+    given = {"rule": 0, "hyperparameters": [1.0, 0.0, 0.0, 0.0, 0.0], "step": step, "rounding_seeds": [seed]}
+    named = None if rows is None else [rows]
+    ops.row_optimizer_update_([result], [], [], None, named, [moves], **given)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [1.0, -1.5, 3e-5, 2.0**-23, -1.5 * 2.0**-14, 60000.0])
+def test_rounding_by_chance_is_right_on_average(value: float, dtype: torch.dtype, kernels: str) -> None:
+    """Normal and subnormal numbers, of both signs; a third of the way to the next number."""
+    count = 4000
+    weight = torch.full((count // 50, 50), value, dtype=dtype)
+    exponent = max(math.floor(math.log2(abs(value))), -14 if dtype == torch.float16 else -126)
+    spacing = 2.0 ** (exponent - (10 if dtype == torch.float16 else 7))
+    start = float(weight[0, 0])
+    result = _by_chance(weight, torch.full(weight.shape, -spacing / 3), seed=9).double()
+    up = (result - start) / spacing
+    assert set(up.flatten().tolist()) == {0.0, 1.0}
+    assert abs(up.mean() - 1 / 3) < 4 * math.sqrt(2 / 9 / count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_by_chance_depends_on_seed_step_row_and_column(dtype: torch.dtype, kernels: str) -> None:
+    weight, moves = torch.ones(6, 40, dtype=dtype), torch.full((6, 40), 2.0**-12)
+    first = _by_chance(weight, moves, seed=1)
+    assert_same_bits(_by_chance(weight, moves, seed=1), first)
+    rows = torch.tensor([1, 4])
+    assert_same_bits(_by_chance(weight, moves[rows], seed=1, rows=rows)[rows], first[rows])
+    for other in (_by_chance(weight, moves, seed=2), _by_chance(weight, moves, seed=1, step=2)):
+        assert not torch.equal(other, first)
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[:, 0], first[:, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_by_chance_keeps_what_is_exact(dtype: torch.dtype, kernels: str) -> None:
+    numbers = [0.0, -0.0, 1.5, -3.25, 2.0**-20, 256.0, torch.inf, -torch.inf, torch.nan]
+    weight = torch.tensor([numbers], dtype=dtype)
+    assert_same_bits(_by_chance(weight, torch.zeros(1, len(numbers)), seed=3), weight)
+
+
+# ---- Gradients and rows ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_scale_and_direction_belong_to_the_gradient(rule: str, kernels: str) -> None:
+    sample = update_sample("", rule)
+    place = {x.name: i for i, x in enumerate(torch.ops.torchsparse_rec.row_optimizer_update_.default._schema.arguments)}
+
+    def changed(**given: object) -> tuple[Tensor, ...]:
+        arguments = list(sample.arguments)
+        for name, x in given.items():
+            arguments[place[name]] = x
+        return call(type(sample)(sample.operator, "", tuple(arguments)))
+
+    values = sample.arguments[place["values"]]
+    wanted = changed(values=[-0.25 * x for x in values])
+    for x, y in zip(changed(grad_scale=torch.tensor(0.25), maximize=True), wanted, strict=True):
+        assert_same_bits(x, y)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_other_rows_keep_their_bits(rule: str, kernels: str) -> None:
+    sample = update_sample("", rule)
+    rows = sample.arguments[4][0]
+    others = torch.ones(7, dtype=torch.bool).index_fill(0, rows, False)
+    assert others.any()
+    weights, states, last = sample.arguments[:3]
+    for before, after in zip((*weights, *states, *last), call(sample), strict=True):
+        assert_same_bits(after[others], before[others])
+        assert not torch.equal(after[rows], before[rows])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gradient_without_sense_stays_in_its_row(rule: str, bad: float, kernels: str) -> None:
+    sample = update_sample("", rule, ((5, 6),), all_rows=True, catch_up=False)
+    clean = call(sample)
+    values = sample.arguments[5][0].clone()
+    values[3, 2] = bad
+    arguments = (*sample.arguments[:5], [values], *sample.arguments[6:])
+    others = [0, 1, 2, 4]
+    for spoilt, same in zip(call(type(sample)(sample.operator, "", arguments)), clean, strict=True):
+        assert_same_bits(spoilt[others], same[others])
+
+
+def _columns(x: Tensor) -> Tensor:
+    """The same values, between columns that belong to someone else."""
+    wide = x.new_full((x.shape[0], x.shape[1] + 5), 99)
+    wide[:, 2:-3] = x
+    return wide[:, 2:-3]
+
+
+@pytest.mark.parametrize("layout", [_columns, lambda x: x.repeat_interleave(2, 0)[::2]])
+def test_written_rows_may_be_any_distance_apart(layout: Callable[[Tensor], Tensor], kernels: str) -> None:
+    sample = update_sample("", "adamw", ((7, 8),))
+    weights, states, last, *rest = (x if not isinstance(x, list) else list(x) for x in sample.arguments)
+    spread = [layout(x) for x in (*weights, *states)]
+    torch.ops.torchsparse_rec.row_optimizer_update_.default(spread[:1], spread[1:], [last[0].clone()], *rest)
+    for actual, wanted in zip(spread, call(sample), strict=False):
+        assert_same_bits(actual.contiguous(), wanted)
+
+
+def test_states_may_lie_beside_the_weight(kernels: str) -> None:
+    sample = update_sample("", "adamw", ((7, 8),))
+    weights, states, last, *rest = sample.arguments
+    together = torch.cat([*weights, *states], dim=1)
+    weight, *others = together.split(8, dim=1)
+    torch.ops.torchsparse_rec.row_optimizer_update_.default([weight], others, [last[0].clone()], *rest)
+    for actual, wanted in zip((weight, *others), call(sample), strict=False):
+        assert_same_bits(actual.contiguous(), wanted)
+
+
+# ---- Threads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
+def test_threads_do_not_change_the_bits(rule: str, dtype: torch.dtype, restore_threads: None) -> None:
+    """Two large tables and a small one; rows that are behind by few steps and by many."""
+    random = Random(4)
+    number, h = RULES[rule]
+    sizes, steps = ((3000, 40), (5, 3), (2000, 67)), 1500
+    history = None
+    if rule in IDLE_RULES:
+        history = ops.new_history(steps)
+        for step in range(1, steps + 1):
+            ops.row_optimizer_advance_(history, rule=number, hyperparameters=h, step=step)
+    weights = [random.floats(*size, dtype=dtype) for size in sizes]
+    states = [x for size in sizes for x in states_for(random, number, h, *size, dtype)]
+    last = [last_steps_for(random, rows, steps) for rows, _ in sizes] if history is not None else []
+    rows = [torch.arange(0, n, 2) for n, _ in sizes]
+    values = [random.floats(x.shape[0], dim, dtype=torch.float32) for x, (_, dim) in zip(rows, sizes, strict=True)]
+    seeds = [1, 2, 3] if dtype == torch.bfloat16 else []
+    results = []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        tensors = [[x.clone() for x in group] for group in (weights, states, last)]
+        given = {"rule": number, "hyperparameters": h, "rounding_seeds": seeds}
+        ops.row_optimizer_update_(*tensors, history, rows, values, step=steps + 1, **given)
+        ops.row_optimizer_make_current_(*tensors, history, step=steps, **given)
+        results.append([x for group in tensors for x in group])
+    for other in results[1:]:
+        for x, y in zip(other, results[0], strict=True):
+            assert_same_bits(x, y)

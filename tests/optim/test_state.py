@@ -1,0 +1,382 @@
+"""Checkpoints, copies and what torch's optimizers make of them."""
+
+import copy
+import gc
+import io
+import pickle
+
+import pytest
+import torch
+from optim.cases import (
+    BY_NAME,
+    DIM,
+    ROWS,
+    batches,
+    current_rows,
+    initial,
+    owned_table,
+    set_gradient,
+    train,
+    train_densely,
+)
+
+from torchsparse_rec import optim
+from torchsparse_rec.optim import _row_optimizer
+from torchsparse_rec.optim._gradients import update
+from torchsparse_rec.optim._tables import Gradient, table_if_any, table_of
+
+TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
+ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
+EVERYTHING = torch.arange(ROWS)
+
+
+def saved(x):
+    """As after a round trip through a file."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def names_shapes_dtypes(optimizer, parameter):
+    return {k: (v.shape, v.dtype) for k, v in optimizer.state[parameter].items()}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_states_are_those_of_torch(name):
+    case, run = BY_NAME[name], batches(3)
+    parameter, other = owned_table(initial()), torch.nn.Parameter(initial())
+    mine, torchs = case.ours([parameter], lr=0.05), case.dense([other], lr=0.05)
+    train(mine, parameter, run, 0.05)
+    train_densely(torchs, other, run, 0.05)
+    assert names_shapes_dtypes(mine, parameter) == names_shapes_dtypes(torchs, other)
+    groups = [optimizer.state_dict()["param_groups"][0] for optimizer in (mine, torchs)]
+    assert groups[0].keys() - groups[1].keys() - {"tensorflow_eps"} == {"lazy", "stochastic_rounding"}
+    assert isinstance(mine, type(torchs))
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_run_that_moves_from_torch_and_back(name):
+    case, run = BY_NAME[name], batches(60)
+    reference = torch.nn.Parameter(initial().double())
+    whole = case.dense([reference], lr=0.02)
+    train_densely(whole, reference, run[:20], 0.02)
+    first = torch.nn.Parameter(initial())
+    torchs = case.dense([first], lr=0.02)
+    train_densely(torchs, first, run[:20], 0.02)
+
+    parameter = owned_table(first.detach())
+    mine = case.ours([parameter], lr=1.0)
+    mine.load_state_dict(saved(torchs.state_dict()))
+    assert mine.param_groups[0]["lazy"] is False
+    train(mine, parameter, run[20:40], 0.02)
+    train_densely(whole, reference, run[20:40], 0.02)
+
+    state = saved(mine.state_dict())
+    last = torch.nn.Parameter(parameter.detach().clone())
+    torchs = case.dense([last], lr=1.0)
+    torchs.load_state_dict(state)
+    train_densely(torchs, last, run[40:], 0.02)
+    train_densely(whole, reference, run[40:], 0.02)
+    assert (last.double() - reference).abs().max() <= 1e-5
+
+
+def test_states_of_older_torches():
+    parameter = owned_table(initial())
+    mine = optim.Adam([parameter])
+    train(mine, parameter, batches(7), 0.05)
+    state = copy.deepcopy(mine.state_dict())
+    state["state"][0]["step"] = 7
+    for key in ("lazy", "stochastic_rounding", "decoupled_weight_decay"):
+        del state["param_groups"][0][key]
+    mine.load_state_dict(state)
+    assert mine.param_groups[0]["lazy"] is False
+    train(mine, parameter, batches(1), 0.05)
+    assert mine.state[parameter]["step"].item() == 8.0
+
+    sgd = optim.SGD([torch.nn.Parameter(initial())], momentum=0.9)
+    sgd.load_state_dict({"state": {0: {"momentum_buffer": None}}, "param_groups": sgd.state_dict()["param_groups"]})
+    other = sgd.param_groups[0]["params"][0]
+    other.grad = torch.ones_like(other)
+    sgd.step()
+    assert torch.equal(sgd.state[other]["momentum_buffer"], other.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ALL)
+def test_a_resumed_run_has_the_same_bits(name, dtype):
+    case, run = BY_NAME[name], batches(60, "mixed")
+    parameter = owned_table(initial().to(dtype))
+    mine = case.ours([parameter], lr=case.lr, stochastic_rounding=True)
+    train(mine, parameter, run[:33], case.lr)
+    table_of(parameter).make_current()
+    state, weight = saved(mine.state_dict()), parameter.detach().clone()
+
+    resumed = owned_table(weight)
+    other = case.ours([resumed], lr=case.lr, stochastic_rounding=True)
+    other.load_state_dict(state)
+    for optimizer, table in ((mine, parameter), (other, resumed)):
+        train(optimizer, table, run[33:], case.lr, first=33)
+    assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(resumed, EVERYTHING))
+    mine, other = mine.state_dict(), other.state_dict()
+    assert torch.equal(parameter, resumed)
+    for key, value in mine["state"][0].items():
+        assert value.dtype == torch.float32 and torch.equal(value, other["state"][0][key]), key
+    assert mine["param_groups"] == other["param_groups"]
+
+
+def test_foreign_half_tables_keep_float32_states():
+    run, weight = batches(20), initial().bfloat16()
+
+    def go(optimizer, parameter, some):
+        for batch in some:
+            set_gradient(parameter, batch, parameter.detach()[batch.ids], False)
+            optimizer.step()
+
+    parameter = torch.nn.Parameter(weight.clone())
+    mine = optim.Adagrad([parameter], lr=0.1)
+    go(mine, parameter, run[:10])
+    resumed = torch.nn.Parameter(parameter.detach().clone())
+    other = optim.Adagrad([resumed], lr=0.1)
+    other.load_state_dict(saved(mine.state_dict()))
+    go(mine, parameter, run[10:])
+    go(other, resumed, run[10:])
+    assert torch.equal(parameter, resumed) and torch.equal(mine.state[parameter]["sum"], other.state[resumed]["sum"])
+
+
+def test_loaded_states_of_half_tables_do_not_come_back():
+    parameter, other = owned_table(initial().bfloat16()), torch.nn.Parameter(initial().bfloat16())
+    torchs = torch.optim.Adam([other])
+    train_densely(torchs, other, batches(3), 0.05)
+    mine = optim.Adam([parameter])
+    mine.load_state_dict(torchs.state_dict())
+    grad = Gradient(EVERYTHING, torch.ones(ROWS, DIM))
+    for _ in range(3):
+        mine.step_tables([(parameter, grad)])  # as a fused backward does: step() is never called
+    before = mine.state[parameter]["exp_avg"].clone()
+    table_of(parameter).release()  # as another optimizer's turn does
+    mine.step_tables([(parameter, grad)])
+    torch.testing.assert_close(mine.state[parameter]["exp_avg"], 0.9 * before + 0.1)
+
+
+def test_state_dict_makes_everything_current():
+    parameter = owned_table(initial())
+    mine = optim.Adam([parameter])
+    train(mine, parameter, batches(20), 0.05)
+    assert table_of(parameter).is_behind()
+    mine.state_dict()
+    assert not table_of(parameter).is_behind()
+
+
+def test_unused_tables_have_no_state():
+    mine = optim.SGD([owned_table(initial())], momentum=0.9)
+    assert mine.state_dict()["state"] == {}
+    plain = optim.SGD([parameter := owned_table(initial())])
+    train(plain, parameter, batches(3), 0.05)
+    assert plain.state_dict()["state"] == {}
+
+
+# ---- Copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_of_model_and_optimizer(copied):
+    run = batches(40)
+    parameter = owned_table(initial())
+    mine = optim.AdamW([parameter], weight_decay=0.1)
+    train(mine, parameter, run[:20], 0.05)
+    table_of(parameter).make_current()
+    twin, other = copied((parameter, mine))
+    assert other.param_groups[0]["params"][0] is twin and table_if_any(twin) is None
+    table_of(twin).mark_owned()
+    for optimizer, table in ((mine, parameter), (other, twin)):
+        train(optimizer, table, run[20:], 0.05)
+    assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(twin, EVERYTHING))
+    assert table_of(twin).optimizer is other and table_of(parameter).optimizer is mine
+    mine.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    other.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    assert other.param_groups[1]["lazy"] is False
+
+
+def test_copies_of_a_model_have_no_tables_and_no_optimizer():
+    model = torch.nn.Embedding(ROWS, 4, _weight=initial())
+    table_of(model.weight).mark_owned()
+    mine = optim.Adam(model.parameters())
+    train(mine, model.weight, batches(3), 0.05)
+    twin = copy.deepcopy(model)
+    assert table_if_any(twin.weight) is None
+    assert table_of(twin.weight).optimizer is None
+    optim.Adam(twin.parameters())
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "rmsprop-centered-momentum"])
+def test_a_table_that_changes_its_dtype_goes_on(name):
+    case, run = BY_NAME[name], batches(40)
+    expected = torch.nn.Parameter(initial().double())
+    train_densely(case.dense([expected], lr=0.02), expected, run, 0.02)
+    parameter = owned_table(initial())
+    mine = case.ours([parameter], lr=0.02)
+    train(mine, parameter, run[:20], 0.02)
+    table_of(parameter).make_current()  # as a module does before it changes its parameters
+    parameter.grad = None
+    parameter.data = parameter.data.double()
+    train(mine, parameter, run[20:], 0.02, first=20)
+    assert {value.dtype for key, value in mine.state[parameter].items() if key != "step"} == {torch.float64}
+    assert (current_rows(parameter, EVERYTHING) - expected).abs().max() <= 3e-6
+
+
+# ---- Several optimizers ----------------------------------------------------------------------------------------------
+
+
+def test_the_last_optimizer_made_is_the_tables():
+    parameter = owned_table(initial())
+    first = optim.Adam([parameter])
+    second = optim.SGD([parameter])
+    assert table_of(parameter).optimizer is second
+    del first, second
+    third = optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    third.add_param_group({"params": [parameter]})
+    assert table_of(parameter).optimizer is third
+
+
+def test_optimizers_that_take_turns_are_those_of_torch():
+    parameter, reference = owned_table(initial()), torch.nn.Parameter(initial())
+    ours = [optim.Adam([parameter], lr=0.05), optim.SGD([parameter], lr=0.05, momentum=0.9)]
+    theirs = [torch.optim.Adam([reference], lr=0.05), torch.optim.SGD([reference], lr=0.05, momentum=0.9)]
+    for step, batch in enumerate(batches(12)):
+        turn = step // 3 % 2
+        set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
+        ours[turn].step()
+        set_gradient(reference, batch, reference.detach()[batch.ids], dense=True)
+        theirs[turn].step()
+    torch.testing.assert_close(current_rows(parameter, EVERYTHING), reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_that_left_its_clock_keeps_its_own_count_of_steps():
+    tables, references = [owned_table(initial()) for _ in range(2)], [torch.nn.Parameter(initial()) for _ in range(2)]
+    ours = optim.Adam(tables, lr=0.05), optim.Adam(tables[:1], lr=0.05)
+    theirs = torch.optim.Adam(references, lr=0.05), torch.optim.Adam(references[:1], lr=0.05)
+    turns = [(0, (0, 1)), (1, (0,)), *[(0, (1,))] * 5, (0, (0,))]
+    for batch, (optimizer, which) in zip(batches(len(turns)), turns, strict=True):
+        for k, (parameter, reference) in enumerate(zip(tables, references, strict=True)):
+            parameter.grad = reference.grad = None
+            if k in which:
+                set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
+                set_gradient(reference, batch, reference.detach()[batch.ids], dense=True)
+        ours[optimizer].step()
+        theirs[optimizer].step()
+    for k, steps in enumerate([2, 6]):
+        assert ours[0].state[tables[k]]["step"] == theirs[0].state[references[k]]["step"] == steps
+    for parameter, reference in zip(tables, references, strict=True):
+        torch.testing.assert_close(current_rows(parameter, EVERYTHING), reference.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkeypatch):
+    run = batches(4)
+    tables, references = [owned_table(initial()) for _ in range(2)], [owned_table(initial()) for _ in range(2)]
+    mine, theirs = optim.Adam(tables, lr=0.05), [optim.Adam([parameter], lr=0.05) for parameter in references]
+
+    def step(batch, which, optimizers):
+        for parameters in (tables, references):
+            for k, parameter in enumerate(parameters):
+                parameter.grad = None
+                if k in which:
+                    set_gradient(parameter, batch, current_rows(parameter, batch.ids), dense=False)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    step(run[0], (0,), [mine, *theirs])  # from here on they have clocks of their own
+
+    def update_of_the_first(group, gradients):
+        if group.parameters[0] is tables[1]:
+            raise RuntimeError("on purpose")
+        update(group, gradients)
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="on purpose"):
+        patched.setattr(_row_optimizer, "update", update_of_the_first)
+        step(run[1], (0, 1), [theirs[0], mine])
+    for batch in run[2:]:
+        step(batch, (0, 1), [mine, *theirs])
+    for parameter, reference in zip(tables, references, strict=True):
+        assert torch.equal(current_rows(parameter, EVERYTHING), current_rows(reference, EVERYTHING))
+
+
+def test_tables_do_not_keep_optimizers_or_parameters_alive():
+    parameter = owned_table(initial())
+    mine = optim.Adam([parameter])
+    train(mine, parameter, batches(3), 0.05)
+    gc.disable()
+    try:
+        table = table_of(parameter)
+        del mine
+        assert table.optimizer is None
+        del parameter
+        assert table._parameter() is None
+    finally:
+        gc.enable()
+
+
+def test_a_table_made_after_its_optimizer_finds_it():
+    parameter = torch.nn.Parameter(initial())
+    mine = optim.Adam([torch.nn.Parameter(initial()), parameter])
+    optim.Adam([torch.nn.Parameter(initial())])
+    assert table_of(parameter).optimizer is mine
+
+
+def test_a_table_made_after_its_optimizers_is_that_of_the_last():
+    parameters = [torch.nn.Parameter(initial()) for _ in range(4)]
+    optimizers = [optim.SGD(parameters) for _ in range(16)]
+    optimizers[0].load_state_dict(optimizers[0].state_dict())
+    assert all(table_of(parameter).optimizer is optimizers[-1] for parameter in parameters)
+
+
+# ---- Anchors ---------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_do_not_change_how_tables_are_rounded():
+    seeds = []
+    for parameters in ([], [anchor()]):
+        parameter = owned_table(initial())
+        mine = optim.SGD([*parameters, torch.nn.Parameter(torch.zeros(2)), parameter])
+        train(mine, parameter, batches(1), 0.05)
+        seeds.append(table_of(parameter).rows.seed)
+    assert seeds == [1, 1]
+
+
+def anchor():
+    parameter = torch.nn.Parameter(torch.ones(()))
+    parameter._torchsparse_rec_anchor = True
+    return parameter
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("cls", [optim.Adam, optim.Adagrad, optim.SGD, optim.LAMB])
+def test_anchors_are_neither_stepped_nor_saved(cls, named):
+    bias, one, two = torch.nn.Parameter(torch.zeros(3)), anchor(), anchor()
+    parameters = [one, bias, two]
+    if named:
+        parameters = [(f"p{k}", p) for k, p in enumerate(parameters)]
+    mine = cls(parameters, lr=0.1)
+    mine.add_param_group({"params": [("p3", anchor())] if named else anchor()})
+    for parameter in (one, bias, two):
+        parameter.grad = torch.ones_like(parameter)
+    mine.step()
+    assert one.item() == two.item() == 1.0 and bias[0] != 0
+    state = saved(mine.state_dict())
+    assert [group["params"] for group in state["param_groups"]] == [[0], []] and set(state["state"]) <= {0}
+    if named:
+        assert [group["param_names"] for group in state["param_groups"]] == [["p1"], []]
+    assert [len(group["params"]) for group in mine.param_groups] == [3, 1] and mine.param_groups[0]["params"][2] is two
+    mine.load_state_dict(state)
+    assert mine.state.keys() <= {bias}
+    assert [p is q for p, q in zip(mine.param_groups[0]["params"], [one, bias, two], strict=True)] == [True] * 3
+    if named:
+        assert mine.param_groups[0]["param_names"] == ["p0", "p1", "p2"]
+    mine.zero_grad()
+    assert one.grad is None and bias.grad is None
+
+    without = cls([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+    without.add_param_group({"params": []})
+    if not named:
+        without.load_state_dict(state)
+        mine.load_state_dict(without.state_dict())

@@ -1,0 +1,256 @@
+"""
+Whole training runs, module and optimizer, against dense float64: every optimizer, gradient mode and pooling.
+
+CI runs a set of configurations in which every two choices meet; ``make test-full`` runs all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from optim.cases import BY_NAME, Case, error_of, learning_rate, zipf_ids
+from torch import Tensor
+
+from torchsparse_rec import KeyedJaggedTensor, nn, optim
+
+ROWS, DIM, BAGS, LENGTH = 64, 4, 5, 3
+MODES = ("dense", "sparse", "fused step", "fused backward", "auto")
+POOLINGS = ("sum", "mean", "sqrtn", "max", "rows")
+WEIGHTED = (False, True)
+KINDS = ("module", "collection")
+# The optimizers that meet everything; the others are like one of them, and meet something.
+OPTIMIZERS = (
+    "sgd",
+    "sgd-nesterov-decay",
+    "adagrad",
+    "rowwise-adagrad",
+    "adam",
+    "adamw-amsgrad",
+    "partial-rowwise-adam-decay",
+    "rmsprop-centered-momentum",
+    "ftrl",
+)
+CHOICES = (OPTIMIZERS, MODES, POOLINGS, WEIGHTED, KINDS)
+
+
+def is_possible(chosen: tuple) -> bool:
+    """Maxima and single rows have no weights."""
+    return not (chosen[3] and chosen[2] in ("max", "rows"))
+
+
+def covering() -> list[tuple]:
+    """Few configurations in which every two choices meet: greedily, always the one with most new pairs."""
+    everything = [chosen for chosen in itertools.product(*CHOICES) if is_possible(chosen)]
+
+    def pairs(chosen: tuple) -> set:
+        return set(itertools.combinations(enumerate(chosen), 2))
+
+    missing = set().union(*map(pairs, everything))
+    found = []
+    while missing:
+        best = max(everything, key=lambda chosen: len(pairs(chosen) & missing))
+        missing -= pairs(best)
+        found.append(best)
+    others = [name for name in BY_NAME if name not in OPTIMIZERS]
+    return found + [(name, *found[number][1:]) for number, name in enumerate(others)]
+
+
+@dataclass
+class Batch:
+    """What a step is made of."""
+
+    ids: Tensor
+    weights: Tensor | None
+    target: Tensor
+
+
+def batches(steps: int, pooling: str, weighted: bool, rows: int = ROWS, dim: int = DIM) -> list[Batch]:
+    """Zipf ids, weights and targets."""
+    generator = torch.Generator().manual_seed(5)
+    made = []
+    for _ in range(steps):
+        ids = zipf_ids(BAGS * LENGTH, generator, rows)
+        weights = torch.rand(BAGS * LENGTH, generator=generator, dtype=torch.float64) + 0.5
+        count = BAGS * LENGTH if pooling == "rows" else BAGS
+        target = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+        made.append(Batch(ids, weights if weighted else None, target))
+    return made
+
+
+def pooled_densely(weight: Tensor, batch: Batch, pooling: str) -> Tensor:
+    """The plain formulas."""
+    x = weight[batch.ids]
+    if pooling == "rows":
+        return x
+    x = x.view(BAGS, LENGTH, -1)
+    if pooling == "max":
+        return x.max(1).values  # of equal ones the first, which gets all of the gradient
+    w = torch.ones(BAGS * LENGTH) if batch.weights is None else batch.weights
+    w = w.to(weight.dtype).view(BAGS, LENGTH, 1)
+    total = (w * x).sum(1)
+    if pooling == "mean":
+        return total / w.sum(1)
+    return total / w.square().sum(1).sqrt() if pooling == "sqrtn" else total
+
+
+def train_densely(case: Case, run: list[Batch], pooling: str, start: Tensor) -> Tensor:
+    """The reference, in the dtype of ``start``."""
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = case.dense([parameter], lr=case.lr)
+    for step, batch in enumerate(run):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, case.lr)
+        optimizer.zero_grad()
+        pooled = pooled_densely(parameter, batch, pooling)
+        (pooled - batch.target.to(pooled.dtype)).square().sum().mul(0.5).backward()
+        parameter.touched = torch.zeros(len(start), dtype=torch.bool).index_fill_(0, batch.ids, True)
+        optimizer.step()
+    return parameter.detach()
+
+
+class Ours:
+    """A module or a collection of one table, called alike."""
+
+    def __init__(self, start: Tensor, mode: str, pooling: str, weighted: bool, kind: str) -> None:
+        rows, dim = start.shape
+        grad_mode, _, apply = mode.partition(" ")
+        options = {"grad_mode": grad_mode, "apply": apply or "step"}
+        self.pooling, self.kind = pooling, kind
+        if kind == "module":
+            if pooling == "rows":
+                self.module = nn.Embedding(rows, dim, _weight=start.clone(), **options)
+            else:
+                self.module = nn.EmbeddingBag(rows, dim, mode=pooling, _weight=start.clone(), **options)
+            self.table = self.module
+            return
+        fields = {"name": "t", "num_embeddings": rows, "embedding_dim": dim, "feature_names": ["f"]}
+        fields["init_fn"] = lambda weight: weight.copy_(start)
+        if pooling == "rows":
+            self.module = nn.EmbeddingCollection([nn.EmbeddingConfig(**fields)], **options)
+            self.table = self.module.embeddings["t"]
+        else:
+            config = nn.EmbeddingBagConfig(**fields, pooling=pooling)
+            self.module = nn.EmbeddingBagCollection([config], is_weighted=weighted, **options)
+            self.table = self.module.embedding_bags["t"]
+
+    def __call__(self, batch: Batch) -> Tensor:
+        weights = None if batch.weights is None else batch.weights.float()
+        if self.kind == "collection":
+            length = 1 if self.pooling == "rows" else LENGTH
+            lengths = torch.full((len(batch.ids) // length,), length)
+            result = self.module(KeyedJaggedTensor(["f"], batch.ids, weights, lengths))
+            return result["f"].values() if self.pooling == "rows" else result["f"]
+        if self.pooling == "rows":
+            return self.module(batch.ids)
+        shape = (BAGS, LENGTH)
+        return self.module(batch.ids.view(shape), None, None if weights is None else weights.view(shape))
+
+
+def train(case: Case, run: list[Batch], start: Tensor, ours: Ours) -> Tensor:
+    """Ours, float32."""
+    optimizer = case.ours(ours.module.parameters(), lr=case.lr)
+    for step, batch in enumerate(run):
+        optimizer.param_groups[0]["lr"] = learning_rate(step, case.lr)
+        optimizer.zero_grad()
+        pooled = ours(batch)
+        (pooled - batch.target.float()).square().sum().mul(0.5).backward()
+        optimizer.step()
+    return ours.table.weight.detach()
+
+
+def start_of(rows: int = ROWS, dim: int = DIM) -> Tensor:
+    """Exact in float32."""
+    return torch.randn(rows, dim, generator=torch.Generator().manual_seed(1))
+
+
+def compare(chosen: tuple, steps: int) -> None:
+    """The error against float64 is at most 1.5 times that of dense float32."""
+    name, mode, pooling, weighted, kind = chosen
+    case, run, start = BY_NAME[name], batches(steps, pooling, weighted), start_of()
+    want = train_densely(case, run, pooling, start.double())
+    allowed = 1.5 * error_of(train_densely(case, run, pooling, start), want)
+    with warnings.catch_warnings():
+        if case.warns:
+            warnings.simplefilter("ignore", UserWarning)
+        got = train(case, run, start, Ours(start, mode, pooling, weighted, kind))
+    assert torch.isfinite(got).all()
+    assert error_of(got, want) <= max(allowed, 1e-7)
+
+
+CHOSEN = covering()
+
+
+def named(chosen: tuple) -> str:
+    """For the report."""
+    return "-".join(str(x).replace(" ", "-") for x in chosen)
+
+
+def test_every_two_choices_meet() -> None:
+    met = set().union(*(set(itertools.combinations(enumerate(chosen), 2)) for chosen in CHOSEN))
+    for chosen in itertools.product(*CHOICES):
+        if is_possible(chosen):
+            assert set(itertools.combinations(enumerate(chosen), 2)) <= met
+
+
+@pytest.mark.parametrize("chosen", CHOSEN, ids=named)
+def test_training_equals_dense_training(chosen: tuple) -> None:
+    compare(chosen, 300)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("chosen", CHOSEN[:12], ids=named)
+def test_training_with_both_kernels(chosen: tuple) -> None:
+    compare(chosen, 20)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "chosen", [c for c in itertools.product(tuple(BY_NAME), *CHOICES[1:]) if is_possible(c)], ids=named
+)
+def test_all_of_them(chosen: tuple) -> None:
+    compare(chosen, 300)
+
+
+# ---- Rows that are idle for long -------------------------------------------------------------------------------------
+
+IDLE = ("sgd-nesterov-decay", "adam", "adamw", "amsgrad", "partial-rowwise-adam-decay", "rmsprop-centered-momentum")
+
+
+@pytest.mark.parametrize("idle", [1, 10, 1_000, pytest.param(100_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", IDLE)
+def test_rows_that_are_idle(name: str, idle: int) -> None:
+    case, start = BY_NAME[name], start_of(16, 4)
+    active = [
+        Batch(torch.tensor([r, r + 1, r + 2] * BAGS), None, torch.zeros(BAGS * LENGTH, 4).double()) for r in (0, 3, 6)
+    ]
+    quiet = Batch(torch.tensor([11, 12, 13, 14, 15] * LENGTH), None, torch.zeros(BAGS * LENGTH, 4).double())
+    run = [*active, *[quiet] * idle, *active]
+    want = train_densely(case, run, "rows", start.double())
+    allowed = 1.5 * error_of(train_densely(case, run, "rows", start), want)
+    got = train(case, run, start, Ours(start, "fused backward", "rows", False, "module"))
+    assert error_of(got, want) <= max(allowed, 1e-7)
+
+
+def test_a_hundred_thousand_idle_steps() -> None:
+    case, start = BY_NAME["adamw"], start_of(16, 4)
+    table = Ours(start, "sparse", "rows", False, "module")
+    optimizer = case.ours(table.module.parameters(), lr=1e-3)
+    reference = torch.nn.Parameter(start.double())
+    dense = torch.optim.AdamW([reference], lr=1e-3, weight_decay=0.1, foreach=False)
+    ids = torch.tensor([3, 5])
+    for step in range(100_002):
+        optimizer.param_groups[0]["lr"] = dense.param_groups[0]["lr"] = 1e-3 * (1 + step % 7)
+        first = step in (0, 100_001)
+        rows = ids if first else ids[:0]
+        table.table._parameters["weight"].grad = torch.sparse_coo_tensor(
+            rows[None], torch.ones(len(rows), 4), start.shape, is_coalesced=True, check_invariants=False
+        )
+        reference.grad = torch.zeros(16, 4).double()
+        reference.grad[rows] = 1.0
+        optimizer.step()
+        dense.step()
+    torch.testing.assert_close(table.table.weight.detach().double(), reference.detach(), rtol=2e-6, atol=1e-8)
+    assert isinstance(optimizer, optim.AdamW)

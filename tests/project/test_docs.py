@@ -1,0 +1,125 @@
+"""The documents tell the truth: examples print what they say, and what they name exists."""
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import io
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import torchsparse_rec
+import torchsparse_rec.data
+from torchsparse_rec.nn import auto
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def examples(document: Path) -> list[tuple[str, str]]:
+    """Each ```python block that is followed by a ```text block: the program and its output."""
+    blocks = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    return [(program, output) for program, output in blocks]
+
+
+def modules() -> list[str]:
+    """The library's modules, but no program's __main__, which would run, and no compiled library."""
+    names = [m.name for m in pkgutil.walk_packages(torchsparse_rec.__path__, "torchsparse_rec.")]
+    return ["torchsparse_rec", *(n for n in names if not n.endswith(("__main__", "._C", "._C_cuda")))]
+
+
+def test_the_readme_has_an_example():
+    assert examples(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_examples_print_what_the_document_says(document):
+    for program, expected in examples(document):
+        # What a diagnosis measures may be off once on a busy machine.
+        for _ in range(2 if document.name == "profiling.md" else 1):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(program, str(document), "exec"), {"__name__": "__example__"})
+            if printed.getvalue().strip() == expected.strip():
+                break
+        assert printed.getvalue().strip() == expected.strip()
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstring_examples(name, monkeypatch):
+    # The example of calibrate() replaces them for the process: what auto chooses in later tests must not depend on it.
+    monkeypatch.setattr(auto, "_constants", auto.SHIPPED)
+    module = importlib.import_module(name)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    for case in doctest.DocTestFinder(exclude_empty=True).find(module, name):
+        runner.run(case, out=report.write)
+    assert runner.failures == 0, report.getvalue()
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        torchsparse_rec.ops,
+        torchsparse_rec.nn,
+        torchsparse_rec.optim,
+        torchsparse_rec.jagged,
+        torchsparse_rec.features,
+        torchsparse_rec.data,
+        torchsparse_rec.profiling,
+    ],
+    ids=lambda m: m.__name__,
+)
+def test_every_public_name_has_a_docstring_with_an_example(package):
+    public = {n: v for n, v in vars(package).items() if not n.startswith("_") and callable(v)}
+    assert public
+    missing = [n for n, v in public.items() if not has_example(v, public) and not issubclass_of_exception(v)]
+    assert missing == []
+
+
+def has_example(value: object, public: dict[str, object]) -> bool:
+    """Its own, or that of the function which makes it and which its first line names."""
+    text = value.__doc__ or ""
+    maker = re.match(r"[^\n]*: see :func:`(\w+)`\.", text)
+    return ">>>" in text or (maker is not None and ">>>" in (public[maker[1]].__doc__ or ""))
+
+
+def issubclass_of_exception(value: object) -> bool:
+    """Exceptions and warnings need no example."""
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_named_files_commands_and_modules_exist(document):
+    text = document.read_text()
+    links = {link for link in re.findall(r"\]\(([^)#:]+)\)", text)}
+    missing = [link for link in links if not (document.parent / link).exists()]
+
+    quoted = set(re.findall(r"`([^`\n]+)`", text))
+    paths = {q for q in quoted if re.fullmatch(r"\.?[\w-]+(/[\w.-]+)*/?\.?\w*", q) and ("/" in q or q.endswith(".md"))}
+    missing += [path for path in paths if not (ROOT / path).exists()]
+
+    targets = set(re.findall(r"^([a-z-]+)(?= .*:|:)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    missing += [
+        f"make {name}" for name in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE) if name not in targets
+    ]
+
+    for name in re.findall(r"python -m ([\w.]+)", text):
+        here = ROOT / name.replace(".", "/")
+        exists = here.is_dir() or here.with_suffix(".py").exists() or importlib.util.find_spec(name)
+        missing += [] if exists else [f"python -m {name}"]
+    assert missing == []
+
+
+def test_the_operator_table_is_complete():
+    table = set(re.findall(r"^\| `(\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    public = {n for n, v in vars(torchsparse_rec.ops).items() if not n.startswith("_") and callable(v)}
+    assert public - table == set()
+
+
+def test_the_operator_table_has_one_row_for_each():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert [name for name in set(rows) if rows.count(name) > 1] == []

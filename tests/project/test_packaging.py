@@ -1,0 +1,192 @@
+"""The build and what it installs: settings, flags, the wheel, and the package as another folder sees it."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
+    """Run this Python with these arguments and additions to the environment."""
+    # Threads of a second torch beside this one only get in its way.
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=600
+    )
+
+
+def installed_from_here() -> bool:
+    """Whether the package is this folder's editable install, as `make test` makes it."""
+    found = run("-c", "import torchsparse_rec; print(torchsparse_rec.__file__)", cwd=Path("/"), PYTHONPATH="")
+    return found.stdout.strip() == str(ROOT / "torchsparse_rec/__init__.py")
+
+
+# ---- The package, from elsewhere ------------------------------------------------------------------------------------
+
+
+def test_editable_install_from_another_folder(tmp_path):
+    if not installed_from_here():
+        pytest.skip("torchsparse_rec is not installed from this folder with `pip install -e .`")
+    program = "import torchsparse_rec.compat.tensorflow as tf_names, torchsparse_rec; print(tf_names.__file__)"
+    found = run("-c", program, cwd=tmp_path, PYTHONPATH="")
+    assert found.returncode == 0, found.stderr
+    assert Path(found.stdout.strip()).is_relative_to(ROOT / "compat")
+
+
+def test_compat_is_no_package_of_its_own():
+    with pytest.raises(ImportError):
+        import compat  # noqa: F401
+
+    from_root = run("-c", "import compat")
+    assert from_root.returncode != 0
+    assert "torchsparse_rec.compat" in from_root.stderr
+
+
+def test_import_loads_nothing_optional():
+    optional = ["tensorflow", "keras", "pyarrow", "matplotlib", "tqdm", "lmdb", "safetensors"]
+    program = (
+        "import sys, torch; before = set(sys.modules); import torchsparse_rec; "
+        f"print([m for m in {optional} if m in set(sys.modules) - before])"
+    )
+    found = run("-c", program)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
+def test_missing_library_says_how_to_build(tmp_path):
+    copy = tmp_path / "torchsparse_rec"
+    copy.mkdir()
+    for name in ("__init__.py", "_library.py"):
+        (copy / name).write_text((ROOT / "torchsparse_rec" / name).read_text())
+    (copy / "__init__.py").write_text("from . import _library\n")
+    found = run("-c", "import torchsparse_rec", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "ImportError: torchsparse_rec is not built" in found.stderr
+    assert "pip install -e ." in found.stderr
+
+
+# ---- The build's settings -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["yes", ""])
+def test_invalid_cuda_setting(value):
+    found = run("setup.py", "--version", TORCHSPARSE_REC_CUDA=value)
+    assert found.returncode != 0
+    assert f"ValueError: TORCHSPARSE_REC_CUDA must be 0, 1 or auto, got {value!r}" in found.stderr
+
+
+# setup.py on a machine where no file is called nvcc.
+WITHOUT_NVCC = """
+import pathlib, runpy, shutil, sys
+shutil.which = lambda *arguments, **options: None
+exists = pathlib.Path.exists
+pathlib.Path.exists = lambda self, **options: self.name != "nvcc" and exists(self, **options)
+sys.argv = ["setup.py", "--version"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("setting", ["0", "auto", "1"])
+def test_without_nvcc(setting):
+    found = run("-c", WITHOUT_NVCC, TORCHSPARSE_REC_CUDA=setting)
+    if setting == "1":
+        assert found.returncode != 0
+        assert "TORCHSPARSE_REC_CUDA=1, but no CUDA toolkit with bin/nvcc was found: set CUDA_HOME" in found.stderr
+    else:
+        assert found.returncode == 0, found.stderr
+
+
+def test_cuda_architectures():
+    program = """
+import runpy, sys
+sys.argv = ["setup.py", "--version"]
+print(*runpy.run_path("setup.py")["arch_flags"](), sep="\\n")
+"""
+    default = {"arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"}
+    for architectures, expected in [
+        (None, default),
+        (
+            "7.5 8.6+PTX",
+            {"arch=compute_75,code=sm_75", "arch=compute_86,code=sm_86", "arch=compute_86,code=compute_86"},
+        ),
+    ]:
+        environment = {} if architectures is None else {"TORCH_CUDA_ARCH_LIST": architectures}
+        found = run("-c", program, TORCHSPARSE_REC_CUDA="0", **environment)
+        flags = {line.removeprefix("-gencode=") for line in found.stdout.splitlines() if line.startswith("-gencode")}
+        assert flags == expected or (architectures is None and "TORCH_CUDA_ARCH_LIST" in os.environ), found.stderr
+
+
+def test_nothing_is_compiled_for_this_machine_alone():
+    build_files = [ROOT / "setup.py", ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / ".ci/run"]
+    sources = [p for p in (ROOT / "csrc").rglob("*") if p.is_file()]
+    native = "-march=" + "native"
+    assert [p for p in build_files + sources if native in p.read_text()] == []
+
+
+def test_every_requirement_is_pinned_and_agrees_with_the_project():
+    pins = {}
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        for line in path.read_text().splitlines():
+            if line and not line.startswith(("#", "-c ", "-r ")):
+                match = re.fullmatch(r'([a-z0-9-]+)==([0-9.]+)(; python_version [=>]= "3\.1\d")?', line)
+                assert match, f"{path.name}: {line}"
+                pins.setdefault(match[1], []).append((path.name, match[2], match[3]))
+    assert all(len(set(marker for _, _, marker in places)) == len(places) for places in pins.values()), pins
+    build = re.search(r"requires = \[.*\"torch==([0-9.]+)\"", (ROOT / "pyproject.toml").read_text())
+    assert build and pins["torch"] == [("build.txt", build[1], None)]
+
+
+# ---- The wheel ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A CPU wheel of this folder. Objects that are up to date are linked, not compiled again."""
+    folder = tmp_path_factory.mktemp("wheel")
+    # Not build/lib, where files of an older state of the folder may lie.
+    settings = folder / "setup.cfg"
+    settings.write_text(f"[build]\nbuild_lib = {folder / 'lib'}\n")
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check")
+    built = run(
+        *("-m", "pip", "wheel", *options, "--wheel-dir", folder, ROOT),
+        cwd=folder,
+        TORCHSPARSE_REC_CUDA="0",
+        DIST_EXTRA_CONFIG=str(settings),
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_wheel_serves_every_python(wheel):
+    assert re.fullmatch(r"torchsparse_rec-[0-9.]+-py3-none-(?!any)\w+\.whl", wheel.name), wheel.name
+
+
+def test_wheel_is_small(wheel):
+    assert wheel.stat().st_size < 10e6
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"torchsparse_rec/_C.so", "torchsparse_rec/py.typed", "torchsparse_rec/compat/__init__.py"} <= set(names)
+    assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"torchsparse_rec"}
+    assert [n for n in names if n.endswith((".cpp", ".cu", ".h", ".cuh", "_C_cuda.so"))] == []
+    here = {p.relative_to(ROOT).as_posix() for p in (ROOT / "torchsparse_rec").rglob("*.py")}
+    there = {f"torchsparse_rec/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "compat").rglob("*.py")}
+    assert {n for n in names if n.endswith(".py")} == here | there
+    licences = [n.rsplit("/", 1)[-1] for n in names if "/licenses/" in n]
+    assert sorted(licences) == ["LICENSE", "NOTICE"]
+
+
+def test_wheel_works_where_it_is_unpacked(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    program = (
+        "import torch, torchsparse_rec, torchsparse_rec.compat.tensorflow; print(torchsparse_rec.__file__); "
+        "print(torchsparse_rec.ops.unique(torch.tensor([5, 3, 5]))[0].tolist())"
+    )
+    found = run("-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert found.stdout.splitlines() == [str(tmp_path / "torchsparse_rec/__init__.py"), "[5, 3]"], found.stderr

@@ -1,0 +1,156 @@
+"""
+What the tests of behaviour on CUDA share: calls of every operator at sizes that use many blocks, and its read-backs.
+
+Nothing here needs a GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from calls import written
+from reference import SUM
+from samples.large import LARGE_SAMPLES, _bag, _segment
+from samples.large_sizes import SIZES, Build, Size
+from samples.sample import Sample
+from torch import Tensor
+
+DEVICE = "cuda"
+
+# ---- Read-backs -----------------------------------------------------------------------------------------------------
+
+# What an operator copies to the host and waits for, in the words of its error while a graph is captured. No other
+# operator waits for the device.
+_LAST_SEGMENT = "the last segment id, which num_segments=None asks for,"
+_PRESENT_ROWS = "the number of rows that have entries"
+_DISTINCT = "the number of distinct values"
+_CROSSES = "the number of crosses"
+READ_BACKS = {
+    "sparse_segment_reduce": _LAST_SEGMENT,
+    "segment_reduce": _LAST_SEGMENT,
+    "sparse_segment_reduce_grad_v2": _PRESENT_ROWS,
+    "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
+    "sparse_fill_empty_rows": "the number of empty rows",
+    "unique": _DISTINCT,
+    "unique_with_counts": _DISTINCT,
+    "unique_rows": _DISTINCT,
+    "cross_hashed": _CROSSES,
+    "embedding_sparse_backward": _PRESENT_ROWS,
+    "embedding_collection_sparse_backward": _PRESENT_ROWS,
+}
+
+
+def read_back(sample: Sample) -> str | None:
+    """What this call reads back, or None."""
+    if sample.operator in ("sparse_segment_reduce", "segment_reduce") and sample.arguments[3] is not None:
+        return None
+    if sample.operator == "segment_reduce" and sample.arguments[1] is None:
+        return None
+    if sample.operator == "cross_hashed" and all(x.dim() == 2 for x in sample.arguments[0]):
+        return None
+    return READ_BACKS.get(sample.operator)
+
+
+@contextmanager
+def sync_debug_mode(mode: str) -> Iterator[None]:
+    """Torch warns of what waits for the device, or raises a RuntimeError."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# ---- Cases ----------------------------------------------------------------------------------------------------------
+
+# Popular rows, long bags, one row for all, wide rows; every mode of pooling among them.
+_CHOSEN = (
+    Size(1, 50_000, 7, 17, index=torch.int32),
+    Size(100_000, 300_000, 30_000, 8, spread="zipf"),
+    Size(100_000, 65_537, 5_000, 9, spread="zipf", dtype=torch.bfloat16),
+    Size(5_000, 30_000, 6_000, 64, spread="one"),
+    Size(1_000, 5_000, 1_000, 512, spread="zipf"),
+)
+assert set(_CHOSEN) <= set(SIZES)
+_PARTS = [f"-{size}-" for size in _CHOSEN] + ["-200000_from_", "-20000_to_", "_hashed-", "row_optimizer_"]
+_PARTS += ["embedding_collection_current-", "embedding_collection_update_-", "_keys"]
+CASES = [build for build in LARGE_SAMPLES if any(part in build.name for part in _PARTS)]
+# With num_segments, as here, the reductions read nothing back.
+STATIC_CASES = [build for build in CASES if build.name.split("-")[0] not in READ_BACKS or "reduce-" in build.name]
+READ_BACK_CASES = [build for build in CASES if build not in STATIC_CASES]
+
+# A row per lookup would take ten times the memory of everything else.
+WIDE = Size(10_000, 65_536, 3_000, 512)
+WIDE_CASES = [
+    Build(f"{operator}-wide", lambda operator=operator: _wide(operator))
+    for operator in (
+        "sparse_segment_reduce",
+        "sparse_segment_reduce_grad",
+        "sparse_segment_reduce_grad_v2",
+        "embedding_bag",
+        "embedding_dense_backward",
+        "embedding_sparse_backward",
+        "embedding_weights_backward",
+    )
+]
+
+
+def _wide(operator: str) -> Sample:
+    if "segment" in operator:
+        return _segment(operator, WIDE, SUM)
+    return _bag(operator, WIDE, SUM, weighted=operator == "embedding_weights_backward")
+
+
+def inputs(sample: Sample) -> list[int]:
+    """Positions of the tensors that the operator only reads."""
+    outputs = written(sample.operator)
+    return [i for i, x in enumerate(sample.arguments) if isinstance(x, Tensor) and i not in outputs]
+
+
+def input_tensors(sample: Sample) -> list[Tensor]:
+    """The tensors that the operator only reads, those in lists too."""
+    outputs = written(sample.operator)
+    given = [x if isinstance(x, list) else [x] for i, x in enumerate(sample.arguments) if i not in outputs]
+    return [x for items in given for x in items if isinstance(x, Tensor)]
+
+
+def overwrite(target: Sample, source: Sample) -> None:
+    """Copy the inputs of one call into those of another, in place."""
+    for x, y in zip(input_tensors(target), input_tensors(source), strict=True):
+        x.copy_(y)
+
+
+def blank(sample: Sample) -> Sample:
+    """The same call with zeros for inputs: harmless ids, and wrong results if they are used."""
+    zeros = sample.map_tensors(torch.zeros_like).arguments
+    outputs = written(sample.operator)
+    return replace(sample, arguments=tuple(x if i in outputs else zeros[i] for i, x in enumerate(sample.arguments)))
+
+
+def mirrored(sample: Sample) -> Sample:
+    """A call of the same sizes with other values: everything back to front, and numbers negated."""
+    names = [
+        argument.name for argument in getattr(torch.ops.torchsparse_rec, sample.operator).default._schema.arguments
+    ]
+    entries = dict(zip(names, sample.arguments, strict=True)).get("indices")
+    changed = list(sample.arguments)
+    for i in inputs(sample):
+        x = changed[i]
+        backwards = x.flip(0)
+        if names[i] in ("offsets", "segment_ids", "row_ids") and len(x) and "unsorted" not in sample.operator:
+            backwards = x[0] + x[-1] - backwards
+        if names[i] == "indices" and "weights" in names and "tables" in names:
+            # Ids change tables: those of the smallest are in all.
+            backwards = backwards % min(len(table) for table in sample.arguments[names.index("weights")])
+        if names[i] == "argmax":
+            backwards = torch.where(backwards < 0, backwards, len(entries) - 1 - backwards)
+        changed[i] = -backwards if x.is_floating_point() else backwards
+    if "values" in names and isinstance(changed[names.index("values")], list):
+        changed[names.index("values")] = [-x for x in changed[names.index("values")]]
+    return replace(sample, arguments=tuple(changed))

@@ -1,0 +1,305 @@
+"""The lock between the lookups of an EmbeddingVariable and its training: who waits for whom, and what it costs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import pytest
+import torch
+from variable.test_threads import PATIENCE, run_all, thread_of
+
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.nn.variable.guard import Guard, reading
+
+# ---- The lock --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _elsewhere(work: Callable[[], None]) -> Iterator[threading.Event]:
+    """Work in another thread, which ends after this; the event says that it has."""
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        work()
+        ended.set()
+
+    thread = thread_of(run, errors)
+    thread.start()
+    yield ended
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert not errors
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it has not come to pass"
+        time.sleep(0.0005)
+
+
+def _write(guard: Guard) -> None:
+    with guard.writing():
+        pass
+
+
+def _read(guard: Guard) -> None:
+    with guard.reading():
+        pass
+
+
+def _is_free(guard: Guard) -> bool:
+    return guard._readers == guard._waiting == guard._blocked == guard._depth == 0 and guard._writer is None
+
+
+def test_readers_read_together_and_a_writer_waits_for_all() -> None:
+    guard = Guard()
+    with guard.reading():
+        with _elsewhere(partial(_read, guard)) as read:
+            assert read.wait(PATIENCE)
+        with _elsewhere(partial(_write, guard)) as wrote:
+            assert not wrote.wait(0.02)
+            # This must end before the writer's thread is waited for.
+            guard._reading.__exit__()
+            assert wrote.wait(PATIENCE)
+            guard._reading.__enter__()
+    assert _is_free(guard)
+
+
+def _order_of_those_that_waited(held: str, readers: int) -> list[str]:
+    """While the guard is held, a writer comes to wait, then readers do: in what order they enter once it is free."""
+    guard = Guard()
+    order: list[str] = []
+    errors: list[BaseException] = []
+
+    def enter(way: str) -> None:
+        with getattr(guard, way)():
+            order.append(way)
+
+    threads = [thread_of(partial(enter, way), errors) for way in ["writing", *["reading"] * readers]]
+    with getattr(guard, held)():
+        threads[0].start()
+        _until(lambda: guard._waiting == 1)
+        for thread in threads[1:]:
+            thread.start()
+        _until(lambda: guard._blocked == readers)
+        assert order == []
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not errors and _is_free(guard)
+    return order
+
+
+def test_a_writer_that_waits_goes_before_readers_that_come_after_it() -> None:
+    assert _order_of_those_that_waited("reading", 1) == ["writing", "reading"]
+
+
+def test_readers_that_waited_go_before_the_next_writer() -> None:
+    assert _order_of_those_that_waited("writing", 2) == ["reading", "reading", "writing"]
+
+
+def test_a_reader_has_its_turn_beside_a_writer_that_never_rests() -> None:
+    guard, done, turns = Guard(), threading.Event(), []
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        while not done.is_set():
+            with guard.writing():
+                time.sleep(0.0005)
+
+    def read() -> None:
+        for _ in range(20):
+            with guard.reading():
+                turns.append(1)
+
+    writers = [thread_of(write, errors) for _ in range(2)]
+    readers = [thread_of(read, errors) for _ in range(3)]
+    for thread in [*writers, *readers]:
+        thread.start()
+    for thread in readers:
+        thread.join(PATIENCE)
+    done.set()
+    for thread in writers:
+        thread.join(PATIENCE)
+    assert len(turns) == 60 and not errors and _is_free(guard)
+
+
+def test_the_thread_that_writes_may_write_and_read_inside() -> None:
+    guard = Guard()
+    with guard.writing():
+        with guard.writing(), guard.reading(), guard.writing():
+            pass
+        with guard.reading():
+            with _elsewhere(partial(_read, guard)) as read:
+                _until(lambda: guard._blocked == 1)
+                assert not read.is_set()
+                guard._writing.__exit__()
+                assert read.wait(PATIENCE)
+                guard._writing.__enter__()
+    assert _is_free(guard)
+
+
+@pytest.mark.parametrize("way", ["reading", "writing"])
+def test_an_error_inside_frees_the_lock(way: str) -> None:
+    guard = Guard()
+    with pytest.raises(ZeroDivisionError):
+        with getattr(guard, way)():
+            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        with guard.writing(), getattr(guard, way)():
+            raise ZeroDivisionError
+    assert _is_free(guard)
+    with _elsewhere(partial(_write, guard)) as wrote:
+        assert wrote.wait(PATIENCE)
+
+
+def test_a_wait_that_is_broken_off_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-C."""
+    guard = Guard()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def wait(way: str) -> None:
+        with pytest.raises(KeyboardInterrupt), getattr(guard, way)():
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(guard._writer_goes, "wait", interrupt)
+        with guard.reading(), _elsewhere(partial(wait, "writing")):
+            pass
+        patch.setattr(guard._readers_go, "wait", interrupt)
+        with guard.writing(), _elsewhere(partial(wait, "reading")):
+            pass
+        with guard.writing(), _elsewhere(partial(wait, "writing")):
+            pass
+    assert _is_free(guard)
+    with _elsewhere(partial(_write, guard)), _elsewhere(partial(_read, guard)):
+        pass
+
+
+def test_several_tables_are_read_in_the_order_of_their_numbers_each_once() -> None:
+    guards = [Guard() for _ in range(4)]
+    first = guards[0]
+    with first.writing():
+        with _elsewhere(lambda: _read_all([guards[2], first, guards[1], first, guards[2]])):
+            _until(lambda: first._blocked == 1)
+            assert all(_is_free(guard) for guard in guards[1:])
+            first._writing.__exit__()
+            _until(lambda: _is_free(first))
+            first._writing.__enter__()
+    assert all(_is_free(guard) for guard in guards)
+    # A writer between two entries of one guard would wait for the first and be waited for by the second.
+    entered = threading.Event()
+
+    def read() -> None:
+        with reading([first, first]):
+            entered.set()
+            _until(lambda: first._waiting == 1)
+
+    with _elsewhere(read):
+        assert entered.wait(PATIENCE)
+        _write(first)
+    assert _is_free(first)
+
+
+def _read_all(guards: list[Guard]) -> None:
+    with reading(guards):
+        pass
+
+
+def _random_program(seed: int, rounds: int) -> None:
+    """Threads that read and write tables, alone and several, nested: what is written is never seen half."""
+    guards = [Guard() for _ in range(3)]
+    pairs = [[0, 0] for _ in guards]
+    errors: list[BaseException] = []
+
+    def write(k: int) -> None:
+        pairs[k][0] += 1
+        time.sleep(0)
+        pairs[k][1] += 1
+
+    def work(number: int) -> None:
+        draw = random.Random(1000 * seed + number)
+        for _ in range(rounds):
+            some = draw.sample(range(3), draw.randint(1, 3))
+            match draw.randrange(4):
+                case 0:
+                    with reading(guards[k] for k in some):
+                        assert all(pairs[k][0] == pairs[k][1] for k in some)
+                case 1:
+                    with guards[some[0]].writing():
+                        write(some[0])
+                        with guards[some[0]].reading(), guards[some[0]].writing():
+                            write(some[0])
+                case 2:
+                    first, last = min(some), max(some)
+                    with guards[first].writing(), guards[last].writing():
+                        write(first)
+                        write(last)
+                case _:
+                    try:
+                        with guards[some[0]].writing():
+                            write(some[0])
+                            raise ZeroDivisionError
+                    except ZeroDivisionError:
+                        pass
+
+    run_all([thread_of(partial(work, number), errors) for number in range(8)], errors)
+    assert all(_is_free(guard) for guard in guards)
+    assert all(a == b for a, b in pairs)
+
+
+def test_random_programs_of_threads_end() -> None:
+    for seed in range(3):
+        _random_program(seed, 60)
+
+
+@pytest.mark.full
+def test_long_random_programs_of_threads_end() -> None:
+    for seed in range(100, 120):
+        _random_program(seed, 1000)
+
+
+def test_copies_have_a_lock_of_their_own() -> None:
+    guard = Guard()
+    with guard.writing():
+        for other in (copy.deepcopy(guard), pickle.loads(pickle.dumps(guard))):
+            assert _is_free(other) and other.number != guard.number
+
+
+# ---- What the lock costs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("ids", "repeats"), [(1, 1000), (1000, 300), (65_536, 10)])
+def test_the_lock_takes_a_tenth_of_a_lookup_at_most(ids: int, repeats: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = EmbeddingVariable(32, initializer=0.5)
+    with torch.no_grad():
+        table(torch.arange(100_000))
+    wanted = torch.randint(100_000, (ids,))
+    nothing = nullcontext()
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            table.lookup(wanted)
+        return time.perf_counter() - begin
+
+    # In turns, as the machine may be busy; the fastest of each.
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(30):
+        times[True].append(seconds())
+        with monkeypatch.context() as patch:
+            patch.setattr(Guard, "reading", lambda self: nothing)
+            times[False].append(seconds())
+    assert min(times[True]) <= 1.1 * min(times[False])

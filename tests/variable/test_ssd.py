@@ -1,0 +1,305 @@
+"""The tier on an SSD: its segments, its disk, and its folder, which one live process has for itself."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from variable.test_tiers import WIDTH, content, keys_of, records_of
+
+from torchsparse_rec.nn.variable import _scratch, tiers
+from torchsparse_rec.nn.variable.tiers import SsdTier
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ---- Segments of an SSD tier -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_segments(monkeypatch):
+    """Of 16 KiB at most, so that there are many."""
+    monkeypatch.setattr(tiers, "_LEAST_SEGMENT", 1 << 12)
+    monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1 << 14)
+
+
+@pytest.mark.parametrize("width", [1, 24, 100, 5000])
+def test_compaction(small_segments, tmp_path, width):
+    """Long programs of overwriting and erasing, with calls of less than a segment and of several."""
+    tier, expected = SsdTier(tmp_path / "tier", width), {}
+    generator = torch.Generator().manual_seed(width)
+    most = (1 << 18) // (width + 8)
+
+    def some(count):
+        return torch.randint(-most // 2, most // 2, (count,), generator=generator).unique()
+
+    for turn in range(150):
+        keys = some(int(torch.randint(1, (1, 30, most // 8, most)[turn % 4] + 1, (), generator=generator)))
+        if turn % 5 == 4:
+            there = [key for key in keys.tolist() if expected.pop(key, None) is not None]
+            assert tier.erase(keys) == len(there)
+        else:
+            tier.put(keys, records_of(*(keys + turn).tolist(), width=1).expand(-1, width))
+            expected.update(zip(keys.tolist(), ((keys + turn) * 31 % 256).tolist(), strict=True))
+        if turn % 10 == 0:
+            found, records = tier.get(torch.arange(-most, most))
+            here = torch.arange(-most, most)[found]
+            assert here.tolist() == sorted(expected) and not records[~found].any()
+            assert records[found][:, 0].tolist() == [expected[key] for key in here.tolist()]
+            assert torch.equal(records[found], records[found][:, :1].expand(-1, width))
+        _, rows, live = tier._segments
+        assert (2 * live >= rows)[rows > 0].all() and live.sum() == len(tier) == len(expected)
+    assert tier._folder.disk_bytes() <= 1 << 20  # a quarter is live at most
+    assert tier.erase(torch.tensor(list(expected))) == len(expected) and not tier._segments[1].any()
+    tier.close()
+
+
+def test_disk_holds_twice_what_is_live(tmp_path, monkeypatch):
+    """However long rows are overwritten, in whatever order."""
+    monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1 << 18)
+    tier, count = SsdTier(tmp_path / "tier", 120), 1 << 17
+    keys, generator = torch.arange(count), torch.Generator().manual_seed(0)
+    tier.put(keys, torch.zeros(count, 120, dtype=torch.uint8))
+    turns = torch.zeros(count, dtype=torch.uint8)
+    for turn in range(1, 120):
+        some = torch.randperm(count, generator=generator)[: 1 << 13]
+        turns[some] = turn
+        tier.put(some, turns[some, None].expand(-1, 120))
+    assert torch.equal(tier.get(keys)[1], turns[:, None].expand(-1, 120))
+    assert tier._folder.disk_bytes() <= 2.5 * count * 128
+    tier.close()
+
+
+def test_reading_while_segments_come_and_go(small_segments, tmp_path):
+    tier, wrong, done = SsdTier(tmp_path / "tier", 64), [], threading.Event()
+    keys = torch.arange(4000)
+    records = records_of(*range(4000), width=64)
+    tier.put(keys, records)
+
+    def read(seed):
+        generator = torch.Generator().manual_seed(seed)
+        while not done.is_set():
+            some = torch.randperm(4000, generator=generator)[:500]
+            found, got = tier.get(some)
+            if not found.all() or not torch.equal(got, records[some]):
+                wrong.append(some)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(60):
+        more = torch.arange(3000) + 4000 + turn % 3 * 1000
+        tier.put(more, torch.zeros(3000, 64, dtype=torch.uint8))
+        tier.put(keys[turn % 7 :: 7], records[turn % 7 :: 7])
+        tier.erase(more[::2])
+    done.set()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
+    tier.close()
+
+
+def test_compaction_waits_while_the_disk_is_full(small_segments, tmp_path, monkeypatch):
+    """Erasing does not fail, and what is left is there; the next call that has the room makes up for it."""
+    tier, keys = SsdTier(tmp_path / "tier", 64), torch.arange(40_000)
+    tier.put(keys, records_of(*range(40_000), width=64))
+    with monkeypatch.context() as context:
+
+        def full(*arguments):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        context.setattr(tier, "_write", full)
+        erased = keys[keys % 3 > 0]
+        assert tier.erase(erased) == len(erased)
+        assert len(tier) == len(keys[::3])
+        with pytest.raises(OSError, match="No space left"):
+            tier.put(keys + 40_000, torch.zeros(40_000, 64, dtype=torch.uint8))
+        kept = records_of(*range(0, 40_000, 3), width=64)
+        assert torch.equal(tier.get(keys[::3])[1], kept)
+    tier.put(keys_of(-1), records_of(1, width=64))
+    _, rows, live = tier._segments
+    assert (2 * live >= rows)[rows > 0].all() and torch.equal(tier.get(keys[::3])[1], kept)
+    tier.close()
+
+
+# ---- The folder of an SSD tier ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left(tmp_path):
+    made, there = tmp_path / "a" / "made", tmp_path / "there"
+    there.mkdir()
+    (there / "mine.txt").write_text("mine")
+    for folder in (made, there):
+        with_rows = SsdTier(folder, WIDTH)
+        with_rows.put(keys_of(1), records_of(1))
+        with_rows.close()
+    assert not made.exists()
+    assert [path.name for path in there.iterdir()] == ["mine.txt"]
+
+
+def test_collected_without_close(tmp_path):
+    tier = SsdTier(tmp_path / "tier", WIDTH)
+    del tier
+    assert not (tmp_path / "tier").exists()
+
+
+def test_folder_in_use(tmp_path):
+    tier = SsdTier(tmp_path / "tier", WIDTH)
+    tier.put(keys_of(1), records_of(1))
+    with pytest.raises(BlockingIOError, match=f"SsdTier: path is in use by process {os.getpid()}; .*/tier"):
+        SsdTier(tmp_path / "tier", WIDTH)
+    (tmp_path / "other").symlink_to(tmp_path / "tier")
+    with pytest.raises(BlockingIOError, match="in use by process"):
+        SsdTier(tmp_path / "other", WIDTH)
+    assert torch.equal(tier.get(keys_of(1))[1], records_of(1))
+    tier.close()
+    SsdTier(tmp_path / "tier", WIDTH).close()
+
+
+IN_USE = """
+import sys, torch
+from torchsparse_rec.nn.variable.tiers import SsdTier
+tier = SsdTier(sys.argv[1], 3)
+tier.put(torch.tensor([1]), torch.ones(1, 3, dtype=torch.uint8))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folder_of_another_process(tmp_path):
+    """Refused while it lives; cleared once it has been killed."""
+    command = [sys.executable, "-c", IN_USE, tmp_path / "tier"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    other = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert other.stdout.readline() == "ready\n"
+        with pytest.raises(BlockingIOError, match=f"in use by process {other.pid};"):
+            SsdTier(tmp_path / "tier", WIDTH)
+    finally:
+        other.kill()
+        other.communicate()
+    assert (tmp_path / "tier" / _scratch.ROWS).exists()
+    tier = SsdTier(tmp_path / "tier", WIDTH)
+    assert len(tier) == 0 and content(tier) == {}
+    tier.close()
+
+
+def test_forked(tmp_path):
+    """A forked process is refused, and its end takes nothing away."""
+    tier = SsdTier(tmp_path / "tier", WIDTH)
+    tier.put(keys_of(1), records_of(1))
+    refused, answer = os.pipe()
+    with warnings.catch_warnings():  # of threads that the child does not have
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        for call in (lambda: tier.get(keys_of(1)), lambda: len(tier), tier.close):
+            try:
+                call()
+            except RuntimeError as error:
+                os.write(answer, f"{error}\n".encode())
+        tier._ending()  # as at the interpreter's end, which pytest's child must not have
+        os._exit(0)
+    os.close(answer)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(refused) as lines:
+        text = f"the tier belongs to process {os.getpid()}, and this one is forked from it"
+        assert lines.read().splitlines() == [f"SsdTier.{method}: {text}" for method in ("get", "len", "close")]
+    assert torch.equal(tier.get(keys_of(1))[1], records_of(1))
+    tier.close()
+
+
+def test_full_disk(tmp_path):
+    """A limit on the size of files stands for it: what was put before is all there, and later calls go on."""
+    tier, written = SsdTier(tmp_path / "tier", 64), 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def batch(turn):
+        return torch.arange(1000) * 7919 + turn, torch.full((1000, 64), turn % 251, dtype=torch.uint8)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="SsdTier: path has no room for 1048576 bytes more: ") as error:
+            while written < 100:
+                tier.put(*batch(written))
+                written += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.errno == errno.EFBIG and error.value.filename == str(tmp_path / "tier")
+    assert written > 5 and tier._folder.disk_bytes() <= 3 << 20
+    for more in range(2):
+        assert len(tier) == 1000 * (written + more)
+        for turn in range(written + more):
+            keys, records = batch(turn)
+            found, got = tier.get(keys)
+            assert found.all() and torch.equal(got, records)
+        tier.put(*batch(written))
+    tier.close()
+
+
+def test_erasing_makes_room_on_a_full_disk(tmp_path):
+    """Segments that are more than half dead go, even where there is no room to write what is alive in them first."""
+    tier, generator, limits = (
+        SsdTier(tmp_path / "tier", 120),
+        torch.Generator(),
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+    )
+    keys, records = torch.arange(1 << 17), records_of(*range(1 << 17), width=120)
+    keys = keys[torch.randperm(len(keys), generator=generator.manual_seed(0))]
+    written = 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="no room"):
+            for written in range(0, len(keys), 1000):
+                tier.put(keys[written : written + 1000], records[keys[written : written + 1000]])
+        erased, kept = keys[:written][keys[:written] % 3 > 0], keys[:written][keys[:written] % 3 == 0]
+        assert tier.erase(erased) == len(erased)
+        tier.put(erased[: written // 4], records[erased[: written // 4]])
+        for some in (kept, erased[: written // 4]):
+            found, got = tier.get(some)
+            assert found.all() and torch.equal(got, records[some])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert written > 20_000
+    tier.close()
+
+
+def test_disk_full_at_once(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="SsdTier: path has no room for 10[0-9]{5} bytes more: No space left") as error:
+        SsdTier(tmp_path / "tier", WIDTH)
+    assert error.value.errno == errno.ENOSPC and error.value.filename == str(tmp_path / "tier")
+    assert not (tmp_path / "tier").exists()
+
+
+def test_systems_that_cannot_reserve_write_zeros(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")
+    tier = SsdTier(tmp_path / "tier", 64)
+    for turn in range(2):
+        keys = torch.arange(20_000) + turn * 20_000
+        tier.put(keys, torch.ones(20_000, 64, dtype=torch.uint8))
+        assert tier.get(keys)[1].all() and tier.get(keys % 20_000)[1].all() and tier.nbytes() > len(tier) * 64
+    tier.close()
+
+
+def test_path_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="file"):
+        SsdTier(tmp_path / "file", WIDTH)
+
+
+def test_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lmdb", None)
+    with pytest.raises(ImportError, match=r"^SsdTier needs lmdb: pip install 'torchsparse_rec\[ssd\]'$"):
+        SsdTier(tmp_path / "tier", WIDTH)
+    assert not (tmp_path / "tier").exists()

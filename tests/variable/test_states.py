@@ -1,0 +1,270 @@
+"""What is kept of embedding variables, and where: state dicts and copies, checkpoints, rows in other tiers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from variable.cases import on_disk, rows_of, step
+
+from torchsparse_rec import optim
+from torchsparse_rec.nn import (
+    CounterFilter,
+    EmbeddingVariable,
+    EmbeddingVariableOption,
+    GlobalStepEvict,
+    StorageOption,
+)
+from torchsparse_rec.nn.variable import saving
+from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+
+# ---- States ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module_first", [False, True])
+def test_states_load_in_any_order(module_first: bool) -> None:
+    pairs = []
+    for _ in range(2):
+        table = EmbeddingVariable(2, capacity=2)
+        pairs.append((table, optim.Adam(table.parameters(), lr=0.1)))
+    (table, optimizer), (other, its_optimizer) = pairs
+    for k in range(3):
+        step(table, optimizer, torch.arange(9 * k + 1))
+    if module_first:
+        other.load_state_dict(table.state_dict())
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share its tensors
+    if not module_first:
+        other.load_state_dict(table.state_dict())
+    for one, of_it in pairs:
+        step(one, of_it, torch.arange(40))
+    assert rows_of(table) == rows_of(other)
+
+
+def test_a_table_with_idle_rows_loads_a_larger_one() -> None:
+    larger, table = EmbeddingVariable(2), EmbeddingVariable(2, capacity=2)
+    optimizer = optim.Adam(table.parameters(), lr=0.1)
+    for key in range(4):
+        step(table, optimizer, [key])
+    larger(torch.arange(9))
+    table.load_state_dict(larger.state_dict())
+    assert rows_of(table) == rows_of(larger)
+
+
+def test_states_that_do_not_fit_change_nothing() -> None:
+    table, wide = EmbeddingVariable(2, initializer=3.0), EmbeddingVariable(3, initializer=1.0)
+    table(torch.tensor([7, 8]))
+    with pytest.raises(RuntimeError, match=r"weight of 'embedding_variable' must be \[rows, 3\], got \[1024, 2\]"):
+        wide.load_state_dict(table.state_dict())
+    assert wide(torch.tensor([7])).tolist() == [[1.0] * 3]
+    filtered = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(filter_option=CounterFilter(2)))
+    with pytest.raises(RuntimeError, match="has no filter, the variable one"):
+        filtered.load_state_dict(table.state_dict(), strict=False)
+    assert filtered.total_count() == 0
+
+
+def test_assigned_states_are_not_shared() -> None:
+    table, other = EmbeddingVariable(2, capacity=2), EmbeddingVariable(2, capacity=2)
+    table(torch.arange(50))
+    other.load_state_dict(table.state_dict(), assign=True)
+    other(torch.arange(60))
+    assert (table.total_count(), other.total_count()) == (50, 60)
+
+
+def test_copies_casts_and_moves() -> None:
+    option = EmbeddingVariableOption(filter_option=CounterFilter(2))
+    table = EmbeddingVariable(2, capacity=2, ev_option=option)
+    optimizer = optim.Adagrad(table.parameters(), lr=0.1)
+    step(table, optimizer, [*range(9), *range(9)])
+    for copied in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        assert rows_of(copied) == rows_of(table)
+        copied(torch.arange(100).repeat(2)).sum().backward()
+        assert (copied.total_count(), table.total_count()) == (100, 9)
+    step(table.double(), optimizer, torch.arange(99).repeat(2))
+    assert table.export().values.dtype == torch.float64
+    assert "_filtered" in dict(table.named_buffers())  # so that it moves
+    assert "_filtered" not in table.state_dict()
+
+
+@pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused", "auto"])
+def test_variables_are_freed_at_once(grad_mode: str, tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        option = EmbeddingVariableOption(storage_option=on_disk(tmp_path), evict_option=GlobalStepEvict(9, every=2))
+        table = EmbeddingVariable(2, grad_mode=grad_mode, ev_option=option)
+        optimizer = optim.Adagrad(table.parameters(), lr=0.1)
+        for k in range(4):
+            table.prefetch(torch.arange(9 * k, 9 * k + 16))
+            step(table, optimizer, torch.arange(9 * k, 9 * k + 16))
+        table.lookup(torch.arange(9))
+        table.prefetch(torch.arange(9))
+        table.stats()
+        reference = weakref.ref(table)
+        assert os.listdir(tmp_path)
+        del table, optimizer
+        assert reference() is None
+        for _ in range(100):  # until the reading ahead has ended
+            if not os.listdir(tmp_path):
+                break
+            time.sleep(0.05)
+        assert not os.listdir(tmp_path)
+    finally:
+        gc.enable()
+
+
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_delta_does_not_depend_on_what_the_caller_does_with_his_tensors(tmp_path: Path) -> None:
+    table = EmbeddingVariable(2)
+    table.insert([1, 2, 3], torch.ones(3, 2))
+    for _ in range(3):
+        table(torch.tensor([1]))
+    table.save(tmp_path)
+    table(torch.tensor([1]))
+    for method, keys in ((lambda x: table.insert(x, torch.ones(2, 2)), [50, 51]), (table.erase, [2, 3])):
+        given = torch.tensor(keys)
+        method(given)
+        given.fill_(0)
+    table.save_delta(tmp_path)
+    other = EmbeddingVariable(2)
+    other.restore(tmp_path)
+    assert rows_of(other) == rows_of(table)
+
+
+def test_a_delta_has_what_was_trained_in_eval(tmp_path: Path) -> None:
+    table = EmbeddingVariable(2)
+    optimizer = optim.SGD(table.parameters(), lr=0.1)
+    for _ in range(3):
+        step(table, optimizer, [1])
+    table.save(tmp_path)
+    step(table.eval(), optimizer, [1])
+    table.save_delta(tmp_path)
+    other = EmbeddingVariable(2)
+    other.restore(tmp_path)
+    assert rows_of(other) == rows_of(table)
+
+
+def test_a_delta_after_more_keys_have_gone_than_there_are_rows_is_a_full_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has gone is not noted for ever."""
+    monkeypatch.setattr(saving, "_MOST_NOTED", 100)
+    table, other = EmbeddingVariable(2, capacity=64), EmbeddingVariable(2)
+    table.insert([1, 2, 3], torch.ones(3, 2))
+    table.save(tmp_path)
+    for key in range(10, 310):
+        table.insert([key], torch.zeros(1, 2))
+        table.erase([key])
+    table.erase([2])
+    assert not table._erased and not table._written
+    table.save_delta(tmp_path)
+    table.insert([4], torch.ones(1, 2))
+    table.save_delta(tmp_path)
+    assert [version.kind for version in CheckpointStore(tmp_path).versions()] == ["full", "full", "delta"]
+    other.restore(tmp_path)
+    assert rows_of(other) == rows_of(table) and sorted(rows_of(other)) == [1, 3, 4]
+
+
+def test_no_delta_on_top_of_what_a_state_dict_has_replaced(tmp_path: Path) -> None:
+    table, other = EmbeddingVariable(2), EmbeddingVariable(2)
+    table.insert([1, 2], torch.ones(2, 2))
+    other.insert([2, 3], torch.zeros(2, 2))
+    table.save(tmp_path)
+    table.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="there is none: save"):
+        table.save_delta(tmp_path)
+    table.save(tmp_path)
+    other.restore(tmp_path)
+    assert rows_of(other) == {2: [0.0, 0.0], 3: [0.0, 0.0]}
+
+
+def test_a_delta_forgets_counts_that_were_erased(tmp_path: Path) -> None:
+    option = EmbeddingVariableOption(filter_option=CounterFilter(3))
+    table, other = EmbeddingVariable(2, ev_option=option), EmbeddingVariable(2, ev_option=option)
+    table(torch.tensor([1, 1]))
+    table.save(tmp_path)
+    table.erase([1])
+    table.save_delta(tmp_path)
+    other.restore(tmp_path)
+    assert other.stats()["waiting"] == 0
+
+
+def test_another_optimizer_does_not_take_the_states_of_a_checkpoint(tmp_path: Path) -> None:
+    table = EmbeddingVariable(2)
+    optimizer = optim.Adagrad(table.parameters(), lr=0.1)
+    step(table, optimizer, [1, 2])
+    table.save(tmp_path)
+    for kind, names in ((optim.Adagrad, {"sum", "step"}), (optim.Adam, {"step"})):
+        other = EmbeddingVariable(2)
+        its_optimizer = kind(other.parameters(), lr=0.1)
+        other.restore(tmp_path)
+        states = its_optimizer.state_dict()["state"].get(0, {})
+        assert states.keys() <= names
+        assert ("sum" in states) == (kind is optim.Adagrad)
+
+
+# ---- Tiers -----------------------------------------------------------------------------------------------------------
+
+
+def _of_both_layouts(path: Path) -> list[EmbeddingVariable]:
+    layouts = (StorageOption(), on_disk(path))
+    return [EmbeddingVariable(2, initializer=1.0, ev_option=EmbeddingVariableOption(storage_option=x)) for x in layouts]
+
+
+@pytest.mark.parametrize("change", ["momentum", "optimizer", "state"])
+def test_rows_on_disk_follow_when_the_optimizer_changes(change: str, tmp_path: Path) -> None:
+    tables = _of_both_layouts(tmp_path)
+    optimizers: list[Any] = [optim.SGD(table.parameters(), lr=0.1, momentum=0.9) for table in tables]
+    for k in range(32):
+        if k == 9 and change == "optimizer":
+            optimizers = [optim.AdamW(table.parameters(), lr=0.1, weight_decay=0.1) for table in tables]
+        if k == 20 and change == "optimizer":
+            optimizers = [optim.SGD(table.parameters(), lr=0.1, momentum=0.9) for table in tables]
+        for table, optimizer in zip(tables, optimizers, strict=True):
+            if change == "momentum":
+                optimizer.param_groups[0]["momentum"] = 0.9 if k < 8 else 0.0 if k < 12 else 0.5
+            if k == 9 and change == "state":
+                optimizer.load_state_dict(optimizer.state_dict())
+            step(table, optimizer, torch.arange(k * 7 % 60, k * 7 % 60 + 10))
+    plain, tiered = tables
+    assert tiered.stats()["rows_ssd"] > 0
+    assert rows_of(plain) == rows_of(tiered)
+
+
+def test_optimizers_that_rows_on_disk_cannot_follow(tmp_path: Path) -> None:
+    table = _of_both_layouts(tmp_path)[1]
+    with pytest.warns(UserWarning, match="weight_decay=0.1 goes through the second moment"):
+        optimizer = optim.Adam(table.parameters(), lr=0.1, weight_decay=0.1)
+        step(table, optimizer, torch.arange(10))
+    with pytest.raises(RuntimeError, match="rows in other tiers cannot follow an optimizer that updates all rows"):
+        step(table, optimizer, torch.arange(10, 20))
+
+
+def test_a_table_that_reads_nothing_ahead_notes_nothing(tmp_path: Path) -> None:
+    table = _of_both_layouts(tmp_path)[1]
+    for k in range(9):
+        table(torch.arange(16 * k, 16 * k + 16))
+    assert table.cold is not None and len(table.cold) > 100 and not table.cold._changed
+    table.prefetch(torch.arange(16))
+    table(torch.arange(16, 32))
+    assert not table.cold._changed
+
+
+def test_hit_rates_are_of_training(tmp_path: Path) -> None:
+    table = _of_both_layouts(tmp_path)[1]
+    for k in (0, 1, 2, 0, 1, 2):
+        table.prefetch(torch.arange(10 * k, 10 * k + 10))
+        table(torch.arange(10 * k, 10 * k + 10))
+    for _ in range(9):
+        table.lookup(torch.arange(40))
+    stats = table.stats()
+    assert 0 < stats["hit_rate_ssd"] <= 0.5
+    assert stats["hit_rate_dram"] + stats["hit_rate_ssd"] == 1
