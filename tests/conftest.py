@@ -15,6 +15,7 @@ import torch
 # The repository's root stays off the path: the compat folder must only be importable as torchsparse_rec.compat.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import tiers  # noqa: E402
 from devices import DEVICES, KERNELS  # noqa: E402
 
 
@@ -100,18 +101,43 @@ def parity_seed() -> int:
     return _PARITY_SEED
 
 
-def pytest_report_header() -> str:
-    """What a failure needs to be repeated."""
-    return f"parity seed: {_PARITY_SEED}"
+def pytest_report_header() -> list[str]:
+    """What a failure needs to be repeated, and what is left out."""
+    lines = [f"parity seed: {_PARITY_SEED}"]
+    return lines if torch.cuda.is_available() else [*lines, "no NVIDIA GPU: the tests marked cuda are left out"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU or TensorFlow where there is none, and say so."""
-    skip_cuda = pytest.mark.skip(reason="no NVIDIA GPU")
-    skip_tensorflow = pytest.mark.skip(reason="TensorFlow is not installed")
-    has_tensorflow = importlib.util.find_spec("tensorflow") is not None
-    for item in items:
-        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-            item.add_marker(skip_cuda)
-        if item.get_closest_marker("tensorflow") and not has_tensorflow:
-            item.add_marker(skip_tensorflow)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of tests/tiers.py."""
+    parser.addoption("--costs", type=Path, help="write the processor's seconds of each test to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure where it is asked for."""
+    if config.option.costs:
+        config.pluginmanager.register(tiers.Costs(), "costs")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was measured, once: in the process that collects the reports of the others."""
+    if session.config.option.costs and not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.get_plugin("costs").write(session.config.option.costs)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a GPU where there is none; skip, and say so, what needs TensorFlow."""
+    if not torch.cuda.is_available():
+        _leave_out(config, items, lambda item: item.get_closest_marker("cuda") is not None)
+    if importlib.util.find_spec("tensorflow") is None:
+        skip = pytest.mark.skip(reason="TensorFlow is not installed")
+        for item in items:
+            if item.get_closest_marker("tensorflow"):
+                item.add_marker(skip)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], leave: Callable[[pytest.Item], bool]) -> None:
+    out = [item for item in items if leave(item)]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        kept = set(items) - set(out)
+        items[:] = [item for item in items if item in kept]

@@ -1,0 +1,85 @@
+"""
+Which tests run every day, chosen by what they cost.
+
+``make test-full`` runs all tests and measures the processor's seconds of each, its child processes included. What
+takes more than DAILY_SECONDS is listed in tests/full.txt and is left out of the daily tests, so that they end within
+minutes; of each test function the cheapest case stays, if it takes no more than CHEAPEST_SECONDS. What tests/always.txt
+lists stays whatever it takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent
+FULL = FOLDER / "full.txt"
+ALWAYS = FOLDER / "always.txt"
+DAILY_SECONDS = 0.4
+CHEAPEST_SECONDS = 1.5
+
+
+def function_of(test: str) -> str:
+    """The test's name without the case in brackets."""
+    return test.partition("[")[0]
+
+
+def listed(path: Path) -> set[str]:
+    """The tests of a list: a line is a test function, all of whose cases are meant, or one case; # begins a remark."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {line for line in (line.partition("  #")[0].strip() for line in lines) if line and line[0] != "#"}
+
+
+def is_listed(test: str, lines: set[str]) -> bool:
+    """Whether a list has the test, or the function of which it is a case."""
+    return test in lines or function_of(test) in lines
+
+
+def chosen(costs: dict[str, float], always: set[str]) -> list[str]:
+    """The lines of tests/full.txt, by what each test has cost."""
+    cases: dict[str, list[str]] = defaultdict(list)
+    for test in sorted(costs, key=lambda test: (costs[test], test)):
+        cases[function_of(test)].append(test)
+    lines = []
+    for function, tests in cases.items():
+        kept = tests[0] if costs[tests[0]] <= CHEAPEST_SECONDS else None
+        out = [x for x in tests if costs[x] > DAILY_SECONDS and x != kept and not is_listed(x, always)]
+        lines += [function] if out and len(out) == len(tests) else out
+    return sorted(lines)
+
+
+class Costs:
+    """A pytest plugin: the processor's seconds of every test, in whatever process it has run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._begin = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> object:
+        """Note the clock before fixtures are made."""
+        self._begin = sum(os.times()[:4])
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> object:
+        """Note what the test has cost where xdist carries it to the process that reports."""
+        try:
+            return (yield)
+        finally:
+            item.user_properties.append(("processor_seconds", sum(os.times()[:4]) - self._begin))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect what was noted."""
+        if report.when == "teardown":
+            self.seconds[report.nodeid] = dict(report.user_properties)["processor_seconds"]
+
+    def write(self, path: Path) -> None:
+        """Write a line for each test, the dearest first."""
+        tests: Iterable[str] = sorted(self.seconds, key=lambda test: -self.seconds[test])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{self.seconds[test]:8.3f}  {test}\n" for test in tests))
