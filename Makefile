@@ -16,18 +16,21 @@ FORMATTED_CPP = $(shell find csrc tests/emulation tests/ops/thread_sanitizer -na
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
 
+# For test and sanitize: test files that a change has touched, separated by commas, as .ci/touched.py prints them.
+TOUCHED ?=
+
 # What `make sanitize` runs: the operators' tests, but for those that spend their time in torch (compilation, opcheck),
 # ask for gigabytes, of which the sanitizer would write an eighth, or take the kernels nowhere new: layouts that are
 # copied first, second derivatives, the widest of the long bags, processes of their own.
-OPERATOR_TESTS = $(wildcard $(patsubst %,tests/test_%*.py,operators pooling segment unsorted unique hash cross sparse \
-  embedding lookup row_update bucketize record table))
-NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow and not _every_second and \
-  not _transposed and not gradients_of_gradients and not (gradients_of_weights and 132) and \
-  not no_temporary and not instruction_sets
+NOT_SANITIZED_FILES = autograd capturing determinism export func instruction_sets registrations thread_sanitizer vmap
+SANITIZED_TESTS = tests/ops $(NOT_SANITIZED_FILES:%=--ignore=tests/ops/test_%.py)
+SANITIZED_VARIABLE_TESTS = $(patsubst %,tests/variable/test_%.py,embedding_variable cases machine states lookup_sparse)
+NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow and not layout_of_inputs and \
+  not gradients_of_gradients and not (gradients_of_weights and 132) and not no_temporary
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep dlrm test test-full sanitize sanitize-cpu sanitize-emulated mutate lint format bench gpu requirements build clean FORCE
+.PHONY: help ncf wide-deep dlrm test test-full tiers sanitize sanitize-cpu sanitize-emulated mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -36,7 +39,8 @@ help:
 	@echo "make wide-deep  train Wide & Deep on generated examples and print AUC and log loss"
 	@echo "make dlrm       train DLRM on generated examples of Criteo's shape and print AUC and log loss"
 	@echo "make test       run the tests"
-	@echo "make test-full  run them all, also those too long for every day"
+	@echo "make test-full  run them all, also those too long for every day, and make sanitize"
+	@echo "make tiers      choose the tests of every day anew, by what make test-full has measured"
 	@echo "make sanitize   run the CPU's and the emulated CUDA kernels under AddressSanitizer and UBSan"
 	@echo "make mutate     plant faults in the CUDA kernels: each must turn the emulated tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
@@ -54,11 +58,19 @@ wide-deep: $(BUILT) $(VENV)/.examples
 dlrm: $(BUILT) $(VENV)/.examples
 	$(BIN)/python -m torchsparse_rec.examples.dlrm $(ARGS)
 
+# What is daily, and all of what has been touched.
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
-	$(BIN)/pytest -m "not full" -n auto --dist worksteal $(ARGS)
+	$(BIN)/pytest -m "touched or not full" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
 
+# Whatever is committed has passed: what changes later is tested against it.
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --costs .cache/costs.txt -n auto --dist worksteal
+	$(MAKE) -j2 -Otarget sanitize ARGS=-q
+	@if [ -n "$$(git status --porcelain)" ]; then echo "not all is committed: .ci/full stays as it is"; \
+	else git rev-parse HEAD > .ci/full && echo "everything has passed: .ci/full names this commit; commit it"; fi
+
+tiers:
+	$(BIN)/python tests/tiers.py .cache/costs.txt
 
 # Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. What a sanitizer
 # writes before it ends the process must not be captured. A tensor too large to be had is torch's error, not a fault. The
@@ -67,7 +79,8 @@ test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 \
-  LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(BIN)/python -m pytest --capture=sys -m "not full"
+  LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(BIN)/python -m pytest --capture=sys \
+  -m "not full$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
 sanitize: sanitize-cpu sanitize-emulated
 
 # All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.
@@ -75,15 +88,15 @@ sanitize-cpu: $(BUILT) $(VENV)/.test
 	TORCHSPARSE_REC_SANITIZE=1 $(BIN)/python setup.py -q build_ext
 	for level in baseline avx2 avx512; do \
 	  echo "== CPU, $$level"; \
-	  if [ $$level = avx512 ]; then tests="tests/test_sanitized.py $(OPERATOR_TESTS)" only="$(NOT_SANITIZED)"; \
-	  else tests="tests/test_operators.py" only="(equals_reference or _shifted)"; fi; \
+	  if [ $$level = avx512 ]; then tests="$(SANITIZED_TESTS) $(SANITIZED_VARIABLE_TESTS)" only="$(NOT_SANITIZED)"; \
+	  else tests="tests/ops/test_operators.py" only="equals_reference"; fi; \
 	  TORCHSPARSE_REC_CPU=$$level TORCHSPARSE_REC_LIBRARY=$(CURDIR)/build/sanitized/torchsparse_rec/_C.so \
 	    $(SANITIZED) $$tests -k "not emulat and $$only" $(ARGS) || exit 1; \
 	done
 
 sanitize-emulated: $(BUILT) $(VENV)/.test
 	PYTHONPATH=tests TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(BIN)/python -c 'from emulation.build import build; build()'
-	TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(SANITIZED) tests/test_emulat*.py $(OPERATOR_TESTS) \
+	TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(SANITIZED) tests/emulation $(SANITIZED_TESTS) \
 	  -k "emulat and $(NOT_SANITIZED_EMULATED)" $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test

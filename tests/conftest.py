@@ -110,6 +110,9 @@ def pytest_report_header() -> list[str]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of tests/tiers.py."""
     parser.addoption("--costs", type=Path, help="write the processor's seconds of each test to this file")
+    parser.addoption(
+        "--touched", default="", help='test files that get the mark "touched", separated by commas, or "everything"'
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -125,7 +128,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none; skip, and say so, what needs TensorFlow."""
+    """Mark what tests/full.txt and --touched name; leave out what needs a GPU where there is none."""
+    tiers.mark(items, config.option.touched)
     if not torch.cuda.is_available():
         _leave_out(config, items, lambda item: item.get_closest_marker("cuda") is not None)
     if importlib.util.find_spec("tensorflow") is None:

@@ -1,15 +1,16 @@
 """
 Which tests run every day, chosen by what they cost.
 
-``make test-full`` runs all tests and measures the processor's seconds of each, its child processes included. What
-takes more than DAILY_SECONDS is listed in tests/full.txt and is left out of the daily tests, so that they end within
-minutes; of each test function the cheapest case stays, if it takes no more than CHEAPEST_SECONDS. What tests/always.txt
-lists stays whatever it takes.
+``make test-full`` runs all tests and measures the processor's seconds of each, its child processes included; then
+``make tiers`` lists in tests/full.txt what takes more than DAILY_SECONDS. The daily tests leave that out, so that they
+end within minutes. Of each test function the cheapest case stays, if it takes no more than CHEAPEST_SECONDS; and what
+tests/always.txt lists stays whatever it takes.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,6 +38,16 @@ def listed(path: Path) -> set[str]:
 def is_listed(test: str, lines: set[str]) -> bool:
     """Whether a list has the test, or the function of which it is a case."""
     return test in lines or function_of(test) in lines
+
+
+def mark(items: list[pytest.Item], touched: str) -> None:
+    """Give tests the marks ``full``, as tests/full.txt says, and ``touched``, as its files are given by commas."""
+    full, files = listed(FULL), set(touched.split(","))
+    for item in items:
+        if is_listed(item.nodeid, full):
+            item.add_marker("full")
+        if touched == "everything" or item.nodeid.partition("::")[0] in files:
+            item.add_marker("touched")
 
 
 def chosen(costs: dict[str, float], always: set[str]) -> list[str]:
@@ -83,3 +94,23 @@ class Costs:
         tests: Iterable[str] = sorted(self.seconds, key=lambda test: -self.seconds[test])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{self.seconds[test]:8.3f}  {test}\n" for test in tests))
+
+
+def read(path: Path) -> dict[str, float]:
+    """The seconds that :meth:`Costs.write` has written."""
+    lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
+    return {test: float(seconds) for seconds, test in lines}
+
+
+def main(path: Path) -> None:
+    """Write tests/full.txt by the costs in a file, and print what daily and full tests take."""
+    costs, always = read(path), listed(ALWAYS)
+    FULL.write_text("".join(f"{line}\n" for line in chosen(costs, always)))
+    full = listed(FULL)
+    for name, out in (("every day", False), ("make test-full only", True)):
+        tests = [test for test in costs if is_listed(test, full) == out]
+        print(f"{len(tests):6} tests  {sum(costs[test] for test in tests):6.0f} processor-seconds  {name}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -31,8 +31,16 @@ TOLERANCES = {
 }
 SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
 
-each_sample = pytest.mark.parametrize("sample", ALL, ids=str)
-each_representative = pytest.mark.parametrize("sample", REPRESENTATIVE, ids=str)
+
+def _each(samples: list[Sample]) -> pytest.MarkDecorator:
+    marks = {True: pytest.mark.representative, False: ()}
+    return pytest.mark.parametrize(
+        "sample", [pytest.param(x, marks=marks[x.representative], id=str(x)) for x in samples]
+    )
+
+
+each_sample = _each(ALL)
+each_representative = _each(REPRESENTATIVE)
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:

@@ -1,0 +1,123 @@
+"""
+Prints the test files that a change has touched, separated by commas: CI runs these whole, of the others what is daily.
+
+The change is everything since the commit that .ci/full names, on which `make test-full` has passed. It prints
+"everything" where that commit is not in the history, or where something has changed that all tests stand on.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+
+ROOT = Path(__file__).resolve().parent.parent
+FULL = ".ci/full"
+EVERYTHING = "everything"
+
+# All tests stand on these: folders end with a slash.
+_GROUND = (
+    *("csrc/abi.h", "csrc/dispatch.h", "csrc/library.cpp", "setup.py", "pyproject.toml", "Makefile", "requirements/"),
+    *("tests/conftest.py", "tests/tiers.py", "tests/devices.py", "tests/calls.py", ".ci/run", ".ci/touched.py"),
+)
+# Rooms of the package beside the tests of the rooms above them that would see a fault.
+_ROOMS = {
+    "torchsparse_rec/ops/": ("ops",),
+    "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
+    "torchsparse_rec/optim/": ("optim", "nn", "variable"),
+    "torchsparse_rec/nn/variable/": ("variable",),
+    "torchsparse_rec/nn/": ("nn", "optim", "variable"),
+    "torchsparse_rec/features/": ("features",),
+    "torchsparse_rec/data/": ("data",),
+    "torchsparse_rec/profiling/": ("profiling",),
+    "torchsparse_rec/examples/": ("examples",),
+    "torchsparse_rec/": ("project", "ops", "nn"),
+    "compat/": ("compat", "features"),
+    "benchmarks/": ("benchmarks",),
+    "docs/": ("project",),
+}
+# Operators: the files of a family begin with its name.
+_FAMILIES = (
+    *("bucketize", "embedding", "embedding_collection", "hash", "record", "row_optimizer", "row_update", "segment"),
+    *("segment_rows", "sparse_tensor", "table", "unique", "unique_rows"),
+)
+_OPERATORS = ("csrc/", "torchsparse_rec/ops/")
+_OPERATOR_ROOMS = ("ops", "emulation")
+_EVERY_OPERATOR = "tests/ops/test_operators.py"
+
+
+def changed_since(commit: str) -> list[str] | None:
+    """The files that differ from the commit, those not committed yet too; None where there is no such commit."""
+    known = subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True)
+    if known.returncode != 0:
+        return None
+    commands = (["git", "diff", "--name-only", commit], ["git", "ls-files", "--others", "--exclude-standard"])
+    outputs = [subprocess.run(x, cwd=ROOT, capture_output=True, text=True, check=True).stdout for x in commands]
+    return sorted({line for output in outputs for line in output.splitlines()})
+
+
+def _family(stem: str) -> str | None:
+    """The family whose name the stem begins with: the longest such name."""
+    return max((x for x in _FAMILIES if f"{stem}_".startswith(f"{x}_")), key=len, default=None)
+
+
+def _families(path: PurePath) -> set[str]:
+    """The families that compile a file of C++: its own and, of a header, those that include it, at whatever remove."""
+    reached = {path.name}
+    if path.suffix in (".h", ".cuh"):
+        files = [x for x in (ROOT / "csrc").rglob("*.*") if x.suffix in (".h", ".cuh", ".cpp", ".cu")]
+        includes = {x.name: set(re.findall(r'#include "(?:.*/)?([^"/]+)"', x.read_text())) for x in files}
+        while more := {x for x in includes if includes[x] & reached} - reached:
+            reached |= more
+    return {family for name in reached if (family := _family(PurePath(name).stem))}
+
+
+def touched_by(path: str, tests: list[str]) -> set[str] | None:
+    """The test files that a changed file touches; None: all of them."""
+    if any(path == x or (x.endswith("/") and path.startswith(x)) for x in _GROUND):
+        return None
+    operators = [x for x in tests if x.split("/")[1] in _OPERATOR_ROOMS]
+    if path in tests:
+        return {path}
+    if path.startswith("tests/"):
+        room = path.split("/")[1]
+        if room in ("samples", "emulation"):
+            return set(operators)
+        return {x for x in tests if x.split("/")[1] == room}
+    if path.startswith(_OPERATORS):
+        families = _families(PurePath(path))
+        found = {x for x in operators if any(f"{PurePath(x).stem}_".startswith(f"test_{f}_") for f in families)}
+        # What belongs to no family serves them all.
+        return {_EVERY_OPERATOR} | (found or set(operators))
+    for folder, rooms in _ROOMS.items():
+        if path.startswith(folder):
+            return {x for x in tests if x.split("/")[1] in rooms}
+    return set()
+
+
+def touched(paths: Iterable[str], tests: list[str]) -> set[str] | None:
+    """The test files that a change of these files touches; None: all of them."""
+    found: set[str] = set()
+    for path in paths:
+        more = touched_by(path, tests)
+        if more is None:
+            return None
+        found |= more
+    return found
+
+
+def main() -> int:
+    """Print what the change has touched. Returns the exit status."""
+    named = ROOT / FULL
+    commit = named.read_text().strip() if named.exists() else ""
+    paths = changed_since(commit) if commit else None
+    tests = sorted(str(x.relative_to(ROOT)) for x in (ROOT / "tests").rglob("test_*.py"))
+    found = None if paths is None else touched(paths, tests)
+    print(EVERYTHING if found is None else ",".join(sorted(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
