@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
+
+# Before torch is imported: a thread that waits for others sleeps. With several processes on a machine's cores, what
+# threads spend in turning round takes half of all time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # noqa: E402
 
 # The repository's root stays off the path: the compat folder must only be importable as torchsparse_rec.compat.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -125,6 +130,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write what was measured, once: in the process that collects the reports of the others."""
     if session.config.option.costs and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.get_plugin("costs").write(session.config.option.costs)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Say of what has failed how to see it alone."""
+    report = yield
+    if report.failed:
+        seed = f"TORCHSPARSE_REC_PARITY_SEED={_PARITY_SEED} " if "parity_seed" in item.fixturenames else ""
+        report.sections.append(("To see it alone", f"{seed}.venv/bin/pytest '{item.nodeid}'"))
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
