@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FORMATTED_CPP = $(shell find csrc tests/emulation tests/ops/thread_sanitizer -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+PYTEST := $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
 
@@ -60,11 +61,11 @@ dlrm: $(BUILT) $(VENV)/.examples
 
 # What is daily, and all of what has been touched.
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
-	$(BIN)/pytest -m "touched or not full" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
+	$(PYTEST) -m "touched or not full" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
 
 # Whatever is committed has passed: what changes later is tested against it.
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
-	$(BIN)/pytest --costs .cache/costs.txt -n auto --dist worksteal
+	$(PYTEST) --costs .cache/costs.txt -n auto --dist worksteal
 	$(MAKE) -j2 -Otarget sanitize ARGS=-q
 	@if [ -n "$$(git status --porcelain)" ]; then echo "not all is committed: .ci/full stays as it is"; \
 	else git rev-parse HEAD > .ci/full && echo "everything has passed: .ci/full names this commit; commit it"; fi
@@ -79,7 +80,7 @@ tiers:
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 \
-  LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(BIN)/python -m pytest --capture=sys \
+  LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(PYTEST) --capture=sys \
   -m "not full$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
 sanitize: sanitize-cpu sanitize-emulated
 

@@ -23,6 +23,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import tiers  # noqa: E402
 from devices import DEVICES, KERNELS  # noqa: E402
 
+if importlib.util.find_spec("hypothesis") is not None:
+    import hypothesis
+
+    # A slow machine is no defect.
+    hypothesis.settings.register_profile(
+        "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("patient")
+
 
 @pytest.fixture
 def emulated() -> Iterator[Callable[[], int]]:

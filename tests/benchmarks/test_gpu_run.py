@@ -33,13 +33,13 @@ def report(benchmarks, tmp_path):  # noqa: F811
 def test_the_driver_needs_no_torch():
     """It says what is missing, also where that is torch."""
     program = "import sys; sys.modules['torch'] = None; from benchmarks import gpu"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 def test_without_a_gpu_it_says_so(tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 2
     assert run.stderr.startswith("make gpu: it needs an NVIDIA GPU and a torch with CUDA") and not list(
         tmp_path.iterdir()
@@ -67,14 +67,12 @@ def test_a_stage_fails(benchmarks, tmp_path):  # noqa: F811
 def test_a_stage_that_takes_too_long_is_ended_with_what_it_started(benchmarks, tmp_path):  # noqa: F811
     """A child that ignores polite requests and holds the output open is ended too."""
     child = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(10**6)"
     )
     program = f"import subprocess, sys; print('begun', flush=True); subprocess.run([sys.executable, '-c', {child!r}])"
-    began = time.monotonic()
     log = tmp_path / "one.txt"
     outcome = benchmarks("stages").run_stage(stage(benchmarks, "one", program, most=2.0), 30.0, log)
     assert (outcome.result, outcome.note) == ("timed out", "ended after 2 s")
-    assert time.monotonic() - began < 20
     assert log.read_text().startswith("== one\nbegun\n")
 
 
@@ -188,9 +186,11 @@ def test_the_shares_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # 
         "benchmarks",
     ]
     assert sum(each.seconds for each in stages) <= 60 * given.minutes < 600
+    before = time.time()
     command = stages[3].command(50.0)
     assert command[:3] == ["/usr/bin/compute-sanitizer", "--tool", "memcheck"]
-    assert 0 < float(command[-1]) - time.time() < 50
+    # Eight tenths of what is left, from now on.
+    assert before < float(command[-1]) - 0.8 * 50 < time.time()
     assert stages[3].environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" and stages[3].most == 90
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in stages[4].environment
 

@@ -16,7 +16,7 @@ from torchsparse_rec.compat import tensorflow as ours
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore")]
 
 random_problems = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -32,7 +32,7 @@ def test_csv_is_written_and_read(name, delimiter, tmp_path):
 texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\n\0"), max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.lists(st.tuples(st.none() | texts, st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=6))
 def test_csv_keeps_any_text(rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("csv") / "f.csv"

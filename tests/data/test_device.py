@@ -20,10 +20,8 @@ def threads():
 
 
 def wait_for(condition):
-    """Within ten seconds, or fail."""
-    end = time.monotonic() + 10
+    """However long it takes: what never comes is ended by pytest, with its traceback."""
     while not condition():
-        assert time.monotonic() < end
         time.sleep(0.002)
 
 
@@ -120,9 +118,7 @@ if sys.argv[2] == "raise":
 def test_the_interpreter_waits_for_the_thread(how, compression, tmp_path):
     """Which it would otherwise end within torch or Arrow, and by that the process."""
     write_prebatched(tmp_path / "f", ({"x": torch.rand(1000)} for _ in range(50)), compression=compression)
-    done = subprocess.run(
-        [sys.executable, "-c", EXIT, tmp_path / "f", how], capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", EXIT, tmp_path / "f", how], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3 if how == "raise" else 0, "['MainThread']\n", "")
 
 

@@ -160,7 +160,7 @@ def fuzz(folder, count, seed):
     allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1000000"}
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **allocator}
     command = [sys.executable, "-c", PROGRAM, folder, str(count), str(MEMORY), str(seed)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=variables)
+    return subprocess.run(command, capture_output=True, text=True, env=variables)
 
 
 def check(done, count):

@@ -60,9 +60,7 @@ def test_a_file_that_has_shrunk_is_an_error(compression, tmp_path):
     batches = iter(dataset)
     assert len(next(batches)["x"]) == 20_000
     # What a thread reads while the file shrinks ends the process: it is two batches ahead, and then waits.
-    end = time.monotonic() + 60
     while len(dataset._files[0]._seen) < (1 if compression is None else 3):
-        assert time.monotonic() < end
         time.sleep(0.002)
     os.truncate(path, 30_000)
     with pytest.raises(DataError, match=f"byte 30000: the file has shrunk from {size} bytes since it was opened"):

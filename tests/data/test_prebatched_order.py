@@ -65,7 +65,7 @@ settings_of_datasets = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(keywords=settings_of_datasets, compression=st.sampled_from([None, "zstd"]), data=st.data())
 def test_an_epoch_has_each_row_once_and_goes_on_anywhere(keywords, compression, data, files):
     dataset = PrebatchedDataset(files[compression], **keywords)
@@ -89,7 +89,7 @@ def test_an_epoch_has_each_row_once_and_goes_on_anywhere(keywords, compression, 
     assert rows(other) == found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(keywords=settings_of_datasets, world=st.integers(1, 5))
 def test_ranks_share_an_epoch_evenly(keywords, world, files):
     everything = rows(PrebatchedDataset(files[None], **keywords))

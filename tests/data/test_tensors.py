@@ -224,7 +224,7 @@ def test_numpy_arrays_of_any_layout():
 numbers = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(rows=st.lists(numbers, min_size=0, max_size=8), wide=st.booleans(), start=st.integers(0, 8))
 def test_round_trip_of_jagged_rows(rows, wide, start):
     batch = pa.record_batch({"x": pa.array(rows, pa.large_list(pa.int64()) if wide else pa.list_(pa.int64()))}).slice(

@@ -215,5 +215,5 @@ next(numbers)
 
 def test_the_interpreter_waits_for_the_thread() -> None:
     """Which it would otherwise end within torch, and by that the process."""
-    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "['MainThread']\n", "")

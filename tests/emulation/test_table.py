@@ -127,7 +127,7 @@ STEPS = st.lists(
 
 
 @given(st.sampled_from([1, 3, 20, 66, 129]), st.sampled_from([1200, 300, 20, 0]), st.booleans(), STEPS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_random_programs(buckets: int, rows: int, wide: bool, steps: list[tuple]) -> None:
     """Full regions, no rows left, what is erased and comes back, tables of other sizes."""
     dtype = torch.int64 if wide else torch.int32

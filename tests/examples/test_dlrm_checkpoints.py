@@ -170,9 +170,7 @@ def kill_at_random(flags, folder, chosen):
         stdout=subprocess.DEVNULL,
     )
     try:
-        end = time.monotonic() + 60
         while not (path.exists() and path.stat().st_mtime_ns > before) and process.poll() is None:
-            assert time.monotonic() < end, "no checkpoint in a minute"
             time.sleep(0.002)
         time.sleep(chosen.random() * 0.1)
     finally:

@@ -173,7 +173,7 @@ ENTRY = st.tuples(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4), st.sam
 
 
 @given(st.lists(st.tuples(ENTRY, ENTRY), min_size=1, max_size=5), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_collated_batches_are_their_examples(examples: list, as_lists: bool) -> None:
     wanted: dict[str, list[Row]] = {"a": [], "b": []}
     given = []

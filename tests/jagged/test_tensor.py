@@ -73,7 +73,7 @@ def keyed_rows(draw: st.DrawFn) -> dict[str, list[Row]]:
 
 
 @given(ROWS, FORMS, DTYPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_jagged_tensor_is_its_rows(given: list[Row], form: str, dtype: torch.dtype) -> None:
     x = jagged(given, form, dtype)
     sizes = [len(row) for row in given]
@@ -119,7 +119,7 @@ def test_empty() -> None:
 
 
 @given(keyed_rows(), FORMS, DTYPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_keyed_jagged_tensor_is_its_rows(given: dict[str, list[Row]], form: str, dtype: torch.dtype) -> None:
     x = keyed(given, form, dtype)
     sizes = [len(of_key) for of_key in given.values()]
@@ -138,7 +138,7 @@ def test_keyed_jagged_tensor_is_its_rows(given: dict[str, list[Row]], form: str,
 
 
 @given(keyed_rows(), FORMS, st.booleans(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_split_permute_concat(given: dict[str, list[Row]], form: str, synced: bool, data: st.DataObject) -> None:
     x = keyed(given, form)
     x = x.sync() if synced else x.unsync()
@@ -160,7 +160,7 @@ def test_split_permute_concat(given: dict[str, list[Row]], form: str, synced: bo
 
 
 @given(keyed_rows(), FORMS, st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_places_of_a_permutation_without_reading_back(given: dict[str, list[Row]], form: str, data: Any) -> None:
     """What CUDA does instead of reading back, here on the CPU."""
     x = keyed(given, form)

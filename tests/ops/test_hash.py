@@ -398,7 +398,7 @@ def tensorflow():
 
 @pytest.mark.tensorflow
 def test_random_integers_against_tensorflow(tensorflow):
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=60), st.integers(1, MOST))
     def check(values, num_buckets):
         text = tensorflow.strings.as_string(tensorflow.constant(values, tensorflow.int64))
@@ -410,7 +410,7 @@ def test_random_integers_against_tensorflow(tensorflow):
 
 @pytest.mark.tensorflow
 def test_random_strings_against_tensorflow(tensorflow):
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.lists(st.binary(max_size=200) | st.text(max_size=30), min_size=1, max_size=20), st.integers(1, MOST))
     def check(values, num_buckets):
         encoded = [v if isinstance(v, bytes) else v.encode() for v in values]

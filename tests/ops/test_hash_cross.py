@@ -179,7 +179,7 @@ def _words(column: list[list[Any]]) -> bool:
 
 @cpu_only
 @pytest.mark.tensorflow
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     columns=columns_of_rows(),
     buckets=st.sampled_from([0, 1, 1000, 2**63 - 1]),

@@ -156,7 +156,7 @@ def test_the_first_bad_offset_is_told(name: str) -> None:
 # ---- TensorFlow -----------------------------------------------------------------------------------------------------
 
 words_and_more = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 INT64 = st.integers(-(2**63), MOST)
 

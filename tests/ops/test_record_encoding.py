@@ -27,7 +27,7 @@ def encoded(values: dict[str, ExampleValues], columns: dict[str, ExampleColumn],
     return [text[a:b] for a, b in zip(at, at[1:], strict=False)]
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_encoding_is_the_inverse_of_parsing(draw: st.DataObject) -> None:
     columns = draw.draw(columns_of_any_kind())

@@ -28,7 +28,7 @@ from torchsparse_rec.ops import ExampleColumn
 # ---- Any message ----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_messages_equal_the_reference(draw: st.DataObject) -> None:
     columns = draw.draw(columns_of_any_kind())
@@ -53,7 +53,7 @@ def check_against_reference(messages: list[bytes], columns: dict[str, ExampleCol
 COLUMN_DTYPES = dict(zip(DTYPES, [torch.int64, torch.int32, torch.float32, torch.uint8], strict=True))
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_damaged_messages_equal_the_reference(draw: st.DataObject) -> None:
     """One fault each: a byte changed, or the end cut off. Where it is a fault, both say so."""

@@ -13,7 +13,7 @@ from torchsparse_rec import ops
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore")]
 
 random_problems = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 UNSORTED = (*REDUCTIONS, "sqrt_n")

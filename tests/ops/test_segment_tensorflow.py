@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore")]
 # What the raw operators call them.
 REDUCTIONS = {"sum": "Sum", "mean": "Mean", "sqrt_n": "SqrtN"}
 random_problems = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -28,7 +28,7 @@ def index_lists(data: st.DataObject, shape: list[int], valid: bool) -> Tensor:
 
 @pytest.mark.tensorflow
 @with_tensorflow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_reshape_agrees_with_tensorflow(data: st.DataObject) -> None:
     import tensorflow as tf
@@ -46,7 +46,7 @@ def test_reshape_agrees_with_tensorflow(data: st.DataObject) -> None:
 
 @pytest.mark.tensorflow
 @with_tensorflow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_fill_and_its_gradient_agree_with_tensorflow(data: st.DataObject) -> None:
     import tensorflow as tf
@@ -74,7 +74,7 @@ def test_fill_and_its_gradient_agree_with_tensorflow(data: st.DataObject) -> Non
         assert x.grad is not None and x.grad.tolist() == y.numpy().tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_reorder_and_dense_are_what_they_mean(data: st.DataObject) -> None:
     shape = data.draw(SIZES)

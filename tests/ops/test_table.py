@@ -145,14 +145,14 @@ def _run(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
 
 
 @cpu_only
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(program=programs())
 def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
     _run(program)
 
 
 @pytest.mark.parametrize("kernels", ["emulated"], indirect=True)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(program=programs())
 def test_random_programs_of_the_emulated_kernels(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
     """Fewer: each runs in several orders of threads."""

@@ -37,7 +37,7 @@ def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
     return width, num_hashes, draw(st.sampled_from(COUNTERS)), batches
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(program=programs())
 def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
     """The reference's bits; and never less than was counted, or than the counters can hold."""

@@ -27,10 +27,10 @@ def _compile(source: Path, to: Path) -> None:
 
 
 def _run(*command: str) -> subprocess.CompletedProcess:
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, capture_output=True, text=True)
     fixed = shutil.which("setarch")
     if NO_PLACE in run.stderr and fixed is not None:
-        run = subprocess.run([fixed, "-R", *command], capture_output=True, text=True, timeout=300)
+        run = subprocess.run([fixed, "-R", *command], capture_output=True, text=True)
     return run
 
 

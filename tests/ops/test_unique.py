@@ -1,8 +1,8 @@
 """unique and unique_with_counts: first-appearance order, against plain Python and TensorFlow."""
 
 import importlib.util
-import time
 
+import numpy as np
 import pytest
 import torch
 from devices import cpu_only
@@ -143,28 +143,22 @@ def test_unique_hot_keys_in_one_partition(threads):
 
 
 def colliding_keys(n: int) -> Tensor:
-    """N different keys whose hashes (mix_key in csrc/cpu/unique_hashed.h) agree in their top 44 bits."""
-    word = 2**64
-    first, second = (pow(m, -1, word) for m in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93))
-    keys = []
-    for low in range(n):
-        h = (0x5EEDC0DE << 32 | low) * second % word
-        keys.append((h ^ (h >> 32)) * first % word)
-    return torch.tensor(keys, dtype=torch.uint64).view(torch.int64)
+    """N different keys whose hashes (mix_key in csrc/cpu/unique_hashed.h) agree in their top 43 bits."""
+    first, second = (np.uint64(pow(m, -1, 2**64)) for m in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93))
+    h = (np.uint64(0x5EEDC0DE << 32) | np.arange(n, dtype=np.uint64)) * second
+    return torch.from_numpy(((h ^ (h >> np.uint64(32))) * first).view(np.int64))
 
 
 @cpu_only
-@pytest.mark.parametrize("n", [4_000, 10_000, 150_000])
+@pytest.mark.parametrize("n", [4_000, 10_000, 2_000_000])
 def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
+    """The square of the largest number is hours of steps: such a test would be ended as one that hangs."""
     keys = colliding_keys(n)
     x = torch.cat([keys, keys.flip(0)])
-    start = time.perf_counter()
     values, inverse, counts = unique_with_counts(x)
-    seconds = time.perf_counter() - start
     assert torch.equal(values, keys)
     assert torch.equal(inverse, torch.cat([torch.arange(n), torch.arange(n).flip(0)]))
     assert counts.eq(2).all() and counts.shape == (n,)
-    assert seconds < 3, "the square of 150,000 steps takes much longer than that"
 
 
 @cpu_only
@@ -230,7 +224,7 @@ def test_unique_compiles_to_one_graph():
 @cpu_only
 @pytest.mark.tensorflow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_unique_agrees_with_tensorflow(data):
     import tensorflow as tf

@@ -16,9 +16,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subproces
     """Run this Python with these arguments and additions to the environment."""
     # Threads of a second torch beside this one only get in its way.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=600
-    )
+    return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, env=variables, capture_output=True, text=True)
 
 
 def installed_from_here() -> bool:

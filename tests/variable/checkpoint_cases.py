@@ -146,7 +146,7 @@ class Savers:
         """End the process."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait()
         self.process.stdout.close()
 
 

@@ -62,7 +62,7 @@ programs = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs)
 def test_random_chains(program):
     with tempfile.TemporaryDirectory() as folder:

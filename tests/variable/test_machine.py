@@ -305,7 +305,5 @@ class Programs(RuleBasedStateMachine):
         self.has_base = False
 
 
-Programs.TestCase.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Programs.TestCase.settings = settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck))
 TestPrograms = Programs.TestCase
