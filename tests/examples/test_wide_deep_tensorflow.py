@@ -9,7 +9,6 @@ from torchsparse_rec.examples.wide_deep import __main__ as command
 from torchsparse_rec.examples.wide_deep import data, sources, steps, train
 from torchsparse_rec.examples.wide_deep.columns import generated_columns
 
-pytest.importorskip("tensorflow")
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.tensorflow,
