@@ -14,10 +14,11 @@ from dataclasses import replace
 import torch
 from large_samples import LARGE_SAMPLES, _bag, _segment
 from large_sizes import SIZES, Build, Size
-from reference import SUM
 from sample import Sample
 from test_operators import written
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import SUM
 
 DEVICE = "cuda"
 

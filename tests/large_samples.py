@@ -16,10 +16,11 @@ from large_samples_collection import builds_of_collections
 from large_samples_sparse import builds_of_sparse
 from large_samples_table import builds_of_tables
 from large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of, whole_of
-from reference import MAX, MEAN, SQRTN, SUM
 from sample import Random, Sample
 from samples_row_optimizer import RULES, last_steps_for, states_for
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 # ---- Samples --------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from functools import partial
 
 import torch
 from large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of
-from reference import MAX, MEAN, SQRTN, SUM
 from sample import Sample
 from samples_embedding_collection import Collection, random_collection
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0])
 _ops = torch.ops.torchsparse_rec

@@ -8,8 +8,6 @@ import sys
 
 import pytest
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
-from reference_row_optimizer import states_of
 from sample import FLOATS, INDICES
 from samples_embedding_collection import SHARED, Collection, random_collection
 from samples_row_optimizer import IDLE_RULES, OTHER_RULES, ROW_STATES
@@ -17,6 +15,8 @@ from test_operators import assert_same_bits
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
 _ops = torch.ops.torchsparse_rec
 MODES = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn", MAX: "max"}

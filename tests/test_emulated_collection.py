@@ -13,9 +13,10 @@ import pytest
 import torch
 from emulated_collection_cases import CASES, TABLES, Case, make_case
 from emulation import fixture
-from reference import MAX, MEAN, SUM
 from sample import Random
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SUM
 
 
 def _forward(case: Case) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from emulation import fixture
-from reference import MAX, MEAN, SUM
 from sample import Random, map_tensors
 from torch import Tensor
 
 import torchsparse_rec  # noqa: F401  (its operators)
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SUM
 
 ORDERS = ("ascending", "descending", "random")
 

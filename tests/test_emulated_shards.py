@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from emulation import fixture
-from reference import SUM
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import SUM
 
 Launches = Callable[[], int]
 

@@ -12,10 +12,11 @@ from emulation import fixture
 from emulation.fixture import run_in_every_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_table import key_of_hash
 from sample import FLOATS, Random, map_tensors
 from test_operators import assert_same_bits
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference.table import key_of_hash
 
 MOST = 2**31 - 1
 NO_ROWS = torch.empty(0, dtype=torch.int32)

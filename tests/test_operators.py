@@ -8,7 +8,6 @@ import pytest
 import torch
 from compiled_sparse_tensor import COMPILED_SPARSE_TENSORS
 from cpu_only import CPU_ONLY
-from reference import REFERENCES
 from sample import Sample, map_tensors, tensors_of
 from samples import GRADIENT_SAMPLES, SAMPLES
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import REFERENCES
 
 # What asks the machine instead of computing: tests/test_instruction_sets.py, and the test of check_errors below. What
 # has no CUDA kernel: the samples run on all devices; tests/test_record*.py have its references, opcheck and layouts.

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from dense_optimizers import Dense
-from reference_row_optimizer import states_of
 from sample import Random
 from samples_row_optimizer import IDLE_RULES, RULES, last_steps_for, states_for, update_sample
 from test_operators import assert_same_bits, call
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
 Hyperparameters = list[float]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference_row_update import row_update
 from samples_row_update import NUMBERS, row_update_sample
 from test_operators import assert_same_bits
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat import tensorflow as tf
+from torchsparse_rec.compat._parity.reference.row_update import row_update
 
 _operator = torch.ops.torchsparse_rec.row_update.default
 each_rule = pytest.mark.parametrize("rule", NUMBERS)

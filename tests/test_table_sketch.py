@@ -10,13 +10,13 @@ import torch
 from devices import cpu_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_table_rows import count_min_sketch_, sketch_counters
 from sample import Random
 from samples_table import EXTREMES
 from test_operators import assert_same_bits
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.table_rows import count_min_sketch_, sketch_counters
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the segment reductions without indices, in plain Python: see reference.py."""
+"""The slow, obvious meaning of the segment reductions without indices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-SUM, MEAN, SQRTN, MAX, MIN, PROD = range(6)
+from .numbers import MAX, MEAN, MIN, PROD, SQRTN, SUM
+
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -129,3 +130,6 @@ def segment_reduce_backward(
 def unsorted_segment_reduce_backward(grad: Tensor, data: Tensor | None, segment_ids: Tensor, reduction: int) -> Tensor:
     ids = segment_ids.reshape(-1).tolist()
     return _backward(grad, data, ids, reduction).reshape((*segment_ids.shape, *grad.shape[1:]))
+
+
+FUNCTIONS = (segment_reduce, segment_reduce_backward, unsorted_segment_reduce, unsorted_segment_reduce_backward)

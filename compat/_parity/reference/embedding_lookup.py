@@ -1,10 +1,12 @@
-"""The slow, obvious meaning of the operators behind TensorFlow's lookups: see tests/reference.py."""
+"""The slow, obvious meaning of the operators behind TensorFlow's lookups."""
 
 from __future__ import annotations
 
-import reference  # its functions are there once these are called
 import torch
 from torch import Tensor
+
+from . import embedding
+from .numbers import accumulator
 
 
 def shard_rows(ids: Tensor, shard_sizes: list[int], strategy: int, keep_padding: bool) -> Tensor:
@@ -64,7 +66,7 @@ def pruned_bags(
 
 def _clipped_table(params: list[Tensor], max_norm: float) -> Tensor:
     """In the accumulator's dtype."""
-    table = reference._accumulator(torch.cat(params))
+    table = accumulator(torch.cat(params))
     if max_norm < 0:
         return table
     norms = torch.stack([sum((x * x for x in row), row.new_zeros(())).sqrt() for row in table]) if len(table) else 0
@@ -87,7 +89,7 @@ def embedding_bag_shards(
     table = _clipped_table(params, max_norm)
     offsets = torch.arange(len(indices) + 1) if offsets is None else offsets
     weights = None if per_sample_weights is None else per_sample_weights.to(table.dtype)
-    pooled, _ = reference.embedding_bag(table, indices, offsets, weights, mode, padding_idx, False, False)
+    pooled, _ = embedding.embedding_bag(table, indices, offsets, weights, mode, padding_idx, False, False)
     return pooled.to(params[0].dtype)
 
 
@@ -104,11 +106,11 @@ def embedding_bag_shards_weights_backward(
 ) -> Tensor:
     table = _clipped_table(params, max_norm)
     arguments = (per_sample_weights, output, mode, padding_idx)
-    return reference.embedding_weights_backward(grad, table, indices, offsets, *arguments).to(grad.dtype)
+    return embedding.embedding_weights_backward(grad, table, indices, offsets, *arguments).to(grad.dtype)
 
 
 def clip_rows_backward(grad: Tensor, params: list[Tensor], rows: Tensor | None, max_norm: float) -> Tensor:
-    table = reference._accumulator(torch.cat(params))
+    table = accumulator(torch.cat(params))
     result = torch.zeros_like(grad)
     for u, row in enumerate(range(len(table)) if rows is None else rows.tolist()):
         g, x = grad[u], table[row]

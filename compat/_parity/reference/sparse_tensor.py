@@ -1,8 +1,8 @@
-"""The slow, obvious meaning of the operators of the family ``sparse_tensor``, as tests/reference.py has it."""
+"""The slow, obvious meaning of the operators of the family ``sparse_tensor``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -106,15 +106,12 @@ def offsets_to_row_ids(offsets: Tensor, num_items: int) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-SPARSE_TENSOR_REFERENCES: dict[str, Callable] = {
-    function.__name__: function
-    for function in (
-        sparse_reshape,
-        sparse_fill_empty_rows,
-        sparse_fill_empty_rows_grad,
-        sparse_reorder,
-        sparse_to_dense,
-        row_ids_to_offsets,
-        offsets_to_row_ids,
-    )
-}
+FUNCTIONS = (
+    sparse_reshape,
+    sparse_fill_empty_rows,
+    sparse_fill_empty_rows_grad,
+    sparse_reorder,
+    sparse_to_dense,
+    row_ids_to_offsets,
+    offsets_to_row_ids,
+)

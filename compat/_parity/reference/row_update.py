@@ -128,3 +128,6 @@ def row_update(
         for x, result in zip(tensors, results, strict=True):
             x[row] = result.to(x.dtype)
     return tuple(tensors)
+
+
+FUNCTIONS = (row_update,)
