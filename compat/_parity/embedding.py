@@ -14,7 +14,8 @@ from torch import Tensor
 from ..tensorflow import RaggedTensor, SparseTensor
 from .case import FLOATS, HALVES, Case, Operator, Outcome, Reference
 from .embedding_cases import picked_lookup, picked_sparse, random_lookup, random_sparse
-from .references import epsilon, sums, wide
+from .reference.numbers import wide
+from .references import epsilon, sums
 
 # ---- The meaning of a call -------------------------------------------------------------------------------------------
 

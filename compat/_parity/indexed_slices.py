@@ -9,7 +9,8 @@ from ..tensorflow import IndexedSlices
 from . import draw
 from .case import FLOATS, INTEGERS, Case, Operator, Outcome, Reference
 from .draw import data, ints
-from .references import sums, wide
+from .reference.numbers import wide
+from .references import sums
 
 
 def _hand_picked(operator: str) -> list[Case]:

@@ -13,16 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .case import Reference
-
-
-def wide(x: Tensor) -> np.ndarray:
-    """More precise than float64 where the machine has such a type."""
-    if x.is_complex():
-        return x.numpy().astype(np.clongdouble)
-    return (x.to(torch.float64) if x.is_floating_point() else x).numpy().astype(np.longdouble)
 
 
 def epsilon(dtype: torch.dtype) -> float:

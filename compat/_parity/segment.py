@@ -12,7 +12,8 @@ from torch import Tensor
 from . import draw
 from .case import COMPLEX, FLOATS, HALVES, INF, INT64_MAX, INTEGERS, NAN, Case, Operator, Outcome, Reference
 from .draw import data, ints
-from .references import epsilon, maxima, products, sums, wide
+from .reference.numbers import wide
+from .references import epsilon, maxima, products, sums
 
 SORTED = ("sum", "mean", "max", "min", "prod")
 UNSORTED = (*SORTED, "sqrt_n")

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..tensorflow import SparseTensor
 from . import draw
 from .case import INT64_MAX, NAN, Case, Outcome, Reference
-from .references import wide
+from .reference.numbers import wide
 from .sparse_draw import (
     DTYPES,
     INDICES,

@@ -12,7 +12,8 @@ from torch import Tensor
 from . import draw
 from .case import FLOATS, INF, INT32_MAX, INT64_MAX, INTEGERS, NAN, Case, Operator, Outcome, Reference
 from .draw import data, ints
-from .references import sums, wide
+from .reference.numbers import wide
+from .references import sums
 
 REDUCTIONS = {"sum": "Sum", "mean": "Mean", "sqrt_n": "SqrtN"}
 

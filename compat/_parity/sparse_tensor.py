@@ -14,7 +14,7 @@ from ..tensorflow import SparseTensor
 from . import draw
 from .case import COMPLEX, FLOATS, INT64_MAX, INTEGERS, Case, Operator, Outcome, Reference
 from .ragged import RAGGED
-from .references import wide
+from .reference.numbers import wide
 from .sparse_draw import (
     DEFAULT,
     INDICES,
