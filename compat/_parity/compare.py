@@ -2,7 +2,7 @@
 Compares the outcomes of a case: integers, strings, shapes, dtypes and order exactly, floats by their distance from a
 reference in higher precision, where the operator has one, else bit by bit.
 
-How far floats may be off is told in references.py. Of two errors, ours must name what it is about.
+How far floats may be off is told in bounds.py. Of two errors, ours must name what it is about.
 """
 
 from __future__ import annotations

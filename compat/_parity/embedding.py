@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from ..tensorflow import RaggedTensor, SparseTensor
+from .bounds import epsilon, sums
 from .case import FLOATS, HALVES, Case, Operator, Outcome, Reference
 from .embedding_cases import picked_lookup, picked_sparse, random_lookup, random_sparse
+from .reference import SUM
 from .reference.numbers import wide
-from .references import epsilon, sums
+from .reference.segment import unsorted_segment_reduce
 
 # ---- The meaning of a call -------------------------------------------------------------------------------------------
 
@@ -114,8 +116,13 @@ def _clip(x: np.ndarray, max_norm: float | None) -> np.ndarray:
         return bound / np.maximum(np.sqrt((x * x).sum(1, keepdims=True)), bound)
 
 
-def _magnitudes(terms: np.ndarray, ids: np.ndarray, size: int) -> np.ndarray:
-    return sums(np.abs(terms), ids, size, torch.float64).value
+def _added(terms: np.ndarray, ids: np.ndarray, size: int) -> np.ndarray:
+    return unsorted_segment_reduce(terms, ids, size, SUM)
+
+
+def _sums(terms: np.ndarray, ids: np.ndarray, size: int, dtype: torch.dtype, sources: np.ndarray) -> Reference:
+    value, magnitude = _added(terms, ids, size), _added(np.abs(terms), ids, size)
+    return sums(value, magnitude, ids, dtype, sources=sources, scaled=True)
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
@@ -142,8 +149,8 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         terms = (table * clip)[entries.places] * factors
     # A zero denominator gives zeros, whatever is summed.
     bags = np.where(denominators[entries.bags] == 0, -1, entries.bags)
-    output = sums(terms, bags, entries.count, dtype, sources=entries.places, scaled=True)
-    magnitude = _magnitudes(terms, bags, entries.count)
+    output = _sums(terms, bags, entries.count, dtype, entries.places)
+    magnitude = _added(np.abs(terms), bags, entries.count)
     if "ids" in case.arguments and max_norm is None:
         output = replace(output, tolerance=np.zeros_like(output.value), their_tolerance=None)
     else:
@@ -207,9 +214,9 @@ def _gradient_of_table(
     clip_error: float,
 ) -> Reference:
     terms = upstream[entries.bags] * factors
-    total = sums(terms, entries.places, len(table), dtype, sources=entries.bags, scaled=True)
+    total = _sums(terms, entries.places, len(table), dtype, entries.bags)
     eps = epsilon(dtype)
-    magnitude = _magnitudes(terms, entries.places, len(table))
+    magnitude = _added(np.abs(terms), entries.places, len(table))
     total = _with_tolerances(total, lambda allowed: allowed + eps * magnitude)
     if max_norm is None:
         return total

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..tensorflow import SparseTensor
 from . import draw
+from .bounds import sums
 from .case import COMPLEX, FLOATS, HALVES, INTEGERS, Case, Reference
-from .references import sums
 
 DTYPES = (*FLOATS, *FLOATS, *INTEGERS, torch.bool, *COMPLEX)
 # Our messages name what is wrong inside a SparseTensor, which is no argument of its own.
@@ -93,5 +93,6 @@ def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
 
 def total(terms: np.ndarray, dtype: torch.dtype) -> Reference:
     """Of one sum. TensorFlow adds half types up in half precision."""
-    total = sums(terms, np.zeros(len(terms), np.int64), 1, dtype)
+    value, magnitude = (np.asarray(x.sum()).reshape(1) for x in (terms, np.abs(terms)))
+    total = sums(value, magnitude, np.zeros(len(terms), np.int64), dtype)
     return Reference(total.value[0], total.tolerance[0], ours_only=dtype in HALVES)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +28,40 @@ def wide(x: Tensor) -> np.ndarray:
 def narrow(x: np.ndarray, dtype: torch.dtype) -> Tensor:
     """Rounded to ``dtype``, half types by way of float32."""
     if dtype.is_complex:
-        return torch.from_numpy(x.astype(str(dtype).removeprefix("torch.")))
-    double = torch.from_numpy(np.asarray(x.astype(np.float64)))
+        return torch.from_numpy(np.asarray(x).astype(str(dtype).removeprefix("torch.")))
+    with np.errstate(over="ignore"):
+        double = torch.from_numpy(np.asarray(x.astype(np.float64)))
     return (double.to(torch.float32) if dtype.itemsize == 2 else double).to(dtype)
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def on_tensors(function: Callable) -> Callable:
+    """
+    Let a function of arrays take tensors too: floats are made wide, and those of the results rounded once.
+
+    They are rounded to the dtype of the first floats among the arguments.
+    """
+
+    def array(x: Any) -> Any:
+        if isinstance(x, list):
+            return [array(item) for item in x]
+        return (wide(x.detach()) if _is_wide(x) else x.numpy()) if isinstance(x, Tensor) else x
+
+    @wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        flat = [x for given in arguments for x in (given if isinstance(given, list) else [given])]
+        if not any(isinstance(x, Tensor) for x in flat):
+            return function(*arguments)
+        dtype = next((x.dtype for x in flat if _is_wide(x)), torch.float32)
+
+        def tensor(x: np.ndarray) -> Tensor:
+            return narrow(x, dtype) if x.dtype.kind in "fc" else torch.from_numpy(x)
+
+        with np.errstate(all="ignore"):
+            result = function(*map(array, arguments))
+        return tuple(map(tensor, result)) if isinstance(result, tuple) else tensor(result)
+
+    return wrapper

@@ -2,134 +2,111 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from .numbers import MAX, MEAN, MIN, PROD, SQRTN, SUM
+from .numbers import MAX, MEAN, MIN, PROD, SQRTN, SUM, on_tensors
 
-_HALVES = (torch.float16, torch.bfloat16)
-
-
-def _wrapped(number: int, dtype: torch.dtype) -> int:
-    info = torch.iinfo(dtype)
-    return (number - info.min) % (info.max - info.min + 1) + info.min
+Array = np.ndarray  # or a Tensor: see on_tensors
 
 
-def _reduced_integers(numbers: list[int], reduction: int, dtype: torch.dtype) -> int:
-    if reduction in (MAX, MIN):
-        return max(numbers) if reduction == MAX else min(numbers)
-    total = _wrapped(math.prod(numbers) if reduction == PROD else sum(numbers), dtype)
-    if reduction != MEAN:
-        return total
-    count = _wrapped(len(numbers), dtype)
-    quotient = abs(total) // abs(count) if count else 0
-    return _wrapped(quotient if (total < 0) == (count < 0) else -quotient, dtype)
+def _limits(x: Array | Tensor) -> tuple[float, float]:
+    """The lowest and the highest finite number of its dtype."""
+    if isinstance(x, Tensor):
+        info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+    else:
+        info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else np.finfo(x.dtype)
+    return info.min, info.max
 
 
-def _reduced_floats(numbers: list[float], reduction: int) -> float:
-    if reduction in (MAX, MIN):
-        if any(math.isnan(x) for x in numbers):
-            return math.nan
-        return max(numbers) if reduction == MAX else min(numbers)
-    if reduction == PROD:
-        return math.prod(numbers)
-    if not all(map(math.isfinite, numbers)):
-        return sum(numbers)  # whatever it is divided by
-    return math.fsum(numbers) / {SUM: 1, MEAN: len(numbers), SQRTN: math.sqrt(len(numbers))}[reduction]
+def _beside(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """A number for each row, beside the rows of another array."""
+    return x.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _empty(dtype: torch.dtype, reduction: int, unsorted: bool) -> float | int:
-    if reduction == PROD:
-        return 1
-    if not unsorted or reduction not in (MAX, MIN):
-        return 0
-    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return info.min if reduction == MAX else info.max
-
-
-def _reduce(
-    data: Tensor, ids: list[int], segments: int, row: tuple[int, ...], reduction: int, unsorted: bool
-) -> Tensor:
-    columns = math.prod(row)
-    numbers = data.reshape(-1).tolist()
-    members: list[list[int]] = [[] for _ in range(segments)]
-    for i, s in enumerate(ids):
-        if s >= 0:
-            members[s].append(i)
-    result = []
-    for member in members:
-        for c in range(columns):
-            column = [numbers[i * columns + c] for i in member]
-            if not column:
-                result.append(_empty(data.dtype, reduction, unsorted))
-            elif data.is_floating_point():
-                result.append(_reduced_floats(column, reduction))
-            else:
-                result.append(_reduced_integers(column, reduction, data.dtype))
-    if data.dtype in _HALVES:
-        return torch.tensor(result, dtype=torch.float32).to(data.dtype).reshape((segments, *row))
-    return torch.tensor(result, dtype=data.dtype).reshape((segments, *row))
-
-
-def _ids(segment_ids: Tensor | None, offsets: Tensor | None) -> list[int]:
+def _ids(segment_ids: Array | None, offsets: Array | None) -> np.ndarray:
     if segment_ids is not None:
-        return segment_ids.reshape(-1).tolist()
-    bounds = offsets.tolist()
-    return [s for s, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)) for _ in range(a, b)]
+        return np.asarray(segment_ids).reshape(-1).astype(np.int64)
+    bounds = np.asarray(offsets)
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+
+
+def _counts(ids: np.ndarray, size: int) -> np.ndarray:
+    return np.bincount(ids[ids >= 0], minlength=size)
+
+
+def _divisors(counts: np.ndarray, reduction: int) -> np.ndarray:
+    counts = np.maximum(counts, 1).astype(np.longdouble)
+    return {MEAN: counts, SQRTN: np.sqrt(counts)}.get(reduction, np.ones_like(counts))
+
+
+@on_tensors
+def _reduced(x: np.ndarray, ids: np.ndarray, size: int, reduction: int, empty: float) -> np.ndarray:
+    """The reduction of the rows of each id, of those that are not negative; integers wrap."""
+    is_integer = x.dtype.kind in "iu"
+    counts, kept = _counts(ids, size), ids >= 0
+    add = {PROD: np.multiply, MAX: np.maximum, MIN: np.minimum}.get(reduction, np.add)
+    lowest, highest = _limits(x) if is_integer else (-np.inf, np.inf)
+    start = {PROD: 1, MAX: lowest, MIN: highest}.get(reduction, 0)
+    out = np.full((size, *x.shape[1:]), start, x.dtype)
+    with np.errstate(all="ignore"):
+        add.at(out, ids[kept], x[kept])
+        if reduction == MEAN and is_integer:
+            divisors = _beside(counts.astype(x.dtype), x)
+            out = (out - np.fmod(out, divisors)) // divisors  # cut towards zero, and 0 where the divisor is
+        elif reduction in (MEAN, SQRTN):
+            out = out / _beside(_divisors(counts, reduction), x)
+    out[counts == 0] = empty
+    return out
 
 
 def segment_reduce(
-    data: Tensor, segment_ids: Tensor | None, offsets: Tensor | None, num_segments: int | None, reduction: int
-) -> Tensor:
+    data: Array, segment_ids: Array | None, offsets: Array | None, num_segments: int | None, reduction: int
+) -> Array:
     ids = _ids(segment_ids, offsets)
     if num_segments is None:
-        num_segments = len(offsets) - 1 if offsets is not None else (ids[-1] + 1 if ids else 0)
-    return _reduce(data, ids, num_segments, data.shape[1:], reduction, unsorted=False)
+        num_segments = len(offsets) - 1 if offsets is not None else int(ids.max(initial=-1)) + 1
+    return _reduced(data, ids, num_segments, reduction, 1 if reduction == PROD else 0)
 
 
-def unsorted_segment_reduce(data: Tensor, segment_ids: Tensor, num_segments: int, reduction: int) -> Tensor:
-    ids = segment_ids.reshape(-1).tolist()
-    return _reduce(data, ids, num_segments, data.shape[segment_ids.dim() :], reduction, unsorted=True)
+def unsorted_segment_reduce(data: Array, segment_ids: Array, num_segments: int, reduction: int) -> Array:
+    ids, (lowest, highest) = _ids(segment_ids, None), _limits(data)
+    empty = {PROD: 1, MAX: lowest, MIN: highest}.get(reduction, 0)
+    return _reduced(data.reshape(len(ids), *data.shape[segment_ids.ndim :]), ids, num_segments, reduction, empty)
 
 
-def _parts(numbers: list[float], reduction: int) -> Iterable[float]:
-    """What each number receives of one unit."""
-    n = len(numbers)
-    if reduction in (SUM, MEAN, SQRTN):
-        return [{SUM: 1.0, MEAN: 1.0 / n, SQRTN: 1.0 / math.sqrt(n)}[reduction]] * n
-    if reduction == PROD:
-        return [math.prod(numbers[:i] + numbers[i + 1 :]) for i in range(n)]
-    extreme = _reduced_floats(numbers, reduction)
-    return [1.0 / numbers.count(extreme) if x == extreme else 0.0 for x in numbers]
-
-
-def _backward(grad: Tensor, data: Tensor | None, ids: list[int], reduction: int) -> Tensor:
-    columns = math.prod(grad.shape[1:])
-    grads = grad.reshape(-1).tolist()
-    numbers = [0.0] * (len(ids) * columns) if data is None else data.reshape(-1).tolist()
-    result = [0.0] * (len(ids) * columns)
-    for s in set(ids) - {x for x in ids if x < 0}:
-        member = [i for i, x in enumerate(ids) if x == s]
-        for c in range(columns):
-            parts = _parts([numbers[i * columns + c] for i in member], reduction)
-            for i, part in zip(member, parts, strict=True):
-                result[i * columns + c] = grads[s * columns + c] * part if part else 0.0
-    dtype = torch.float32 if grad.dtype in _HALVES else grad.dtype
-    return torch.tensor(result, dtype=dtype).to(grad.dtype)
+@on_tensors
+def _received(grad: np.ndarray, x: np.ndarray | None, ids: np.ndarray, reduction: int) -> np.ndarray:
+    """What each row receives: its part of what its id's reduction receives, nothing where the id is negative."""
+    size, kept = len(grad), ids >= 0
+    if size == 0:
+        return np.zeros((len(ids), *grad.shape[1:]), grad.dtype)
+    place = np.maximum(ids, 0)
+    with np.errstate(all="ignore"):
+        if reduction in (MAX, MIN):
+            is_best = (x == _reduced(x, ids, size, reduction, 0)[place]).astype(np.longdouble)
+            part = is_best / np.maximum(_reduced(is_best, ids, size, SUM, 0)[place], 1)
+        elif reduction == PROD:
+            # The product of all numbers but zeros, divided by the row's own.
+            is_zero, numbers = x == 0, np.where(x == 0, 1, x)
+            zeros = _reduced(is_zero.astype(np.int64), ids, size, SUM, 0)[place]
+            part = np.where(zeros == is_zero, _reduced(numbers, ids, size, PROD, 1)[place] / numbers, 0)
+        else:
+            part = _beside(1 / _divisors(_counts(ids, size), reduction)[place], grad)
+        return np.where((part == 0) | ~_beside(kept, grad), 0, grad[place] * part)
 
 
 def segment_reduce_backward(
-    grad: Tensor, data: Tensor | None, segment_ids: Tensor | None, offsets: Tensor | None, rows: int, reduction: int
-) -> Tensor:
-    return _backward(grad, data, _ids(segment_ids, offsets), reduction).reshape(rows, *grad.shape[1:])
+    grad: Array, data: Array | None, segment_ids: Array | None, offsets: Array | None, rows: int, reduction: int
+) -> Array:
+    return _received(grad, data, _ids(segment_ids, offsets), reduction)
 
 
-def unsorted_segment_reduce_backward(grad: Tensor, data: Tensor | None, segment_ids: Tensor, reduction: int) -> Tensor:
-    ids = segment_ids.reshape(-1).tolist()
-    return _backward(grad, data, ids, reduction).reshape((*segment_ids.shape, *grad.shape[1:]))
+def unsorted_segment_reduce_backward(grad: Array, data: Array | None, segment_ids: Array, reduction: int) -> Array:
+    ids = _ids(segment_ids, None)
+    rows = None if data is None else data.reshape(len(ids), *grad.shape[1:])
+    return _received(grad, rows, ids, reduction).reshape((*segment_ids.shape, *grad.shape[1:]))
 
 
 FUNCTIONS = (segment_reduce, segment_reduce_backward, unsorted_segment_reduce, unsorted_segment_reduce_backward)

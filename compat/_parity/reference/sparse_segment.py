@@ -1,69 +1,44 @@
-"""The slow, obvious meaning of the operators of the family ``sparse_segment``."""
+"""The slow, obvious meaning of the operators of the family ``sparse_segment``: of :mod:`segment`, on picked rows."""
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
-import torch
-from torch import Tensor
-
-from .numbers import MEAN, SQRTN, SUM, accumulator
+from .numbers import SUM, on_tensors
+from .segment import segment_reduce, segment_reduce_backward, unsorted_segment_reduce
 
 
-def _segment_scale(count: int, reduction: int) -> float:
-    return {SUM: 1.0, MEAN: 1.0 / count, SQRTN: 1.0 / math.sqrt(count)}[reduction]
-
-
+@on_tensors
 def sparse_segment_reduce(
-    data: Tensor, indices: Tensor, segment_ids: Tensor, num_segments: int | None, reduction: int
-) -> Tensor:
-    ids = segment_ids.tolist()
-    if num_segments is None:
-        num_segments = ids[-1] + 1 if ids else 0
-    values = accumulator(data)
-    out = values.new_zeros(num_segments, *data.shape[1:])
-    for index, segment in zip(indices.tolist(), ids, strict=True):
-        out[segment] += values[index]
-    for segment in set(ids):
-        out[segment] *= _segment_scale(ids.count(segment), reduction)
-    return out.to(data.dtype)
+    data: np.ndarray, indices: np.ndarray, segment_ids: np.ndarray, num_segments: int | None, reduction: int
+) -> np.ndarray:
+    return segment_reduce(data[indices], segment_ids, None, num_segments, reduction)
 
 
+@on_tensors
 def sparse_segment_reduce_grad(
-    grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int
-) -> Tensor:
-    ids = segment_ids.tolist()
-    values = accumulator(grad)
-    out = values.new_zeros(output_dim0, *grad.shape[1:])
-    for index, segment in zip(indices.tolist(), ids, strict=True):
-        out[index] += _segment_scale(ids.count(segment), reduction) * values[segment]
-    return out.to(grad.dtype)
+    grad: np.ndarray, indices: np.ndarray, segment_ids: np.ndarray, output_dim0: int, reduction: int
+) -> np.ndarray:
+    received = segment_reduce_backward(grad, None, segment_ids, None, len(indices), reduction)
+    return unsorted_segment_reduce(received, indices, output_dim0, SUM)
 
 
-def sparse_segment_reduce_grad_out(
-    grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int, out: Tensor
-) -> Tensor:
-    return sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction)
+def sparse_segment_reduce_grad_out(*arguments_and_out: object) -> np.ndarray:
+    *arguments, _ = arguments_and_out
+    return sparse_segment_reduce_grad(*arguments)
 
 
+@on_tensors
 def sparse_segment_reduce_grad_v2(
-    grad: Tensor, indices: Tensor, segment_ids: Tensor, dense_output_dim0: int, reduction: int
-) -> tuple[Tensor, Tensor]:
-    rows = torch.tensor(sorted(set(indices.tolist())), dtype=indices.dtype, device=indices.device)
-    dense = sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction)
-    return dense[rows.long()], rows
+    grad: np.ndarray, indices: np.ndarray, segment_ids: np.ndarray, dense_output_dim0: int, reduction: int
+) -> tuple[np.ndarray, np.ndarray]:
+    rows, positions = np.unique(indices, return_inverse=True)
+    return sparse_segment_reduce_grad(grad, positions, segment_ids, len(rows), reduction), rows
 
 
-def sparse_segment_reduce_grad_v2_out(
-    grad: Tensor,
-    indices: Tensor,
-    segment_ids: Tensor,
-    dense_output_dim0: int,
-    reduction: int,
-    values: Tensor,
-    rows: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return sparse_segment_reduce_grad_v2(grad, indices, segment_ids, dense_output_dim0, reduction)
+def sparse_segment_reduce_grad_v2_out(*arguments_and_outs: object) -> tuple[np.ndarray, np.ndarray]:
+    *arguments, _, _ = arguments_and_outs
+    return sparse_segment_reduce_grad_v2(*arguments)
 
 
 FUNCTIONS = (
