@@ -91,8 +91,7 @@ def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
     return sizes
 
 
-def total(terms: np.ndarray, dtype: torch.dtype) -> Reference:
-    """Of one sum. TensorFlow adds half types up in half precision."""
-    value, magnitude = (np.asarray(x.sum()).reshape(1) for x in (terms, np.abs(terms)))
-    total = sums(value, magnitude, np.zeros(len(terms), np.int64), dtype)
+def total(value: np.ndarray, magnitude: np.ndarray, count: int, dtype: torch.dtype) -> Reference:
+    """Of one sum of so many terms. TensorFlow adds half types up in half precision."""
+    total = sums(value.reshape(1), magnitude.reshape(1), np.zeros(count, np.int64), dtype)
     return Reference(total.value[0], total.tolerance[0], ours_only=dtype in HALVES)

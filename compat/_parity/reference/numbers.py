@@ -53,15 +53,15 @@ def on_tensors(function: Callable) -> Callable:
     @wraps(function)
     def wrapper(*arguments: Any) -> Any:
         flat = [x for given in arguments for x in (given if isinstance(given, list) else [given])]
-        if not any(isinstance(x, Tensor) for x in flat):
-            return function(*arguments)
+        with np.errstate(all="ignore"):
+            if not any(isinstance(x, Tensor) for x in flat):
+                return function(*arguments)
+            result = function(*map(array, arguments))
         dtype = next((x.dtype for x in flat if _is_wide(x)), torch.float32)
 
         def tensor(x: np.ndarray) -> Tensor:
             return narrow(x, dtype) if x.dtype.kind in "fc" else torch.from_numpy(x)
 
-        with np.errstate(all="ignore"):
-            result = function(*map(array, arguments))
         return tuple(map(tensor, result)) if isinstance(result, tuple) else tensor(result)
 
     return wrapper

@@ -50,13 +50,12 @@ def _reduced(x: np.ndarray, ids: np.ndarray, size: int, reduction: int, empty: f
     lowest, highest = _limits(x) if is_integer else (-np.inf, np.inf)
     start = {PROD: 1, MAX: lowest, MIN: highest}.get(reduction, 0)
     out = np.full((size, *x.shape[1:]), start, x.dtype)
-    with np.errstate(all="ignore"):
-        add.at(out, ids[kept], x[kept])
-        if reduction == MEAN and is_integer:
-            divisors = _beside(counts.astype(x.dtype), x)
-            out = (out - np.fmod(out, divisors)) // divisors  # cut towards zero, and 0 where the divisor is
-        elif reduction in (MEAN, SQRTN):
-            out = out / _beside(_divisors(counts, reduction), x)
+    add.at(out, ids[kept], x[kept])
+    if reduction == MEAN and is_integer:
+        divisors = _beside(counts.astype(x.dtype), x)
+        out = (out - np.fmod(out, divisors)) // divisors  # cut towards zero, and 0 where the divisor is
+    elif reduction in (MEAN, SQRTN):
+        out = out / _beside(_divisors(counts, reduction), x)
     out[counts == 0] = empty
     return out
 
@@ -83,18 +82,17 @@ def _received(grad: np.ndarray, x: np.ndarray | None, ids: np.ndarray, reduction
     if size == 0:
         return np.zeros((len(ids), *grad.shape[1:]), grad.dtype)
     place = np.maximum(ids, 0)
-    with np.errstate(all="ignore"):
-        if reduction in (MAX, MIN):
-            is_best = (x == _reduced(x, ids, size, reduction, 0)[place]).astype(np.longdouble)
-            part = is_best / np.maximum(_reduced(is_best, ids, size, SUM, 0)[place], 1)
-        elif reduction == PROD:
-            # The product of all numbers but zeros, divided by the row's own.
-            is_zero, numbers = x == 0, np.where(x == 0, 1, x)
-            zeros = _reduced(is_zero.astype(np.int64), ids, size, SUM, 0)[place]
-            part = np.where(zeros == is_zero, _reduced(numbers, ids, size, PROD, 1)[place] / numbers, 0)
-        else:
-            part = _beside(1 / _divisors(_counts(ids, size), reduction)[place], grad)
-        return np.where((part == 0) | ~_beside(kept, grad), 0, grad[place] * part)
+    if reduction in (MAX, MIN):
+        is_best = (x == _reduced(x, ids, size, reduction, 0)[place]).astype(np.longdouble)
+        part = is_best / np.maximum(_reduced(is_best, ids, size, SUM, 0)[place], 1)
+    elif reduction == PROD:
+        # The product of all numbers but zeros, divided by the row's own.
+        is_zero, numbers = x == 0, np.where(x == 0, 1, x)
+        zeros = _reduced(is_zero.astype(np.int64), ids, size, SUM, 0)[place]
+        part = np.where(zeros == is_zero, _reduced(numbers, ids, size, PROD, 1)[place] / numbers, 0)
+    else:
+        part = _beside(1 / _divisors(_counts(ids, size), reduction)[place], grad)
+    return np.where((part == 0) | ~_beside(kept, grad), 0, grad[place] * part)
 
 
 def segment_reduce_backward(

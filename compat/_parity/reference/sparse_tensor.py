@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from .numbers import on_tensors
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -35,47 +38,25 @@ def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[in
     return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(new_shape))
 
 
+@on_tensors
 def sparse_fill_empty_rows(
-    indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows = indices[:, 0].tolist()
-    places: list[list[int]] = []
-    sources: list[int | None] = []
-    for row in range(num_rows):
-        entries = [i for i, r in enumerate(rows) if r == row]
-        for i in entries:
-            places.append(indices[i].tolist())
-            sources.append(i)
-        if not entries:
-            places.append([row] + [0] * (indices.shape[1] - 1))
-            sources.append(None)
-    filled = torch.stack([default_value if i is None else values[i] for i in sources]) if sources else values.clone()
-    reverse = [sources.index(i) for i in range(len(rows))]
-    return (
-        filled,
-        torch.tensor(places, dtype=torch.int64).reshape(len(places), indices.shape[1]),
-        torch.tensor([row not in rows for row in range(num_rows)], dtype=torch.bool),
-        torch.tensor(reverse, dtype=torch.int64),
-    )
+    indices: np.ndarray, values: np.ndarray, num_rows: int, default_value: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    is_empty = np.bincount(indices[:, 0], minlength=num_rows) == 0
+    (rows,) = np.nonzero(is_empty)
+    places = np.concatenate([indices, np.stack([rows, *[0 * rows] * (indices.shape[1] - 1)], axis=1)])
+    order = np.argsort(places[:, 0], kind="stable")
+    filled = np.concatenate([values, np.full(len(rows), default_value, values.dtype)])
+    return filled[order], places[order], is_empty, np.argsort(order)[: len(indices)]
 
 
-def sparse_fill_empty_rows_grad(reverse_index_map: Tensor, grad_values: Tensor) -> tuple[Tensor, Tensor]:
-    positions = reverse_index_map.tolist()
-    is_half = grad_values.dtype in (torch.float16, torch.bfloat16)
-    total = torch.zeros((), dtype=torch.float32 if is_half else grad_values.dtype).tolist()
-    for position, value in enumerate(grad_values.tolist()):
-        if position not in positions:
-            total += value
-    if grad_values.is_floating_point():
-        d_default = torch.tensor(total, dtype=torch.float64).to(grad_values.dtype)
-    else:
-        bits = torch.iinfo(grad_values.dtype).bits
-        wrapped = total % 2**bits
-        if torch.iinfo(grad_values.dtype).min < 0 and wrapped >= 2 ** (bits - 1):
-            wrapped -= 2**bits
-        d_default = torch.tensor(wrapped, dtype=grad_values.dtype)
-    d_values = [grad_values[position] for position in positions]
-    return torch.stack(d_values) if d_values else grad_values.new_empty(0), d_default
+@on_tensors
+def sparse_fill_empty_rows_grad(
+    reverse_index_map: np.ndarray, grad_values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    of_default = np.ones(len(grad_values), bool)
+    of_default[reverse_index_map] = False
+    return grad_values[reverse_index_map], np.asarray(grad_values[of_default].sum(dtype=grad_values.dtype))
 
 
 def sparse_reorder(indices: Tensor) -> tuple[Tensor, Tensor]:
