@@ -2,9 +2,11 @@
 The slow, obvious meaning of every operator in csrc/library.cpp, in plain Python, NumPy and PyTorch: a module a family.
 
 Each function takes the arguments of its schema, all valid, and returns the results (of a mutating operator also
-what the written arguments must hold, which come last). Half types are accumulated in float32 and rounded once.
+what the written arguments must hold, which come last). The tests hold the operators to it, the parity check also
+what TensorFlow answers, by way of compat.tensorflow.
 
-The tests hold the operators to it, the parity check what TensorFlow answers too.
+Most compute in the widest floats and round once. They take tensors, as the operators do, or NumPy's arrays, of which
+nothing is rounded (:func:`numbers.on_tensors`): the parity check's bounds (bounds.py) are as narrow as that.
 """
 
 from __future__ import annotations

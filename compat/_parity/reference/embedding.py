@@ -1,143 +1,137 @@
-"""The slow, obvious meaning of the operators on one table."""
+"""The slow, obvious meaning of the operators on one table: of :mod:`segment`, on picked rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from .numbers import MAX, MEAN, SUM, accumulator
-
-
-def embedding(weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> Tensor:
-    rows = [weight[index] for index in indices.flatten().tolist()]
-    picked = torch.stack(rows) if rows else weight.new_zeros(0, weight.shape[1])
-    return picked.reshape(*indices.shape, weight.shape[1])
+from .numbers import MAX, MEAN, SQRTN, SUM, on_tensors
+from .segment import segment_reduce
 
 
-def _bags(indices: Tensor, offsets: Tensor | None, padding_idx: int) -> Iterator[list[int]]:
-    """The positions of each bag, without those of ``padding_idx``."""
-    bounds = list(range(indices.shape[0] + 1)) if offsets is None else offsets.tolist()
-    for begin, end in zip(bounds, bounds[1:], strict=False):
-        yield [i for i in range(begin, end) if padding_idx < 0 or int(indices[i]) != padding_idx]
+class Entries(NamedTuple):
+    """Entries that count: neither padding nor in a bag whose divisor is 0."""
+
+    #: Where they are in indices.
+    places: np.ndarray
+    #: Of the table.
+    rows: np.ndarray
+    bags: np.ndarray
+    #: What their bag's sum is divided by.
+    divisors: np.ndarray
+    #: What their row is multiplied with.
+    factors: np.ndarray
 
 
-def _denominator(weights: list[Tensor], mode: int) -> Tensor | float:
-    """What a bag's weighted sum is divided by."""
-    if mode == SUM:
-        return 1.0
-    total: Tensor | float = 0.0
-    for w in weights:
-        total = total + (w if mode == MEAN else w * w)
-    return total if mode == MEAN else total**0.5
+def entries(
+    indices: np.ndarray, offsets: np.ndarray | None, weights: np.ndarray | None, mode: int, padding_idx: int
+) -> Entries:
+    bags = np.arange(len(indices)) if offsets is None else np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    places = np.flatnonzero(indices != padding_idx)
+    weights = np.ones(len(indices), np.longdouble) if weights is None else weights
+    weights, bags = weights[places], bags[places]
+    divisors = np.ones_like(weights)
+    if mode == MEAN:
+        divisors = segment_reduce(weights, bags, None, None, SUM)[bags]
+    elif mode == SQRTN:
+        divisors = np.sqrt(segment_reduce(weights * weights, bags, None, None, SUM))[bags]
+    kept = divisors != 0
+    places, divisors = places[kept], divisors[kept]
+    return Entries(places, indices[places], bags[kept], divisors, weights[kept] / divisors)
 
 
+@on_tensors
+def embedding(
+    weight: np.ndarray, indices: np.ndarray, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
+) -> np.ndarray:
+    return weight[indices]
+
+
+@on_tensors
 def embedding_bag(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
+    weight: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray,
+    per_sample_weights: np.ndarray | None,
     mode: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
     sparse: bool,
-) -> tuple[Tensor, Tensor]:
-    table = accumulator(weight)
-    weights = torch.ones_like(indices, dtype=table.dtype) if per_sample_weights is None else per_sample_weights
-    weights = accumulator(weights)
-    output = table.new_zeros(offsets.shape[0] - 1, weight.shape[1])
-    argmax = torch.full(output.shape, -1, dtype=torch.int64, device=weight.device)
-    for bag, positions in enumerate(_bags(indices, offsets, padding_idx)):
-        if mode == MAX:
-            for i in positions:
-                row, best = table[int(indices[i])], output[bag]
-                wins = (argmax[bag] < 0) | (row > best) | (row.isnan() & ~best.isnan())
-                output[bag] = torch.where(wins, row, best)
-                argmax[bag] = torch.where(wins, i, argmax[bag])
-            continue
-        for i in positions:
-            output[bag] += weights[i] * table[int(indices[i])]
-        denominator = _denominator([weights[i] for i in positions], mode)
-        output[bag] = output[bag] / denominator if denominator != 0 else torch.zeros_like(output[bag])
-    return output.to(weight.dtype), argmax if mode == MAX else argmax.new_empty(0)
+) -> tuple[np.ndarray, np.ndarray]:
+    places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
+    size = len(offsets) - 1
+    if mode != MAX:
+        return segment_reduce(factors[:, None] * weight[rows], bags, None, size, SUM), np.empty(0, np.int64)
+    # The first of the best wins, a NaN over all.
+    best = segment_reduce(weight[rows], bags, None, size, MAX)
+    argmax = np.full(best.shape, -1)
+    for i, row, bag in zip(places[::-1], rows[::-1], bags[::-1], strict=True):
+        wins = (weight[row] == best[bag]) | np.isnan(weight[row])
+        argmax[bag] = np.where(wins, i, argmax[bag])
+    return best, argmax
 
 
+@on_tensors
 def embedding_dense_backward(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
+    grad: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray | None,
+    per_sample_weights: np.ndarray | None,
+    argmax: np.ndarray | None,
     num_embeddings: int,
     mode: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
-) -> Tensor:
-    values = accumulator(grad)
-    weights = torch.ones_like(indices, dtype=values.dtype) if per_sample_weights is None else per_sample_weights
-    weights = accumulator(weights)
-    out = values.new_zeros(num_embeddings, grad.shape[1])
-    entries = [0] * num_embeddings
-    for bag, positions in enumerate(_bags(indices, offsets, padding_idx)):
-        denominator = 1.0 if mode == MAX else _denominator([weights[i] for i in positions], mode)
-        for i in positions:
-            row = int(indices[i])
-            entries[row] += 1
-            if mode == MAX:
-                out[row] += torch.where(argmax[bag] == i, values[bag], 0.0)
-            elif denominator != 0:
-                out[row] += weights[i] / denominator * values[bag]
+) -> np.ndarray:
+    places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
+    received = factors[:, None] * grad[bags]
+    if mode == MAX:
+        received = np.where(argmax[bags] == places[:, None], grad[bags], 0)
+    out = segment_reduce(received, rows, None, num_embeddings, SUM)
     if scale_grad_by_freq:
-        for row, count in enumerate(entries):
-            out[row] /= max(count, 1)
-    return out.to(grad.dtype)
+        counts = np.bincount(indices[indices != padding_idx], minlength=num_embeddings)
+        out = out / np.maximum(counts, 1)[:, None]
+    return out
 
 
+@on_tensors
 def embedding_sparse_backward(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
+    grad: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray | None,
+    per_sample_weights: np.ndarray | None,
+    argmax: np.ndarray | None,
     num_embeddings: int,
     mode: int,
     padding_idx: int,
     scale_grad_by_freq: bool,
-) -> tuple[Tensor, Tensor]:
-    entries = sorted({int(i) for i in indices.tolist() if padding_idx < 0 or i != padding_idx})
-    rows = torch.tensor(entries, dtype=torch.int64, device=grad.device)
+) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.unique(indices[indices != padding_idx]).astype(np.int64)
     dense = embedding_dense_backward(
         grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx, scale_grad_by_freq
     )
     return dense[rows], rows
 
 
+@on_tensors
 def embedding_weights_backward(
-    grad: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor,
-    output: Tensor,
+    grad: np.ndarray,
+    weight: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray,
+    per_sample_weights: np.ndarray,
+    output: np.ndarray,
     mode: int,
     padding_idx: int,
-) -> Tensor:
-    grad, table, weights, output = map(accumulator, (grad, weight, per_sample_weights, output))
-    result = torch.zeros_like(weights)
-    for bag, positions in enumerate(_bags(indices, offsets, padding_idx)):
-        q = _denominator([weights[i] for i in positions], mode)
-        if q == 0:
-            continue
-        for i in positions:
-            x = table[int(indices[i])]
-            if mode == SUM:
-                result[i] = grad[bag] @ x
-            elif mode == MEAN:
-                result[i] = grad[bag] @ (x - output[bag]) / q
-            else:
-                result[i] = (grad[bag] @ x - grad[bag] @ output[bag] * weights[i] / q) / q
-    return result.to(weight.dtype)
+) -> np.ndarray:
+    places, rows, bags, divisors, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
+    of_row = weight[rows]
+    if mode != SUM:
+        of_row = of_row - output[bags] * (factors if mode == SQRTN else np.ones_like(factors))[:, None]
+    result = np.zeros_like(per_sample_weights)
+    result[places] = (grad[bags] * of_row).sum(1) / divisors
+    return result
 
 
 FUNCTIONS = (

@@ -2,123 +2,105 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from . import embedding
-from .numbers import accumulator
+from .numbers import on_tensors
 
 
-def shard_rows(ids: Tensor, shard_sizes: list[int], strategy: int, keep_padding: bool) -> Tensor:
+@on_tensors
+def shard_rows(ids: np.ndarray, shard_sizes: list[int], strategy: int, keep_padding: bool) -> np.ndarray:
     n, total = len(shard_sizes), sum(shard_sizes)
-    # Deal the ids out; what is beyond the table has no shard.
-    places: dict[int, tuple[int, int]] = {}
-    if strategy == 0:
-        places = {i: (i % n, i // n) for i in range(n * max(shard_sizes))}
-    else:
-        i = 0
-        for shard in range(n):
-            for row in range(total // n + (shard < total % n)):
-                places[i] = shard, row
-                i += 1
-    result = []
-    for i in ids.flatten().tolist():
-        shard, row = (0, i) if keep_padding and i == total else places[i]
-        result.append(sum(shard_sizes[:shard]) + row)
-    return torch.tensor(result, dtype=ids.dtype, device=ids.device).reshape(ids.shape)
+    is_padding = keep_padding & (ids == total)
+    dealt = np.where(is_padding, 0, ids)
+    shards, rows = dealt % n, dealt // n
+    if strategy != 0:
+        # Each shard is dealt all its ids at once, the first ones one more than the others.
+        sizes = [total // n + (shard < total % n) for shard in range(n)]
+        shards = np.append(np.repeat(np.arange(n), sizes), 0)[dealt]
+        rows = np.append(np.concatenate([np.arange(size) for size in sizes]), 0)[dealt]
+    begins = np.cumsum([0, *shard_sizes[:-1]])
+    return np.where(is_padding, total, begins[shards] + rows).astype(ids.dtype)
 
 
+@on_tensors
 def pruned_bags(
-    ids: Tensor,
-    row_ids: Tensor,
-    weights: Tensor | None,
+    ids: np.ndarray,
+    row_ids: np.ndarray,
+    weights: np.ndarray | None,
     num_bags: int,
     num_embeddings: int,
     prune_weights: bool,
     default_id: int | None,
     with_positions: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    indices: list[int] = []
-    kept_weights: list[float] = []
-    offsets = [0]
-    positions = [0] * len(ids)
-    for bag in range(num_bags):
-        empty = True
-        for i in [i for i in range(len(ids)) if int(row_ids[i]) == bag]:
-            weight = 1.0 if weights is None else float(weights[i])
-            kept = int(ids[i]) >= 0 and not (prune_weights and not weight > 0)
-            empty = empty and not kept
-            positions[i] = len(indices)
-            indices.append(int(ids[i]) if kept else num_embeddings)
-            kept_weights.append(weight if kept else 0.0)
-        if default_id is not None:
-            indices.append(default_id if empty else num_embeddings)
-            kept_weights.append(1.0 if empty else 0.0)
-        offsets.append(len(indices))
-    where = ids.device
-    return (
-        torch.empty(0) if weights is None else torch.tensor(kept_weights, dtype=weights.dtype, device=where),
-        torch.tensor(indices, dtype=ids.dtype, device=where),
-        torch.tensor(offsets, device=where),
-        torch.tensor(positions if with_positions else [], dtype=torch.int64, device=where),
-    )
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    given = np.ones(len(ids), np.longdouble) if weights is None else weights
+    kept = (ids >= 0) & ((given > 0) | (not prune_weights))
+    indices, given, bags = np.where(kept, ids, num_embeddings), np.where(kept, given, 0), row_ids
+    if default_id is not None:  # behind every bag's own
+        is_empty = np.bincount(row_ids[kept], minlength=num_bags) == 0
+        indices = np.append(indices, np.where(is_empty, default_id, num_embeddings))
+        given, bags = np.append(given, is_empty), np.append(bags, np.arange(num_bags))
+    order = np.argsort(bags, kind="stable")
+    offsets = np.append(0, np.bincount(bags, minlength=num_bags).cumsum())
+    positions = np.argsort(order)[: len(ids)] if with_positions else np.empty(0, np.int64)
+    kept_weights = given[:0] if weights is None else given[order]
+    return kept_weights, indices[order].astype(ids.dtype), offsets, positions
 
 
-def _clipped_table(params: list[Tensor], max_norm: float) -> Tensor:
-    """In the accumulator's dtype."""
-    table = accumulator(torch.cat(params))
-    if max_norm < 0:
-        return table
-    norms = torch.stack([sum((x * x for x in row), row.new_zeros(())).sqrt() for row in table]) if len(table) else 0
-    return torch.stack(
-        [row * (max_norm / max(float(n), max_norm) if max_norm > 0 or n > 0 else torch.nan)
-         for row, n in zip(table, norms, strict=True)]
-    ) if len(table) else table  # fmt: skip
+def clipped(params: list[np.ndarray], max_norm: float) -> np.ndarray:
+    """The table, with no row longer than that."""
+    table = np.concatenate(params)
+    norms = np.sqrt((table * table).sum(1, keepdims=True))
+    return table if max_norm < 0 else table * (max_norm / np.maximum(norms, max_norm))
 
 
+@on_tensors
 def embedding_bag_shards(
-    params: list[Tensor],
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
+    params: list[np.ndarray],
+    indices: np.ndarray,
+    offsets: np.ndarray | None,
+    per_sample_weights: np.ndarray | None,
     mode: int,
     padding_idx: int,
     max_norm: float,
     sparse: bool,
-) -> Tensor:
-    table = _clipped_table(params, max_norm)
-    offsets = torch.arange(len(indices) + 1) if offsets is None else offsets
-    weights = None if per_sample_weights is None else per_sample_weights.to(table.dtype)
-    pooled, _ = embedding.embedding_bag(table, indices, offsets, weights, mode, padding_idx, False, False)
-    return pooled.to(params[0].dtype)
+) -> np.ndarray:
+    offsets = np.arange(len(indices) + 1) if offsets is None else offsets
+    arguments = (indices, offsets, per_sample_weights, mode, padding_idx, False, sparse)
+    return embedding.embedding_bag(clipped(params, max_norm), *arguments)[0]
 
 
+@on_tensors
 def embedding_bag_shards_weights_backward(
-    grad: Tensor,
-    params: list[Tensor],
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor,
-    output: Tensor,
+    grad: np.ndarray,
+    params: list[np.ndarray],
+    indices: np.ndarray,
+    offsets: np.ndarray,
+    per_sample_weights: np.ndarray,
+    output: np.ndarray,
     mode: int,
     padding_idx: int,
     max_norm: float,
-) -> Tensor:
-    table = _clipped_table(params, max_norm)
-    arguments = (per_sample_weights, output, mode, padding_idx)
-    return embedding.embedding_weights_backward(grad, table, indices, offsets, *arguments).to(grad.dtype)
+) -> np.ndarray:
+    arguments = (indices, offsets, per_sample_weights, output, mode, padding_idx)
+    return embedding.embedding_weights_backward(grad, clipped(params, max_norm), *arguments)
 
 
-def clip_rows_backward(grad: Tensor, params: list[Tensor], rows: Tensor | None, max_norm: float) -> Tensor:
-    table = accumulator(torch.cat(params))
-    result = torch.zeros_like(grad)
-    for u, row in enumerate(range(len(table)) if rows is None else rows.tolist()):
-        g, x = grad[u], table[row]
-        norm = (x @ x).sqrt()
-        if bool((g == 0).all()):
-            continue
-        result[u] = g if norm < max_norm else max_norm / norm * (g - x * ((x @ g) / (x @ x)))
-    return result.to(params[0].dtype)
+@on_tensors
+def _of_rows(params: list[np.ndarray], grad: np.ndarray, rows: np.ndarray | None, max_norm: float) -> np.ndarray:
+    x = np.concatenate(params)
+    x = x if rows is None else x[rows]
+    squares, along = ((x * y).sum(1, keepdims=True) for y in (x, grad))
+    norms = np.sqrt(squares)
+    result = np.where(norms < max_norm, grad, max_norm / norms * (grad - x * (along / squares)))
+    return np.where((grad == 0).all(1, keepdims=True), 0, result)
+
+
+def clip_rows_backward(
+    grad: np.ndarray, params: list[np.ndarray], rows: np.ndarray | None, max_norm: float
+) -> np.ndarray:
+    return _of_rows(params, grad, rows, max_norm)  # the result has the dtype of params
 
 
 FUNCTIONS = (
