@@ -1,4 +1,4 @@
-"""What all tests share: the folder of references and samples on the path, the devices, and TensorFlow if present."""
+"""What all tests share: the folder of samples on the path, the devices, and TensorFlow if present."""
 
 import importlib
 import importlib.util

@@ -2,7 +2,7 @@
 Compares the outcomes of a case: integers, strings, shapes, dtypes and order exactly, floats by their distance from a
 reference in higher precision, where the operator has one, else bit by bit.
 
-How far floats may be off is told in references.py. Of two errors, ours must name what it is about.
+How far floats may be off is told in bounds.py. Of two errors, ours must name what it is about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..tensorflow import IndexedSlices
 from . import OPERATORS
 from .case import HALVES, Case, Outcome, Reference
 from .convert import dense
-from .references import wide
+from .reference.numbers import narrow, wide
 
 
 @dataclass
@@ -133,12 +133,5 @@ def _errors(result: Tensor, value: np.ndarray, allowed: np.ndarray) -> np.ndarra
 
 
 def _round(exact: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Rounded to ``dtype``, half types by way of float32."""
-    if dtype.is_complex:
-        return exact.astype(str(dtype).removeprefix("torch.")).astype(np.clongdouble)
-    if not dtype.is_floating_point:
-        return exact
-    narrow = torch.from_numpy(np.asarray(exact.astype(np.float64)))
-    if dtype in HALVES:
-        narrow = narrow.to(torch.float32)
-    return wide(narrow.to(dtype))
+    """What a result of this dtype holds of it."""
+    return wide(narrow(exact, dtype)) if dtype.is_floating_point or dtype.is_complex else exact

@@ -9,12 +9,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..tensorflow import RaggedTensor, SparseTensor
+from .bounds import epsilon, sums
 from .case import FLOATS, HALVES, Case, Operator, Outcome, Reference
 from .embedding_cases import picked_lookup, picked_sparse, random_lookup, random_sparse
-from .references import epsilon, sums, wide
+from .reference import MEAN, SQRTN, SUM
+from .reference.embedding import Entries, embedding_dense_backward
+from .reference.embedding import entries as entries_of
+from .reference.embedding_lookup import (
+    clip_rows_backward,
+    clipped,
+    embedding_bag_shards,
+    embedding_bag_shards_weights_backward,
+    pruned_bags,
+    shard_rows,
+)
+from .reference.numbers import wide
+from .reference.segment import segment_reduce
+
+_MODES = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN}
 
 # ---- The meaning of a call -------------------------------------------------------------------------------------------
 
@@ -27,19 +41,10 @@ def _params(case: Case) -> Any:
     return case.arguments["embedding_weights" if _safe(case) else "params"]
 
 
-def _places(case: Case, shards: list[Tensor], ids: np.ndarray) -> np.ndarray:
-    """The ids as rows of the shards laid end to end."""
-    n, sizes = len(shards), np.array([len(shard) for shard in shards])
-    strategy = "mod" if "v1" in case.operator and not _safe(case) else "div"
-    strategy = case.arguments.get("partition_strategy", strategy)
-    if strategy == "mod" or n == 1:
-        shard, row = ids % n, ids // n
-    else:
-        q, e = divmod(int(sizes.sum()), n)
-        long = ids < e * (q + 1)
-        shard = np.where(long, ids // (q + 1), (ids - e) // max(q, 1))
-        row = np.where(long, ids % (q + 1), (ids - e) % max(q, 1))
-    return (np.cumsum(sizes) - sizes)[shard] + row
+def _strategy(case: Case) -> int:
+    """Its number in shard_rows."""
+    by_default = "mod" if "v1" in case.operator and not _safe(case) else "div"
+    return ("mod", "div").index(case.arguments.get("partition_strategy", by_default))
 
 
 def _rows(ids: Any) -> tuple[np.ndarray, int]:
@@ -54,108 +59,90 @@ def _rows(ids: Any) -> tuple[np.ndarray, int]:
 
 
 @dataclass
-class _Entries:
-    """What is looked up: entry i is row ``places[i]``, weighted, in bag ``bags[i]``; ``given[i]`` is its position."""
+class _Lookup:
+    """What is looked up, as the operators take it."""
 
-    places: np.ndarray
-    bags: np.ndarray
-    count: int  # of bags
+    indices: np.ndarray  # in the shards laid end to end; of what is left out their rows' number
+    offsets: np.ndarray | None
     weights: np.ndarray | None
-    given: np.ndarray
-
-    def denominators(self, combiner: str) -> np.ndarray:
-        weights = np.ones(len(self.bags)) if self.weights is None else self.weights
-        if combiner == "sum":
-            return np.ones(self.count, np.longdouble)
-        powers = np.bincount(self.bags, weights ** (2 if combiner == "sqrtn" else 1), self.count).astype(np.longdouble)
-        return np.sqrt(powers) if combiner == "sqrtn" else powers
+    positions: np.ndarray  # of the ids given
+    count: int  # of bags
 
 
-def _entries(case: Case, shards: list[Tensor]) -> _Entries:
-    arguments = case.arguments
+def _lookup(case: Case, sizes: list[int]) -> _Lookup:
+    arguments, total = case.arguments, sum(sizes)
+    # To one shard ids are dealt in one way, whatever that is called.
+    strategy = _strategy(case) if len(sizes) > 1 else 0
     if "ids" in arguments:
         ids = arguments["ids"]
         ids = (ids.values if isinstance(ids, RaggedTensor) else ids).numpy().reshape(-1).astype(np.int64)
-        every = np.arange(len(ids))
-        return _Entries(_places(case, shards, ids), every, len(ids), None, every)
+        return _Lookup(shard_rows(ids, sizes, strategy, False), None, None, np.arange(len(ids)), len(ids))
     sparse = arguments["sparse_ids" if _safe(case) else "sp_ids"]
-    given_weights = arguments.get("sparse_weights" if _safe(case) else "sp_weights")
+    given = arguments.get("sparse_weights" if _safe(case) else "sp_weights")
     ids = sparse.values.numpy().astype(np.int64)
-    weights = None if given_weights is None else given_weights.values.double().numpy()
-    if not _safe(case):
+    if _safe(case):
+        bags, count = _rows(sparse)
+    else:
         bags = sparse.indices.numpy()[:, 0] if isinstance(sparse, SparseTensor) else _rows(sparse)[0]
         count = int(bags[-1]) + 1 if len(bags) else 0
-        return _Entries(_places(case, shards, ids), bags, count, weights, np.arange(len(ids)))
-    bags, count = _rows(sparse)
-    kept = ids >= 0
-    if weights is not None and arguments.get("combiner", "mean") != "sum":
-        kept &= weights > 0
-    given = np.flatnonzero(kept)
-    ids, bags, weights = ids[kept], bags[kept], None if weights is None else weights[kept]
-    if arguments.get("default_id") is not None:
-        empty = np.setdiff1d(np.arange(count), bags)
-        ids = np.concatenate([ids, np.full(len(empty), int(arguments["default_id"]))])
-        bags = np.concatenate([bags, empty])
-        given = np.concatenate([given, np.full(len(empty), -1)])
-        weights = None if weights is None else np.concatenate([weights, np.ones(len(empty))])
-    return _Entries(_places(case, shards, ids), bags, count, weights, given)
+    prune = _safe(case) and given is not None and arguments.get("combiner", "mean") != "sum"
+    default = arguments.get("default_id")
+    default = None if default is None else int(default)
+    weights = None if given is None else wide(given.values)
+    weights, indices, offsets, positions = pruned_bags(ids, bags, weights, count, total, prune, default, True)
+    indices = shard_rows(indices, sizes, strategy, True)
+    return _Lookup(indices, offsets, None if given is None else weights, positions, count)
 
 
 # ---- References ------------------------------------------------------------------------------------------------------
 
 
-def _clip(x: np.ndarray, max_norm: float | None) -> np.ndarray:
-    """What each row is multiplied with."""
-    if max_norm is None:
-        return np.ones((len(x), 1), np.longdouble)
-    bound = np.longdouble(max(float(max_norm), 0.0))
-    with np.errstate(all="ignore"):
-        return bound / np.maximum(np.sqrt((x * x).sum(1, keepdims=True)), bound)
-
-
-def _magnitudes(terms: np.ndarray, ids: np.ndarray, size: int) -> np.ndarray:
-    return sums(np.abs(terms), ids, size, torch.float64).value
+def _added(terms: np.ndarray, ids: np.ndarray, size: int) -> np.ndarray:
+    """The sums of the terms' absolute values."""
+    return segment_reduce(np.abs(terms), ids, None, size, SUM)
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     params = _params(case)
     shards = params if isinstance(params, list) else [params]
     dtype, inner = shards[0].dtype, shards[0].shape[1:]
-    max_norm = case.arguments.get("max_norm")
     if dtype not in FLOATS:
         return {}
-    table = np.concatenate([wide(shard).reshape(len(shard), int(np.prod(inner))) for shard in shards])
-    entries = _entries(case, shards)
-    combiner = "sum" if "ids" in case.arguments else case.arguments.get("combiner", "mean") or "mean"
-    denominators = entries.denominators(combiner)
-    with np.errstate(all="ignore"):
-        inverse = np.where(denominators == 0, 0, 1 / denominators)
-    weights = np.ones(len(entries.bags)) if entries.weights is None else entries.weights
-    factors = (weights * inverse[entries.bags])[:, None]
-    clip = _clip(table, max_norm)
-    eps, columns = epsilon(dtype), table.shape[1]
+    tables = [wide(shard).reshape(len(shard), int(np.prod(inner))) for shard in shards]
+    given = case.arguments.get("max_norm")
+    max_norm = -1.0 if given is None else max(float(given), 0.0)
+    mode = SUM if "ids" in case.arguments else _MODES[case.arguments.get("combiner", "mean") or "mean"]
+    lookup = _lookup(case, [len(table) for table in tables])
+    bags = (lookup.indices, lookup.offsets, lookup.weights)
+    rows, columns = sum(map(len, tables)), tables[0].shape[1]
+    eps = epsilon(dtype)
     # Of the norm's sum, its root and what is done with it.
-    clip_error = 0.0 if max_norm is None else eps * (6 + np.sqrt(columns))
+    clip_error = 0.0 if given is None else eps * (6 + np.sqrt(columns))
 
+    entries = entries_of(*bags, mode, rows)
+    value = embedding_bag_shards(tables, *bags, mode, rows, max_norm, False)
     with np.errstate(all="ignore"):
-        terms = (table * clip)[entries.places] * factors
-    # A zero denominator gives zeros, whatever is summed.
-    bags = np.where(denominators[entries.bags] == 0, -1, entries.bags)
-    output = sums(terms, bags, entries.count, dtype, sources=entries.places, scaled=True)
-    magnitude = _magnitudes(terms, bags, entries.count)
-    if "ids" in case.arguments and max_norm is None:
-        output = replace(output, tolerance=np.zeros_like(output.value), their_tolerance=None)
+        table = clipped(tables, max_norm)
+        magnitude = _added(table[entries.rows] * entries.factors[:, None], entries.bags, lookup.count)
+    output = sums(value, magnitude, entries.bags, dtype, sources=entries.rows, scaled=True)
+    if "ids" in case.arguments and given is None:
+        output = replace(output, tolerance=np.zeros_like(value), their_tolerance=None)
     else:
         output = _with_tolerances(output, lambda allowed: allowed + (eps + clip_error) * magnitude)
     # TensorFlow clips halves in halves.
-    output.ours_only = dtype in HALVES and max_norm is not None
+    output.ours_only = dtype in HALVES and given is not None
     shape = tuple(theirs.values[_output_name(case)].shape)
     result = {_output_name(case): _reshaped(output, shape)}
     if not case.gradients:
         return result
-    upstream = wide(case.upstream_of(_output_name(case), shape)).reshape(entries.count, columns)
-    gradient = _gradient_of_table(table, entries, factors, upstream, max_norm, dtype, clip_error)
-    gradient.ours_only = dtype in HALVES and (max_norm is not None or entries.weights is not None)
+    upstream = wide(case.upstream_of(_output_name(case), shape)).reshape(lookup.count, columns)
+    value = embedding_dense_backward(upstream, *bags, None, rows, mode, rows, False)
+    magnitude = _added(upstream[entries.bags] * entries.factors[:, None], entries.rows, rows)
+    gradient = sums(value, magnitude, entries.rows, dtype, sources=entries.bags, scaled=True)
+    gradient = _with_tolerances(gradient, lambda allowed: allowed + eps * magnitude)
+    if given is not None:
+        gradient = _through_clip(gradient, tables, max_norm, magnitude, clip_error)
+    gradient.ours_only = dtype in HALVES and (given is not None or lookup.weights is not None)
     argument = "embedding_weights" if _safe(case) else "params"
     first = 0
     for position, shard in enumerate(shards):
@@ -165,14 +152,19 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         own = _with_tolerances(replace(gradient, value=gradient.value[part]), itemgetter(part))
         for label in ("gradient", "sparse gradient"):
             result[f"{label} of {name}"] = _reshaped(own, (len(shard), *inner))
-    if entries.weights is not None:
-        name = "sparse_weights" if _safe(case) else "sp_weights"
-        count = len(case.arguments[name].values)
-        own = _gradient_of_weights(
-            table * clip, entries, weights, inverse, combiner, upstream, output, dtype, count, clip_error
-        )
+    if lookup.weights is not None:
+        arguments = (*bags, output.value, mode, rows)
+        value = embedding_bag_shards_weights_backward(upstream, tables, *arguments, max_norm)
+        errors = _errors_of_weights(table, entries, mode, upstream, output.value, dtype, clip_error)
+
+        def of_given(allowed: np.ndarray) -> np.ndarray:
+            every = np.zeros(len(lookup.indices), np.longdouble)
+            every[entries.places] = errors(allowed)
+            return every[lookup.positions]
+
+        own = _with_tolerances(replace(output, value=value[lookup.positions], ours_only=dtype in HALVES), of_given)
         for label in ("gradient", "sparse gradient"):
-            result[f"{label} of {name}"] = own
+            result[f"{label} of {'sparse_weights' if _safe(case) else 'sp_weights'}"] = own
     return result
 
 
@@ -196,80 +188,51 @@ def _with_tolerances(reference: Reference, change: Callable[[np.ndarray], np.nda
     )
 
 
-def _gradient_of_table(
-    table: np.ndarray,
-    entries: _Entries,
-    factors: np.ndarray,
-    upstream: np.ndarray,
-    max_norm: float | None,
-    dtype: torch.dtype,
-    clip_error: float,
+def _through_clip(
+    total: Reference, tables: list[np.ndarray], max_norm: float, magnitude: np.ndarray, clip_error: float
 ) -> Reference:
-    terms = upstream[entries.bags] * factors
-    total = sums(terms, entries.places, len(table), dtype, sources=entries.bags, scaled=True)
-    eps = epsilon(dtype)
-    magnitude = _magnitudes(terms, entries.places, len(table))
-    total = _with_tolerances(total, lambda allowed: allowed + eps * magnitude)
-    if max_norm is None:
-        return total
+    """The gradient of rows that were brought down to a norm."""
+    table = np.concatenate(tables)
     with np.errstate(all="ignore"):
         squares = (table * table).sum(1, keepdims=True)
-        along = (table * total.value).sum(1, keepdims=True) / squares
-        clipped = np.sqrt(squares) >= max(float(max_norm), 0.0)
-        factor = max(float(max_norm), 0.0) / np.sqrt(squares)
-        value = np.where(clipped, factor * (total.value - table * along), total.value)
+        is_clipped, factor = np.sqrt(squares) >= max_norm, max_norm / np.sqrt(squares)
         untouched = (total.value == 0).all(1, keepdims=True) & (magnitude == 0).all(1, keepdims=True)
-        value = np.where(untouched, 0, value)
 
         def spread(x: np.ndarray) -> np.ndarray:
             return factor * (x + np.abs(table) * ((np.abs(table) * x).sum(1, keepdims=True) / squares))
 
         def clip(allowed: np.ndarray) -> np.ndarray:
-            error = np.where(clipped, spread(allowed) + 2 * clip_error * spread(magnitude), allowed)
+            error = np.where(is_clipped, spread(allowed) + 2 * clip_error * spread(magnitude), allowed)
             return np.where(untouched, 0, error)
 
-        return _with_tolerances(replace(total, value=value), clip)
+        return _with_tolerances(replace(total, value=clip_rows_backward(total.value, tables, None, max_norm)), clip)
 
 
-def _gradient_of_weights(
-    rows: np.ndarray,
-    entries: _Entries,
-    weights: np.ndarray,
-    inverse: np.ndarray,
-    combiner: str,
+def _errors_of_weights(
+    table: np.ndarray,
+    entries: Entries,
+    mode: int,
     upstream: np.ndarray,
-    output: Reference,
+    output: np.ndarray,
     dtype: torch.dtype,
-    count: int,
     clip_error: float,
-) -> Reference:
-    """``<g, x>``, ``<g, x - output> / sum w``, or ``<g, x - output w / q> / q``."""
-    bags = entries.bags
-    own = np.zeros(len(bags)) if combiner == "sum" else np.ones(len(bags))
-    if combiner == "sqrtn":
-        own = weights * inverse[bags]
-    scale = inverse[bags]
-    g, x, out = upstream[bags], rows[entries.places], output.value[bags] * own[:, None]
-    dots = (g * (x - out)).sum(1) * scale
-    parts = (np.abs(g) * (np.abs(x) + np.abs(out))).sum(1)
-    kept = entries.given >= 0
-
-    def of_given(x: np.ndarray) -> np.ndarray:
-        result = np.zeros(count, np.longdouble)
-        result[entries.given[kept]] = x[kept]
-        return result
+) -> Callable[[np.ndarray], np.ndarray]:
+    """What the gradient of each entry's weight may be off, as a function of what the output may be."""
+    own = {SUM: np.zeros_like(entries.factors), MEAN: np.ones_like(entries.factors)}.get(mode, entries.factors)
+    g, x, out = np.abs(upstream[entries.bags]), np.abs(table[entries.rows]), output[entries.bags] * own[:, None]
+    parts = (g * (x + np.abs(out))).sum(1)
 
     def errors(of_output: np.ndarray) -> np.ndarray:
-        errors = (np.abs(g) * of_output[bags]).sum(1) * np.abs(own)
+        errors = (g * of_output[entries.bags]).sum(1) * np.abs(own)
         # Our gradient begins with the output as it is, rounded to a half where tables are halves.
         rounding = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, 0.0)
-        errors = errors + rounding * (np.abs(g) * np.abs(out)).sum(1)
+        errors = errors + rounding * (g * np.abs(out)).sum(1)
         if dtype == torch.float16:
-            errors = errors + 2.0**-25 * (np.abs(g).sum(1)) * np.abs(own)  # subnormal outputs
-        parts_error = (epsilon(dtype) * (6 + np.sqrt(rows.shape[1])) + clip_error) * parts
-        return of_given((errors + parts_error) * np.abs(scale))
+            errors = errors + 2.0**-25 * g.sum(1) * np.abs(own)  # subnormal outputs
+        parts_error = (epsilon(dtype) * (6 + np.sqrt(table.shape[1])) + clip_error) * parts
+        return (errors + parts_error) / np.abs(entries.divisors)
 
-    return _with_tolerances(replace(output, value=of_given(dots), ours_only=dtype in HALVES), errors)
+    return errors
 
 
 # ---- Operators -------------------------------------------------------------------------------------------------------

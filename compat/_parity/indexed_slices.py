@@ -7,9 +7,12 @@ import torch
 
 from ..tensorflow import IndexedSlices
 from . import draw
+from .bounds import sums
 from .case import FLOATS, INTEGERS, Case, Operator, Outcome, Reference
 from .draw import data, ints
-from .references import sums, wide
+from .reference import SUM
+from .reference.numbers import wide
+from .reference.segment import unsorted_segment_reduce
 
 
 def _hand_picked(operator: str) -> list[Case]:
@@ -54,9 +57,9 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     slices = case.arguments["value"]
     if slices.values.dtype not in FLOATS or slices.dense_shape is None:
         return {}
-    kept = (slices.indices >= 0).numpy()
-    terms, ids = wide(slices.values)[kept], slices.indices.numpy()[kept]
-    return {"output": sums(terms, ids, int(slices.dense_shape[0]), slices.values.dtype)}
+    terms, ids, rows = wide(slices.values), slices.indices.numpy(), int(slices.dense_shape[0])
+    value, magnitude = (unsorted_segment_reduce(x, ids, rows, SUM) for x in (terms, np.abs(terms)))
+    return {"output": sums(value, magnitude, ids, slices.values.dtype)}
 
 
 OPERATORS: dict[str, Operator] = {"convert_to_tensor of IndexedSlices": Operator(_random, _hand_picked, _references)}

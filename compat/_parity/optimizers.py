@@ -21,7 +21,7 @@ from ..tensorflow import IndexedSlices
 from . import draw
 from .case import FLOATS, Case, Operator, Outcome, Reference
 from .draw import ints
-from .references import wide
+from .reference.numbers import wide
 
 _V1, _KERAS = "compat.v1.train.", "keras.optimizers."
 #: Of float32 and float64 a few were seen, after many steps too; half types are rounded in other places.

@@ -14,8 +14,9 @@ from torch import Tensor
 from . import draw
 from .case import FLOATS, INF, NAN, Case, Operator, Outcome, Reference
 from .draw import ints
-from .references import wide
-from .rounded import Precision, Rounded
+from .reference import row_update as formulas
+from .reference.numbers import wide
+from .reference.rounded import Precision, Rounded
 
 _PRECISIONS = {
     torch.float16: Precision(2.0**-11, 2.0**-24),
@@ -28,71 +29,6 @@ _MOST_REPEATS = 40
 # TensorFlow's Adagrad deals larger batches out to threads that then meet in a row (PARITY.md).
 _RACY_ELEMENTS = 4096
 
-Rows = dict[str, Rounded]
-Numbers = Mapping[str, np.longdouble]
-
-
-# ---- Formulas: what a step makes of var and its slots ---------------------------------------------------------------
-
-
-def _momentum(t: Rows, g: Rounded, h: Numbers, keras: bool, use_nesterov: bool = False) -> Rows:
-    if keras:
-        accum = t["accum"] * h["momentum"] - g * h["lr"]
-        step = accum * h["momentum"] - g * h["lr"] if use_nesterov else accum
-        return {"var": t["var"] + step, "accum": accum}
-    accum = t["accum"] * h["momentum"] + g
-    step = g * h["lr"] + accum * h["momentum"] * h["lr"] if use_nesterov else accum * h["lr"]
-    return {"var": t["var"] - step, "accum": accum}
-
-
-def _adagrad(t: Rows, g: Rounded, h: Numbers, update_slots: bool = True) -> Rows:
-    accum = t["accum"] + g * g if update_slots else t["accum"]
-    root = accum.power(0.5)
-    return {"var": t["var"] - g * h["lr"] / (root + h["epsilon"] if "epsilon" in h else root), "accum": accum}
-
-
-def _adagrad_da(t: Rows, g: Rounded, h: Numbers) -> Rows:
-    sums, squares = t["gradient_accumulator"] + g, t["gradient_squared_accumulator"] + g * g
-    mean = sums / h["global_step"]
-    shrunk = mean.shrunk(h["l1"]) if h["l1"] > 0 else mean
-    var = -shrunk / (squares.power(0.5) / (h["lr"] * h["global_step"]) + h["l2"])
-    return {"var": var, "gradient_accumulator": sums, "gradient_squared_accumulator": squares}
-
-
-def _adadelta(t: Rows, g: Rounded, h: Numbers) -> Rows:
-    accum = t["accum"] * h["rho"] + g * g * (1 - h["rho"])
-    update = (t["accum_update"] + h["epsilon"]).power(0.5) * (accum + h["epsilon"]).power(-0.5) * g
-    accum_update = t["accum_update"] * h["rho"] + update * update * (1 - h["rho"])
-    return {"var": t["var"] - update * h["lr"], "accum": accum, "accum_update": accum_update}
-
-
-def _ftrl(t: Rows, g: Rounded, h: Numbers, multiply_linear_by_lr: bool = False) -> Rows:
-    scale, lr = (h["lr"], np.longdouble(1)) if multiply_linear_by_lr else (np.longdouble(1), h["lr"])
-    power = float(-h["lr_power"])
-    accum = t["accum"] + g * g
-    after = accum.power(power)
-    gradient = g + t["var"] * (2 * h["l2_shrinkage"]) if h.get("l2_shrinkage") else g
-    linear = t["linear"] + (gradient * scale - (after - t["accum"].power(power)) / lr * t["var"])
-    var = (linear.clamped(h["l1"] * scale) - linear) / (after / lr + 2 * h["l2"] * scale)
-    return {"var": var, "accum": accum, "linear": linear}
-
-
-def _proximal(t: Rows, g: Rounded, h: Numbers, adagrad: bool) -> Rows:
-    slots = {"accum": t["accum"] + g * g} if adagrad else {}
-    one = Rounded(np.ones_like(g.value), np.zeros_like(g.value), g.precision)
-    lr = slots["accum"].power(-0.5) * h["lr"] if adagrad else one * h["alpha"]
-    moved = t["var"] - g * lr
-    return {"var": (moved.shrunk(lr * h["l1"]) if h["l1"] > 0 else moved) / (lr * h["l2"] + 1), **slots}
-
-
-def _rms_prop(t: Rows, g: Rounded, h: Numbers, centered: bool) -> Rows:
-    ms = t["ms"] * h["rho"] + g * g * (1 - h["rho"])
-    mg = {"mg": t["mg"] * h["rho"] + g * (1 - h["rho"])} if centered else {}
-    variance = ms + h["epsilon"] - mg["mg"] * mg["mg"] if centered else ms + h["epsilon"]
-    mom = t["mom"] * h["momentum"] + variance.power(-0.5) * h["lr"] * g
-    return {"var": t["var"] - mom, **mg, "ms": ms, "mom": mom}
-
-
 # ---- Rules ----------------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +38,7 @@ class _Rule:
 
     #: Its function in compat.tensorflow.
     ours: str
-    step: Callable[..., Rows]
+    step: Callable[..., list[Rounded]]
     slots: tuple[str, ...]
     hyperparameters: tuple[str, ...]
     #: A flag of it, if it has one, and the dtypes that TensorFlow has kernels for.
@@ -114,52 +50,50 @@ _F32_F64 = (torch.float32, torch.float64)
 _NO_BFLOAT16 = (torch.float16, *_F32_F64)
 _PENALTIES = ("l1", "l2")
 _RULES = {
-    "Adagrad": _Rule("adagrad", _adagrad, ("accum",), ("lr",), "update_slots"),
-    "AdagradV2": _Rule("adagrad_v2", _adagrad, ("accum",), ("lr", "epsilon"), "update_slots"),
+    "Adagrad": _Rule("adagrad", formulas.adagrad, ("accum",), ("lr",), "update_slots"),
+    "AdagradV2": _Rule("adagrad_v2", formulas.adagrad, ("accum",), ("lr", "epsilon"), "update_slots"),
     "AdagradDA": _Rule(
         "adagrad_da",
-        _adagrad_da,
+        formulas.adagrad_da,
         ("gradient_accumulator", "gradient_squared_accumulator"),
         ("lr", *_PENALTIES),
         dtypes=_F32_F64,
     ),
-    "Adadelta": _Rule("adadelta", _adadelta, ("accum", "accum_update"), ("lr", "rho", "epsilon")),
-    "Ftrl": _Rule("ftrl", _ftrl, ("accum", "linear"), ("lr", *_PENALTIES, "lr_power"), "multiply_linear_by_lr"),
+    "Adadelta": _Rule("adadelta", formulas.adadelta, ("accum", "accum_update"), ("lr", "rho", "epsilon")),
+    "Ftrl": _Rule("ftrl", formulas.ftrl, ("accum", "linear"), ("lr", *_PENALTIES, "lr_power"), "multiply_linear_by_lr"),
     "FtrlV2": _Rule(
         "ftrl_v2",
-        _ftrl,
+        formulas.ftrl,
         ("accum", "linear"),
         ("lr", *_PENALTIES, "l2_shrinkage", "lr_power"),
         "multiply_linear_by_lr",
     ),
     "ProximalAdagrad": _Rule(
-        "proximal_adagrad", partial(_proximal, adagrad=True), ("accum",), ("lr", *_PENALTIES), dtypes=_F32_F64
+        "proximal_adagrad", formulas.proximal_adagrad, ("accum",), ("lr", *_PENALTIES), dtypes=_F32_F64
     ),
     "ProximalGradientDescent": _Rule(
         "proximal_gradient_descent",
-        partial(_proximal, adagrad=False),
+        formulas.proximal_gradient_descent,
         (),
         ("alpha", *_PENALTIES),
         dtypes=_F32_F64,
     ),
     "RMSProp": _Rule(
         "rms_prop",
-        partial(_rms_prop, centered=False),
+        formulas.rmsprop,
         ("ms", "mom"),
         ("lr", "rho", "momentum", "epsilon"),
         dtypes=_NO_BFLOAT16,
     ),
     "CenteredRMSProp": _Rule(
         "centered_rms_prop",
-        partial(_rms_prop, centered=True),
+        formulas.centered_rmsprop,
         ("mg", "ms", "mom"),
         ("lr", "rho", "momentum", "epsilon"),
         dtypes=_NO_BFLOAT16,
     ),
-    "Momentum": _Rule("momentum", partial(_momentum, keras=False), ("accum",), ("lr", "momentum"), "use_nesterov"),
-    "KerasMomentum": _Rule(
-        "keras_momentum", partial(_momentum, keras=True), ("accum",), ("lr", "momentum"), "use_nesterov"
-    ),
+    "Momentum": _Rule("momentum", formulas.momentum, ("accum",), ("lr", "momentum"), "use_nesterov"),
+    "KerasMomentum": _Rule("keras_momentum", formulas.keras_momentum, ("accum",), ("lr", "momentum"), "use_nesterov"),
 }
 _PREFIX = "raw_ops.ResourceSparseApply"
 # Where each hyperparameter is drawn; epsilon keeps the centered variance apart from zero.
@@ -204,26 +138,13 @@ def _arguments(
     return arguments
 
 
-def _without_many_repeats(indices: np.ndarray) -> np.ndarray:
-    return indices[_occurrences(indices) < _MOST_REPEATS]
-
-
-def _occurrences(indices: np.ndarray) -> np.ndarray:
-    """How many items of the same row come before each."""
-    order = np.argsort(indices, kind="stable")
-    ranks = np.arange(len(indices))
-    starts = np.searchsorted(indices[order], indices[order])
-    result = np.empty_like(ranks)
-    result[order] = ranks - starts
-    return result
-
-
 def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
     inner = draw.inner_shape(rng)
     inner = inner if np.prod(inner) else (3,)  # TensorFlow refuses rows without elements
     limit = draw.rows_limit(elements, inner)
     rows, count = max(draw.size(rng, limit), 1), draw.size(rng, min(limit, 4000))
-    indices = _without_many_repeats(draw.ids(rng, count, rows))
+    indices = draw.ids(rng, count, rows)
+    indices = indices[formulas.occurrences(indices) < _MOST_REPEATS]
     if "Adagrad" in operator and len(indices) * np.prod(inner) > _RACY_ELEMENTS:
         indices = rng.permutation(np.unique(indices))
     dtype = draw.one_of(rng, _rule(operator).dtypes)
@@ -316,29 +237,20 @@ def _picked(operator: str) -> list[Case]:
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     """One occurrence of every row at a time, each operation rounded once."""
     rule, given = _rule(case.operator), case.arguments
-    var = given["var"]
-    precision = _PRECISIONS[var.dtype]
-    tables = {name: wide(given[name]) for name in ("var", *rule.slots)}
-    errors = {name: np.zeros_like(table) for name, table in tables.items()}
-    numbers = {name: np.longdouble(wide(given[name])) for name in rule.hyperparameters}
+    names = ("var", *rule.slots)
+    precision = _PRECISIONS[given["var"].dtype]
+    numbers: dict[str, Any] = {name: np.longdouble(wide(given[name])) for name in rule.hyperparameters}
     if "global_step" in given:
         numbers["global_step"] = np.longdouble(int(given["global_step"]))
-    flags = {rule.flag: given[rule.flag]} if rule.flag in given else {}
-    indices, grad = given["indices"].numpy().astype(np.int64), wide(given["grad"])
-    occurrences = _occurrences(indices)
-    with np.errstate(all="ignore"):
-        for turn in range(occurrences.max(initial=-1) + 1):
-            items = np.flatnonzero(occurrences == turn)
-            rows = indices[items]
-            before = {name: Rounded(tables[name][rows], errors[name][rows], precision) for name in tables}
-            gradient = Rounded(grad[items], np.zeros_like(grad[items]), precision)
-            for name, after in rule.step(before, gradient, numbers, **flags).items():
-                tables[name][rows] = after.value
-                errors[name][rows] = after.error
-    names = {"var": "output"} if not rule.slots else {}
+    if rule.flag in given:
+        numbers[rule.flag] = given[rule.flag]
+    tables = [Rounded.exact(wide(given[name]), precision) for name in names]
+    grad, indices = Rounded.exact(wide(given["grad"]), precision), given["indices"].numpy().astype(np.int64)
+    formulas.step_items(partial(rule.step, **numbers), tables, grad, indices)
     # TensorFlow has formulas of its own for rows of one element, which round in other places.
-    wider = 2 if var[:1].numel() == 1 else 1
-    return {names.get(name, name): Reference(tables[name], errors[name], errors[name] * wider) for name in tables}
+    wider = 2 if given["var"][:1].numel() == 1 else 1
+    results = dict(zip(names if rule.slots else ("output",), tables, strict=True))
+    return {name: Reference(x.value, x.error, x.error * wider) for name, x in results.items()}
 
 
 def _run_tensorflow(tf: Any, arguments: dict[str, Any], *, operator: str) -> Any:

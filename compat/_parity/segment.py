@@ -10,12 +10,21 @@ import torch
 from torch import Tensor
 
 from . import draw
+from .bounds import epsilon, extremes, products, sums
 from .case import COMPLEX, FLOATS, HALVES, INF, INT64_MAX, INTEGERS, NAN, Case, Operator, Outcome, Reference
 from .draw import data, ints
-from .references import epsilon, maxima, products, sums, wide
+from .reference import MAX, MEAN, MIN, PROD, SQRTN, SUM
+from .reference.numbers import wide
+from .reference.segment import (
+    segment_reduce,
+    segment_reduce_backward,
+    unsorted_segment_reduce,
+    unsorted_segment_reduce_backward,
+)
 
 SORTED = ("sum", "mean", "max", "min", "prod")
 UNSORTED = (*SORTED, "sqrt_n")
+_NUMBERS = {"sum": SUM, "mean": MEAN, "max": MAX, "min": MIN, "prod": PROD, "sqrt_n": SQRTN}
 
 
 def _reduction(operator: str) -> str:
@@ -211,79 +220,56 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     numbers, segment_ids = case.arguments["data"], case.arguments["segment_ids"].numpy()
     if numbers.dtype in INTEGERS or numbers.numel() == 0:  # then nobody looks at the ids
         return {}
-    ids, segments = segment_ids.reshape(-1).astype(np.int64), theirs.values["output"].shape[0]
-    inner = numbers.shape[segment_ids.ndim :]
-    terms = wide(numbers).reshape(len(ids), *inner)
-    result = {"output": _output(case, terms, ids, segments)}
+    data, segments = wide(numbers), theirs.values["output"].shape[0]
+    output = _output(case, data, segment_ids, segments)
+    result = {"output": output}
     if case.gradients:
-        upstream = wide(case.upstream_of("output", (segments, *inner)))
-        gradient = _gradient(case, terms, ids, upstream)
-        result["gradient of data"] = Reference(
-            gradient.value.reshape(numbers.shape),
-            gradient.tolerance.reshape(numbers.shape),
-            ours_only=np.broadcast_to(gradient.ours_only, terms.shape).reshape(numbers.shape),
-        )
+        upstream = wide(case.upstream_of("output", (segments, *numbers.shape[segment_ids.ndim :])))
+        result["gradient of data"] = _gradient(case, data, segment_ids, upstream, output)
     if numbers.dtype in HALVES:  # TensorFlow computes in the half type itself
         result = {name: replace(reference, ours_only=True) for name, reference in result.items()}
     return result
 
 
-def _column(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    return x.reshape(-1, *[1] * (like.ndim - 1))
+def _reduced(case: Case, data: np.ndarray, segment_ids: np.ndarray, segments: int) -> np.ndarray:
+    number = _NUMBERS[_reduction(case.operator)]
+    if _is_unsorted(case.operator):
+        return unsorted_segment_reduce(data, segment_ids, segments, number)
+    return segment_reduce(data, segment_ids, None, segments, number)
 
 
-def _divisors(case: Case, ids: np.ndarray, segments: int) -> np.ndarray:
-    counts = np.maximum(np.bincount(ids[ids >= 0], minlength=segments), 1).astype(np.longdouble)
-    return {"mean": counts, "sqrt_n": np.sqrt(counts)}.get(_reduction(case.operator), np.ones_like(counts))
-
-
-def _output(case: Case, terms: np.ndarray, ids: np.ndarray, segments: int) -> Reference:
+def _output(case: Case, data: np.ndarray, segment_ids: np.ndarray, segments: int) -> Reference:
     reduction, dtype = _reduction(case.operator), case.arguments["data"].dtype
+    value, ids = _reduced(case, data, segment_ids, segments), segment_ids.reshape(-1).astype(np.int64)
     if reduction == "prod":
-        return products(terms, ids, segments, dtype)
+        return products(value, ids, dtype)
     if reduction in ("max", "min"):
-        smallest, info = reduction == "min", torch.finfo(dtype)
-        if not _is_unsorted(case.operator):
-            return maxima(terms, ids, segments, 0, smallest=smallest)
-        # They start from the number that never wins: an infinity beyond it does not win either.
-        reference = maxima(terms, ids, segments, info.max if smallest else info.min, smallest=smallest)
-        limit = np.minimum if smallest else np.maximum
-        return replace(reference, value=limit(reference.value, info.max if smallest else info.min))
-    with np.errstate(invalid="ignore"):
-        terms = terms / _column(_divisors(case, ids, segments)[np.maximum(ids, 0)], terms) if segments else terms
-    return sums(terms, ids, segments, dtype, scaled=reduction != "sum")
+        if _is_unsorted(case.operator):
+            # They start from the number that never wins: an infinity beyond it does not win either.
+            info = torch.finfo(dtype)
+            value = np.minimum(value, info.max) if reduction == "min" else np.maximum(value, info.min)
+        return extremes(value)
+    return sums(value, _reduced(case, np.abs(data), segment_ids, segments), ids, dtype, scaled=reduction != "sum")
 
 
-def _gradient(case: Case, terms: np.ndarray, ids: np.ndarray, upstream: np.ndarray) -> Reference:
+def _gradient(
+    case: Case, data: np.ndarray, segment_ids: np.ndarray, upstream: np.ndarray, output: Reference
+) -> Reference:
     """What each row receives, nothing where its id is negative."""
     reduction, eps, segments = _reduction(case.operator), epsilon(case.arguments["data"].dtype), len(upstream)
     if not segments:
-        return Reference(np.zeros_like(terms), np.zeros(terms.shape))
-    place = np.maximum(ids, 0)
-    kept, given = _column(ids >= 0, terms), upstream[place]
-    only: bool | np.ndarray = False
-    rounding = 0.0 if reduction == "sum" else 2 * eps
-    with np.errstate(invalid="ignore", over="ignore"):
-        if reduction in ("max", "min"):
-            best = _output(case, terms, ids, segments).value
-            selected = (terms == best[place]) & kept
-            ties = sums(selected.astype(np.longdouble), ids, segments, torch.float64).value
-            value = np.where(selected, given / np.maximum(ties[place], 1), 0)
-            only = np.isnan(best[place])  # TensorFlow's result is then another one
-        elif reduction == "prod":
-            value, rounding = _product_gradient(terms, ids, given, segments), eps * (4 + len(ids))
-        else:
-            value = given / _column(_divisors(case, ids, segments)[place], terms)
-        value = np.where(kept, value, 0)
+        return Reference(np.zeros_like(data), np.zeros(data.shape))
+    number, only = _NUMBERS[reduction], np.zeros(data.shape, bool)
+    if reduction in ("max", "min"):
+        # Infinities that did not win receive nothing. Where a NaN did TensorFlow's result is another one.
+        upstream = np.where(output.value == _reduced(case, data, segment_ids, segments), upstream, 0)
+        only = np.isnan(output.value)[np.maximum(segment_ids, 0)]
+    if _is_unsorted(case.operator):
+        value = unsorted_segment_reduce_backward(upstream, data, segment_ids, number)
+    else:
+        value = segment_reduce_backward(upstream, data, segment_ids, None, len(data), number)
+    rounding = {"sum": 0.0, "prod": eps * (4 + segment_ids.size)}.get(reduction, 2 * eps)
     return Reference(value, rounding * np.abs(value), ours_only=only)
-
-
-def _product_gradient(terms: np.ndarray, ids: np.ndarray, given: np.ndarray, segments: int) -> np.ndarray:
-    place, is_zero = np.maximum(ids, 0), terms == 0
-    numbers = np.where(is_zero, 1, terms)
-    zeros = sums(is_zero.astype(np.longdouble), ids, segments, torch.float64).value[place]
-    others = products(numbers, ids, segments, torch.float64).value[place] / numbers
-    return given * np.where(is_zero, np.where(zeros == 1, others, 0), np.where(zeros == 0, others, 0))
 
 
 _sorted = Operator(random_case, _picked_sorted, _references)

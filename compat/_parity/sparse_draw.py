@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..tensorflow import SparseTensor
 from . import draw
+from .bounds import sums
 from .case import COMPLEX, FLOATS, HALVES, INTEGERS, Case, Reference
-from .references import sums
 
 DTYPES = (*FLOATS, *FLOATS, *INTEGERS, torch.bool, *COMPLEX)
 # Our messages name what is wrong inside a SparseTensor, which is no argument of its own.
@@ -91,7 +91,7 @@ def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
     return sizes
 
 
-def total(terms: np.ndarray, dtype: torch.dtype) -> Reference:
-    """Of one sum. TensorFlow adds half types up in half precision."""
-    total = sums(terms, np.zeros(len(terms), np.int64), 1, dtype)
+def total(value: np.ndarray, magnitude: np.ndarray, count: int, dtype: torch.dtype) -> Reference:
+    """Of one sum of so many terms. TensorFlow adds half types up in half precision."""
+    total = sums(value.reshape(1), magnitude.reshape(1), np.zeros(count, np.int64), dtype)
     return Reference(total.value[0], total.tolerance[0], ours_only=dtype in HALVES)

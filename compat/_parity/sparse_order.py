@@ -13,7 +13,7 @@ from torch import Tensor
 from ..tensorflow import SparseTensor
 from . import draw
 from .case import INT64_MAX, NAN, Case, Outcome, Reference
-from .references import wide
+from .reference.numbers import wide
 from .sparse_draw import (
     DTYPES,
     INDICES,
@@ -168,8 +168,10 @@ def dense_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     upstream = case.upstream_of("output", tuple(theirs.values["output"].shape))
     given = case.arguments.get("sp_input")
     indices = case.arguments["sparse_indices"] if given is None else given.indices
-    taken = wide(upstream[tuple(indices.unbind(1))])
-    return {name: total(np.concatenate([wide(upstream).reshape(-1), -taken]), upstream.dtype)}
+    numbers = wide(upstream)
+    terms = np.concatenate([numbers.reshape(-1), -numbers[tuple(indices.numpy().T)]])
+    with np.errstate(all="ignore"):
+        return {name: total(terms.sum(), np.abs(terms).sum(), len(terms), upstream.dtype)}
 
 
 def random_from_dense(rng: np.random.Generator, operator: str, elements: int) -> Case:

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from . import draw
+from .bounds import sums
 from .case import FLOATS, INF, INT32_MAX, INT64_MAX, INTEGERS, NAN, Case, Operator, Outcome, Reference
 from .draw import data, ints
-from .references import sums, wide
+from .reference import MEAN, SQRTN, SUM
+from .reference.numbers import wide
+from .reference.sparse_segment import sparse_segment_reduce, sparse_segment_reduce_grad
 
 REDUCTIONS = {"sum": "Sum", "mean": "Mean", "sqrt_n": "SqrtN"}
 
@@ -222,16 +225,24 @@ def random_grad(rng: np.random.Generator, operator: str, elements: int) -> Case:
 # ---- References -----------------------------------------------------------------------------------------------------
 
 
+def _number(operator: str) -> int:
+    name = operator.lower()
+    return SQRTN if "sqrt" in name else MEAN if "mean" in name else SUM
+
+
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     data, segments = case.arguments["data"], theirs.values["output"].shape[0]
     if data.dtype not in FLOATS:
         return {}
     indices, segment_ids = (case.arguments[name].numpy() for name in ("indices", "segment_ids"))
-    result = {"output": _scaled(case, wide(data)[indices], segment_ids, segments, segment_ids, indices, data.dtype)}
+    numbers, reduction = wide(data), _number(case.operator)
+    value, magnitude = (
+        sparse_segment_reduce(x, indices, segment_ids, segments, reduction) for x in (numbers, np.abs(numbers))
+    )
+    result = {"output": sums(value, magnitude, segment_ids, data.dtype, sources=indices, scaled=reduction != SUM)}
     if case.gradients:
         upstream = case.upstream_of("output", (segments, *data.shape[1:]))
-        rows = data.shape[0]
-        gradient = _gradient(case, upstream, segment_ids, indices, rows)
+        gradient = _gradient(case, upstream, segment_ids, indices, data.shape[0])
         result |= {"gradient of data": gradient, "sparse gradient of data": gradient}
         result["gradient of data"] = _unless_empty(gradient, indices)
     return result
@@ -248,27 +259,11 @@ def _references_of_grad(case: Case, theirs: Outcome) -> dict[str, Reference]:
 
 
 def _gradient(case: Case, grad: Tensor, segment_ids: np.ndarray, rows: np.ndarray, size: int) -> Reference:
-    return _scaled(case, wide(grad)[segment_ids], segment_ids, grad.shape[0], rows, segment_ids, grad.dtype, size)
-
-
-def _scaled(
-    case: Case,
-    terms: np.ndarray,
-    segment_ids: np.ndarray,
-    segments: int,
-    ids: np.ndarray,
-    sources: np.ndarray,
-    dtype: torch.dtype,
-    size: int | None = None,
-) -> Reference:
-    """The sums of the terms of each of ``ids``, each divided as its segment's reduction says."""
-    counts = np.maximum(np.bincount(segment_ids, minlength=segments), 1).astype(np.longdouble)
-    mean, sqrt_n = "mean" in case.operator.lower(), "sqrt" in case.operator.lower()
-    if mean or sqrt_n:
-        scale = 1 / counts if mean else 1 / np.sqrt(counts)
-        terms = terms * scale[segment_ids].reshape(-1, *[1] * (terms.ndim - 1))
-    size = segments if size is None else size
-    return sums(terms, ids, size, dtype, sources=sources, scaled=mean or sqrt_n)
+    numbers, reduction = wide(grad), _number(case.operator)
+    value, magnitude = (
+        sparse_segment_reduce_grad(x, rows, segment_ids, size, reduction) for x in (numbers, np.abs(numbers))
+    )
+    return sums(value, magnitude, rows, grad.dtype, sources=segment_ids, scaled=reduction != SUM)
 
 
 def _unless_empty(reference: Reference, indices: np.ndarray) -> Reference:

@@ -14,7 +14,8 @@ from ..tensorflow import SparseTensor
 from . import draw
 from .case import COMPLEX, FLOATS, INT64_MAX, INTEGERS, Case, Operator, Outcome, Reference
 from .ragged import RAGGED
-from .references import wide
+from .reference.numbers import wide
+from .reference.sparse_tensor import sparse_fill_empty_rows, sparse_fill_empty_rows_grad
 from .sparse_draw import (
     DEFAULT,
     INDICES,
@@ -168,13 +169,6 @@ def _picked_fill(operator: str) -> list[Case]:
     return [*cases[:-1], replace(cases[-1], names=DEFAULT), replace(wrong, names=DEFAULT)]
 
 
-def _unfilled(rows: np.ndarray, nrows: int) -> np.ndarray:
-    """Where the results hold the default."""
-    counts = np.bincount(rows, minlength=nrows)
-    begins = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
-    return begins[counts == 0]
-
-
 def _fill_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     name = "gradient of default_value"
     if name not in theirs.values:
@@ -188,17 +182,23 @@ def _fill_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         rows, nrows = arguments["indices"][:, 0], int(arguments["dense_shape"][0])
     (output,) = case.upstream_names
     upstream = case.upstream_of(output, tuple(theirs.values[output].shape))
-    places = _unfilled(rows.numpy(), nrows)
-    return {name: total(wide(upstream)[places], upstream.dtype)}
+    entries = rows.numpy()
+    reverse = sparse_fill_empty_rows(entries[:, None], entries, nrows, 0)[3]
+    return {name: _of_default(reverse, upstream)}
+
+
+def _of_default(reverse: np.ndarray, grad: Tensor) -> Reference:
+    """What the default receives."""
+    numbers = wide(grad)
+    value, magnitude = (sparse_fill_empty_rows_grad(reverse, x)[1] for x in (numbers, np.abs(numbers)))
+    return total(value, magnitude, len(numbers) - len(np.unique(reverse)), grad.dtype)
 
 
 def _fill_grad_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     grad = case.arguments["grad_values"]
     if not has_gradient(grad) or "d_default_value" not in theirs.values:
         return {}
-    rest = np.ones(grad.shape[0], bool)
-    rest[case.arguments["reverse_index_map"].numpy()] = False
-    return {"d_default_value": total(wide(grad)[rest], grad.dtype)}
+    return {"d_default_value": _of_default(case.arguments["reverse_index_map"].numpy(), grad)}
 
 
 def random_fill_grad(rng: np.random.Generator, operator: str, elements: int) -> Case:

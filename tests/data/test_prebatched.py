@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-import reference_record
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsparse_rec import JaggedTensor
+from torchsparse_rec.compat._parity.reference import record as reference_record
 from torchsparse_rec.data import (
     PrebatchedDataset,
     _planes,

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import reference_record as reference
 from data.tfrecord_cases import FEATURES, SCHEMA, read_in_small_chunks, rows, table
-from reference_record import entry, example, framed, list_of
 
 from torchsparse_rec import data
+from torchsparse_rec.compat._parity.reference import record as reference
+from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import FixedLenFeature, TFRecordReader, TFRecordWriter, VarLenFeature
 from torchsparse_rec.data import _tfrecord_blocks as blocks_module
 

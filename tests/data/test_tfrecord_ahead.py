@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 from data.tfrecord_cases import ids, read_in_small_chunks, table
-from reference_record import entry, example, framed, list_of
 
+from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader
 from torchsparse_rec.data import _tfrecord_blocks as blocks_module
 from torchsparse_rec.data._tfrecord_ahead import ahead, mapped

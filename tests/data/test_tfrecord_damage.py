@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference_record as reference
 from data.tfrecord_cases import SIZE, damaged, ids, read_in_small_chunks, reading
-from reference_record import entry, example, framed, list_of
 
 from torchsparse_rec import data
+from torchsparse_rec.compat._parity.reference import record as reference
+from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader, VarLenFeature
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 # Damaged frames fail by their checksums, so most mutations are of what is inside them.
 PROGRAM = """
 import gzip, pathlib, random, resource, sys
-import reference_record as reference
+from torchsparse_rec.compat._parity.reference import record as reference
 import pyarrow as pa
 from torchsparse_rec import data, ops
 from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader, VarLenFeature

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from reference_record import entry, example, framed, list_of
 
+from torchsparse_rec.compat._parity.reference.record import entry, example, framed, list_of
 from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader, VarLenFeature
 from torchsparse_rec.data import _tfrecord_blocks as blocks_module
 from torchsparse_rec.data import tfrecord as tfrecord_module

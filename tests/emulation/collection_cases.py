@@ -7,9 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
 from samples.sample import Random
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 
 @dataclass

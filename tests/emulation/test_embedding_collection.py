@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from reference import MAX, MEAN, SUM
 from samples.sample import Random
 from torch import Tensor
 
 from emulation import fixture
 from emulation.collection_cases import CASES, TABLES, Case, make_case
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SUM
 
 
 def _forward(case: Case) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference import SUM
 
 from emulation import fixture
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import SUM
 
 Launches = Callable[[], int]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from itertools import accumulate
 
 import pytest
-import reference
 import torch
-from reference import MEAN, SQRTN, SUM
 from samples.operators import SAMPLES
 from samples.sample import Random
 
 from emulation import fixture
+from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import embedding as reference
 from torchsparse_rec.nn import EmbeddingBag
 
 Launches = Callable[[], int]

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from reference import MAX, MEAN, SUM
 from samples.sample import Random, map_tensors
 from torch import Tensor
 
 import torchsparse_rec  # noqa: F401  (its operators)
 from emulation import fixture
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SUM
 
 ORDERS = ("ascending", "descending", "random")
 

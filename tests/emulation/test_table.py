@@ -11,12 +11,12 @@ import torch
 from calls import assert_same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_table import key_of_hash
 from samples.sample import FLOATS, Random, map_tensors
 from torch import Tensor
 
 from emulation import fixture
 from emulation.fixture import run_in_every_order
+from torchsparse_rec.compat._parity.reference.table import key_of_hash
 
 MOST = 2**31 - 1
 NO_ROWS = torch.empty(0, dtype=torch.int32)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from reference_record import entry, example, field, list_of
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.record import entry, example, field, list_of
 from torchsparse_rec.ops import ExampleColumn, ExampleValues
 
 DTYPES = ["int64", "int32", "float32", "bytes"]

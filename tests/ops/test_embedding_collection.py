@@ -9,14 +9,14 @@ import sys
 import pytest
 import torch
 from calls import assert_same_bits
-from reference import MAX, MEAN, SQRTN, SUM
-from reference_row_optimizer import states_of
 from samples.embedding_collection import SHARED, Collection, random_collection
 from samples.row_optimizer import IDLE_RULES, OTHER_RULES, ROW_STATES
 from samples.sample import FLOATS, INDICES
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
 _ops = torch.ops.torchsparse_rec
 MODES = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn", MAX: "max"}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from devices import cpu_only
-from reference import MAX, MEAN, SQRTN, SUM
 from samples.embedding_collection import Collection, random_collection
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

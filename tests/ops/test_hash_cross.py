@@ -11,10 +11,10 @@ import torch
 from devices import cpu_only
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference_hash import fingerprint_cat
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.hash import fingerprint_cat
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -11,9 +11,9 @@ import torch
 from devices import cpu_only
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference_hash import farm_hash, murmur_hash, sip_hash
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.hash import farm_hash, murmur_hash, sip_hash
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from calls import STATE, assert_same_bits, call, operator, written
 from cpu_only import CPU_ONLY
-from reference import REFERENCES
 from samples.compiled import COMPILED, bags
 from samples.operators import ALL, GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES
 from samples.sample import Sample, tensors_of
@@ -18,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import REFERENCES
 
 # What asks the machine instead of computing: test_instruction_sets.py, and the test of check_errors below. What has no
 # CUDA kernel: the samples run on all devices; test_record*.py have its references, opcheck and layouts.

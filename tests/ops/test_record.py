@@ -9,13 +9,13 @@ import sys
 from typing import Any
 
 import pytest
-import reference_record as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import record as reference
 
 LENGTHS = [*range(34), 255, 256, 767, 768, 769, 1600, 3 * 4096 - 1, 3 * 4096, 3 * 4096 + 771]
 DTYPES = [torch.bool, torch.int8, torch.int16, torch.bfloat16, torch.float32, torch.int64, torch.complex128]

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_record as reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ops.record_cases import columns_of_any_kind, many_messages, messages_of, parse, parse_one, rows_of, tensor
-from reference_record import entry, example, field, list_of, varint_bytes
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import record as reference
+from torchsparse_rec.compat._parity.reference.record import entry, example, field, list_of, varint_bytes
 from torchsparse_rec.ops import ExampleColumn, ExampleValues
 
 # ---- Encoding -------------------------------------------------------------------------------------------------------

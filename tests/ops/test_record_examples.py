@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference_record as reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,10 +18,11 @@ from ops.record_cases import (
     rows_of,
     tensor,
 )
-from reference_record import entry, example, field, list_of, varint_bytes
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import record as reference
+from torchsparse_rec.compat._parity.reference.record import entry, example, field, list_of, varint_bytes
 from torchsparse_rec.ops import ExampleColumn
 
 # ---- Any message ----------------------------------------------------------------------------------------------------

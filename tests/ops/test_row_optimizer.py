@@ -9,12 +9,12 @@ import pytest
 import torch
 from calls import assert_same_bits, call
 from optim.dense_optimizers import Dense
-from reference_row_optimizer import states_of
 from samples.row_optimizer import IDLE_RULES, RULES, last_steps_for, states_for, update_sample
 from samples.sample import Random
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
 Hyperparameters = list[float]
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from calls import assert_same_bits, call
 from devices import cpu_only
-from reference_row_optimizer import history_of, states_of
 from samples.row_optimizer import IDLE_RULES, OTHER_RULES, RULES, update_sample
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
 
 ADAMW = [0.1, 0.9, 0.99, 1e-3, 0.1, 1.0, 0.0]
 
@@ -295,7 +295,7 @@ def test_current_checks_its_rows(kernels: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_idle_motion_says_what_idle_steps_change(rule: str) -> None:
     """As the dense rule itself does, given a gradient of zero."""
-    from reference_row_optimizer import RULES as STEPS
+    from torchsparse_rec.compat._parity.reference.row_optimizer import RULES as STEPS
 
     number, h = RULES[rule]
     row = [torch.full((1, 2), 0.5, dtype=torch.float64) for _ in range(1 + states_of(number, h))]

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from calls import assert_same_bits
-from reference_row_optimizer import states_of
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 
 
 @pytest.mark.parametrize("rule", [3, 4, 5])

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from calls import assert_same_bits
-from reference_row_update import row_update
 from samples.row_update import NUMBERS, row_update_sample
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat import tensorflow as tf
+from torchsparse_rec.compat._parity.reference.row_update import row_update
 
 _operator = torch.ops.torchsparse_rec.row_update.default
 each_rule = pytest.mark.parametrize("rule", NUMBERS)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from devices import cpu_only
-from reference_segment_rows import MAX, MEAN, MIN, PROD, SQRTN, SUM
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, MIN, PROD, SQRTN, SUM
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

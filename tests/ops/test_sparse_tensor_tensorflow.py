@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_sparse_tensor import SPARSE_TENSOR_REFERENCES
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.sparse_tensor import sparse_reorder, sparse_to_dense
 
 with_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
@@ -81,10 +81,10 @@ def test_reorder_and_dense_are_what_they_mean(data: st.DataObject) -> None:
     anywhere, inside = index_lists(data, shape, False), index_lists(data, shape, True)
     for x, y in zip(
         torch.ops.torchsparse_rec.sparse_reorder.default(anywhere),
-        SPARSE_TENSOR_REFERENCES["sparse_reorder"](anywhere),
+        sparse_reorder(anywhere),
         strict=True,
     ):
         assert torch.equal(x, y)
     arguments = (inside, shape, torch.arange(1, inside.shape[0] + 1), torch.tensor(0), False)
     dense = torch.ops.torchsparse_rec.sparse_to_dense.default(*arguments)
-    assert torch.equal(dense, SPARSE_TENSOR_REFERENCES["sparse_to_dense"](*arguments))
+    assert torch.equal(dense, sparse_to_dense(*arguments))

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
 from samples.sample import Random
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 EPS = 2.0**-23
 COUNTS = (5, 16, 17, 100, 257, 1000, 100_000)

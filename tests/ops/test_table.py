@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-import reference_table
 import torch
 from calls import assert_same_bits
 from devices import cpu_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_table import MOST, SLOTS, WORDS, ReferenceTable, check_index, keys_at, place_of, region_size, regions_of
 from samples.table import EXTREMES
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import table as reference_table
+from torchsparse_rec.compat._parity.reference.table import (
+    MOST,
+    SLOTS,
+    WORDS,
+    ReferenceTable,
+    check_index,
+    keys_at,
+    place_of,
+    region_size,
+    regions_of,
+)
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

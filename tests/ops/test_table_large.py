@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import reference_table
 import torch
 from calls import assert_same_bits
-from reference_table import MOST, ReferenceTable, check_index
 from samples.table import EXTREMES, state_of
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference import table as reference_table
+from torchsparse_rec.compat._parity.reference.table import MOST, ReferenceTable, check_index
 
 LARGE = 330_000
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from calls import assert_same_bits
 from devices import cpu_only
-from reference_table import ReferenceTable
-from reference_table_rows import initial_row, key_of_numbers, rounded, uniform_number
 from samples.sample import FLOATS, Random
 from samples.table import KINDS, filled, keys_of, state_of
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.table import ReferenceTable
+from torchsparse_rec.compat._parity.reference.table_rows import initial_row, key_of_numbers, rounded, uniform_number
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -11,12 +11,12 @@ from calls import assert_same_bits
 from devices import cpu_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_table_rows import count_min_sketch_, sketch_counters
 from samples.sample import Random
 from samples.table import EXTREMES
 from torch import Tensor
 
 from torchsparse_rec import ops
+from torchsparse_rec.compat._parity.reference.table_rows import count_min_sketch_, sketch_counters
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from reference_row_optimizer import RULES
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference.row_optimizer import RULES
 
 
 @dataclass

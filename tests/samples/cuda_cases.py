@@ -13,11 +13,12 @@ from dataclasses import replace
 
 import torch
 from calls import written
-from reference import SUM
 from samples.large import LARGE_SAMPLES, _bag, _segment
 from samples.large_sizes import SIZES, Build, Size
 from samples.sample import Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import SUM
 
 DEVICE = "cuda"
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from reference import MAX, MEAN, SQRTN, SUM, embedding_bag
 from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference.embedding import embedding_bag
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
-from reference_embedding_collection import embedding_collection, embedding_collection_current
-from reference_row_optimizer import history_of
 from samples.row_optimizer import IDLE_RULES, OTHER_RULES, changing, last_steps_for, states_for
 from samples.sample import FLOATS, INDICES, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference.embedding_collection import (
+    embedding_collection,
+    embedding_collection_current,
+)
+from torchsparse_rec.compat._parity.reference.row_optimizer import history_of
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from reference import MEAN, SQRTN, SUM
-from reference_embedding_lookup import embedding_bag_shards
 from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference.embedding_lookup import embedding_bag_shards
 
 # ---- Ids ------------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
 from samples.large_collection import builds_of_collections
 from samples.large_sizes import (
     SIZES,
@@ -30,6 +29,8 @@ from samples.large_table import builds_of_tables
 from samples.row_optimizer import RULES, last_steps_for, states_for
 from samples.sample import Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 # ---- Samples --------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
 from samples.embedding_collection import Collection, random_collection
 from samples.large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of
 from samples.sample import Sample
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 ADAM = (3, [0.125, 0.75, 0.875, 1e-3, 0.25, 1.0, 0.0])
 _ops = torch.ops.torchsparse_rec

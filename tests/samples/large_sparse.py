@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from reference import MAX, MEAN, SQRTN, SUM
 from samples.large_sizes import SIZES, Build, Size, floats_of, generator_of, ids_of, offsets_of, segment_ids_of
 from samples.sample import Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 PROD = 5
 # Long segments, one row for all, popular rows, half types, wide rows; all else is small.

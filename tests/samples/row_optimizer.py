@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator
 
 import torch
-from reference_row_optimizer import history_of, states_of
 from samples.sample import FLOATS, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
 
 # By name: the rule's number and hyperparameters. Those of the first list have idle maps.
 IDLE_RULES: dict[str, tuple[int, list[float]]] = {

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from reference import MEAN, SQRTN, SUM
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INDICES = (torch.int64, torch.int32)

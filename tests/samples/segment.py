@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from reference import MEAN
 from samples.sample import DIMENSIONS, FLOATS, INDICES, REDUCTIONS, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MEAN
 
 
 @dataclass(frozen=True)

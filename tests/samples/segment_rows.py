@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from reference_segment_rows import MAX, MEAN, PROD, SQRTN
 from samples.integers import INTEGERS
 from samples.sample import DIMENSIONS, FLOATS, INDICES, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import MAX, MEAN, PROD, SQRTN
 
 REDUCTIONS = ("sum", "mean", "sqrt_n", "max", "min", "prod")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import reference_table
 import torch
-from reference_table import ReferenceTable, keys_at
-from reference_table_rows import CONSTANT, NORMAL, TRUNCATED_NORMAL, UNIFORM
 from samples.sample import FLOATS, Random, Sample
 from torch import Tensor
+
+from torchsparse_rec.compat._parity.reference import table as reference_table
+from torchsparse_rec.compat._parity.reference.table import ReferenceTable, keys_at
+from torchsparse_rec.compat._parity.reference.table_rows import CONSTANT, NORMAL, TRUNCATED_NORMAL, UNIFORM
 
 EXTREMES = [0, -1, 2**63 - 1, -(2**63), 1, 2**31 - 1, -(2**31), 2**32]
 KINDS: dict[str, tuple[int, list[float]]] = {

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference_table import key_of_hash
 from torch import Tensor
 from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import ops, optim
+from torchsparse_rec.compat._parity.reference.table import key_of_hash
 from torchsparse_rec.jagged import KeyedJaggedTensor
 from torchsparse_rec.nn import (
     EmbeddingCollection,

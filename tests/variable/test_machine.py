@@ -15,11 +15,11 @@ from calls import assert_same_bits
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from reference_embedding_variable import ReferenceVariable, Snapshot
-from reference_table_rows import UNIFORM, initial_row
 from torch import Tensor
 
 from torchsparse_rec import optim
+from torchsparse_rec.compat._parity.reference.embedding_variable import ReferenceVariable, Snapshot
+from torchsparse_rec.compat._parity.reference.table_rows import UNIFORM, initial_row
 from torchsparse_rec.nn import (
     CBFFilter,
     CounterFilter,

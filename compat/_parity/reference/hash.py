@@ -1,7 +1,7 @@
 """
 The slow, obvious meaning of the operators of the family ``hash``, and of the hash functions below them.
 
-See :mod:`reference`. A hash function takes bytes, and gives an unsigned number of 64 bits.
+A hash function takes bytes, and gives an unsigned number of 64 bits.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def cross_hashed(
     return torch.tensor(crosses, dtype=torch.int64), torch.tensor(bounds)
 
 
-OPERATORS = (
+FUNCTIONS = (
     fingerprint64,
     string_fingerprint64,
     to_hash_bucket_fast,

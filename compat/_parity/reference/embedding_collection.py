@@ -1,14 +1,16 @@
-"""The slow, obvious meaning of the operators on collections of tables: see tests/reference.py."""
+"""The slow, obvious meaning of the operators on collections of tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import reference  # its functions are there once these are called
 import torch
-from reference_row_optimizer import row_optimizer_make_current_, row_optimizer_update_
 from torch import Tensor
+
+from . import embedding
+from .numbers import MAX, accumulator
+from .row_optimizer import row_optimizer_make_current_, row_optimizer_update_
 
 
 class _Lookup(NamedTuple):
@@ -44,7 +46,7 @@ def _part(x: Tensor | None, lookup: _Lookup) -> Tensor | None:
 
 
 def _wide(x: Tensor | None) -> Tensor | None:
-    return None if x is None else reference._accumulator(x)
+    return None if x is None else accumulator(x)
 
 
 def _lookup(
@@ -52,7 +54,7 @@ def _lookup(
 ) -> tuple[Tensor, Tensor]:
     outputs, positions = [], []
     for lookup in _lookups(indices, offsets, lists):
-        pooled, argmax = reference.embedding_bag(
+        pooled, argmax = embedding.embedding_bag(
             weights[lookup.table],
             indices[lookup.begin : lookup.end],
             lookup.offsets,
@@ -97,7 +99,7 @@ def _argmax_parts(argmax: Tensor | None, dims: list[int], indices: Tensor, offse
     """Of each lookup of mode max its part, with positions in its own ids; of the others None."""
     begin = 0
     for lookup in _lookups(indices, offsets, lists):
-        if lookup.mode != reference.MAX:
+        if lookup.mode != MAX:
             yield None
             continue
         assert argmax is not None
@@ -119,7 +121,7 @@ def _gradients(
     wanted: list[bool],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Of every table the gradient in the accumulator's dtype, and the rows that occur."""
-    wide = reference._accumulator(grad)
+    wide = accumulator(grad)
     sizes = zip(num_embeddings, dims, wanted, strict=True)
     results = [wide.new_zeros(rows if want else 0, columns) for rows, columns, want in sizes]
     occurring: list[set[int]] = [set() for _ in dims]
@@ -133,7 +135,7 @@ def _gradients(
         if not wanted[lookup.table]:
             continue
         ids = indices[lookup.begin : lookup.end]
-        results[lookup.table] += reference.embedding_dense_backward(
+        results[lookup.table] += embedding.embedding_dense_backward(
             part,
             ids,
             lookup.offsets,
@@ -196,15 +198,15 @@ def embedding_collection_weights_backward(
     if history is not None:
         tables = list(row_optimizer_make_current_(weights, states, last_steps, history, *rule, [])[: len(weights)])
     dims = [table.shape[1] for table in tables]
-    result = reference._accumulator(torch.zeros_like(per_sample_weights))
+    result = accumulator(torch.zeros_like(per_sample_weights))
     both = zip(_parts(grad, dims, lists), _parts(output, dims, lists), strict=True)
     for lookup, (mine, pooled) in zip(_lookups(indices, offsets, lists), both, strict=True):
-        result[lookup.begin : lookup.end] += reference.embedding_weights_backward(
-            *(reference._accumulator(x) for x in (mine, tables[lookup.table])),
+        result[lookup.begin : lookup.end] += embedding.embedding_weights_backward(
+            *(accumulator(x) for x in (mine, tables[lookup.table])),
             indices[lookup.begin : lookup.end],
             lookup.offsets,
-            reference._accumulator(per_sample_weights[lookup.begin : lookup.end]),
-            reference._accumulator(pooled),
+            accumulator(per_sample_weights[lookup.begin : lookup.end]),
+            accumulator(pooled),
             lookup.mode,
             lookup.padding,
         )

@@ -35,6 +35,21 @@ class Rounded:
     error: np.ndarray
     precision: Precision
 
+    @classmethod
+    def exact(cls, value: np.ndarray, precision: Precision) -> Rounded:
+        """Numbers without an error so far."""
+        return cls(value, np.zeros_like(value), precision)
+
+    def like(self, number: float) -> Rounded:
+        """That number in every place."""
+        return Rounded.exact(np.full_like(self.value, number), self.precision)
+
+    def __getitem__(self, rows: np.ndarray) -> Rounded:
+        return Rounded(self.value[rows], self.error[rows], self.precision)
+
+    def __setitem__(self, rows: np.ndarray, other: Rounded) -> None:
+        self.value[rows], self.error[rows] = other.value, other.error
+
     def _result(self, value: np.ndarray, error: np.ndarray, roundings: int = 1) -> Rounded:
         rounding = roundings * (self.precision.unit * np.abs(value) + self.precision.smallest)
         # An infinite bound times zero is no number.

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from reference_table import MOST, WORD, hash_key, key_of_hash, signed, table_of
 from torch import Tensor
+
+from .table import MOST, WORD, hash_key, key_of_hash, signed, table_of
 
 CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL = range(4)
 

@@ -1,0 +1,143 @@
+"""The slow, obvious meaning of the operators on one table: of :mod:`segment`, on picked rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .numbers import MAX, MEAN, SQRTN, SUM, on_tensors
+from .segment import segment_reduce
+
+
+class Entries(NamedTuple):
+    """Entries that count: neither padding nor in a bag whose divisor is 0."""
+
+    #: Where they are in indices.
+    places: np.ndarray
+    #: Of the table.
+    rows: np.ndarray
+    bags: np.ndarray
+    #: What their bag's sum is divided by.
+    divisors: np.ndarray
+    #: What their row is multiplied with.
+    factors: np.ndarray
+
+
+def entries(
+    indices: np.ndarray, offsets: np.ndarray | None, weights: np.ndarray | None, mode: int, padding_idx: int
+) -> Entries:
+    bags = np.arange(len(indices)) if offsets is None else np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    places = np.flatnonzero(indices != padding_idx)
+    weights = np.ones(len(indices), np.longdouble) if weights is None else weights
+    weights, bags = weights[places], bags[places]
+    divisors = np.ones_like(weights)
+    if mode == MEAN:
+        divisors = segment_reduce(weights, bags, None, None, SUM)[bags]
+    elif mode == SQRTN:
+        divisors = np.sqrt(segment_reduce(weights * weights, bags, None, None, SUM))[bags]
+    kept = divisors != 0
+    places, divisors = places[kept], divisors[kept]
+    return Entries(places, indices[places], bags[kept], divisors, weights[kept] / divisors)
+
+
+@on_tensors
+def embedding(
+    weight: np.ndarray, indices: np.ndarray, padding_idx: int, scale_grad_by_freq: bool, sparse: bool
+) -> np.ndarray:
+    return weight[indices]
+
+
+@on_tensors
+def embedding_bag(
+    weight: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray,
+    per_sample_weights: np.ndarray | None,
+    mode: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
+    size = len(offsets) - 1
+    if mode != MAX:
+        return segment_reduce(factors[:, None] * weight[rows], bags, None, size, SUM), np.empty(0, np.int64)
+    # The first of the best wins, a NaN over all.
+    best = segment_reduce(weight[rows], bags, None, size, MAX)
+    argmax = np.full(best.shape, -1)
+    for i, row, bag in zip(places[::-1], rows[::-1], bags[::-1], strict=True):
+        wins = (weight[row] == best[bag]) | np.isnan(weight[row])
+        argmax[bag] = np.where(wins, i, argmax[bag])
+    return best, argmax
+
+
+@on_tensors
+def embedding_dense_backward(
+    grad: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray | None,
+    per_sample_weights: np.ndarray | None,
+    argmax: np.ndarray | None,
+    num_embeddings: int,
+    mode: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> np.ndarray:
+    places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
+    received = factors[:, None] * grad[bags]
+    if mode == MAX:
+        received = np.where(argmax[bags] == places[:, None], grad[bags], 0)
+    out = segment_reduce(received, rows, None, num_embeddings, SUM)
+    if scale_grad_by_freq:
+        counts = np.bincount(indices[indices != padding_idx], minlength=num_embeddings)
+        out = out / np.maximum(counts, 1)[:, None]
+    return out
+
+
+@on_tensors
+def embedding_sparse_backward(
+    grad: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray | None,
+    per_sample_weights: np.ndarray | None,
+    argmax: np.ndarray | None,
+    num_embeddings: int,
+    mode: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.unique(indices[indices != padding_idx]).astype(np.int64)
+    dense = embedding_dense_backward(
+        grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx, scale_grad_by_freq
+    )
+    return dense[rows], rows
+
+
+@on_tensors
+def embedding_weights_backward(
+    grad: np.ndarray,
+    weight: np.ndarray,
+    indices: np.ndarray,
+    offsets: np.ndarray,
+    per_sample_weights: np.ndarray,
+    output: np.ndarray,
+    mode: int,
+    padding_idx: int,
+) -> np.ndarray:
+    places, rows, bags, divisors, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
+    of_row = weight[rows]
+    if mode != SUM:
+        of_row = of_row - output[bags] * (factors if mode == SQRTN else np.ones_like(factors))[:, None]
+    result = np.zeros_like(per_sample_weights)
+    result[places] = (grad[bags] * of_row).sum(1) / divisors
+    return result
+
+
+FUNCTIONS = (
+    embedding,
+    embedding_bag,
+    embedding_dense_backward,
+    embedding_sparse_backward,
+    embedding_weights_backward,
+)
