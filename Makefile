@@ -2,7 +2,8 @@
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if nvcc is found)
-# ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest
+# ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest;
+#                            for mutate, which faults: python, cpu, cuda (default all)
 # OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them
 # MINUTES=9.7                for gpu: the time for everything
@@ -43,7 +44,7 @@ help:
 	@echo "make test-full  run them all, also those too long for every day, and make sanitize"
 	@echo "make tiers      choose the tests of every day anew, by what make test-full has measured"
 	@echo "make sanitize   run the CPU's and the emulated CUDA kernels under AddressSanitizer and UBSan"
-	@echo "make mutate     plant faults in the CUDA kernels: each must turn the emulated tests red"
+	@echo "make mutate     plant faults in Python and the kernels, one at a time: each must turn the tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
 	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
 	@echo "make lint       check the code's form and types (make format mends the form)"
@@ -101,7 +102,7 @@ sanitize-emulated: $(BUILT) $(VENV)/.test
 	  -k "emulat and $(NOT_SANITIZED_EMULATED)" $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test
-	$(BIN)/python tests/emulation/mutate.py
+	$(BIN)/python tests/mutations/plant.py $(ARGS)
 
 bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -2,28 +2,18 @@
 The faults that ``make mutate`` plants in the CUDA kernels, one at a time; each must turn the emulated tests red.
 
 Every ``.cu`` file has at least two kinds of them. A test of the ordinary suite asserts that each text is where it is
-said to be: whoever changes a line changes its entry.
+said to be: whoever changes a line changes its entry. Their tests are pytest's -k, among the kernels' test files.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from pathlib import Path
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
 
-CUDA = Path(__file__).resolve().parents[2] / "csrc/cuda"
-KINDS = ("sign", "bound", "step")
+from .mutation import ROOT, Mutation, Table
 
-
-class Mutation(NamedTuple):
-    """A text that ``file`` of csrc/cuda has once, what replaces it, and the tests (pytest's -k) that must notice."""
-
-    file: str
-    kind: Literal["sign", "bound", "step"]  # a changed sign, order or choice; a moved bound; a dropped step
-    old: str
-    new: str
-    tests: str
-
+KINDS = ("sign", "bound", "step")  # a changed sign, order or choice; a moved bound; a dropped step
 
 MUTATIONS = [
     Mutation("bags.cu", "bound", "offset < given[b - 1]", "offset <= given[b - 1]", "embedding_bag"),
@@ -272,20 +262,82 @@ MUTATIONS = [
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
     Mutation("unique.cu", "step", "return u == units;", "return true;", "rows_made_to_collide"),
+    Mutation("segment.cu", "bound", "id >= 0 && id < segments) return", "id >= 0 && id <= segments) return", "segment"),
+    Mutation("unique.cu", "bound", "slot = slot + 1 == capacity ? 0 : slot + 1", "slot = slot + 1", "unique"),
+    Mutation(
+        "table_insert.cu", "sign", "in.counters[kUsed] += given - reused;", "in.counters[kUsed] += given;", "table"
+    ),
+    Mutation(
+        "table_rows.cu",
+        "sign",
+        "tile.row + 1 == entries || pairs.keys[tile.row + 1] != pairs.keys[tile.row]",
+        "tile.row == 0 || pairs.keys[tile.row - 1] != pairs.keys[tile.row]",
+        "table",
+    ),
+    Mutation(
+        "row_update.cu",
+        "sign",
+        "store_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.state_stride[s]",
+        "store_vector<T, width>(tables.state[s] + static_cast<int64_t>(key) * tables.weight_stride",
+        "row_update",
+    ),
+    Mutation("hash_cross.cu", "bound", "columns.width(c, row), most + 1)", "columns.width(c, row), most)", "cross"),
+    Mutation(
+        "embedding_collection_groups.cu",
+        "bound",
+        "index == lookup.rows && lookup.padding_idx == lookup.rows",
+        "index == lookup.rows",
+        "collection",
+    ),
+    Mutation(
+        "embedding_collection_update.cu",
+        "sign",
+        "in.slots[group] * in.stride",
+        "in.slots[local] * in.stride",
+        "collection",
+    ),
+    Mutation("pool_plan.cu", "step", "first_total + k, part}", "first_total, part}", "pooled or bag or segment"),
+    Mutation("sparse_tensor_rows.cu", "sign", "= d == 0 ? row : 0;", "= row;", "fill"),
+    Mutation(
+        "segment_rows.cu",
+        "step",
+        "count == 0 ? later.value[c] : operation.fold(value[c], later.value[c])",
+        "operation.fold(value[c], later.value[c])",
+        "segment",
+    ),
+    Mutation("segment_rows_backward.cu", "step", "      this->count[c] += later.count[c];\n", "", "segment"),
+    Mutation(
+        "errors.cu",
+        "sign",
+        '"[", position, ", ", e.column, "]")',
+        '"[", e.column, ", ", position, "]")',
+        "recorded or error or name",
+    ),
+    Mutation(
+        "embedding_ids.cu",
+        "bound",
+        "keep_padding && id == total;",
+        "keep_padding && id >= total;",
+        "shard or lookup or pruned",
+    ),
     Mutation("unique.cu", "sign", "hashes[position] != value.hash", "hashes[position] == value.hash", "unique_rows"),
 ]
 
+TABLE = Table(
+    name="cuda",
+    folder="csrc/cuda",
+    kinds=KINDS,
+    mutations=MUTATIONS,
+    build=("-c", "from emulation.build import build; build()"),
+    built=(".cache/emulated",),
+    environment={"CXX": f"{os.environ.get('CXX', 'g++')} -w"},  # a fault may leave something unused
+    endless=True,
+)
 
-def problems() -> list[str]:
-    """What is wrong with the table: texts that are not there once, files with too few kinds of faults."""
-    found = []
-    for m in MUTATIONS:
-        path = CUDA / m.file
-        times = path.read_text().count(m.old) if path.exists() else 0
-        if times != 1:
-            found.append(f"{m.file} must have {m.old!r} once, has it {times} times")
+
+def problems() -> Iterator[str]:
+    """What is wrong with this table alone: files with too few kinds of faults."""
     kinds = Counter(file for file, _ in {(m.file, m.kind) for m in MUTATIONS})
-    for path in sorted(CUDA.glob("*.cu")):
+    for path in sorted((ROOT / TABLE.folder).glob("*.cu")):
         if kinds[path.name] < 2:
-            found.append(f"{path.name} has {kinds[path.name]} kinds of faults, at least 2 of {KINDS} are wanted")
-    return found
+            yield f"{path.name} has {kinds[path.name]} kinds of faults, at least 2 of {KINDS} are wanted"

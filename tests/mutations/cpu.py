@@ -1,0 +1,98 @@
+"""
+The faults that ``make mutate`` plants in the CPU's kernels, one at a time; each must turn the family's tests red.
+
+Several show only where two threads share the work, or beyond a block's end: that is where kernels go wrong. Sources
+that few objects include are chosen, since a fault costs their compilation.
+"""
+
+from __future__ import annotations
+
+from .mutation import Mutation, Table
+
+KINDS = ("sign", "bound", "step", "race")  # as in cuda.py; threads that write the same
+
+MUTATIONS = [
+    Mutation(
+        "segment.cpp",
+        "race",
+        "__atomic_fetch_add(count + from[i], run - i, __ATOMIC_RELAXED);",
+        "count[from[i]] += run - i;",
+        "segment",
+    ),
+    Mutation(
+        "bags.cpp",
+        "step",
+        "      while (begin < end && end < n && ids[end] == ids[end - 1]) ++end;\n",
+        "",
+        "segment",
+    ),
+    Mutation("segment_rows_body.h", "sign", "ties - (x == best);", "ties + (x == best);", "segment_rows"),
+    Mutation("unique_hashed.h", "bound", "first >= starts[p] ?", "first > starts[p] ?", "unique"),
+    Mutation(
+        "unique_direct.h",
+        "step",
+        "counts_.data()[owner] += counts_.data()[entry];",
+        "counts_.data()[owner] = counts_.data()[entry];",
+        "unique",
+    ),
+    Mutation("hash_string_loops.h", "bound", "lanes_below(splat(32), s", "lanes_below(splat(33), s", "hash"),
+    Mutation(
+        "sparse_tensor_rows.cpp", "bound", "0 : rows[begin - 1] + 1, 0}", "0 : rows[begin - 1], 0}", "sparse_tensor"
+    ),
+    Mutation(
+        "sparse_tensor_order.cpp", "bound", "end = part == parts - 1 ? size : size", "end = size", "sparse_tensor"
+    ),
+    Mutation(
+        "embedding_bags.cpp",
+        "sign",
+        "if (weights_ == nullptr && padding_ < 0)",
+        "if (weights_ == nullptr)",
+        "embedding",
+    ),
+    Mutation(
+        "embedding_ids.cpp",
+        "bound",
+        "!(static_cast<acc_t<W>>(weights[i]) > acc_t<W>(0))",
+        "static_cast<acc_t<W>>(weights[i]) < acc_t<W>(0)",
+        "lookup",
+    ),
+    Mutation(
+        "embedding_collection_weights_backward.cpp",
+        "step",
+        "sum = l == 0 ? value : sum + value;",
+        "sum = value;",
+        "collection",
+    ),
+    Mutation("row_update.cpp", "sign", "+= v * state_stride[k];", "+= v * weight_stride;", "row_update"),
+    Mutation(
+        "row_optimizer.cpp",
+        "step",
+        "return values.const_data_ptr<A>() + slice.begin * dim;",
+        "return values.const_data_ptr<A>();",
+        "row_optimizer",
+    ),
+    Mutation(
+        "row_stepper.cpp",
+        "step",
+        "RowBits(*rounding_seed_, step_->number, rows[i])",
+        "RowBits(*rounding_seed_, 0, rows[i])",
+        "row_optimizer",
+    ),
+    Mutation(
+        "table_insert.h",
+        "step",
+        "    if (its.number != row) {\n      write(its);\n",
+        "    if (its.number != row) {\n",
+        "table",
+    ),
+    Mutation("record_encode.cpp", "bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record"),
+]
+TABLE = Table(
+    name="cpu",
+    folder="csrc/cpu",
+    kinds=KINDS,
+    mutations=MUTATIONS,
+    build=("setup.py", "-q", "build_ext", "--inplace", "--force"),  # the library is newer than its objects here
+    built=("build", "torchsparse_rec/_C.so"),
+    environment={"TORCHSPARSE_REC_CUDA": "0"},
+)

@@ -1,0 +1,147 @@
+"""What a fault is, where a table's faults lie, and which tests are asked about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Mutation(NamedTuple):
+    """A text that ``file`` has once, what replaces it, and the tests that must notice."""
+
+    file: str  # from its table's folder
+    kind: str
+    old: str
+    new: str
+    tests: str  # as the table's arguments_of() takes it
+
+
+class Table(NamedTuple):
+    """Faults of one kind of source, and how a copy of the repository is made to have them."""
+
+    name: str
+    folder: str
+    kinds: tuple[str, ...]
+    mutations: Sequence[Mutation]
+    build: tuple[str, ...] = ()  # for Python, after a source has changed
+    built: tuple[str, ...] = ()  # what that writes
+    environment: Mapping[str, str] = {}
+    # Whether a run that takes too long has noticed: the emulation runs loops that no longer end.
+    endless: bool = False
+
+    def arguments_of(self, mutation: Mutation, root: Path) -> list[list[str]]:
+        """The arguments of pytest, for one run after the other: which of the tests in ``root`` are asked."""
+        if self.name == "cuda":
+            chosen = f"not compiles and ({mutation.tests})"
+            return [
+                [*files_named(root, EMULATED_TESTS), "-k", chosen],
+                [*files_named(root, KERNEL_TESTS), "-k", f"emulated and {chosen}"],
+            ]
+        family = FAMILIES[mutation.tests]
+        runs = [[*files_named(root, family.own), "-k", "not emulated"]]
+        if family.shared:
+            own = set(runs[0])
+            shared = [file for file in files_named(root, SHARED_TESTS) if file not in own]
+            runs.append([*shared, "-k", f"not emulated and ({family.shared})"])
+        return runs
+
+
+# ---- Test files -----------------------------------------------------------------------------------------------------
+
+
+class Family(NamedTuple):
+    """The test files of one part of the library and of what is made of it, and its tests in files that all share."""
+
+    own: tuple[str, ...]
+    shared: str = ""  # pytest's -k
+
+
+# Names as files_named() takes them. Whoever chooses a family for a fault does not choose the test that notices.
+FAMILIES = {
+    "segment": Family(("segment", "segment_tensorflow", "sums"), "sparse_segment"),
+    "segment_rows": Family(("segment_rows*", "indexed_slices", "sums"), "segment"),
+    "unique": Family(("unique*", "indexed_slices"), "unique"),
+    "hash": Family(("hash*", "features", "features_inputs"), "hash or fingerprint or cross"),
+    "sparse_tensor": Family(("sparse_tensor*", "jagged", "compat_sparse_tensor"), "sparse or fill or row_ids"),
+    "jagged": Family(("jagged*", "nn_collection", "data_tensors"), "jagged or row_ids"),
+    "embedding": Family(("embedding_operators", "embedding_errors", "pooling", "nn_embedding*"), "embedding"),
+    "lookup": Family(("embedding_lookup", "lookup_sparse", "embedding_errors", "compat_embedding"), "lookup"),
+    "collection": Family(("embedding_collection*", "nn_collection", "nn_gradients", "nn_fused*"), "collection"),
+    "row_update": Family(("row_update", "compat_optimizers*"), "row_update or sparse_apply"),
+    "row_optimizer": Family(("row_optimizer*", "optim*", "nn_fused*"), "row_optimizer"),
+    "table": Family(("table*", "embedding_variable*", "variable_*"), "table"),
+    "record": Family(("record*", "data_tfrecord*"), "record or example"),
+    "nn": Family(("nn_*", "training")),
+    "optim": Family(("optim*", "clip_grad", "row_optimizer*", "nn_fused*", "training")),
+    "variable": Family(("embedding_variable*", "variable_*")),
+    "prebatched": Family(("data_prebatched*", "data_readers", "data_device", "data_convert")),
+    "features": Family(("features*",)),
+    "compat": Family(("compat*", "converters")),
+}
+SHARED_TESTS = ("operators", "parity", "determinism", "autograd", "func", "vmap")
+# Of emulated kernels: all that is in the first, and in the second what says so.
+EMULATED_TESTS = ("emulated", "emulated_*", "emulation_*")
+KERNEL_TESTS = (
+    "operators",
+    "pooling",
+    "row_optimizer",
+    "row_update",
+    "segment_rows",
+    "sparse_tensor",
+    "unique_rows",
+)
+
+
+def files_named(root: Path, patterns: Sequence[str]) -> list[str]:
+    """
+    The test files of ``root`` that match one of ``patterns``, in their order, from ``root`` on.
+
+    A file's name is what follows ``test_``, or the same after its folder's name: ``nn_fused`` is both
+    ``tests/test_nn_fused.py`` and ``tests/nn/test_fused.py``. Those in the folder ``emulation`` have only the latter
+    name: they are of other kernels than the files of the same name elsewhere.
+    """
+    tests = root / "tests"
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        for path in sorted(tests.rglob("test_*.py")):
+            name = path.stem.removeprefix("test_")
+            names = [] if path.parent.name == "emulation" else [name]
+            if path.parent != tests:
+                names.append(f"{path.parent.name}_{name}")
+            if any(fnmatchcase(name, pattern) for name in names):
+                found[str(path.relative_to(root))] = None
+    return list(found)
+
+
+# ---- All tables -----------------------------------------------------------------------------------------------------
+
+
+def tables() -> list[Table]:
+    """Every table, in the order in which they are planted: what costs least comes first."""
+    from . import cpu, cuda, python
+
+    return [python.TABLE, cpu.TABLE, cuda.TABLE]
+
+
+def problems() -> Iterator[str]:
+    """What is wrong with the tables: texts that are not there once, kinds and families that there are not."""
+    for table in tables():
+        for m in table.mutations:
+            path = ROOT / table.folder / m.file
+            times = path.read_text().count(m.old) if path.exists() else 0
+            if times != 1:
+                yield f"{m.file} must have {m.old!r} once, has it {times} times"
+            if m.kind not in table.kinds:
+                yield f"{m.file}: the kind of {m.old!r} must be one of {table.kinds}, is {m.kind!r}"
+            if table.name != "cuda" and m.tests not in FAMILIES:
+                yield f"{m.file}: the tests of {m.old!r} must be one of {list(FAMILIES)}, is {m.tests!r}"
+    for name, family in FAMILIES.items():
+        if not files_named(ROOT, family.own):
+            yield f"the family {name!r} must have test files, has none of {family.own}"
+    for names in (EMULATED_TESTS, *((name,) for name in (*KERNEL_TESTS, *SHARED_TESTS))):
+        if not files_named(ROOT, names):
+            yield f"there must be a test file named {' or '.join(names)}"

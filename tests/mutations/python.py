@@ -1,0 +1,222 @@
+"""
+The faults that ``make mutate`` plants in Python's sources, one at a time; each must turn the family's tests red.
+
+They are what goes wrong in such code: five of each kind.
+"""
+
+from __future__ import annotations
+
+from .mutation import Mutation, Table
+
+KINDS = (
+    "sign",  # or the other choice
+    "bound",
+    "dtype",
+    "stale",  # something kept that is no longer so
+    "order",  # what must come first comes later
+    "lock",  # one that is no longer taken
+)
+
+MUTATIONS = [
+    Mutation(
+        "torchsparse_rec/ops/sparse_tensor.py",
+        "sign",
+        "torch.where(owners == 0, flat, 0).sum()",
+        "torch.where(owners != 0, flat, 0).sum()",
+        "sparse_tensor",
+    ),
+    Mutation(
+        "torchsparse_rec/ops/embedding.py",
+        "sign",
+        "(dots - own * weights / root) / root",
+        "(dots + own * weights / root) / root",
+        "embedding",
+    ),
+    Mutation(
+        "torchsparse_rec/optim/_dense.py",
+        "sign",
+        '-parameter.grad if group["maximize"] else parameter.grad',
+        "parameter.grad",
+        "optim",
+    ),
+    Mutation(
+        "compat/tensorflow/optimizers/_keras_rules.py",
+        "sign",
+        "m * momentum - change",
+        "m * momentum + change",
+        "compat",
+    ),
+    Mutation(
+        "torchsparse_rec/features/_statistics.py",
+        "sign",
+        "squares + distance**2 * self.counts * share",
+        "squares - distance**2 * self.counts * share",
+        "features",
+    ),
+    Mutation(
+        "torchsparse_rec/ops/jagged.py",
+        "bound",
+        "places < offsets[1:].unsqueeze",
+        "places <= offsets[1:].unsqueeze",
+        "jagged",
+    ),
+    Mutation("torchsparse_rec/nn/embedding_bag.py", "bound", "if 0 <= end < count:", "if 0 < end < count:", "nn"),
+    Mutation(
+        "torchsparse_rec/data/_epoch.py",
+        "bound",
+        "-(-total // self.batch_size)",
+        "total // self.batch_size + 1",
+        "prebatched",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/variable/eviction.py",
+        "bound",
+        "lambda rows, versions: versions < before",
+        "lambda rows, versions: versions <= before",
+        "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/features/_evaluate.py",
+        "bound",
+        "(ids >= column.number_buckets)",
+        "(ids > column.number_buckets)",
+        "features",
+    ),
+    Mutation("torchsparse_rec/ops/jagged.py", "dtype", "offsets.long().diff()", "offsets.diff()", "jagged"),
+    Mutation(
+        "torchsparse_rec/optim/_gradients.py",
+        "dtype",
+        "values.to(accumulator_dtype(gradient.values.dtype))\n    return values if",
+        "values\n    return values if",
+        "optim",
+    ),
+    Mutation(
+        "torchsparse_rec/ops/indexed_slices.py",
+        "dtype",
+        "torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype",
+        "values.dtype",
+        "unique",
+    ),
+    Mutation(
+        "torchsparse_rec/jagged/collate.py",
+        "dtype",
+        "np.ones(len(values), np.float32)",
+        "np.ones(len(values))",
+        "jagged",
+    ),
+    Mutation(
+        "compat/_keras_bins.py",
+        "dtype",
+        "mapped_values(bins, lambda values: values.to(torch.int32))",
+        "bins",
+        "compat",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/auto.py",
+        "stale",
+        '= state["lookups"], state["ids"]\n        self._chosen_for = None\n',
+        '= state["lookups"], state["ids"]\n',
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_fused.py",
+        "stale",
+        "known is not None and (weights is None or are_same(known.weights, weights)):",
+        "known is not None:",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/optim/_row_optimizer.py",
+        "stale",
+        "            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])\n",
+        "",
+        "optim",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/variable/cold.py",
+        "stale",
+        "        self._note_changed(keys)\n        self._tiers[0].put(keys, records)\n",
+        "        self._tiers[0].put(keys, records)\n",
+        "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/data/prebatched.py",
+        "stale",
+        "self._plan is None or self._plan.epoch != epoch:",
+        "self._plan is None:",
+        "prebatched",
+    ),
+    # A crash in between leaves a delta without what it is on top of.
+    Mutation(
+        "torchsparse_rec/nn/variable/checkpoint.py",
+        "order",
+        "sorted(versions, reverse=True):\n            if kept",
+        "sorted(versions):\n            if kept",
+        "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/jagged/keyed_jagged_tensor.py",
+        "order",
+        "            weights = None if self._weights is None else _reordered(self._weights, known, indices)\n"
+        "            known = [known[i] for i in indices]\n",
+        "            known = [known[i] for i in indices]\n"
+        "            weights = None if self._weights is None else _reordered(self._weights, known, indices)\n",
+        "jagged",
+    ),
+    # What failed to be saved is taken for saved.
+    Mutation(
+        "torchsparse_rec/nn/variable/saving.py",
+        "order",
+        "            # Only now: a checkpoint that failed has saved nothing.\n            self._note_saved(",
+        "                self._note_saved(",
+        "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/data/prebatched.py",
+        "order",
+        "            self._position = i + numbers.step\n            yield self._tensors(batch)\n",
+        "            yield self._tensors(batch)\n            self._position = i + numbers.step\n",
+        "prebatched",
+    ),
+    Mutation(
+        "compat/tensorflow/optimizers/_keras_rules.py",
+        "order",
+        "        parameter.sub_((m * beta_1 + dense(changed(gradient, lambda g: g * rest_1))).sign_().mul_(lr))\n"
+        "        m.mul_(beta_2).add_(dense(changed(gradient, lambda g: g * rest_2)))\n",
+        "        m.mul_(beta_2).add_(dense(changed(gradient, lambda g: g * rest_2)))\n"
+        "        parameter.sub_((m * beta_1 + dense(changed(gradient, lambda g: g * rest_1))).sign_().mul_(lr))\n",
+        "compat",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_fused.py",
+        "lock",
+        '        with _lock:\n            if self.apply == "step":',
+        '        if True:\n            if self.apply == "step":',
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_anchor.py", "lock", "    with _lock:  # the anchor has one hook", "    if True:", "nn"
+    ),
+    Mutation(
+        "torchsparse_rec/nn/variable/_tier.py",
+        "lock",
+        "        with self._lock:\n            if not self._is_open:",
+        "        if True:\n            if not self._is_open:",
+        "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/embedding_variable.py",
+        "lock",
+        "            with self._guard.writing():\n                rows = self.rows_of(ids)",
+        "            if True:\n                rows = self.rows_of(ids)",
+        "variable",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/variable/_writer.py",
+        "lock",
+        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
+        "variable",
+    ),
+]
+TABLE = Table(name="python", folder=".", kinds=KINDS, mutations=MUTATIONS)
