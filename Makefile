@@ -1,7 +1,7 @@
 # Every command of the project. Each makes what it needs: .venv, the pinned requirements, the libraries.
 #
 # PYTHON=python3.12          the interpreter .venv is made with (3.10 to 3.13; default python3)
-# TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if nvcc is found)
+# TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if torch has CUDA and nvcc is found)
 # ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest;
 #                            for mutate, which faults: python, cpu, cuda (default all)
 # OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)

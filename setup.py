@@ -1,16 +1,19 @@
 """
-Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, where nvcc is found, torchsparse_rec/_C_cuda.so.
+Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUDA, torchsparse_rec/_C_cuda.so.
 
-TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library (auto, the default: if nvcc is found; 1: fail if not)
-TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default "8.0;9.0+PTX")
+TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if torch has CUDA, since no other
+                                can load it, and nvcc is found. 1: whatever torch has; fail without nvcc
+TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default: this machine's GPUs; without, "8.0;9.0+PTX")
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
 CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
 import os
 import shutil
+import warnings
 from pathlib import Path
 
+import torch
 from setuptools import find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from torch.utils import cpp_extension
@@ -38,12 +41,27 @@ def find_cuda_home() -> str | None:
     return next((p for p in places if p and Path(p, "bin/nvcc").exists() and Path(p, "lib64").is_dir()), None)
 
 
+def present_architectures() -> list[str]:
+    """Those of the GPUs that torch can use; none where it has no CUDA, or no driver."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = {torch.cuda.get_device_capability(k) for k in range(torch.cuda.device_count())}
+    except Exception:  # a driver that is missing, too old or out of order: every torch has its own words for it
+        return []
+    return [f"{major}.{minor}" for major, minor in sorted(found)]
+
+
+def architectures() -> list[str]:
+    """What _C_cuda.so is compiled for. Who builds for other machines, CI and releases, names it."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
+    return [arch for arch in named if arch] or present_architectures() or ["8.0", "9.0+PTX"]
+
+
 def arch_flags() -> list[str]:
-    """The -gencode flags of TORCH_CUDA_ARCH_LIST: explicit, because torch's own look at the GPU fails without one."""
+    """Their -gencode flags: explicit, because torch's own look at the GPU fails without one."""
     flags = []
-    for arch in os.environ.get("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX").replace(" ", ";").split(";"):
-        if not arch:
-            continue
+    for arch in architectures():
         number = arch.removesuffix("+PTX").replace(".", "")
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if arch.endswith("+PTX"):
@@ -113,18 +131,33 @@ def cuda_extension(home: str) -> CppExtension:
     )
 
 
-def extensions() -> list[CppExtension]:
-    """_C always; _C_cuda as TORCHSPARSE_REC_CUDA says."""
+def choose_cuda() -> tuple[str | None, str]:
+    """The toolkit to build _C_cuda.so with, or None; and what to tell of it."""
     wish = "0" if SANITIZE else os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
     if wish not in {"0", "1", "auto"}:
         raise ValueError(f"TORCHSPARSE_REC_CUDA must be 0, 1 or auto, got {wish!r}")
-    home = find_cuda_home() if wish != "0" else None
-    if wish == "1" and home is None:
-        raise RuntimeError("TORCHSPARSE_REC_CUDA=1, but no CUDA toolkit with bin/nvcc was found: set CUDA_HOME")
+    if wish == "0":
+        return None, "built _C.so; not _C_cuda.so: " + ("it is not sanitized" if SANITIZE else "TORCHSPARSE_REC_CUDA=0")
+    home = find_cuda_home()
     if home is None:
+        why = "no CUDA toolkit with bin/nvcc was found: set CUDA_HOME"
+        if wish == "1":
+            raise RuntimeError(f"TORCHSPARSE_REC_CUDA=1, but {why}")
+        return None, f"built _C.so; not _C_cuda.so: {why}"
+    if wish == "auto" and torch.version.cuda is None:
+        return None, "built _C.so; not _C_cuda.so: this torch has no CUDA (TORCHSPARSE_REC_CUDA=1 builds it)"
+    return home, f"built _C.so, and _C_cuda.so for {' '.join(architectures())} (TORCH_CUDA_ARCH_LIST names others)"
+
+
+CUDA_HOME, SUMMARY = choose_cuda()
+
+
+def extensions() -> list[CppExtension]:
+    """_C always; _C_cuda where it was chosen."""
+    if CUDA_HOME is None:
         return [cpu_extension()]
-    cpp_extension.CUDA_HOME = home
-    return [cpu_extension(), cuda_extension(home)]
+    cpp_extension.CUDA_HOME = CUDA_HOME
+    return [cpu_extension(), cuda_extension(CUDA_HOME)]
 
 
 def packages() -> list[str]:
@@ -151,6 +184,7 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
             if compiled.stat().st_mtime < newest:
                 compiled.unlink()
         super().build_extensions()
+        print(SUMMARY)  # not a log message, which -q would swallow
 
 
 class PortableWheel(bdist_wheel):

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from calls import UPDATES
 from cpu_only import CPU_ONLY
 
@@ -50,8 +51,9 @@ print(json.dumps({{
 def kernels() -> dict[str, set[str]]:
     """For each operator, what it has kernels for."""
     if not LIBRARY.exists():
-        if os.environ.get("TORCHSPARSE_REC_CUDA") == "0":
-            pytest.skip("TORCHSPARSE_REC_CUDA=0: the CUDA library is not wanted")
+        wish = os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
+        if wish == "0" or (wish == "auto" and torch.version.cuda is None):
+            pytest.skip(f"TORCHSPARSE_REC_CUDA={wish}: the CUDA library is not wanted with this torch")
         if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists():
             pytest.fail(f"nvcc is here, but {LIBRARY} has not been built")
         pytest.skip("no nvcc, hence no CUDA library")

@@ -1,5 +1,6 @@
 """The build and what it installs: settings, flags, the wheel, and the package as another folder sees it."""
 
+import json
 import os
 import re
 import subprocess
@@ -98,24 +99,57 @@ def test_without_nvcc(setting):
         assert found.returncode == 0, found.stderr
 
 
-def test_cuda_architectures():
-    program = """
-import runpy, sys
+# What setup.py would build, where a toolkit is found, for each case of a setting, TORCH_CUDA_ARCH_LIST, torch's CUDA
+# and the GPUs that it sees (null: one whose driver fails).
+CHOICE = """
+import json, os, runpy, sys
+import torch
+def get_device_capability(k):
+    if gpus[k] is None:
+        raise RuntimeError("no driver")
+    return tuple(gpus[k])
+torch.cuda.get_device_capability = get_device_capability
+torch.cuda.device_count = lambda: len(gpus)
 sys.argv = ["setup.py", "--version"]
-print(*runpy.run_path("setup.py")["arch_flags"](), sep="\\n")
+setup = runpy.run_path("setup.py")
+for setting, named, torch.version.cuda, gpus in json.loads(os.environ["CASES"]):
+    os.environ["TORCHSPARSE_REC_CUDA"] = setting
+    os.environ["TORCH_CUDA_ARCH_LIST"] = named
+    if setting == "default":
+        del os.environ["TORCHSPARSE_REC_CUDA"]
+    home, summary = setup["choose_cuda"]()
+    print(json.dumps([home, summary, [f for f in setup["arch_flags"]() if f.startswith("-gencode=")]]))
 """
-    default = {"arch=compute_80,code=sm_80", "arch=compute_90,code=sm_90", "arch=compute_90,code=compute_90"}
-    for architectures, expected in [
-        (None, default),
-        (
-            "7.5 8.6+PTX",
-            {"arch=compute_75,code=sm_75", "arch=compute_86,code=sm_86", "arch=compute_86,code=compute_86"},
-        ),
-    ]:
-        environment = {} if architectures is None else {"TORCH_CUDA_ARCH_LIST": architectures}
-        found = run("-c", program, TORCHSPARSE_REC_CUDA="0", **environment)
-        flags = {line.removeprefix("-gencode=") for line in found.stdout.splitlines() if line.startswith("-gencode")}
-        assert flags == expected or (architectures is None and "TORCH_CUDA_ARCH_LIST" in os.environ), found.stderr
+
+
+def test_what_is_built(tmp_path):
+    for path in ("bin/nvcc", "lib64/libcudart_static.a"):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).touch()
+    without_cuda = "this torch has no CUDA (TORCHSPARSE_REC_CUDA=1 builds it)"
+    cases = [
+        (("default", "", None, []), without_cuda, None),
+        (("auto", "9.0", None, []), without_cuda, None),
+        (("0", "", "12.8", [[9, 0]]), "TORCHSPARSE_REC_CUDA=0", None),
+        (("1", "", None, []), "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
+        (("1", "9.0", None, []), "9.0", ["90"]),
+        (("default", "", "12.8", []), "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
+        (("default", "", "12.8", [None]), "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
+        (("auto", "", "12.8", [[9, 0], [8, 6], [9, 0]]), "8.6 9.0", ["86", "90"]),
+        (("auto", "7.5 8.6+PTX", "12.8", [[9, 0]]), "7.5 8.6+PTX", ["75", "86", "86+PTX"]),
+    ]
+    given = json.dumps([case for case, _, _ in cases])
+    found = run("-c", CHOICE, CUDA_HOME=str(tmp_path), TORCHSPARSE_REC_CUDA="0", CASES=given)
+    assert found.returncode == 0, found.stderr
+    for line, (case, words, built) in zip(found.stdout.splitlines()[-len(cases) :], cases, strict=True):
+        home, summary, flags = json.loads(line)
+        if built is None:
+            assert (home, summary) == (None, f"built _C.so; not _C_cuda.so: {words}"), case
+            continue
+        told = f"built _C.so, and _C_cuda.so for {words} (TORCH_CUDA_ARCH_LIST names others)"
+        assert (home, summary) == (str(tmp_path), told), case
+        codes = [f"compute_{n[:2]}" if n.endswith("+PTX") else f"sm_{n}" for n in built]
+        assert flags == [f"-gencode=arch=compute_{n[:2]},code={code}" for n, code in zip(built, codes, strict=True)]
 
 
 def test_nothing_is_compiled_for_this_machine_alone():
