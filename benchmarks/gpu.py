@@ -114,14 +114,25 @@ def tests_stage(more: list[str]) -> Stage:
 
 def not_importable() -> list[Path]:
     """Test files that import, themselves or by another module of the tests, a library that is not installed."""
-    needs = {
-        path.stem: set(re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE))
-        for path in TESTS.glob("*.py")
-    }
+    needs = {path: _imported(path.read_text()) for path in TESTS.rglob("*.py")}
     absent = {name for name in ("hypothesis", "pyarrow") if importlib.util.find_spec(name) is None}
-    while more := {module for module, names in needs.items() if names & absent} - absent:
-        absent |= more
-    return sorted(TESTS / f"{module}.py" for module in absent if module.startswith("test_"))
+    names = {path: ".".join(path.relative_to(TESTS).with_suffix("").parts) for path in needs}
+    found: set[Path] = set()
+    while more := {path for path in needs if needs[path] & absent} - found:
+        found |= more
+        absent |= {names[path] for path in more}
+    return sorted(path for path in found if path.name.startswith("test_"))
+
+
+def _imported(source: str) -> set[str]:
+    """The modules that a source imports when it is imported itself; of ``from a import b`` both a and a.b."""
+    plain = re.findall(r"^import ([\w.]+)", source, re.MULTILINE)
+    parts = re.findall(r"^from ([\w.]+) import ([\w, ]+)", source, re.MULTILINE)
+    return {
+        *plain,
+        *(a for a, _ in parts),
+        *(f"{a}.{b.split()[0]}" for a, rest in parts for b in rest.split(",") if b.strip()),
+    }
 
 
 def find_sanitizer() -> str | None:
