@@ -45,7 +45,6 @@ _FAMILIES = (
 )
 _OPERATORS = ("csrc/", "torchsparse_rec/ops/")
 _OPERATOR_ROOMS = ("ops", "emulation")
-_EVERY_OPERATOR = "tests/ops/test_operators.py"
 
 
 def changed_since(commit: str) -> list[str] | None:
@@ -74,6 +73,10 @@ def _families(path: PurePath) -> set[str]:
     return {family for name in reached if (family := _family(PurePath(name).stem))}
 
 
+def _tested(test: str) -> str | None:
+    return _family(PurePath(test).stem.removeprefix("test_"))
+
+
 def touched_by(path: str, tests: list[str]) -> set[str] | None:
     """The test files that a changed file touches; None: all of them."""
     if any(path == x or (x.endswith("/") and path.startswith(x)) for x in _GROUND):
@@ -88,9 +91,8 @@ def touched_by(path: str, tests: list[str]) -> set[str] | None:
         return {x for x in tests if x.split("/")[1] == room}
     if path.startswith(_OPERATORS):
         families = _families(PurePath(path))
-        found = {x for x in operators if any(f"{PurePath(x).stem}_".startswith(f"test_{f}_") for f in families)}
-        # What belongs to no family serves them all.
-        return {_EVERY_OPERATOR} | (found or set(operators))
+        # Files of no family serve all of them, and tests of no family test all of them.
+        return {x for x in operators if not families or _tested(x) is None or _tested(x) in families}
     for folder, rooms in _ROOMS.items():
         if path.startswith(folder):
             return {x for x in tests if x.split("/")[1] in rooms}

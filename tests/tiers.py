@@ -9,8 +9,11 @@ tests/always.txt lists stays whatever it takes.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +25,8 @@ FULL = FOLDER / "full.txt"
 ALWAYS = FOLDER / "always.txt"
 DAILY_SECONDS = 0.4
 CHEAPEST_SECONDS = 1.5
+# The names of all tests that were collected, those that are left out too.
+COLLECTED = pytest.StashKey[list[str]]()
 
 
 def function_of(test: str) -> str:
@@ -38,6 +43,12 @@ def listed(path: Path) -> set[str]:
 def is_listed(test: str, lines: set[str]) -> bool:
     """Whether a list has the test, or the function of which it is a case."""
     return test in lines or function_of(test) in lines
+
+
+def unknown(tests: Iterable[str]) -> list[str]:
+    """The lines of both lists that are neither a test nor the function of one."""
+    known = set(tests)
+    return sorted((listed(FULL) | listed(ALWAYS)) - known - {function_of(test) for test in known})
 
 
 def mark(items: list[pytest.Item], touched: str) -> None:
@@ -69,6 +80,12 @@ class Costs:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._begin = 0.0
+        # What is imported once is not the cost of the test that happens to be the first.
+        for name in ("torch._dynamo", "torch._inductor", "tensorflow"):
+            if importlib.util.find_spec(name) is not None:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    importlib.import_module(name)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> object:

@@ -1,0 +1,50 @@
+"""Which tests are daily: tests/tiers.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiers
+
+ROOMS = {path.parent.name for path in tiers.FOLDER.rglob("test_*.py")}
+
+
+def test_both_lists_name_tests_that_there_are(request: pytest.FixtureRequest) -> None:
+    """``make tiers`` writes the first anew; the second is written by hand."""
+    names = request.config.stash[tiers.COLLECTED]
+    if {name.split("/")[1] for name in names} != ROOMS:
+        pytest.skip("not all tests were collected")
+    assert tiers.unknown(names) == []
+
+
+def test_what_costs_most_is_left_out_but_for_a_cheap_case() -> None:
+    costs = {
+        **{"a.py::one": 0.1, "a.py::dear": 9.0},
+        **{"a.py::many[x]": 0.2, "a.py::many[y]": 1.2, "a.py::many[z]": 0.9},
+        **{"a.py::all[x]": 1.1, "a.py::all[y]": 1.2},
+        **{"a.py::none[x]": 2.1, "a.py::none[y]": 2.2},
+    }
+    always: set[str] = set()
+    assert tiers.chosen(costs, always) == ["a.py::all[y]", "a.py::dear", "a.py::many[y]", "a.py::many[z]", "a.py::none"]
+    always = {"a.py::dear", "a.py::none[x]", "a.py::many"}
+    assert tiers.chosen(costs, always) == ["a.py::all[y]", "a.py::none[y]"]
+
+
+def test_a_list_has_functions_cases_and_remarks(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("# a remark\n\na.py::f  # why\na.py::g[x]\n")
+    lines = tiers.listed(path)
+    assert [test for test in ("a.py::f", "a.py::f[1]", "a.py::g[x]", "a.py::g[y]") if tiers.is_listed(test, lines)] == [
+        "a.py::f",
+        "a.py::f[1]",
+        "a.py::g[x]",
+    ]
+    assert tiers.listed(tmp_path / "none.txt") == set()
+
+
+def test_costs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    costs = tiers.Costs()
+    costs.seconds = {"a.py::f[a b]": 0.25, "a.py::g": 12.5}
+    costs.write(tmp_path / "folder/costs.txt")
+    assert tiers.read(tmp_path / "folder/costs.txt") == costs.seconds
