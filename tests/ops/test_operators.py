@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from calls import STATE, assert_same_bits, call, operator, written
 from cpu_only import CPU_ONLY
 from samples.compiled import COMPILED, bags
-from samples.operators import ALL, GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES
+from samples.operators import GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -32,15 +32,18 @@ TOLERANCES = {
 SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
 
 
-def _each(samples: list[Sample]) -> pytest.MarkDecorator:
-    marks = {True: pytest.mark.representative, False: ()}
-    return pytest.mark.parametrize(
-        "sample", [pytest.param(x, marks=marks[x.representative], id=str(x)) for x in samples]
-    )
+each_representative = pytest.mark.parametrize(
+    "sample", [pytest.param(sample, marks=pytest.mark.representative, id=str(sample)) for sample in REPRESENTATIVE]
+)
 
 
-each_sample = _each(ALL)
-each_representative = _each(REPRESENTATIVE)
+def _runs() -> Iterator[object]:
+    """Yield the other samples of each operator by twenties: a test of its own costs more than most calls."""
+    for name, samples in SAMPLES.items():
+        others = [sample for sample in samples if not sample.representative]
+        for begin in range(0, len(others), 20):
+            run = others[begin : begin + 20]
+            yield pytest.param(run, id=f"{name}-{begin}_to_{begin + len(run) - 1}")
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
@@ -66,8 +69,19 @@ def test_every_schema_has_samples_and_a_reference() -> None:
     assert all(any(sample.representative for sample in samples) for samples in SAMPLES.values())
 
 
-@each_sample
+@each_representative
 def test_equals_reference(sample: Sample, device: str) -> None:
+    _check_against_reference(sample, device)
+
+
+@pytest.mark.parametrize("run", _runs())
+def test_equals_reference_too(run: list[Sample], device: str) -> None:
+    for sample in run:
+        print(sample)  # The last one is shown if the test fails.
+        _check_against_reference(sample, device)
+
+
+def _check_against_reference(sample: Sample, device: str) -> None:
     """The reference's numbers; and the same bits where the inputs lie at addresses that no vector instruction likes."""
     results = call(sample.to(device))
     references = expected(sample)
@@ -146,7 +160,7 @@ def test_opcheck(sample: Sample, device: str) -> None:
     torch.library.opcheck(operator(sample.operator), arguments)
 
 
-@pytest.mark.parametrize("sample", REPRESENTATIVE, ids=str)
+@each_representative
 def test_fake_kernel_on_cuda(sample: Sample) -> None:
     """Shapes, dtypes and devices without a GPU; sizes that depend on values are left open."""
     results = call(sample.to("cpu"))
