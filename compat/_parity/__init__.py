@@ -3,7 +3,8 @@ The parity check by parts: every family of operators has a module here, with the
 operator and what their float results should be.
 
 The rest is common: case.py says what an operator of the check is made of, evaluate.py runs a case on both sides,
-compare.py compares the outcomes.
+compare.py compares the outcomes. What they should be is in reference/, whose functions the tests use too, and how far
+floats may be off it in bounds.py and reference/rounded.py.
 """
 
 from __future__ import annotations

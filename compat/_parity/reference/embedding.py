@@ -86,7 +86,7 @@ def embedding_dense_backward(
 ) -> np.ndarray:
     places, rows, bags, _, factors = entries(indices, offsets, per_sample_weights, mode, padding_idx)
     received = factors[:, None] * grad[bags]
-    if mode == MAX:
+    if mode == MAX and argmax is not None:
         received = np.where(argmax[bags] == places[:, None], grad[bags], 0)
     out = segment_reduce(received, rows, None, num_embeddings, SUM)
     if scale_grad_by_freq:

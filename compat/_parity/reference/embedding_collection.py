@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def embedding_collection(
     indices: Tensor,
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
-    *lists_and_sparse: object,
+    *lists_and_sparse: Any,
 ) -> tuple[Tensor, Tensor]:
     return _lookup(weights, indices, offsets, per_sample_weights, lists_and_sparse[:6])
 
@@ -88,10 +88,10 @@ def embedding_collection_current(
     indices: Tensor,
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
-    *lists_and_rule: object,
+    *lists_and_rule: Any,
 ) -> tuple[Tensor, Tensor]:
-    lists, rule = lists_and_rule[:6], lists_and_rule[6:]
-    current = row_optimizer_make_current_(weights, states, last_steps, history, *rule, [])
+    lists, (rule, h, step, base) = lists_and_rule[:6], lists_and_rule[6:]
+    current = row_optimizer_make_current_(weights, states, last_steps, history, rule, h, step, base, [])
     return _lookup(list(current[: len(weights)]), indices, offsets, per_sample_weights, lists)
 
 
@@ -158,7 +158,7 @@ def embedding_collection_dense_backward(
     argmax: Tensor | None,
     num_embeddings: list[int],
     dims: list[int],
-    *lists_and_wanted: object,
+    *lists_and_wanted: Any,
 ) -> tuple[Tensor, ...]:
     *lists, wanted = lists_and_wanted
     inputs = (grad, indices, offsets, per_sample_weights, argmax, num_embeddings, dims)
@@ -173,7 +173,7 @@ def embedding_collection_sparse_backward(
     argmax: Tensor | None,
     num_embeddings: list[int],
     dims: list[int],
-    *lists_and_wanted: object,
+    *lists_and_wanted: Any,
 ) -> tuple[Tensor, ...]:
     *lists, wanted = lists_and_wanted
     inputs = (grad, indices, offsets, per_sample_weights, argmax, num_embeddings, dims)
@@ -191,12 +191,14 @@ def embedding_collection_weights_backward(
     offsets: Tensor,
     per_sample_weights: Tensor,
     output: Tensor,
-    *lists_and_rule: object,
+    *lists_and_rule: Any,
 ) -> Tensor:
-    lists, rule = lists_and_rule[:6], lists_and_rule[6:]
+    lists, (rule, h, step, base) = lists_and_rule[:6], lists_and_rule[6:]
     tables = weights
     if history is not None:
-        tables = list(row_optimizer_make_current_(weights, states, last_steps, history, *rule, [])[: len(weights)])
+        tables = list(
+            row_optimizer_make_current_(weights, states, last_steps, history, rule, h, step, base, [])[: len(weights)]
+        )
     dims = [table.shape[1] for table in tables]
     result = accumulator(torch.zeros_like(per_sample_weights))
     both = zip(_parts(grad, dims, lists), _parts(output, dims, lists), strict=True)
@@ -223,7 +225,7 @@ def embedding_collection_update_(
     offsets: Tensor | None,
     per_sample_weights: Tensor | None,
     argmax: Tensor | None,
-    *lists_and_rule: object,
+    *lists_and_rule: Any,
 ) -> tuple[Tensor, ...]:
     lists, (wanted, grad_scale, rule, h, step, base, maximize, seeds) = lists_and_rule[:6], lists_and_rule[6:]
     sizes = [x.shape[0] for x in weights], [x.shape[1] for x in weights]

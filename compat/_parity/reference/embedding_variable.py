@@ -194,5 +194,5 @@ class ReferenceVariable:
         self.present, self.waiting = copy.deepcopy((saved.present, saved.waiting))
         self.step, self.evicted = saved.step, saved.evicted
         self.weight.detach().copy_(saved.weight)
-        if self.optimizing is not None:
+        if self.optimizing is not None and saved.optimizer is not None:
             self.optimizing.load_state_dict(copy.deepcopy(saved.optimizer))

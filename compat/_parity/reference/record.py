@@ -216,7 +216,7 @@ def parse(message: bytes, columns: dict[str, Any]) -> dict[str, list[Any] | None
         if values is None:
             if column.size is not None and column.default is None and not column.nullable:
                 raise Fault("absent")
-            absent = None if column.nullable else []
+            absent: list[Any] | None = None if column.nullable else []
             values = absent if column.default is None else list(column.default)
         elif column.size is not None and len(values) != column.size:
             raise Fault("count")

@@ -1,8 +1,8 @@
 """
 The slow, obvious meaning of the family ``row_update``: one item after another, by the formulas of the papers.
 
-The numbers know how far the same steps in a float dtype may be off (rounded.py), so that every operation is done where
-TensorFlow does it.
+The numbers know how far the same operations in a float dtype may be off (rounded.py). These are in TensorFlow's order,
+so that it, too, can be held to that.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,9 +16,9 @@ Array = np.ndarray  # or a Tensor: see on_tensors
 def _limits(x: Array | Tensor) -> tuple[float, float]:
     """The lowest and the highest finite number of its dtype."""
     if isinstance(x, Tensor):
-        info = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
-    else:
-        info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else np.finfo(x.dtype)
+        given = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
+        return given.min, given.max
+    info: Any = np.iinfo(x.dtype) if x.dtype.kind in "iu" else np.finfo(x.dtype)
     return info.min, info.max
 
 
@@ -76,7 +78,7 @@ def unsorted_segment_reduce(data: Array, segment_ids: Array, num_segments: int, 
 
 
 @on_tensors
-def _received(grad: np.ndarray, x: np.ndarray | None, ids: np.ndarray, reduction: int) -> np.ndarray:
+def _received(grad: np.ndarray, x: Any, ids: np.ndarray, reduction: int) -> np.ndarray:
     """What each row receives: its part of what its id's reduction receives, nothing where the id is negative."""
     size, kept = len(grad), ids >= 0
     if size == 0:

@@ -12,7 +12,8 @@ from .numbers import on_tensors
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
-    strides, product = [], 1
+    strides: list[int] = []
+    product = 1
     for size in reversed(shape):
         strides.insert(0, product)
         product *= size

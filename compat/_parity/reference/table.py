@@ -138,7 +138,7 @@ class ReferenceTable:
     def _put(self, key: int, row: int) -> bool:
         """Enter a key that is missing; False, and nothing has changed, where its region is full."""
         place = place_of(len(self.buckets), key)
-        full = []
+        full: list[Bucket] = []
         for bucket in (self.buckets[b] for b in place.way()):
             if 0 in bucket.tags:
                 slot = bucket.tags.index(0)
@@ -315,8 +315,10 @@ def tables_find_or_insert_(
 ) -> tuple[Tensor, ...]:
     rows, born = ids.long(), torch.full_like(ids, -1, dtype=torch.int64)
     states = []
-    for *state, begin, end, version in zip(index, entries, counters, free_rows, begins, ends, versions, strict=True):
-        results = table_find_or_insert_(*state, ids[begin:end], None, None, version, count)
+    for i, e, c, f, begin, end, version in zip(
+        index, entries, counters, free_rows, begins, ends, versions, strict=True
+    ):
+        results = table_find_or_insert_(i, e, c, f, ids[begin:end], None, None, version, count)
         rows[begin:end], born[begin:end] = results[:2]
         states.append(results[2:])
     return rows, born, *(x for each in zip(*states, strict=True) for x in each)

@@ -29,8 +29,10 @@ def unique_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first.setdefault(row, position)
     inverse = [list(first).index(row) for row in rows]
     counts = [inverse.count(u) for u in range(len(first))]
-    return tuple(
-        torch.tensor(part, dtype=torch.int64, device=x.device) for part in (list(first.values()), inverse, counts)
+    return (
+        torch.tensor(list(first.values()), dtype=torch.int64, device=x.device),
+        torch.tensor(inverse, dtype=torch.int64, device=x.device),
+        torch.tensor(counts, dtype=torch.int64, device=x.device),
     )
 
 
