@@ -23,7 +23,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parent
 FULL = FOLDER / "full.txt"
 ALWAYS = FOLDER / "always.txt"
-DAILY_SECONDS = 0.4
+DAILY_SECONDS = 0.5
 CHEAPEST_SECONDS = 1.5
 # The names of all tests that were collected, those that are left out too.
 COLLECTED = pytest.StashKey[list[str]]()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from calls import STATE, assert_same_bits, call, operator, written
 from cpu_only import CPU_ONLY
+from devices import RARELY_EMULATED
 from samples.compiled import COMPILED, bags
 from samples.operators import GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES
 from samples.sample import Sample, tensors_of
@@ -47,7 +48,8 @@ def _runs() -> Iterator[object]:
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
-    result = REFERENCES[sample.operator](*sample.arguments)
+    # A reference writes, too.
+    result = REFERENCES[sample.operator](*sample.to("cpu").arguments)
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -74,7 +76,7 @@ def test_equals_reference(sample: Sample, device: str) -> None:
     _check_against_reference(sample, device)
 
 
-@pytest.mark.parametrize("run", _runs())
+@pytest.mark.parametrize("run", list(_runs()))
 def test_equals_reference_too(run: list[Sample], device: str) -> None:
     for sample in run:
         print(sample)  # The last one is shown if the test fails.
@@ -150,14 +152,23 @@ def test_operator_has_a_cpu_kernel_and_a_fake_kernel(name: str) -> None:
     assert torch._library.simple_registry.singleton.find(qualified).fake_impl.kernel is not None
 
 
+# Registrations are the CPU's in emulation, too.
+@pytest.mark.parametrize("device", RARELY_EMULATED, indirect=True)
 @each_representative
 def test_opcheck(sample: Sample, device: str) -> None:
-    places = _differentiable(sample)
-    arguments = sample.to(device).arguments
-    for i in places:
-        for x in tensors_of(arguments[i]):
+    _opcheck(sample.to(device))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_opcheck_in_emulation(name: str, emulated: Callable[[], int]) -> None:
+    _opcheck(next(sample for sample in SAMPLES[name] if sample.representative).to("cpu"))
+
+
+def _opcheck(sample: Sample) -> None:
+    for i in _differentiable(sample):
+        for x in tensors_of(sample.arguments[i]):
             x.requires_grad_()
-    torch.library.opcheck(operator(sample.operator), arguments)
+    torch.library.opcheck(operator(sample.operator), sample.arguments)
 
 
 @each_representative
@@ -237,6 +248,8 @@ def test_gradients(sample: Sample, device: str) -> None:
     assert torch.autograd.gradcheck(function, inputs)
 
 
+# They are made of kernels that other tests emulate.
+@pytest.mark.parametrize("device", RARELY_EMULATED, indirect=True)
 @pytest.mark.parametrize("sample", SMOOTH, ids=str)
 def test_gradients_of_gradients(sample: Sample, device: str) -> None:
     function, inputs = _as_function(sample.to(device))
