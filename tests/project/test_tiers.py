@@ -23,7 +23,7 @@ def test_what_costs_most_is_left_out_but_for_a_cheap_case() -> None:
         **{"a.py::one": 0.1, "a.py::dear": 9.0},
         **{"a.py::many[x]": 0.2, "a.py::many[y]": 1.2, "a.py::many[z]": 0.9},
         **{"a.py::all[x]": 1.1, "a.py::all[y]": 1.2},
-        **{"a.py::none[x]": 2.1, "a.py::none[y]": 2.2},
+        **{"a.py::none[x]": 3.1, "a.py::none[y]": 3.2},
     }
     always: set[str] = set()
     assert tiers.chosen(costs, always) == ["a.py::all[y]", "a.py::dear", "a.py::many[y]", "a.py::many[z]", "a.py::none"]
