@@ -4,13 +4,19 @@ Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUD
 TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if torch has CUDA, since no other
                                 can load it, and nvcc is found. 1: whatever torch has; fail without nvcc
 TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default: this machine's GPUs; without, "8.0;9.0+PTX")
+VERBOSE=1                       print the compiler's commands, not only the files' names
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
 CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
+import contextlib
 import os
+import re
 import shutil
+import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -167,6 +173,41 @@ def packages() -> list[str]:
     return [*own, "torchsparse_rec.compat", *compat]
 
 
+@contextlib.contextmanager
+def short_progress() -> Iterator[None]:
+    """Of each command that ninja, as torch calls it, prints in full, the file's name; all of one that fails."""
+    if os.environ.get("VERBOSE") == "1":
+        yield
+        return
+    sys.stdout.flush()
+    terminal = os.dup(1)
+    reading, writing = os.pipe()
+
+    def shorten() -> None:
+        with open(reading, errors="replace") as lines, open(terminal, "w", closefd=False) as to:
+            for line in lines:
+                command = re.match(r"(\[\d+/\d+\]) .* -c '?(.+?)'? -o ", line)
+                to.write(f"{command[1]} {Path(command[2]).name}\n" if command else line)
+                to.flush()
+
+    thread = threading.Thread(target=shorten)
+    thread.start()
+    os.dup2(writing, 1)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(terminal, 1)  # closes the pipe
+        thread.join()
+        os.close(terminal)
+
+
+def is_short(source: str) -> bool:
+    """Whether a file compiles in a few seconds: those that are compiled per instruction set take the longest."""
+    return "isa_foreach.h" not in Path(source).read_text()
+
+
 class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
     """One folder of objects for pip, wheels and setup.py: what has not changed is not compiled again."""
 
@@ -185,6 +226,20 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
                 compiled.unlink()
         super().build_extensions()
         print(SUMMARY)  # not a log message, which -q would swallow
+
+    def build_extension(self, ext: CppExtension) -> None:
+        """Compile the longest first: else all cores but one wait for it in the end."""
+        compile_with_ninja = self.compiler.compile
+
+        def compile_longest_first(sources: list[str], **options: object) -> list[str]:
+            with short_progress():
+                return compile_with_ninja(sorted(sources, key=is_short), **options)
+
+        self.compiler.compile = compile_longest_first
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_with_ninja
 
 
 class PortableWheel(bdist_wheel):

@@ -6,22 +6,14 @@
 
 namespace tsr {
 
-// Bags and their items, checked but for the ids. T: of weights and per_sample_weights. The tensors must be contiguous
-// and outlive this.
-template <class T, class I>
-struct CollectionInput {
-  CollectionInput(const Collection& collection, const Tensor& indices_, const std::optional<Tensor>& offsets,
-                  const std::optional<Tensor>& per_sample_weights)
+// Bags and their items, checked but for the ids. The tensors must be contiguous and outlive this.
+template <class I>
+struct CollectionIds {
+  CollectionIds(const Collection& collection, const Tensor& indices_, const std::optional<Tensor>& offsets)
       : c(collection),
         indices(indices_),
         ids(indices_.const_data_ptr<I>()),
-        weights(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr),
         starts(bag_starts(collection.op, indices_, offsets)) {}
-
-  Bags<T, I> bags(const CollectionLookup& lookup, int64_t block_items = Bags<T, I>::kBlockItems) const {
-    const int64_t padding = c.padding_idx[static_cast<size_t>(lookup.table)];
-    return Bags<T, I>(ids, weights, padding, starts.data() + lookup.first_bag, lookup.bags, block_items);
-  }
 
   int64_t items(const CollectionLookup& lookup) const {
     return starts[lookup.first_bag + lookup.bags] - starts[lookup.first_bag];
@@ -29,13 +21,6 @@ struct CollectionInput {
 
   // Elements that a lookup, or its gradient, adds and writes.
   int64_t work(const CollectionLookup& lookup) const { return (items(lookup) + lookup.bags) * lookup.dim; }
-
-  // The most items that Bags puts into one block.
-  int64_t block_items() const {
-    int64_t most = std::min(Bags<T, I>::kBlockItems, starts[c.bags]);
-    for (int64_t b = 0; b < c.bags; ++b) most = std::max(most, starts[b + 1] - starts[b]);
-    return most;
-  }
 
   // Throws for what Bags::check has reported of lookups.
   void throw_if(const FirstPosition& first_bad, const FirstPosition& first_nan) const {
@@ -55,8 +40,30 @@ struct CollectionInput {
   const Collection& c;
   const Tensor& indices;
   const I* ids;
-  const T* weights;
   Buffer<int64_t> starts;  // [bags + 1]
+};
+
+// The same with the items' weights. T: of weights and per_sample_weights.
+template <class T, class I>
+struct CollectionInput : CollectionIds<I> {
+  CollectionInput(const Collection& collection, const Tensor& indices_, const std::optional<Tensor>& offsets,
+                  const std::optional<Tensor>& per_sample_weights)
+      : CollectionIds<I>(collection, indices_, offsets),
+        weights(per_sample_weights ? per_sample_weights->const_data_ptr<T>() : nullptr) {}
+
+  Bags<T, I> bags(const CollectionLookup& lookup, int64_t block_items = Bags<T, I>::kBlockItems) const {
+    const int64_t padding = this->c.padding_idx[static_cast<size_t>(lookup.table)];
+    return Bags<T, I>(this->ids, weights, padding, this->starts.data() + lookup.first_bag, lookup.bags, block_items);
+  }
+
+  // The most items that Bags puts into one block.
+  int64_t block_items() const {
+    int64_t most = std::min(Bags<T, I>::kBlockItems, this->starts[this->c.bags]);
+    for (int64_t b = 0; b < this->c.bags; ++b) most = std::max(most, this->starts[b + 1] - this->starts[b]);
+    return most;
+  }
+
+  const T* weights;
 };
 
 // Some bags of one lookup: one task of a parallel loop over all of them.
@@ -67,8 +74,8 @@ struct LookupPart {
 
 // All lookups in parts, one lookup after the other also side by side: to return to a table costs more than to return to
 // lines of the output, since a table's pages have to be looked up again.
-template <class T, class I>
-std::vector<LookupPart> lookup_parts(const CollectionInput<T, I>& input, int64_t work, int64_t workers) {
+template <class I>
+std::vector<LookupPart> lookup_parts(const CollectionIds<I>& input, int64_t work, int64_t workers) {
   const Collection& c = input.c;
   const int64_t lookups = static_cast<int64_t>(c.lookups.size());
   std::vector<LookupPart> parts;
@@ -85,8 +92,8 @@ std::vector<LookupPart> lookup_parts(const CollectionInput<T, I>& input, int64_t
 }
 
 // Runs f(worker, part) over parts of all lookups; prepare(workers) comes before.
-template <class T, class I, class Prepare, class F>
-void for_each_part(const CollectionInput<T, I>& input, const Prepare& prepare, const F& f) {
+template <class I, class Prepare, class F>
+void for_each_part(const CollectionIds<I>& input, const Prepare& prepare, const F& f) {
   int64_t work = 0;
   for (const CollectionLookup& lookup : input.c.lookups) work += input.work(lookup);
   const int64_t workers = workers_for(work);

@@ -22,8 +22,9 @@ struct BackwardInputs {
         const CollectionInput<T, I> input(c, indices, offsets, per_sample_weights);
         dispatch_collection_width(input, [&](auto width_tag) {
           using U = typename decltype(width_tag)::type;
-          write(CollectionGroups<T, I, U>(input, grad.const_data_ptr<T>(),
-                                          argmax ? argmax->const_data_ptr<int64_t>() : nullptr, wanted, written),
+          write(CollectionGroups<T, U>(group_tables<U>(input, grad.const_data_ptr<T>(),
+                                                       argmax ? argmax->const_data_ptr<int64_t>() : nullptr, wanted,
+                                                       written)),
                 T());
         });
       });

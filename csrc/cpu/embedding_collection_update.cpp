@@ -24,8 +24,8 @@ int64_t update_rows(int64_t dim, int64_t width) {
 }
 
 // steppers: of the wanted tables; places: where among them a table is.
-template <class T, class I, class U>
-void step_rows(const CollectionGroups<T, I, U>& groups, const OptimizerStep<acc_t<T>>& call,
+template <class T, class U>
+void step_rows(const CollectionGroups<T, U>& groups, const OptimizerStep<acc_t<T>>& call,
                const std::vector<RowStepper<T>>& steppers, const std::vector<int64_t>& places) {
   using A = acc_t<T>;
   std::vector<std::unique_ptr<UpdateWorker<A, U>>> mine;
@@ -89,9 +89,9 @@ void embedding_collection_update_cpu(const std::vector<Tensor>& weights, const s
       const CollectionInput<T, I> input(c, indices, offsets, per_sample_weights);
       dispatch_collection_width(input, [&](auto width_tag) {
         using U = typename decltype(width_tag)::type;
-        const CollectionGroups<T, I, U> groups(input, grad.const_data_ptr<T>(),
-                                               argmax ? argmax->const_data_ptr<int64_t>() : nullptr, wanted,
-                                               GradientRows::kPresent);
+        const CollectionGroups<T, U> groups(group_tables<U>(input, grad.const_data_ptr<T>(),
+                                                            argmax ? argmax->const_data_ptr<int64_t>() : nullptr,
+                                                            wanted, GradientRows::kPresent));
         step_rows(groups, call, steppers, stepped.places);
       });
     });

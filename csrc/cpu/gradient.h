@@ -112,26 +112,26 @@ void describe_items(const Item<U>* items, const Slice& slice, const ItemMeaning<
 template <class T, class U, class Out>
 void pool_items(const ItemMeaning<T, U>& meaning, const SliceScratch<T, U>& scratch, int64_t first, int64_t count,
                 int64_t items, Out* out, bool stream) {
-  const PoolArguments<T, U, Out> arguments{meaning.grad,
-                                           meaning.dim,
-                                           scratch.segments.data(),
-                                           meaning.weighted() ? scratch.weights.data() : nullptr,
-                                           scratch.starts.data() + first,
-                                           nullptr,
-                                           count,
-                                           out,
-                                           stream,
-                                           meaning.places != nullptr ? 1 : meaning.stride,
-                                           /*out_stride=*/0,
-                                           /*fetch_end=*/items};
-  const RowLoops<T, U>& loops = row_loops<T, U>();
+  PoolArguments<T, U> arguments{meaning.grad,
+                                meaning.dim,
+                                scratch.segments.data(),
+                                meaning.weighted() ? scratch.weights.data() : nullptr,
+                                scratch.starts.data() + first,
+                                nullptr,
+                                count,
+                                /*out=*/nullptr,
+                                stream,
+                                meaning.places != nullptr ? 1 : meaning.stride,
+                                /*out_stride=*/0,
+                                /*fetch_end=*/items};
   if constexpr (std::is_same_v<Out, T>) {
-    if (meaning.winners == nullptr) return loops.pool(arguments);
-    loops.pool_won(arguments, scratch.positions.data(), meaning.winners, scratch.places.data());
+    arguments.out = out;
   } else {
-    if (meaning.winners == nullptr) return loops.pool_wide(arguments);
-    loops.pool_won_wide(arguments, scratch.positions.data(), meaning.winners, scratch.places.data());
+    arguments.wide = out;
   }
+  const RowLoops<T, U>& loops = row_loops<T, U>();
+  if (meaning.winners == nullptr) return loops.pool(arguments);
+  loops.pool_won(arguments, scratch.positions.data(), meaning.winners, scratch.places.data());
 }
 
 enum class OutputMemory { kFresh, kReused };

@@ -28,8 +28,8 @@ int64_t sum_block_end(int64_t begin, int64_t end) {
 
 // Bag b holds the entries [starts[b], starts[b + 1]); entry e is row rows[e] of table, times weights[e].
 //   out[b, :] = sum of weights[e] * table[rows[e], :], in blocks and in the order of e, divided by divisors[b]
-// R is uint32_t or int64_t: the width in which the caller happens to have the rows. Out is T or its accumulator.
-template <class T, class R, class Out = T>
+// R is uint32_t or int64_t: the width in which the caller happens to have the rows.
+template <class T, class R>
 struct PoolArguments {
   const T* table;
   int64_t dim;
@@ -38,13 +38,14 @@ struct PoolArguments {
   const int64_t* starts;     // [bags + 1]
   const acc_t<T>* divisors;  // [bags], 0 gives a row of zeros; null: all 1
   int64_t bags;
-  Out* out;     // [bags, dim]
+  T* out;       // [bags, dim]
   bool stream;  // write past the caches: right for memory that is mapped already and not read soon
   // Elements from one row to the next; 0 stands for dim. 1 where rows says in elements where rows begin.
   int64_t stride = 0;
   int64_t out_stride = 0;  // elements from one row of out to the next; 0 stands for dim
   // pool only: rows may be fetched from memory up to this entry, beyond the last bag; 0: not beyond.
   int64_t fetch_end = 0;
+  acc_t<T>* wide = nullptr;  // where results of half types go that are not to be rounded, in place of out
 };
 
 // How far ahead to fetch rows that are visited at random: what has been asked for but not used stays at about 8 KB, as
@@ -64,7 +65,6 @@ void fetch_row(const T* row, int64_t dim) {
 template <class T, class R>
 struct RowLoops {
   void (*pool)(const PoolArguments<T, R>& arguments);
-  void (*pool_wide)(const PoolArguments<T, R, acc_t<T>>& arguments);  // not rounded to T
   // Elementwise maximum; the first of equal values wins and a NaN wins over all. argmax [bags, dim] receives
   // positions[e] of the winning entry, or -1 in an empty bag (whose row is zero).
   void (*pool_max)(const PoolArguments<T, R>& arguments, const int64_t* positions, int64_t* argmax);
@@ -72,8 +72,6 @@ struct RowLoops {
   // pool_max. places null: rows[e] * dim. An entry whose place is negative counts in full.
   void (*pool_won)(const PoolArguments<T, R>& arguments, const int64_t* positions, const int64_t* winners,
                    const int64_t* places);
-  void (*pool_won_wide)(const PoolArguments<T, R, acc_t<T>>& arguments, const int64_t* positions,
-                        const int64_t* winners, const int64_t* places);
 };
 
 template <class T, class R>

@@ -18,6 +18,14 @@ struct RowOf {
   T* state[kMostStates];
 };
 
+// What a call does to a row, without the rule's type: only the loop over elements is compiled for each rule.
+template <class T>
+struct RowUpdate {
+  const void* rule;
+  int states;
+  void (*elements)(const void* rule, acc_t<T>* weight, acc_t<T>* const* state, const acc_t<T>* grad, int64_t n);
+};
+
 #define TSR_ISA_BODY "row_update_body.h"
 #include "isa_foreach.h"
 
@@ -51,28 +59,38 @@ struct RowTables {
   }
 };
 
+// One item: a row of weight and of each state, and the item's row of grad.
+template <class T>
+void update_row(const RowUpdate<T>& update, const RowOf<T>& row, const T* grad, int64_t dim) {
+  if constexpr (std::is_same_v<T, acc_t<T>>) {
+    update.elements(update.rule, row.weight, row.state, grad, dim);
+  } else {
+    static const auto update_half_row = pick_level<void (*)(const RowUpdate<T>&, const RowOf<T>&, const T*, int64_t)>(
+        &baseline::update_half_row<T>, &avx2::update_half_row<T>, &avx512::update_half_row<T>);
+    update_half_row(update, row, grad, dim);
+  }
+}
+
 // Items [begin, end) in their order; row_of(e) and item_of(e) say which row and which row of grad.
-template <class Rule, class T, class RowAt, class ItemAt>
-void update_items(const Rule& rule, const RowTables<T>& tables, int64_t begin, int64_t end, const RowAt& row_of,
-                  const ItemAt& item_of) {
-  static const auto update = pick_level<void (*)(const Rule&, const RowOf<T>&, const T*, int64_t)>(
-      &baseline::update_row<Rule, T>, &avx2::update_row<Rule, T>, &avx512::update_row<Rule, T>);
+template <class T, class RowAt, class ItemAt>
+void update_items(const RowUpdate<T>& update, const RowTables<T>& tables, int64_t begin, int64_t end,
+                  const RowAt& row_of, const ItemAt& item_of) {
   const int64_t dim = tables.dim;
-  const int64_t ahead = rows_ahead((2 + Rule::kStates) * dim * static_cast<int64_t>(sizeof(T)));
+  const int64_t ahead = rows_ahead((2 + update.states) * dim * static_cast<int64_t>(sizeof(T)));
   for (int64_t e = begin; e < end; ++e) {
     if (e + ahead < end) {
       const RowOf<T> later = tables.row(row_of(e + ahead));
       fetch_row(later.weight, dim);
-      for (int k = 0; k < Rule::kStates; ++k) fetch_row(later.state[k], dim);
+      for (int k = 0; k < update.states; ++k) fetch_row(later.state[k], dim);
       fetch_row(tables.grad + item_of(e + ahead) * dim, dim);
     }
-    update(rule, tables.row(row_of(e)), tables.grad + item_of(e) * dim, dim);
+    update_row(update, tables.row(row_of(e)), tables.grad + item_of(e) * dim, dim);
   }
 }
 
 // By one thread, in the order given.
-template <class Rule, class T>
-void update_in_order(const char* op, const Rule& rule, const RowTables<T>& tables, const Tensor& indices,
+template <class T>
+void update_in_order(const char* op, const RowUpdate<T>& update, const RowTables<T>& tables, const Tensor& indices,
                      int64_t num_rows) {
   const int64_t n = indices.size(0);
   dispatch_index(indices.scalar_type(), op, "indices", [&](auto tag) {
@@ -82,13 +100,13 @@ void update_in_order(const char* op, const Rule& rule, const RowTables<T>& table
     report_bad_ids(rows, 0, n, num_rows, first_bad);
     if (first_bad.found()) throw_bad_index(op, "indices", indices, first_bad.position(), num_rows);
     update_items(
-        rule, tables, 0, n, [rows](int64_t e) { return static_cast<int64_t>(rows[e]); }, [](int64_t e) { return e; });
+        update, tables, 0, n, [rows](int64_t e) { return static_cast<int64_t>(rows[e]); }, [](int64_t e) { return e; });
   });
 }
 
 // By several threads, each row's items by one of them.
-template <class Rule, class T>
-void update_by_row(const char* op, const Rule& rule, const RowTables<T>& tables, const Tensor& indices,
+template <class T>
+void update_by_row(const char* op, const RowUpdate<T>& update, const RowTables<T>& tables, const Tensor& indices,
                    int64_t num_rows) {
   dispatch_width(fits_32_bits(num_rows, indices.size(0), 0), [&](auto tag) {
     using U = typename decltype(tag)::type;
@@ -98,7 +116,7 @@ void update_by_row(const char* op, const Rule& rule, const RowTables<T>& tables,
     parallel_dynamic(static_cast<int64_t>(slices.size()), groups.workers(), [&, items](int64_t, int64_t task) {
       const Slice& slice = slices[static_cast<size_t>(task)];
       update_items(
-          rule, tables, slice.begin, slice.end, [items](int64_t e) { return static_cast<int64_t>(items[e].row); },
+          update, tables, slice.begin, slice.end, [items](int64_t e) { return static_cast<int64_t>(items[e].row); },
           [items](int64_t e) { return static_cast<int64_t>(items[e].payload); });
     });
   });
@@ -115,12 +133,17 @@ void row_update_cpu(const Tensor& weight, const std::optional<Tensor>& state0, c
   const Tensor grads = as_contiguous(grad), ids = as_contiguous(indices);
   dispatch_float(weight.scalar_type(), op, "weight", [&](auto tag) {
     using T = typename decltype(tag)::type;
+    using A = acc_t<T>;
     const RowTables<T> tables(weight, states, grads);
-    dispatch_rule<acc_t<T>>(rule, hyperparameters, [&](const auto& policy) {
+    dispatch_rule<A>(rule, hyperparameters, [&](const auto& policy) {
+      using Rule = std::decay_t<decltype(policy)>;
+      const RowUpdate<T> update{
+          &policy, Rule::kStates,
+          pick_level(&baseline::update_row<Rule, A>, &avx2::update_row<Rule, A>, &avx512::update_row<Rule, A>)};
       if (workers_for(ids.size(0) * tables.dim) == 1) {
-        update_in_order(op, policy, tables, ids, weight.size(0));
+        update_in_order(op, update, tables, ids, weight.size(0));
       } else {
-        update_by_row(op, policy, tables, ids, weight.size(0));
+        update_by_row(op, update, tables, ids, weight.size(0));
       }
     });
   });

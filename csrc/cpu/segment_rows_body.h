@@ -2,55 +2,7 @@
 
 #include "row_vectors_body.h"
 
-// ---- Columns --------------------------------------------------------------------------------------------------------
-
-// Some columns of a row: kCount whole vectors, or the last few in one vector whose other lanes are zero.
-template <class T, int kBytes_, int kCount_>
-struct WholeColumns {
-  static constexpr int kBytes = kBytes_, kCount = kCount_;
-  using V = Vector<acc_t<T>, kBytes>;
-  static constexpr int kLanes = VectorOf<acc_t<T>, kBytes>::kLanes;
-  int64_t first;
-
-  void get(const T* row, V (&x)[kCount]) const {
-    for (int k = 0; k < kCount; ++k) load<kBytes>(row + first + k * kLanes, x[k]);
-  }
-  void put(T* row, const V (&x)[kCount]) const {
-    for (int k = 0; k < kCount; ++k) store<false, kBytes>(row + first + k * kLanes, x[k]);
-  }
-};
-
-template <class T>
-struct LastColumns {
-  static constexpr int kBytes = 16, kCount = 1;
-  using V = Vector<acc_t<T>, kBytes>;
-  int64_t first, count;
-
-  void get(const T* row, V (&x)[1]) const {
-    x[0] = V{};
-    if (count == 1) {
-      x[0][0] = static_cast<acc_t<T>>(row[first]);
-      return;
-    }
-    for (int64_t k = 0; k < count; ++k) x[0][k] = static_cast<acc_t<T>>(row[first + k]);
-  }
-  void put(T* row, const V (&x)[1]) const {
-    for (int64_t k = 0; k < count; ++k) row[first + k] = static_cast<T>(static_cast<acc_t<T>>(x[0][k]));
-  }
-};
-
-// Calls f with the columns [first, last), the widest pieces first.
-template <class T, int kMost, class F>
-static inline __attribute__((always_inline)) void for_columns(int64_t first, int64_t last, const F& f) {
-  constexpr int kLanes = VectorOf<acc_t<T>, kVectorBytes>::kLanes, kFewLanes = VectorOf<acc_t<T>, 16>::kLanes;
-  int64_t d = first;
-  for (; d + kMost * kLanes <= last; d += kMost * kLanes) f(WholeColumns<T, kVectorBytes, kMost>{d});
-  for (; d + kLanes <= last; d += kLanes) f(WholeColumns<T, kVectorBytes, 1>{d});
-  if constexpr (kVectorBytes > 16) {
-    for (; d + kFewLanes <= last; d += kFewLanes) f(WholeColumns<T, 16, 1>{d});
-  }
-  if (d < last) f(LastColumns<T>{d, last - d});
-}
+// ---- Reductions -----------------------------------------------------------------------------------------------------
 
 // The row of entry e; the row that comes `ahead` entries later is fetched, if the processor cannot foresee which it is.
 template <class Columns, class Arguments>
@@ -62,8 +14,6 @@ static inline __attribute__((always_inline)) int64_t row_of(const Arguments& a, 
   for (int b = 0; b < Columns::kCount * Columns::kBytes; b += 64) __builtin_prefetch(row + b);
   return a.order[e];
 }
-
-// ---- Reductions -----------------------------------------------------------------------------------------------------
 
 // What a bag comes to: begin(first row), add(later row), end().
 struct Sum {
@@ -120,10 +70,10 @@ static inline __attribute__((always_inline)) void reduce_columns(const ReduceArg
                                                                  const Columns& columns,
                                                                  typename Columns::V (&total)[Columns::kCount]) {
   typename Columns::V x[Columns::kCount];
-  columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim, total);
+  columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim + columns.first, total);
   for (int k = 0; k < Columns::kCount; ++k) Reducer::begin(total[k], a.direction);
   for (int64_t e = begin + 1; e < end; ++e) {
-    columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim, x);
+    columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim + columns.first, x);
     for (int k = 0; k < Columns::kCount; ++k) Reducer::add(total[k], x[k], a.direction);
   }
 }
@@ -133,23 +83,20 @@ template <class T, class Columns>
 static inline __attribute__((always_inline)) void sum_blocks(const ReduceArguments<T>& a, int64_t begin, int64_t end,
                                                              int64_t last, int64_t ahead, const Columns& columns,
                                                              typename Columns::V (&total)[Columns::kCount]) {
-  if (end - begin <= kSumBlock) return reduce_columns<Sum>(a, begin, end, last, ahead, columns, total);
-  reduce_columns<Sum>(a, begin, begin + kSumBlock, last, ahead, columns, total);
   typename Columns::V block[Columns::kCount];
-  for (begin += kSumBlock; end - begin > kSumBlock; begin += kSumBlock) {
-    reduce_columns<Sum>(a, begin, begin + kSumBlock, last, ahead, columns, block);
-    for (int k = 0; k < Columns::kCount; ++k) total[k] += block[k];
+  for (int64_t from = begin; from < end; from += kSumBlock) {
+    reduce_columns<Sum>(a, from, std::min(from + kSumBlock, end), last, ahead, columns, block);
+    for (int k = 0; k < Columns::kCount; ++k) total[k] = from == begin ? block[k] : total[k] + block[k];
   }
-  reduce_columns<Sum>(a, begin, end, last, ahead, columns, block);
-  for (int k = 0; k < Columns::kCount; ++k) total[k] += block[k];
 }
 
-// The bags from b on, up to one that is left to a loop for another length. Returns that bag.
+// The bags from b on, up to one that is left to the loop for the other length. Returns that bag.
 template <SumLength kLength, class Reducer, class T>
 static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& arguments, int64_t b) {
   const ReduceArguments<T> a = arguments;  // a copy, so that the stores cannot alias it
   constexpr int kMost = TSR_ISA_LEVEL == 2 ? 4 : 8;
   const int64_t last = a.starts[a.bags], ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
+  PartSums parts;
   for (; b < a.bags; ++b) {
     const int64_t begin = a.starts[b], end = a.starts[b + 1];
     if (kReducesInBlocks<Reducer, T> && leaves<kLength, acc_t<T>>(end - begin)) break;
@@ -164,15 +111,16 @@ static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& ar
       typename Columns::V total[kCount];
       if constexpr (kLength == SumLength::kBlock) {
         reduce_columns<Reducer>(a, begin, end, last, ahead, columns, total);
-      } else if constexpr (kLength == SumLength::kPart) {
-        sum_blocks(a, begin, end, last, ahead, columns, total);
       } else {
-        PartSums<Columns::kBytes, kCount> parts;
-        for (int64_t from = begin; from < end; from += kSumPart) {
-          sum_blocks(a, from, std::min(from + kSumPart, end), last, ahead, columns, total);
+        for (int64_t from = begin, to;; from = to) {
+          to = std::min(from + kSumPart, end);
+          sum_blocks(a, from, to, last, ahead, columns, total);
+          if (to == end && from == begin) break;
           parts.add(total);
+          if (to < end) continue;
+          parts.round(total);
+          break;
         }
-        parts.round(total);
       }
       for (int k = 0; k < kCount; ++k) {
         Reducer::end(total[k], a.direction);
@@ -180,7 +128,7 @@ static __attribute__((noinline)) int64_t reduce_run(const ReduceArguments<T>& ar
           if (a.divisors != nullptr) total[k] /= a.divisors[b];
         }
       }
-      columns.put(out, total);
+      columns.put(out + columns.first, total);
     });
   }
   return b;
@@ -190,10 +138,7 @@ template <class Reducer, class T>
 static void reduce(const ReduceArguments<T>& a) {
   for (int64_t b = 0; b < a.bags;) {
     b = reduce_run<SumLength::kBlock, Reducer>(a, b);
-    if constexpr (kReducesInBlocks<Reducer, T>) {
-      b = reduce_run<SumLength::kPart, Reducer>(a, b);
-      b = reduce_run<SumLength::kParts, Reducer>(a, b);
-    }
+    if constexpr (kReducesInBlocks<Reducer, T>) b = reduce_run<SumLength::kLong, Reducer>(a, b);
   }
 }
 
@@ -260,24 +205,25 @@ static void reduce_backward(const ReduceBackwardArguments<T>& arguments) {
       using Columns = std::decay_t<decltype(columns)>;
       using V = typename Columns::V;
       constexpr int kCount = Columns::kCount;
+      const T* data = a.data + columns.first;
       Shares<V, A> shares[kCount];
       V x[kCount], share[kCount];
-      columns.get(a.data + row_of(a, begin, last, ahead, columns) * a.dim, x);
+      columns.get(data + row_of(a, begin, last, ahead, columns) * a.dim, x);
       for (int k = 0; k < kCount; ++k) {
         shares[k].direction = a.direction;
         shares[k].begin(x[k]);
       }
       for (int64_t e = begin + 1; e < end; ++e) {
-        columns.get(a.data + row_of(a, e, last, ahead, columns) * a.dim, x);
+        columns.get(data + row_of(a, e, last, ahead, columns) * a.dim, x);
         for (int k = 0; k < kCount; ++k) shares[k].add(x[k]);
       }
-      columns.get(a.grad + b * a.dim, share);
+      columns.get(a.grad + b * a.dim + columns.first, share);
       for (int k = 0; k < kCount; ++k) share[k] = shares[k].share(share[k]);
       for (int64_t e = begin; e < end; ++e) {
         const int64_t at = (a.order == nullptr ? e : a.order[e]) * a.dim;
-        columns.get(a.data + at, x);
+        columns.get(data + at, x);
         for (int k = 0; k < kCount; ++k) x[k] = shares[k].of(x[k], share[k]);
-        columns.put(a.out + at, x);
+        columns.put(a.out + at + columns.first, x);
       }
     });
   }
