@@ -67,6 +67,7 @@ FAMILIES = {
     "unique": Family(("unique*", "indexed_slices"), "unique"),
     "hash": Family(("hash*", "features", "features_inputs"), "hash or fingerprint or cross"),
     "sparse_tensor": Family(("sparse_tensor*", "jagged", "compat_sparse_tensor"), "sparse or fill or row_ids"),
+    "bucketize": Family(("bucketize", "features", "compat_keras"), "bucketize"),
     "jagged": Family(("jagged*", "nn_collection", "data_tensors"), "jagged or row_ids"),
     "embedding": Family(("embedding_operators", "embedding_errors", "pooling", "nn_embedding*"), "embedding"),
     "lookup": Family(("embedding_lookup", "lookup_sparse", "embedding_errors", "compat_embedding"), "lookup"),

@@ -86,16 +86,16 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/optim/_gradients.py",
         "dtype",
-        "values.to(accumulator_dtype(gradient.values.dtype))\n    return values if",
-        "values\n    return values if",
+        "grad.to(dtype).coalesce() if grad.dtype != dtype else grad.coalesce()",
+        "grad.coalesce()",
         "optim",
     ),
     Mutation(
-        "torchsparse_rec/ops/indexed_slices.py",
+        "torchsparse_rec/ops/bucketize.py",
         "dtype",
-        "torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype",
-        "values.dtype",
-        "unique",
+        "torch.float64 if x.dtype == torch.float64 else torch.float32",
+        "torch.float32",
+        "bucketize",
     ),
     Mutation(
         "torchsparse_rec/jagged/collate.py",
