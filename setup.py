@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 import threading
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).resolve().parent
+# The ninja beside this Python, of requirements/build.txt. The PATH may have none, and torch then compiles one file
+# after the other, or another one, which does not know what this one has compiled.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
 # The oldest torch whose stable ABI is used: 2.10. See csrc/abi.h.
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 COMMON_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", TARGET]
