@@ -15,7 +15,7 @@ from samples.operators import SAMPLES
 from samples.sample import Random
 
 from emulation import fixture
-from torchsparse_rec.compat._parity.reference import MEAN, SQRTN, SUM
+from torchsparse_rec.compat._parity.reference import MEAN, REFERENCES, SQRTN, SUM
 from torchsparse_rec.compat._parity.reference import embedding as reference
 from torchsparse_rec.nn import EmbeddingBag
 
@@ -87,7 +87,7 @@ def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:
     grad = random.integers(-4, 5, 3000, 5, dtype=torch.float32)
     arguments = (grad, indices, None, None, None, 12, SUM, 2, False)
     actual = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
-    wanted = reference.REFERENCES[name](*arguments)
+    wanted = REFERENCES[name](*arguments)
     for x, y in zip(_outputs(actual), _outputs(wanted), strict=True):
         assert torch.equal(x, y)
 
