@@ -243,7 +243,9 @@ class IndexLookup(Layer):
         self._set_tokens(tokens)
         if self.output_mode == "tf_idf":
             weights = self._documents.idf_weights(tokens)
-            front = np.full(self._token_start(), weights.mean(dtype=np.float32))
+            # As Keras has it, but without numpy's warning: NaN where no token is left.
+            mean = weights.mean(dtype=np.float32) if len(weights) else np.float32("nan")
+            front = np.full(self._token_start(), mean)
             behind = np.zeros(max(self._depth() - len(front) - len(weights), 0), np.float32)
             self.idf_weights = torch.from_numpy(np.concatenate([front, weights, behind]).astype(np.float32))
         self.reset_state()

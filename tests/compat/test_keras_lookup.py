@@ -269,3 +269,10 @@ def test_a_file_of_integers_holds_no_underscores(tmp_path: Any) -> None:
         file.write_text(text)
         with pytest.raises(ValueError, match=f"vocabulary must hold integers of 64 bits, got b'{text}' in line 1"):
             ours.IntegerLookup(vocabulary=file)
+
+
+def test_tf_idf_of_data_that_has_nothing_but_the_token_for_others() -> None:
+    """Which is no entry of the vocabulary: Keras warns of a mean of nothing, and its weight is NaN."""
+    layer = ours.StringLookup(output_mode="tf_idf")
+    layer.adapt(["[UNK]", "[UNK]"])
+    assert layer.get_vocabulary() == ["[UNK]"] and torch.isnan(layer.idf_weights).all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -206,10 +207,19 @@ def test_training_with_both_kernels(chosen: tuple) -> None:
     compare(chosen, 20)
 
 
+def _all_choices() -> Iterator[object]:
+    """Yield every choice; those that are wrong today as such."""
+    for chosen in filter(is_possible, itertools.product(tuple(BY_NAME), *CHOICES[1:])):
+        name, mode, pooling = chosen[:3]
+        # A row that was looked up and whose gradient is exactly zero, as a maximum leaves them, is Ftrl's to move in
+        # sparse and fused gradients, and not in dense ones.
+        differs = name.startswith("ftrl") and mode in ("dense", "auto") and pooling == "max"
+        marks = pytest.mark.xfail(strict=True, reason="Ftrl moves rows of a zero gradient") if differs else ()
+        yield pytest.param(chosen, id=named(chosen), marks=marks)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "chosen", [c for c in itertools.product(tuple(BY_NAME), *CHOICES[1:]) if is_possible(c)], ids=named
-)
+@pytest.mark.parametrize("chosen", list(_all_choices()))
 def test_all_of_them(chosen: tuple) -> None:
     compare(chosen, 300)
 
