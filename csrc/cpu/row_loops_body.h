@@ -118,7 +118,8 @@ template <SumLength kLength, bool kWeighted, class T, class R>
 static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arguments, int64_t b) {
   using A = acc_t<T>;
   constexpr int kMost = kVectorBytes == 16 ? 8 : 256 / kVectorBytes;  // vectors that leave registers for the rest
-  const PoolArguments<T, R> a = arguments;                            // a copy, so that the stores cannot alias it
+  // A copy, so that the stores cannot alias it: that no function is given which is not inlined.
+  const PoolArguments<T, R> a = arguments;
   const int64_t last = a.starts[a.bags] > a.fetch_end ? a.starts[a.bags] : a.fetch_end;
   const int64_t ahead = rows_ahead(a.dim * static_cast<int64_t>(sizeof(T)));
   PartSums parts;
@@ -130,11 +131,11 @@ static __attribute__((noinline)) int64_t pool_run(const PoolArguments<T, R>& arg
     if (kLength == SumLength::kBlock && bag.begin == bag.end) {
       const int64_t first = b;  // of a run of empty bags, often long in a dense gradient
       while (a.out_stride == a.dim && b + 1 < a.bags && a.starts[b + 2] == bag.end) ++b;
-      clear(a, first * a.out_stride, (b - first + 1) * a.dim);
+      clear(arguments, first * a.out_stride, (b - first + 1) * a.dim);
       continue;
     }
     if (divisor == A(0)) {
-      clear(a, row, a.dim);
+      clear(arguments, row, a.dim);
       continue;
     }
     for_columns<T, kMost>(0, a.dim, [&](const auto& columns) __attribute__((always_inline)) {
