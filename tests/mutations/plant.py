@@ -56,11 +56,13 @@ class Copy:
     def run(self, table: Table, *arguments: str, seconds: float | None = None) -> tuple[int, str]:
         """Python's exit status and what it wrote, both streams. Raises TimeoutExpired, and leaves no process behind."""
         paths = os.pathsep.join([str(self._installed), str(self.folder / "tests")])
-        with tempfile.TemporaryFile() as output:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as examples:
+            # What failed with one fault is not tried first with the next, or without.
+            own = {"PYTHONPATH": paths, "HYPOTHESIS_STORAGE_DIRECTORY": examples}
             process = subprocess.Popen(
                 [self.python, *arguments],
                 cwd=self.folder,
-                env={**os.environ, **table.environment, "PYTHONPATH": paths},
+                env={**os.environ, **table.environment, **own},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -138,7 +140,7 @@ def _first_failure(output: str) -> str:
     """The test that pytest says has failed, or in which the process has crashed."""
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", output, re.MULTILINE)
     if failed:
-        return failed[1]
+        return failed[1].removesuffix(" ()")  # of a TestCase
     crashed = re.search(r'File "[^"]*/(tests/[^"]*test_[^"/]*\.py)", line \d+ in (test_\w+)', output)
     return f"{crashed[1]}::{crashed[2]}" if crashed else ""
 
