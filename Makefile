@@ -63,7 +63,7 @@ dlrm: $(BUILT) $(VENV)/.examples
 
 # What is daily, and all of what has been touched.
 test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
-	$(PYTEST) -m "touched or not full" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
+	$(PYTEST) -m "not full and (touched or not slow)" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
 
 # Whatever is committed has passed: what changes later is tested against it.
 test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
@@ -83,7 +83,7 @@ SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-
 EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 \
   LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(PYTEST) --capture=sys \
-  -m "not full$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
+  -m "not full and not slow$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
 sanitize: sanitize-cpu sanitize-emulated
 
 # All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.

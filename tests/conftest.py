@@ -152,7 +152,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what tests/full.txt and --touched name; leave out what needs a GPU where there is none."""
+    """Mark what tests/slow.txt and --touched name; leave out what needs a GPU where there is none."""
     tiers.mark(items, config.option.touched)
     config.stash[tiers.COLLECTED] = [item.nodeid for item in items]
     if not torch.cuda.is_available():

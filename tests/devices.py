@@ -10,6 +10,6 @@ KERNELS = ["cpu", "emulated"]
 _CUDA = [pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else []
 DEVICES = [*KERNELS, *_CUDA]
 HARDWARE = ["cpu", *_CUDA]
-RARELY_EMULATED = [*HARDWARE, pytest.param("emulated", marks=pytest.mark.full)]
+RARELY_EMULATED = [*HARDWARE, pytest.param("emulated", marks=pytest.mark.slow)]
 # For a test of what the CPU's kernels alone have or promise, in a file whose tests run with both.
 cpu_only = pytest.mark.parametrize("kernels", ["cpu"], indirect=True)

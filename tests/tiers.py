@@ -2,9 +2,10 @@
 Which tests run every day, chosen by what they cost.
 
 ``make test-full`` runs all tests and measures the processor's seconds of each, its child processes included; then
-``make tiers`` lists in tests/full.txt what takes more than DAILY_SECONDS. The daily tests leave that out, so that they
-end within minutes. Of each test function the cheapest case stays, if it takes no more than CHEAPEST_SECONDS; and what
-tests/always.txt lists stays whatever it takes.
+``make tiers`` lists in tests/slow.txt what takes more than DAILY_SECONDS. The daily tests leave that out, so that they
+end within minutes; CI runs it where it has been touched. What bears the mark ``full`` takes minutes by itself: nothing
+but ``make test-full`` runs that. Of each test function the cheapest case stays, if it takes no more than
+CHEAPEST_SECONDS; and what tests/always.txt lists stays whatever it takes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parent
-FULL = FOLDER / "full.txt"
+SLOW = FOLDER / "slow.txt"
 ALWAYS = FOLDER / "always.txt"
 DAILY_SECONDS = 0.5
 CHEAPEST_SECONDS = 3.0
@@ -48,21 +49,21 @@ def is_listed(test: str, lines: set[str]) -> bool:
 def unknown(tests: Iterable[str]) -> list[str]:
     """The lines of both lists that are neither a test nor the function of one."""
     known = set(tests)
-    return sorted((listed(FULL) | listed(ALWAYS)) - known - {function_of(test) for test in known})
+    return sorted((listed(SLOW) | listed(ALWAYS)) - known - {function_of(test) for test in known})
 
 
 def mark(items: list[pytest.Item], touched: str) -> None:
-    """Give tests the marks ``full``, as tests/full.txt says, and ``touched``, as its files are given by commas."""
-    full, files = listed(FULL), set(touched.split(","))
+    """Give tests the marks ``slow``, as tests/slow.txt says, and ``touched``, as its files are given by commas."""
+    slow, files = listed(SLOW), set(touched.split(","))
     for item in items:
-        if is_listed(item.nodeid, full):
-            item.add_marker("full")
+        if is_listed(item.nodeid, slow):
+            item.add_marker("slow")
         if touched == "everything" or item.nodeid.partition("::")[0] in files:
             item.add_marker("touched")
 
 
 def chosen(costs: dict[str, float], always: set[str]) -> list[str]:
-    """The lines of tests/full.txt, by what each test has cost."""
+    """The lines of tests/slow.txt, by what each test has cost."""
     cases: dict[str, list[str]] = defaultdict(list)
     for test in sorted(costs, key=lambda test: (costs[test], test)):
         cases[function_of(test)].append(test)
@@ -120,12 +121,12 @@ def read(path: Path) -> dict[str, float]:
 
 
 def main(path: Path) -> None:
-    """Write tests/full.txt by the costs in a file, and print what daily and full tests take."""
+    """Write tests/slow.txt by the costs in a file, and print what daily and slow tests take."""
     costs, always = read(path), listed(ALWAYS)
-    FULL.write_text("".join(f"{line}\n" for line in chosen(costs, always)))
-    full = listed(FULL)
-    for name, out in (("every day", False), ("make test-full only", True)):
-        tests = [test for test in costs if is_listed(test, full) == out]
+    SLOW.write_text("".join(f"{line}\n" for line in chosen(costs, always)))
+    slow = listed(SLOW)
+    for name, out in (("every day", False), ("only if touched", True)):
+        tests = [test for test in costs if is_listed(test, slow) == out]
         print(f"{len(tests):6} tests  {sum(costs[test] for test in tests):6.0f} processor-seconds  {name}")
 
 

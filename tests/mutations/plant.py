@@ -30,6 +30,7 @@ from mutations.mutation import ROOT, Mutation, Table, problems, tables  # noqa: 
 # Not copied: what is made from the rest, and is large.
 _LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "runs")
 _SECONDS = 600
+DAILY = "not slow and not full"
 
 
 class Outcome(NamedTuple):
@@ -42,7 +43,7 @@ class Outcome(NamedTuple):
 class Copy:
     """A copy of the repository at ``root`` in ``folder``, whose tests run with ``python``'s packages."""
 
-    def __init__(self, root: Path, folder: Path, python: str = sys.executable, marker: str = "not full") -> None:
+    def __init__(self, root: Path, folder: Path, python: str = sys.executable, marker: str = DAILY) -> None:
         self.folder, self.python, self.marker = folder, python, marker
         shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True, dirs_exist_ok=True)
         # As an install would have it: the package alone is on the path, with compat/ in it under its name.
