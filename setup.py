@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parent
 # The ninja beside this Python, of requirements/build.txt. The PATH may have none, and torch then compiles one file
 # after the other, or another one, which does not know what this one has compiled.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+# Of a parallel make: its job server is closed to what is no make, and this ninja would look for it.
+os.environ.pop("MAKEFLAGS", None)
 # The oldest torch whose stable ABI is used: 2.10. See csrc/abi.h.
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 COMMON_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", TARGET]

@@ -52,11 +52,15 @@ struct Extreme {
   static inline __attribute__((always_inline)) void add(V& total, V x, A direction) {
     turn(x, direction);
     V greater = x > total ? x : total;
+    if constexpr (is_integer_v<A>) {
+      total = greater;
+    } else {
 #if defined(__x86_64__)
-    // Compilers would join both choices. Apart, only this one waits for the rows before, and it is one instruction.
-    if constexpr (!is_integer_v<A>) asm("" : "+v"(greater));
+      // Compilers would join both choices. Apart, only this one waits for the rows before, and it is one instruction.
+      asm("" : "+v"(greater));
 #endif
-    total = x != x ? x : greater;  // x != x: x is NaN
+      total = x != x ? x : greater;  // x != x: x is NaN
+    }
   }
   template <class V, class A>
   static inline __attribute__((always_inline)) void end(V& total, A direction) {

@@ -103,7 +103,9 @@ def _build_in(folder: Path, ninja: str) -> Path:
     if not (folder / "build.ninja").exists() or (folder / "build.ninja").read_text() != text:
         (folder / "build.ninja").write_text(text)
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
-    result = subprocess.run([ninja, "-C", folder, "-j", jobs], capture_output=True, text=True)
+    # Not make's: its job server is closed to what is no make.
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    result = subprocess.run([ninja, "-C", folder, "-j", jobs], env=environment, capture_output=True, text=True)
     if result.returncode != 0:
         raise RuntimeError(f"compiling the emulated CUDA kernels failed:\n{result.stdout}{result.stderr}")
     if "warning:" in result.stdout:
