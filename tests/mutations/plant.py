@@ -2,8 +2,8 @@
 Does a fault turn the tests red? ``make mutate`` plants those of python.py, cpu.py and cuda.py, one at a time.
 
 In a copy of the repository, which keeps its object files: a fault costs the compilation of what includes its file, and
-the tests of its family. Prints a table; the exit status is 1 if a fault was missed. Takes an hour or two, so it runs
-before a release and not in CI. ``ARGS=python`` plants one table's alone (python, cpu, cuda).
+the tests of its family. Prints a table; the exit status is 1 if a fault was missed. Takes two or three hours: it is run
+before a release, and is not part of CI. ``ARGS=python`` plants one table's alone (python, cpu, cuda).
 """
 
 from __future__ import annotations
