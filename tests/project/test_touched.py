@@ -25,7 +25,9 @@ def in_rooms(*rooms: str) -> set[str]:
     return {test for test in TESTS if test.split("/")[1] in rooms}
 
 
-@pytest.mark.parametrize("path", ["csrc/abi.h", "csrc/dispatch.h", "tests/conftest.py", "setup.py", "requirements/x"])
+@pytest.mark.parametrize(
+    "path", ["csrc/abi.h", "csrc/dispatch.h", "tests/conftest.py", "tests/cpu_only.py", "setup.py", "requirements/x"]
+)
 def test_all_tests_stand_on_some_files(touched: ModuleType, path: str) -> None:
     assert touched.touched(["README.md", path], TESTS) is None
 
@@ -68,7 +70,14 @@ def test_packages_touch_their_rooms_and_those_above(touched: ModuleType) -> None
 def test_a_test_file_touches_itself_and_what_tests_share_its_room(touched: ModuleType) -> None:
     assert touched.touched(["tests/nn/test_fused.py"], TESTS) == {"tests/nn/test_fused.py"}
     assert touched.touched(["tests/optim/cases.py"], TESTS) == in_rooms("optim")
-    assert touched.touched(["tests/samples/table.py"], TESTS) == in_rooms("ops", "emulation")
+    assert touched.touched(["tests/samples/table.py"], TESTS) == in_rooms("ops", "emulation", "cuda")
+    assert touched.touched(["tests/goldens/x.json.gz"], TESTS) == in_rooms("compat")
+    assert touched.touched(["tests/slow.txt", "tests/always.txt"], TESTS) == set()
+
+
+def test_a_reference_touches_whoever_is_held_to_it(touched: ModuleType) -> None:
+    found = touched.touched(["compat/_parity/reference/segment.py"], TESTS)
+    assert found == in_rooms("compat", "ops", "emulation", "data", "optim", "variable")
 
 
 def test_every_file_of_the_library_touches_something(touched: ModuleType) -> None:
