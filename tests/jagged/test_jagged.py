@@ -31,7 +31,9 @@ def test_there_and_back(values: Tensor, offsets: Tensor) -> None:
     wanted, count = rows(values, offsets), offsets.shape[0] - 1
     ids = ops.offsets_to_row_ids(offsets)
     assert ids.dtype == torch.int64 and torch.equal(ids, ops.offsets_to_row_ids(offsets, values.shape[0]))
-    for back in (ops.row_ids_to_offsets(ids, count), ops.lengths_to_offsets(ops.offsets_to_lengths(offsets))):
+    lengths = ops.offsets_to_lengths(offsets)
+    assert lengths.dtype == torch.int64
+    for back in (ops.row_ids_to_offsets(ids, count), ops.lengths_to_offsets(lengths)):
         assert back.dtype == torch.int64 and back.tolist() == offsets.tolist()
     assert rows(*ops.padded_to_jagged(ops.jagged_to_padded(values, offsets))) == wanted
     indices, same, (height, width) = ops.jagged_to_sparse(values, offsets)

@@ -69,6 +69,15 @@ def test_agrees_with_torch(grad_mode, mode, kwargs, form):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.parametrize("end", [0, 1])
+def test_ids_after_the_last_offset_are_not_looked_at(end):
+    """As by torch: they may be anything."""
+    module = nn.EmbeddingBag(V, D, mode="sum", include_last_offset=True)
+    input, weights = torch.tensor([3, V + 99, -5]), torch.tensor([2.0, 1.0, 1.0])
+    output = module(input, torch.tensor([0, 0, end]), weights)
+    assert torch.equal(output, torch.stack([torch.zeros(D), 2 * end * module.weight[3]]))
+
+
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
 @pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -40,6 +40,23 @@ def test_a_table_that_is_frozen_with_its_module_and_thawed_alone(apply: str, loo
 
 
 @APPLY
+def test_a_table_that_is_replaced_by_another_parameter(apply: str) -> None:
+    model, _ = pair(apply=apply, mode="sum")
+    optimizer, ids = optim.SGD(model.parameters(), lr=1.0), torch.tensor([[2, 5]])
+    model.table(ids).sum().backward()
+    optimizer.step()
+    old = stored(model).detach().clone()
+    model.table.weight = new = nn.Parameter(torch.full((ROWS, DIM), 3.0))
+    optimizer = optim.SGD([new, *[x for x in model.parameters() if x is not new]], lr=1.0)
+    output = model.table(ids)
+    assert output.tolist() == [[6.0] * DIM]
+    output.sum().backward()
+    optimizer.step()
+    assert stored(model) is new and not torch.equal(new[:1], old[:1])
+    assert new[[2, 5]].eq(2.0).all() and new[[0, 1, 3, 4]].eq(3.0).all()
+
+
+@APPLY
 def test_a_backward_to_other_tensors_leaves_the_table_alone(apply: str) -> None:
     model, _ = pair(apply=apply, mode="sum")
     optimizer = optim.SGD(model.parameters(), lr=0.1)

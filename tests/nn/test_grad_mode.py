@@ -201,6 +201,15 @@ def test_the_estimate_is_saved_with_the_state_and_keys_stay_torchs():
     assert list(model[0].state_dict(destination={}, prefix="a.")) == ["a.weight"]
 
 
+def test_a_loaded_estimate_replaces_a_frozen_one_and_its_choice():
+    few, optimizer = auto((4000, 16), lookups=FREEZE_AFTER, ids=2)
+    assert layout(few) == "sparse"
+    many, its_optimizer = auto((4000, 16), lookups=FREEZE_AFTER, ids=40_000)
+    assert layout(many) == "dense"
+    few.load_state_dict(many.state_dict())
+    assert layout(few) == "dense"
+
+
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_copies_keep_the_estimate_and_want_their_own_optimizer(copier):
     module, _ = auto(ids=123)

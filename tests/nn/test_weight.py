@@ -86,6 +86,30 @@ def test_threads_find_one_table() -> None:
     assert [table_if_any(parameter) for parameter in parameters] == found[0]
 
 
+def test_backwards_in_several_threads_update_one_table_one_after_another() -> None:
+    """Whole numbers, whose sum is exact in any order: no thread's update is lost."""
+    table = nn.EmbeddingBag(30, 5, mode="sum", grad_mode="fused", apply="backward", _weight=torch.zeros(30, 5))
+    optimizer = optim.SGD(table.parameters(), lr=1.0)
+    ids, start, failed = torch.arange(30).repeat(2000).reshape(-1, 4), threading.Barrier(4), []
+
+    def train() -> None:
+        try:
+            start.wait()
+            for _ in range(40):
+                table(ids).sum().backward()
+        except Exception as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    optimizer.step()
+    assert not failed and torch.equal(table.weight, torch.full((30, 5), -4.0 * 40 * 2000))
+
+
 # ---- Weights that are no parameters ----------------------------------------------------------------------------------
 
 

@@ -383,6 +383,19 @@ def test_states_may_lie_beside_the_weight(kernels: str) -> None:
 # ---- Threads --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_every_row_moves_by_its_own_values(dtype: torch.dtype, kernels: str) -> None:
+    """However many there are, of several tables: whole numbers, and a step of 1 down them."""
+    tables = [torch.zeros(n, dim, dtype=dtype) for n, dim in ((1500, 3), (5, 2), (700, 8))]
+    rows = [torch.arange(0, len(table), 2) for table in tables]
+    values = [(3 * x[:, None] + torch.arange(table.shape[1])) % 128 for table, x in zip(tables, rows, strict=True)]
+    ops.row_optimizer_update_(
+        tables, [], [], None, rows, [x.to(dtype) for x in values], rule=0, hyperparameters=[1.0, 0, 0, 0, 0], step=1
+    )
+    for table, its_rows, its_values in zip(tables, rows, values, strict=True):
+        assert torch.equal(table, torch.zeros_like(table).index_copy(0, its_rows, -its_values.to(dtype)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
 def test_threads_do_not_change_the_bits(rule: str, dtype: torch.dtype, restore_threads: None) -> None:

@@ -249,6 +249,17 @@ def test_segments_of_many_pieces(reduction: int, rows: int) -> None:
     torch.testing.assert_close(back[5:], parts.expand(rows - 5, 6), rtol=1e-6, atol=0)
 
 
+def test_products_of_many_pieces_with_zeros() -> None:
+    """One zero, in a later piece: it alone has a gradient. Two, in pieces of their own: none has."""
+    data = 2.0 ** (torch.arange(1000)[:, None] % 2 * 2 - 1).float().repeat(1, 3)
+    data[700, 0] = data[300, 1] = data[800, 1] = 0
+    ids = torch.zeros(1000, dtype=torch.int64)
+    back = operators.segment_reduce_backward.default(torch.ones(1, 3), data, ids, None, 1000, PROD)
+    wanted = torch.zeros(1000, 3)
+    wanted[700, 0], wanted[:, 2] = 2.0, 1 / data[:, 2]  # 500 halves and 499 twos; all of them give 1
+    assert torch.equal(back, wanted)
+
+
 # ---- Errors ---------------------------------------------------------------------------------------------------------
 
 DATA = torch.ones(3, 2)

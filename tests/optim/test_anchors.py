@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
+import threading
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from torchsparse_rec import nn as ours
 from torchsparse_rec import optim
+from torchsparse_rec.nn._anchor import gradient_of_anchor, new_anchor
 from torchsparse_rec.optim._tables import is_anchor
 
 ROWS, DIM = 10, 3
@@ -50,6 +53,28 @@ def saved(x):
     torch.save(x, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
+
+
+def test_threads_that_meet_at_a_new_anchor_give_it_one_hook() -> None:
+    """A second one would drop the rows that wait, or count them twice."""
+    anchors = [new_anchor([torch.zeros(1, 1)]) for _ in range(200)]
+    start, found = threading.Barrier(4), []
+
+    def look() -> None:
+        start.wait()
+        found.append([gradient_of_anchor(anchor) for anchor in anchors])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 4 and all(gradients == found[0] for gradients in found)
 
 
 # ---- Clipping --------------------------------------------------------------------------------------------------------

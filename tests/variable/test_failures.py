@@ -165,6 +165,27 @@ def test_no_delta_on_top_of_a_restore_that_failed(tmp_path: Path, monkeypatch: p
         table.save_delta(tmp_path / "f")
 
 
+@pytest.mark.parametrize("at", ["write shard 0", "rename manifest"])
+def test_a_delta_that_failed_has_saved_nothing(at: str, tmp_path: Path) -> None:
+    """The next one holds its changes too."""
+    table, other = EmbeddingVariable(2), EmbeddingVariable(2)
+    table.insert([1, 2, 3], torch.ones(3, 2))
+    table.save(tmp_path)
+    table.insert([4], torch.ones(1, 2))
+    table.erase([2])
+
+    def full_disk(phase: str) -> None:
+        if phase == at:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        table.save_delta(tmp_path, on_phase=full_disk)
+    table.insert([5], torch.ones(1, 2))
+    table.save_delta(tmp_path)
+    other.restore(tmp_path)
+    assert rows_of(other) == rows_of(table) and sorted(rows_of(other)) == [1, 3, 4, 5]
+
+
 def _two_tiers(path: Path) -> StorageOption:
     return on_disk(path)
 
