@@ -195,7 +195,7 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/nn/_anchor.py", "lock", "    with _lock:  # the anchor has one hook", "    if True:", "nn"
+        "torchsparse_rec/nn/_anchor.py", "lock", "    with _lock:  # the anchor has one hook", "    if True:", "optim"
     ),
     Mutation(
         "torchsparse_rec/nn/variable/_tier.py",

@@ -171,13 +171,15 @@ def test_gradient_takes_unsorted_segment_ids(reduction: str) -> None:
     torch.testing.assert_close(values, GRAD[reduction](grad, INDICES, SEGMENT_IDS, 3))
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sqrt_n"])
-def test_threads_count_unsorted_segment_ids_together(reduction: str, restore_threads: None) -> None:
-    """Three segments of 100,000 entries in turn: threads count into the same few places all the time."""
-    torch.set_num_threads(4)
-    ids = torch.arange(300_000) % 3
-    result = GRAD[reduction](torch.ones(3, 1), torch.zeros_like(ids), ids, 1)
-    torch.testing.assert_close(result.item(), {"mean": 3.0, "sqrt_n": 3 * 100_000**0.5}[reduction], rtol=1e-4, atol=0)
+@cpu_only
+def test_threads_count_unsorted_segment_ids_together(restore_threads: None) -> None:
+    """Three segments of a million entries in turn: threads count into the same few places all the time."""
+    torch.set_num_threads(2)
+    ids = torch.arange(3_000_000, dtype=torch.int32) % 3
+    grad, indices = torch.ones(3, 1, dtype=torch.float64), torch.zeros_like(ids)
+    for _ in range(10):  # on a busy machine the threads seldom meet
+        result = ops.sparse_segment_mean_grad(grad, indices, ids, 1)
+        torch.testing.assert_close(result.item(), 3.0, rtol=1e-8, atol=0)  # one lost count is 1e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

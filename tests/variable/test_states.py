@@ -255,24 +255,28 @@ def test_a_table_that_reads_nothing_ahead_notes_nothing(tmp_path: Path) -> None:
     assert not table.cold._changed
 
 
-@pytest.mark.parametrize("method", ["insert", "train"])
+@pytest.mark.parametrize("method", ["insert", "insert many", "train"])
 def test_rows_that_were_read_ahead_and_then_written_are_read_again(method: str, tmp_path: Path) -> None:
     table = _of_both_layouts(tmp_path)[1]
     optimizer = optim.SGD(table.parameters(), lr=1.0)
     for k in range(4):
         step(table, optimizer, torch.arange(16 * k, 16 * k + 16))
-    keys = torch.arange(8)
-    assert not table.keys.find(keys).ge(0).any()  # in the second tier
+    # Of the second tier; or new ones.
+    keys = torch.arange(8) + (500 if method == "insert many" else 0)
+    assert not table.keys.find(keys).ge(0).any()
     table.prefetch(keys)
     if method == "insert":
         table.insert(keys, torch.full((8, 2), 5.0))
+    elif method == "insert many":  # for which the first tier has no room
+        table.insert(torch.cat([torch.arange(1000, 1100), keys]), torch.full((108, 2), 5.0))
+        assert not table.keys.find(keys).ge(0).any()
     else:
         step(table, optimizer, keys + 4)
         table.prefetch(keys)
         step(table, optimizer, keys + 40)  # they leave the first tier again
     before = rows_of(table)
     step(table, optimizer, keys)
-    assert rows_of(table) == before | {key: [x - 1 for x in before[key]] for key in range(8)}
+    assert rows_of(table) == before | {key: [x - 1 for x in before[key]] for key in keys.tolist()}
 
 
 def test_hit_rates_are_of_training(tmp_path: Path) -> None:
