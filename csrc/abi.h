@@ -58,6 +58,27 @@ inline std::string shape_text(const Tensor& x) {
   return text.str();
 }
 
+inline int32_t device_type(const Tensor& x) {
+  int32_t type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(x.get(), &type));
+  return type;
+}
+
+inline std::string device_text(const Tensor& x) {
+  const int32_t type = device_type(x);
+  if (type == aoti_torch_device_type_cuda()) return message("cuda:", x.get_device_index());
+  return type == aoti_torch_device_type_cpu() ? "cpu" : type == aoti_torch_device_type_meta() ? "meta" : "another";
+}
+
+// To be called before anything is opened on a device: which of the tensors torch has chosen a kernel by is not known.
+template <class Name, class OtherName>
+void check_same_device(const char* op, const Name& argument, const Tensor& x, const OtherName& other_name,
+                       const Tensor& other) {
+  TSR_CHECK_VALUE(device_type(x) == device_type(other) && x.get_device_index() == other.get_device_index(), op, ": ",
+                  argument, " must be on the device of ", other_name, ", ", device_text(other), ", got ",
+                  device_text(x));
+}
+
 // ---- Registration ---------------------------------------------------------------------------------------------------
 
 // The boxed calling convention reinterprets 64-bit slots: a `float` or `int` parameter would read garbage silently.

@@ -199,8 +199,7 @@ inline void check_collection_weights(const char* op, const std::vector<Tensor>& 
   TSR_CHECK_VALUE(!weights.empty(), op, ": weights must hold at least one table, got none");
   const ScalarType dtype = weights[0].scalar_type();
   check_float_dtype(op, "weights", weights[0]);
-  const bool cuda = weights[0].is_cuda();
-  const int32_t device = weights[0].get_device_index();
+  const int32_t type = device_type(weights[0]), device = weights[0].get_device_index();
   num_embeddings.reserve(weights.size());
   dims.reserve(weights.size());
   for (size_t k = 0; k < weights.size(); ++k) {
@@ -211,8 +210,9 @@ inline void check_collection_weights(const char* op, const std::vector<Tensor>& 
     dims.push_back(sizes[1]);
     TSR_CHECK_VALUE(weight.scalar_type() == dtype, op, ": weights[", k, "] must have the dtype of weights[0], ",
                     dtype_name(dtype), ", got ", dtype_name(weight.scalar_type()));
-    TSR_CHECK_VALUE(weight.is_cuda() == cuda && weight.get_device_index() == device, op, ": weights[", k,
-                    "] must be on the device of weights[0]");
+    if (device_type(weight) != type || weight.get_device_index() != device) {
+      check_same_device(op, Place{"weights", k}, weight, "weights[0]", weights[0]);
+    }
   }
 }
 

@@ -68,6 +68,7 @@ inline void check_hash_strings(const char* op, const Tensor& bytes, const Tensor
   TSR_CHECK_VALUE(offsets.dim() == 1 && offsets.scalar_type() == ScalarType::Long && offsets.size(0) >= 1, op,
                   ": offsets must be an int64 vector with one element more than there are strings, got ",
                   dtype_name(offsets.scalar_type()), " of shape ", shape_text(offsets));
+  check_same_device(op, "offsets", offsets, "bytes", bytes);
 }
 
 }  // namespace tsr

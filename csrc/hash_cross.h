@@ -19,6 +19,7 @@
 #pragma once
 #include "abi.h"
 #include "hash.h"
+#include "shared_memory.h"
 
 namespace tsr {
 
@@ -100,10 +101,8 @@ inline int64_t check_cross_hashed(const std::vector<Tensor>& values, const std::
     TSR_CHECK_VALUE((value.dim() == 2) == (bounds.size(0) == 0), op, ": offsets[", c, "] must ",
                     value.dim() == 2 ? "be empty, since values are a matrix" : "have one element more than rows",
                     ", got shape ", shape_text(bounds));
-    TSR_CHECK_VALUE(value.is_cuda() == values[0].is_cuda() && bounds.is_cuda() == values[0].is_cuda() &&
-                        value.get_device_index() == values[0].get_device_index() &&
-                        bounds.get_device_index() == values[0].get_device_index(),
-                    op, ": values[", c, "] and offsets[", c, "] must be on the device of values[0]");
+    check_same_device(op, Place{"values", c}, value, "values[0]", values[0]);
+    check_same_device(op, Place{"offsets", c}, bounds, "values[0]", values[0]);
     const int64_t own = value.dim() == 2 ? value.size(0) : bounds.size(0) - 1;
     if (c == 0) rows = own;
     TSR_CHECK_VALUE(own == rows, op, ": all columns must have the ", rows, " rows of the first, got ", own,

@@ -59,13 +59,6 @@ inline void check_float_dtype(const char* op, const char* argument, const Tensor
   dispatch_float(x.scalar_type(), op, argument, [](auto) {});
 }
 
-template <class Name>
-void check_same_device(const char* op, const Name& argument, const Tensor& x, const char* other_name,
-                       const Tensor& other) {
-  TSR_CHECK_VALUE(x.is_cuda() == other.is_cuda() && x.get_device_index() == other.get_device_index(), op, ": ",
-                  argument, " must be on the device of ", other_name);
-}
-
 // What forward and gradients share: a floating tensor of rank >= 1 and two index vectors of one length.
 inline void check_segment_inputs(const char* op, const char* values_name, const Tensor& values, const Tensor& indices,
                                  const Tensor& segment_ids) {

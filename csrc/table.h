@@ -260,44 +260,67 @@ inline void check_table_ids(const char* op, const Tensor& ids, const char* argum
   dispatch_index(ids.scalar_type(), op, argument, [](auto) {});
 }
 
-inline void check_table(const char* op, const Tensor& index, const Tensor& entries) {
-  TSR_CHECK_VALUE(index.dim() == 2 && index.size(0) >= 1 && index.size(1) == kBucketWords &&
-                      index.scalar_type() == ScalarType::Int && index.is_contiguous(),
-                  op, ": index must be contiguous int32 [buckets, 16], got ", dtype_name(index.scalar_type()), " ",
-                  shape_text(index));
+inline void check_table_entries(const char* op, const Tensor& entries) {
   TSR_CHECK_VALUE(entries.dim() == 2 && entries.size(1) == 2 && entries.size(0) <= INT32_MAX &&
                       entries.scalar_type() == ScalarType::Long && entries.is_contiguous(),
                   op, ": entries must be contiguous int64 [rows, 2], rows below 2^31, got ",
                   dtype_name(entries.scalar_type()), " ", shape_text(entries));
 }
 
-inline void check_table_counters(const char* op, const Tensor& counters) {
+inline void check_table(const char* op, const Tensor& index, const Tensor& entries) {
+  TSR_CHECK_VALUE(index.dim() == 2 && index.size(0) >= 1 && index.size(1) == kBucketWords &&
+                      index.scalar_type() == ScalarType::Int && index.is_contiguous(),
+                  op, ": index must be contiguous int32 [buckets, 16], got ", dtype_name(index.scalar_type()), " ",
+                  shape_text(index));
+  check_table_entries(op, entries);
+  check_same_device(op, "entries", entries, "index", index);
+}
+
+inline void check_table_counters(const char* op, const Tensor& counters, const Tensor& entries) {
   TSR_CHECK_VALUE(counters.dim() == 1 && counters.size(0) == kTableCounters &&
                       counters.scalar_type() == ScalarType::Long && counters.is_contiguous(),
                   op, ": counters must be contiguous int64 [8], got ", dtype_name(counters.scalar_type()), " ",
                   shape_text(counters));
+  check_same_device(op, "counters", counters, "entries", entries);
 }
 
-inline void check_of_each_id(const char* op, const char* argument, const std::optional<Tensor>& x, int64_t n,
+inline void check_of_each_id(const char* op, const char* argument, const std::optional<Tensor>& x, const Tensor& ids,
                              ScalarType dtype) {
-  TSR_CHECK_VALUE(!x || (x->dim() == 1 && x->size(0) == n && x->scalar_type() == dtype), op, ": ", argument,
-                  " must be ", dtype_name(dtype), " [", n, "], one for each id, got ", dtype_name(x->scalar_type()),
-                  " ", shape_text(*x));
+  if (!x) return;
+  TSR_CHECK_VALUE(x->dim() == 1 && x->size(0) == ids.size(0) && x->scalar_type() == dtype, op, ": ", argument,
+                  " must be ", dtype_name(dtype), " [", ids.size(0), "], one for each id, got ",
+                  dtype_name(x->scalar_type()), " ", shape_text(*x));
+  check_same_device(op, argument, *x, "ids", ids);
+}
+
+inline void check_table_find(const char* op, const Tensor& index, const Tensor& entries, const Tensor& ids,
+                             const std::optional<Tensor>& mask = std::nullopt) {
+  check_table(op, index, entries);
+  check_table_ids(op, ids);
+  check_same_device(op, "ids", ids, "index", index);
+  check_of_each_id(op, "mask", mask, ids, ScalarType::Bool);
+}
+
+inline void check_table_rehash(const Tensor& entries, const Tensor& counters, int64_t buckets) {
+  const char* op = "table_rehash";
+  TSR_CHECK_VALUE(buckets >= 1 && buckets < (int64_t{1} << 40), op, ": buckets must be in [1, 2^40), got ", buckets);
+  check_table_entries(op, entries);
+  check_table_counters(op, counters, entries);
 }
 
 inline void check_table_insert(const Tensor& index, const Tensor& entries, const Tensor& counters,
                                const Tensor& free_rows, const Tensor& ids, const std::optional<Tensor>& allowed,
                                const std::optional<Tensor>& frequencies, int64_t version) {
   const char* op = "table_find_or_insert_";
-  check_table(op, index, entries);
-  check_table_counters(op, counters);
+  check_table_find(op, index, entries, ids);
+  check_table_counters(op, counters, entries);
   TSR_CHECK_VALUE(free_rows.dim() == 1 && free_rows.scalar_type() == ScalarType::Int && free_rows.is_contiguous(), op,
                   ": free_rows must be contiguous int32 of rank 1, got ", dtype_name(free_rows.scalar_type()), " ",
                   shape_text(free_rows));
-  check_table_ids(op, ids);
+  check_same_device(op, "free_rows", free_rows, "index", index);
   TSR_CHECK_VALUE(ids.size(0) <= INT32_MAX, op, ": ids must be fewer than 2^31, got ", ids.size(0));
-  check_of_each_id(op, "allowed", allowed, ids.size(0), ScalarType::Bool);
-  check_of_each_id(op, "frequencies", frequencies, ids.size(0), ScalarType::Int);
+  check_of_each_id(op, "allowed", allowed, ids, ScalarType::Bool);
+  check_of_each_id(op, "frequencies", frequencies, ids, ScalarType::Int);
   TSR_CHECK_VALUE(version >= -1 && version <= INT32_MAX, op, ": version must be in [-1, 2^31), got ", version);
 }
 
@@ -337,6 +360,7 @@ inline Initial check_initial(const char* op, const Tensor& weight, const std::op
                         values->scalar_type() == weight.scalar_type(),
                     op, ": values must be ", dtype_name(weight.scalar_type()), " [rows, ", weight.size(1), "], got ",
                     dtype_name(values->scalar_type()), " ", shape_text(*values));
+    check_same_device(op, "values", *values, "weight", weight);
   }
   TSR_CHECK_VALUE(kind >= 0 && kind < kInitialKinds, op, ": kind must be in [0, ", int64_t{kInitialKinds}, "), got ",
                   kind);
@@ -356,6 +380,8 @@ inline Initial check_table_initialize(const Tensor& weight, const Tensor& rows, 
   check_table_ids(op, keys, "keys");
   TSR_CHECK_VALUE(keys.size(0) == rows.size(0), op, ": keys must be as many as rows, ", rows.size(0), ", got ",
                   keys.size(0));
+  check_same_device(op, "rows", rows, "weight", weight);
+  check_same_device(op, "keys", keys, "weight", weight);
   return check_initial(op, weight, values, kind, parameters, seed);
 }
 
@@ -363,16 +389,17 @@ inline Initial check_table_lookup(const Tensor& index, const Tensor& entries, co
                                   const std::optional<Tensor>& missing, const std::optional<Tensor>& values,
                                   int64_t kind, const std::vector<double>& parameters, int64_t seed) {
   const char* op = "table_lookup";
-  check_table(op, index, entries);
+  check_table_find(op, index, entries, ids);
   check_rows_of(op, weight, missing.has_value());
   TSR_CHECK_VALUE(weight.size(0) == entries.size(0), op, ": weight must have a row for each of entries, ",
                   entries.size(0), ", got ", weight.size(0));
-  check_table_ids(op, ids);
+  check_same_device(op, "weight", weight, "index", index);
   if (missing) {
     TSR_CHECK_VALUE(
         missing->dim() == 1 && missing->size(0) == weight.size(1) && missing->scalar_type() == weight.scalar_type(), op,
         ": missing must be ", dtype_name(weight.scalar_type()), " [", weight.size(1), "], got ",
         dtype_name(missing->scalar_type()), " ", shape_text(*missing));
+    check_same_device(op, "missing", *missing, "weight", weight);
   }
   return check_initial(op, weight, values, kind, parameters, seed);
 }
@@ -386,6 +413,8 @@ inline void check_table_assign(const Tensor& weight, const Tensor& rows, const T
                       values.scalar_type() == weight.scalar_type(),
                   op, ": values must be ", dtype_name(weight.scalar_type()), " [", rows.size(0), ", ", weight.size(1),
                   "], got ", dtype_name(values.scalar_type()), " ", shape_text(values));
+  check_same_device(op, "rows", rows, "weight", weight);
+  check_same_device(op, "values", values, "weight", weight);
 }
 
 template <class F>
@@ -424,7 +453,8 @@ inline void check_count_min_sketch(const Tensor& sketch, const Tensor& ids, cons
                   ": sketch must be contiguous, of rank 1 and not empty, got shape ", shape_text(sketch));
   dispatch_counter(sketch, [](auto) {});
   check_table_ids(op, ids);
-  check_of_each_id(op, "mask", mask, ids.size(0), ScalarType::Bool);
+  check_same_device(op, "ids", ids, "sketch", sketch);
+  check_of_each_id(op, "mask", mask, ids, ScalarType::Bool);
   TSR_CHECK_VALUE(num_hashes >= 1 && num_hashes <= 64, op, ": num_hashes must be in [1, 64], got ", num_hashes);
 }
 

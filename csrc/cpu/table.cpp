@@ -19,8 +19,7 @@ void check_counters(const char* op, const Tensor& entries, const Tensor& counter
 
 Tensor table_find_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids) {
   const char* op = "table_find";
-  check_table(op, index, entries);
-  check_table_ids(op, given_ids);
+  check_table_find(op, index, entries, given_ids);
   const Tensor ids = as_contiguous(given_ids);
   const int64_t n = ids.size(0);
   Tensor rows = new_empty(ids, {n}, ScalarType::Long);
@@ -112,9 +111,7 @@ std::tuple<Tensor, Tensor> tables_find_or_insert_cpu(std::vector<Tensor> index, 
 Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids,
                        const std::optional<Tensor>& given_mask) {
   const char* op = "table_erase_";
-  check_table(op, index, entries);
-  check_table_ids(op, given_ids);
-  check_of_each_id(op, "mask", given_mask, given_ids.size(0), ScalarType::Bool);
+  check_table_find(op, index, entries, given_ids, given_mask);
   const Tensor ids = as_contiguous(given_ids);
   const std::optional<Tensor> mask = as_contiguous(given_mask);
   const bool* wanted = mask ? mask->const_data_ptr<bool>() : nullptr;
@@ -142,11 +139,8 @@ Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor&
 }
 
 Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t buckets) {
-  const char* op = "table_rehash";
-  TSR_CHECK_VALUE(buckets >= 1 && buckets < (int64_t{1} << 40), op, ": buckets must be in [1, 2^40), got ", buckets);
+  check_table_rehash(entries, counters, buckets);
   Tensor index = new_empty(entries, {buckets, kBucketWords}, ScalarType::Int);
-  check_table(op, index, entries);
-  check_table_counters(op, counters);
   const TableView table = write_view(index, entries);
   parallel_for(0, buckets, kWorkPerThread / kBucketWords,
                [&](int64_t begin, int64_t end) { std::fill(table.bucket(begin), table.bucket(end), 0); });

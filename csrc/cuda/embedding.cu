@@ -58,8 +58,8 @@ void copy_rows(DeviceCall& call, const void* weight, int64_t rows, int64_t row_b
 }
 
 Tensor embedding_cuda(const Tensor& weight, const Tensor& indices, int64_t padding_idx, bool, bool) {
-  DeviceCall call("embedding", weight);
   check_embedding(weight, indices, padding_idx);
+  DeviceCall call("embedding", weight);
   std::vector<int64_t> shape;
   for (int64_t d = 0; d < indices.dim(); ++d) shape.push_back(indices.size(d));
   shape.push_back(weight.size(1));
@@ -81,8 +81,8 @@ Tensor embedding_cuda(const Tensor& weight, const Tensor& indices, int64_t paddi
 std::tuple<Tensor, Tensor> embedding_bag_cuda(const Tensor& weight, const Tensor& indices, const Tensor& offsets,
                                               const std::optional<Tensor>& per_sample_weights, int64_t mode,
                                               int64_t padding_idx, bool, bool) {
-  DeviceCall call("embedding_bag", weight);
   const Reduction reduction = check_embedding_bag(weight, indices, offsets, per_sample_weights, mode, padding_idx);
+  DeviceCall call("embedding_bag", weight);
   const int64_t bags = offsets.size(0) - 1, columns = weight.size(1);
   const int64_t* const checked = bag_offsets(call, offsets, indices.size(0));
   const Tensor out = call.empty({bags, columns}, weight.scalar_type());

@@ -160,9 +160,9 @@ Tensor embedding_dense_backward_cuda(const Tensor& grad, const Tensor& indices, 
                                      const std::optional<Tensor>& per_sample_weights,
                                      const std::optional<Tensor>& argmax, int64_t num_embeddings, int64_t mode,
                                      int64_t padding_idx, bool scale_grad_by_freq) {
-  DeviceCall call("embedding_backward", grad);
   const Reduction reduction =
       check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+  DeviceCall call("embedding_backward", grad);
   const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
   const Tensor out = call.empty({num_embeddings, grad.size(1)}, grad.scalar_type());
   const WeightGradient gradient = group_weight_gradient(call, in, scale_grad_by_freq);
@@ -175,9 +175,9 @@ std::tuple<Tensor, Tensor> embedding_sparse_backward_cuda(const Tensor& grad, co
                                                           const std::optional<Tensor>& per_sample_weights,
                                                           const std::optional<Tensor>& argmax, int64_t num_embeddings,
                                                           int64_t mode, int64_t padding_idx, bool scale_grad_by_freq) {
-  DeviceCall call("embedding_backward", grad);
   const Reduction reduction =
       check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
+  DeviceCall call("embedding_backward", grad);
   const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
   const WeightGradient gradient = group_weight_gradient(call, in, scale_grad_by_freq);
   const PresentRows present = present_rows(call, gradient.groups);

@@ -26,8 +26,8 @@ __global__ void shard_rows_kernel(const I* ids, int64_t n, ShardMap map, const i
 
 Tensor shard_rows_cuda(const Tensor& ids, const std::vector<int64_t>& shard_sizes, int64_t strategy,
                        bool keep_padding) {
-  DeviceCall call("shard_rows", ids);
   const Partition partition = check_shard_rows(ids, shard_sizes, strategy);
+  DeviceCall call("shard_rows", ids);
   const int64_t n = ids.numel(), shards = static_cast<int64_t>(shard_sizes.size());
   std::vector<int64_t> shape;
   for (int64_t d = 0; d < ids.dim(); ++d) shape.push_back(ids.size(d));
@@ -130,8 +130,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cuda(const Tensor& ids, c
                                                             int64_t num_embeddings, bool prune_weights,
                                                             const std::optional<int64_t>& default_id,
                                                             bool with_positions) {
-  DeviceCall call("pruned_bags", ids);
   check_pruned_bags(ids, row_ids, weights, num_bags, num_embeddings, prune_weights, default_id);
+  DeviceCall call("pruned_bags", ids);
   const int64_t n = ids.size(0), total = n + (default_id ? num_bags : 0);
   const Tensor indices = call.empty({total}, ids.scalar_type());
   const Tensor offsets = call.empty({num_bags + 1}, ScalarType::Long);

@@ -148,9 +148,9 @@ Tensor weights_gradient(DeviceCall& call, const Inputs& in, const F& with_rows) 
 Tensor embedding_weights_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& indices,
                                        const Tensor& offsets, const Tensor& per_sample_weights, const Tensor& output,
                                        int64_t mode, int64_t padding_idx) {
-  DeviceCall call("embedding_weights_backward", weight);
   const Reduction reduction =
       check_embedding_weights_backward(grad, weight, indices, offsets, per_sample_weights, output, mode, padding_idx);
+  DeviceCall call("embedding_weights_backward", weight);
   const void* const table = call.data(weight);
   const Inputs in{grad,    weight.scalar_type(), weight.size(0), table,     indices,
                   offsets, per_sample_weights,   output,         reduction, padding_idx};

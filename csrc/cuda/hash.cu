@@ -122,8 +122,9 @@ __global__ void hash_integers_kernel(const T* x, int64_t n, Hash hash, Result re
 }
 
 template <class Hash, class Result>
-Tensor hash_integers(DeviceCall& call, const Tensor& x, const Hash& hash, const Result& result) {
-  check_hash_integers(call.op(), x);
+Tensor hash_integers(const char* op, const Tensor& x, const Hash& hash, const Result& result) {
+  check_hash_integers(op, x);
+  DeviceCall call(op, x);
   std::vector<int64_t> shape;
   for (int64_t d = 0; d < x.dim(); ++d) shape.push_back(x.size(d));
   const Tensor out = call.empty(shape, ScalarType::Long);
@@ -135,24 +136,21 @@ Tensor hash_integers(DeviceCall& call, const Tensor& x, const Hash& hash, const 
   return out;
 }
 
-Tensor fingerprint64_cuda(const Tensor& x) {
-  DeviceCall call("fingerprint64", x);
-  return hash_integers(call, x, FarmHash(), HashBits());
-}
+Tensor fingerprint64_cuda(const Tensor& x) { return hash_integers("fingerprint64", x, FarmHash(), HashBits()); }
 
 Tensor to_hash_bucket_fast_cuda(const Tensor& x, int64_t num_buckets) {
-  DeviceCall call("to_hash_bucket_fast", x);
-  return hash_integers(call, x, FarmHash(), checked_buckets(call.op(), num_buckets));
+  const char* op = "to_hash_bucket_fast";
+  return hash_integers(op, x, FarmHash(), checked_buckets(op, num_buckets));
 }
 
 Tensor to_hash_bucket_strong_cuda(const Tensor& x, int64_t num_buckets, int64_t key0, int64_t key1) {
-  DeviceCall call("to_hash_bucket_strong", x);
-  return hash_integers(call, x, SipHash(key0, key1), checked_buckets(call.op(), num_buckets));
+  const char* op = "to_hash_bucket_strong";
+  return hash_integers(op, x, SipHash(key0, key1), checked_buckets(op, num_buckets));
 }
 
 Tensor to_hash_bucket_cuda(const Tensor& x, int64_t num_buckets) {
-  DeviceCall call("to_hash_bucket", x);
-  return hash_integers(call, x, MurmurHash(), checked_buckets(call.op(), num_buckets));
+  const char* op = "to_hash_bucket";
+  return hash_integers(op, x, MurmurHash(), checked_buckets(op, num_buckets));
 }
 
 }  // namespace

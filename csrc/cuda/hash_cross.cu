@@ -86,9 +86,8 @@ std::optional<int64_t> even_crosses(const CrossColumns& columns, int64_t most) {
 
 std::tuple<Tensor, Tensor> cross_hashed_cuda(const std::vector<Tensor>& values, const std::vector<Tensor>& offsets,
                                              int64_t num_buckets, std::optional<int64_t> hash_key) {
-  TSR_CHECK_VALUE(!values.empty(), "cross_hashed: values must hold 1 to ", kMostColumns, " columns, got 0");
-  DeviceCall call("cross_hashed", values[0]);
   const int64_t rows = check_cross_hashed(values, offsets, num_buckets), most = most_crosses(rows);
+  DeviceCall call("cross_hashed", values[0]);
   CrossColumns columns;
   for (size_t c = 0; c < values.size(); ++c) {
     columns.at[columns.count++] =

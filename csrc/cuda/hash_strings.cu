@@ -62,11 +62,10 @@ __global__ void hash_strings_kernel(const uint8_t* bytes, int64_t size, const in
 }
 
 template <class Hash, class Result>
-Tensor hash_strings(DeviceCall& call, const Tensor& bytes, const Tensor& offsets, const Hash& hash,
+Tensor hash_strings(const char* op, const Tensor& bytes, const Tensor& offsets, const Hash& hash,
                     const Result& result) {
-  check_hash_strings(call.op(), bytes, offsets);
-  TSR_CHECK_VALUE(offsets.is_cuda() == bytes.is_cuda() && offsets.get_device_index() == bytes.get_device_index(),
-                  call.op(), ": offsets must be on the device of bytes");
+  check_hash_strings(op, bytes, offsets);
+  DeviceCall call(op, bytes);
   const int64_t n = offsets.size(0) - 1;
   const Tensor out = call.empty({n}, ScalarType::Long);
   launch(call, one_thread_each(std::max<int64_t>(n, 1)), hash_strings_kernel<Hash, Result>, call.data<uint8_t>(bytes),
@@ -76,24 +75,23 @@ Tensor hash_strings(DeviceCall& call, const Tensor& bytes, const Tensor& offsets
 }
 
 Tensor string_fingerprint64_cuda(const Tensor& bytes, const Tensor& offsets) {
-  DeviceCall call("string_fingerprint64", bytes);
-  return hash_strings(call, bytes, offsets, FarmHash(), HashBits());
+  return hash_strings("string_fingerprint64", bytes, offsets, FarmHash(), HashBits());
 }
 
 Tensor string_to_hash_bucket_fast_cuda(const Tensor& bytes, const Tensor& offsets, int64_t num_buckets) {
-  DeviceCall call("string_to_hash_bucket_fast", bytes);
-  return hash_strings(call, bytes, offsets, FarmHash(), checked_buckets(call.op(), num_buckets));
+  const char* op = "string_to_hash_bucket_fast";
+  return hash_strings(op, bytes, offsets, FarmHash(), checked_buckets(op, num_buckets));
 }
 
 Tensor string_to_hash_bucket_strong_cuda(const Tensor& bytes, const Tensor& offsets, int64_t num_buckets, int64_t key0,
                                          int64_t key1) {
-  DeviceCall call("string_to_hash_bucket_strong", bytes);
-  return hash_strings(call, bytes, offsets, SipHash(key0, key1), checked_buckets(call.op(), num_buckets));
+  const char* op = "string_to_hash_bucket_strong";
+  return hash_strings(op, bytes, offsets, SipHash(key0, key1), checked_buckets(op, num_buckets));
 }
 
 Tensor string_to_hash_bucket_cuda(const Tensor& bytes, const Tensor& offsets, int64_t num_buckets) {
-  DeviceCall call("string_to_hash_bucket", bytes);
-  return hash_strings(call, bytes, offsets, MurmurHash(), checked_buckets(call.op(), num_buckets));
+  const char* op = "string_to_hash_bucket";
+  return hash_strings(op, bytes, offsets, MurmurHash(), checked_buckets(op, num_buckets));
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace {
 
 Tensor sparse_segment_reduce_cuda(const Tensor& data, const Tensor& indices, const Tensor& segment_ids,
                                   std::optional<int64_t> num_segments, int64_t reduction_value) {
-  DeviceCall call("sparse_segment_reduce", data);
   const Reduction reduction = check_sparse_segment_reduce(data, indices, segment_ids, num_segments, reduction_value);
+  DeviceCall call("sparse_segment_reduce", data);
   const Tensor ids = as_contiguous(segment_ids);
   const int64_t segments = segment_count(call, ids, num_segments);
   const Tensor out = call.empty(shape_with_rows(data, segments), data.scalar_type());
@@ -129,9 +129,9 @@ void write_present_rows(DeviceCall& call, SegmentGradient& gradient, const Prese
 
 Tensor sparse_segment_reduce_grad_cuda(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                        int64_t output_dim0, int64_t reduction_value) {
-  DeviceCall call("sparse_segment_reduce_grad", grad);
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction_value);
+  DeviceCall call("sparse_segment_reduce_grad", grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
   const Tensor out = call.empty(shape_with_rows(grad, output_dim0), grad.scalar_type());
   write_dense_gradient(call, gradient, out);
@@ -140,10 +140,11 @@ Tensor sparse_segment_reduce_grad_cuda(const Tensor& grad, const Tensor& indices
 
 void sparse_segment_reduce_grad_out_cuda(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                          int64_t output_dim0, int64_t reduction_value, Tensor out) {
-  DeviceCall call("sparse_segment_reduce_grad", grad);
+  const char* op = "sparse_segment_reduce_grad";
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction_value);
-  check_out(call.op(), "out", out, "grad", grad);
+  check_out(op, "out", out, "grad", grad);
+  DeviceCall call(op, grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
   resize_(out, shape_with_rows(grad, output_dim0));
   write_dense_gradient(call, gradient, out);
@@ -152,9 +153,9 @@ void sparse_segment_reduce_grad_out_cuda(const Tensor& grad, const Tensor& indic
 std::tuple<Tensor, Tensor> sparse_segment_reduce_grad_v2_cuda(const Tensor& grad, const Tensor& indices,
                                                               const Tensor& segment_ids, int64_t dense_output_dim0,
                                                               int64_t reduction_value) {
-  DeviceCall call("sparse_segment_reduce_grad", grad);
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
+  DeviceCall call("sparse_segment_reduce_grad", grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);
   const PresentRows present = present_rows(call, gradient.groups);
   const Tensor values = call.empty(shape_with_rows(grad, present.count), grad.scalar_type());
@@ -166,11 +167,12 @@ std::tuple<Tensor, Tensor> sparse_segment_reduce_grad_v2_cuda(const Tensor& grad
 void sparse_segment_reduce_grad_v2_out_cuda(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                             int64_t dense_output_dim0, int64_t reduction_value, Tensor values,
                                             Tensor rows) {
-  DeviceCall call("sparse_segment_reduce_grad", grad);
+  const char* op = "sparse_segment_reduce_grad";
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
-  check_out(call.op(), "values", values, "grad", grad);
-  check_out(call.op(), "rows", rows, "indices", indices);
+  check_out(op, "values", values, "grad", grad);
+  check_out(op, "rows", rows, "indices", indices);
+  DeviceCall call(op, grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);
   const PresentRows present = present_rows(call, gradient.groups);
   resize_(values, shape_with_rows(grad, present.count));

@@ -175,16 +175,16 @@ Tensor reduce(DeviceCall& call, const Tensor& data, const SegmentEntries& entrie
 Tensor segment_reduce_cuda(const Tensor& data, const std::optional<Tensor>& segment_ids,
                            const std::optional<Tensor>& offsets, std::optional<int64_t> num_segments,
                            int64_t reduction_value) {
-  DeviceCall call("segment_reduce", data);
   const Reduction reduction = check_segment_reduce(data, segment_ids, offsets, num_segments, reduction_value);
+  DeviceCall call("segment_reduce", data);
   const SegmentEntries entries = sorted_segment_entries(call, segment_ids, offsets, num_segments, data.size(0));
   return reduce(call, data, entries, RowShape(data, 1), 1, reduction, /*unsorted=*/false);
 }
 
 Tensor unsorted_segment_reduce_cuda(const Tensor& data, const Tensor& segment_ids, int64_t num_segments,
                                     int64_t reduction_value) {
-  DeviceCall call("unsorted_segment_reduce", data);
   const Reduction reduction = check_unsorted_segment_reduce(data, segment_ids, num_segments, reduction_value);
+  DeviceCall call("unsorted_segment_reduce", data);
   const RowShape shape(data, segment_ids.dim());
   const SegmentEntries entries =
       grouped_segment_entries(call, kept_segment_ids(call, segment_ids, num_segments), shape.rows, num_segments);

@@ -246,8 +246,8 @@ Tensor row_gradients(DeviceCall& call, const Tensor& grad, const std::optional<T
 Tensor segment_reduce_backward_cuda(const Tensor& grad, const std::optional<Tensor>& data,
                                     const std::optional<Tensor>& segment_ids, const std::optional<Tensor>& offsets,
                                     int64_t rows, int64_t reduction_value) {
-  DeviceCall call("segment_reduce_backward", grad);
   const Reduction reduction = check_segment_reduce_backward(grad, data, segment_ids, offsets, rows, reduction_value);
+  DeviceCall call("segment_reduce_backward", grad);
   const std::optional<int64_t> segments = segment_ids ? std::optional<int64_t>(grad.size(0)) : std::nullopt;
   const SegmentEntries entries = sorted_segment_entries(call, segment_ids, offsets, segments, rows);
   const int64_t* const segment_of = entry_bags(call, BagOf{entries.offsets, entries.segments}, rows);
@@ -257,8 +257,8 @@ Tensor segment_reduce_backward_cuda(const Tensor& grad, const std::optional<Tens
 
 Tensor unsorted_segment_reduce_backward_cuda(const Tensor& grad, const std::optional<Tensor>& data,
                                              const Tensor& segment_ids, int64_t reduction_value) {
-  DeviceCall call("unsorted_segment_reduce_backward", grad);
   const Reduction reduction = check_unsorted_segment_reduce_backward(grad, data, segment_ids, reduction_value);
+  DeviceCall call("unsorted_segment_reduce_backward", grad);
   const int64_t rows = segment_ids.numel(), segments = grad.size(0);
   const int64_t* const segment_of = kept_segment_ids(call, segment_ids, segments);
   return row_gradients(call, grad, data, segment_of, shape_of_rows(segment_ids, grad), rows, reduction,

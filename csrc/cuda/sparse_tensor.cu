@@ -21,8 +21,8 @@ __global__ void copy_indices_kernel(const int64_t* from, int64_t n, int64_t* to)
 }
 
 Tensor sparse_reshape_cuda(const Tensor& indices, std::vector<int64_t> shape, std::vector<int64_t> new_shape) {
-  DeviceCall call("sparse_reshape", indices);
   check_sparse_reshape(indices, shape, new_shape);
+  DeviceCall call("sparse_reshape", indices);
   const int64_t entries = indices.size(0);
   const Tensor out = call.empty({entries, static_cast<int64_t>(new_shape.size())}, ScalarType::Long);
   if (entries == 0) return out;
@@ -56,8 +56,8 @@ __global__ void row_offsets_kernel(Column<I> row_ids, int64_t items, int64_t row
 }
 
 Tensor row_ids_to_offsets_cuda(const Tensor& row_ids, int64_t num_rows) {
-  DeviceCall call("row_ids_to_offsets", row_ids);
   check_row_ids_to_offsets(row_ids, num_rows);
+  DeviceCall call("row_ids_to_offsets", row_ids);
   const int64_t items = row_ids.size(0);
   const Tensor out = call.empty({num_rows + 1}, ScalarType::Long);
   dispatch_index(row_ids.scalar_type(), call.op(), "row_ids", [&](auto tag) {
@@ -90,8 +90,8 @@ __global__ void row_ids_kernel(const I* offsets, int64_t rows, int64_t items, Er
 }
 
 Tensor offsets_to_row_ids_cuda(const Tensor& offsets, int64_t num_items) {
-  DeviceCall call("offsets_to_row_ids", offsets);
   check_offsets_to_row_ids(offsets, num_items);
+  DeviceCall call("offsets_to_row_ids", offsets);
   const Tensor out = call.empty({num_items}, ScalarType::Long);
   const int64_t rows = offsets.size(0) - 1;
   dispatch_index(offsets.scalar_type(), call.op(), "offsets", [&](auto tag) {

@@ -35,8 +35,8 @@ __global__ void take_entries_kernel(const int64_t* indices, const uint64_t* orde
 
 // Sorts by the last column, then stably by the one before, and so on.
 std::tuple<Tensor, Tensor> sparse_reorder_cuda(const Tensor& given) {
-  DeviceCall call("sparse_reorder", given);
   check_sparse_reorder(given);
+  DeviceCall call("sparse_reorder", given);
   const int64_t entries = given.size(0), rank = given.size(1);
   const Tensor out = call.empty({entries, rank}, ScalarType::Long);
   const Tensor permutation = call.empty({entries}, ScalarType::Long);
@@ -131,8 +131,8 @@ constexpr int64_t kNarrowEntries = INT64_C(0xffffffff);
 
 Tensor sparse_to_dense_cuda(const Tensor& indices, std::vector<int64_t> shape, const Tensor& values_,
                             const Tensor& default_value_, bool validate) {
-  DeviceCall call("sparse_to_dense", indices);
   const int64_t size = check_sparse_to_dense(indices, shape, values_, default_value_), entries = indices.size(0);
+  DeviceCall call("sparse_to_dense", indices);
   const Tensor out = call.empty(shape, values_.scalar_type());
   const Elements elements{DenseShape(shape), call.data<int64_t>(indices), validate, call.errors()};
   dispatch_element(call.op(), values_, [&](auto tag) {

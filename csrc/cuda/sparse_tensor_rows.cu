@@ -116,8 +116,8 @@ __global__ void fill_rows_kernel(Entries<T> e, RowOrder<K> order, int64_t entrie
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cuda(const Tensor& indices_, const Tensor& values,
                                                                        int64_t num_rows, const Tensor& default_value) {
-  DeviceCall call("sparse_fill_empty_rows", indices_);
   check_sparse_fill_empty_rows(indices_, values, num_rows, default_value);
+  DeviceCall call("sparse_fill_empty_rows", indices_);
   const int64_t entries = indices_.size(0), rank = indices_.size(1), words = num_rows / kWarp + 1;
   const int64_t* const indices = call.data<int64_t>(indices_);
   const Column<int64_t> rows{indices, rank};
@@ -231,8 +231,8 @@ __global__ void add_sums_kernel(const sum_t<T>* sums, int64_t n, T* total) {
 
 std::tuple<Tensor, Tensor> sparse_fill_empty_rows_grad_cuda(const Tensor& reverse_index_map,
                                                             const Tensor& grad_values) {
-  DeviceCall call("sparse_fill_empty_rows_grad", grad_values);
   check_sparse_fill_empty_rows_grad(reverse_index_map, grad_values);
+  DeviceCall call("sparse_fill_empty_rows_grad", grad_values);
   const int64_t entries = reverse_index_map.size(0), filled = grad_values.size(0), words = filled / kWarp + 1;
   const Tensor d_values = call.empty({entries}, grad_values.scalar_type());
   const Tensor d_default = call.empty({}, grad_values.scalar_type());

@@ -20,9 +20,8 @@ __global__ void find_kernel(TableView table, Keys ids, int64_t n, int64_t* rows)
 }
 
 Tensor table_find_cuda(const Tensor& index, const Tensor& entries, const Tensor& ids) {
+  check_table_find("table_find", index, entries, ids);
   DeviceCall call("table_find", ids);
-  check_table(call.op(), index, entries);
-  check_table_ids(call.op(), ids);
   const int64_t n = ids.size(0);
   const Tensor rows = call.empty({n}, ScalarType::Long);
   launch(call, one_thread_each(n), find_kernel, view_of(index, entries), keys_of(call, ids), n,
@@ -67,10 +66,8 @@ __global__ void erase_kernel(TableView table, Keys ids, int64_t n, const int32_t
 
 Tensor table_erase_cuda(const Tensor& index, const Tensor& entries, const Tensor& ids,
                         const std::optional<Tensor>& mask) {
+  check_table_find("table_erase_", index, entries, ids, mask);
   DeviceCall call("table_erase_", ids);
-  check_table(call.op(), index, entries);
-  check_table_ids(call.op(), ids);
-  check_of_each_id(call.op(), "mask", mask, ids.size(0), ScalarType::Bool);
   const int64_t n = ids.size(0);
   const TableView table = view_of(index, entries);
   const Keys keys = keys_of(call, ids);
@@ -103,12 +100,9 @@ __global__ void fill_index_kernel(TableView table, RegionItems regions, unsigned
 }
 
 Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t buckets) {
+  check_table_rehash(entries, counters, buckets);
   DeviceCall call("table_rehash", entries);
-  TSR_CHECK_VALUE(buckets >= 1 && buckets < (int64_t{1} << 40), call.op(), ": buckets must be in [1, 2^40), got ",
-                  buckets);
   const Tensor index = call.empty({buckets, kBucketWords}, ScalarType::Int);
-  check_table(call.op(), index, entries);
-  check_table_counters(call.op(), counters);
   const TableView table = view_of(index, entries);
   fill_bytes(call.stream(), table.index, 0, static_cast<size_t>(buckets * kBucketWords) * sizeof(int32_t));
   int32_t* const regions = call.workspace<int32_t>(table.rows);

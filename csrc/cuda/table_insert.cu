@@ -197,8 +197,8 @@ std::tuple<Tensor, Tensor> table_find_or_insert_cuda(const Tensor& index, const 
                                                      const std::optional<Tensor>& allowed,
                                                      const std::optional<Tensor>& frequencies, int64_t version,
                                                      bool count) {
-  DeviceCall call("table_find_or_insert_", ids);
   check_table_insert(index, entries, counters, free_rows, ids, allowed, frequencies, version);
+  DeviceCall call("table_find_or_insert_", ids);
   const int64_t n = ids.size(0);
   const Tensor rows = call.empty({n}, ScalarType::Long), born = call.empty({n}, ScalarType::Long);
   const Keys keys = keys_of(call, ids);
@@ -251,8 +251,8 @@ std::tuple<Tensor, Tensor> tables_find_or_insert_cuda(std::vector<Tensor> index,
                                                       const Tensor& ids, std::vector<int64_t> begins,
                                                       std::vector<int64_t> ends, std::vector<int64_t> versions,
                                                       bool count) {
-  DeviceCall call("tables_find_or_insert_", ids);
   check_tables_insert(index, entries, counters, free_rows, ids, begins, ends, versions);
+  DeviceCall call("tables_find_or_insert_", ids);
   const int64_t n = ids.size(0);
   Tensor rows = call.empty({n}, ScalarType::Long), born = call.empty({n}, ScalarType::Long);
   launch(call, one_thread_each(n), copy_ids_kernel, keys_of(call, ids), n, static_cast<int64_t*>(rows.data_ptr()),

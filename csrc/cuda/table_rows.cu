@@ -70,8 +70,8 @@ __global__ void initialize_kernel(InitialRows<T> first, const int64_t* rows, Key
 void table_initialize_cuda(const Tensor& weight, const Tensor& rows, const Tensor& keys,
                            const std::optional<Tensor>& values, int64_t kind, std::vector<double> parameters,
                            int64_t seed) {
-  DeviceCall call("table_initialize_", weight);
   const Initial initial = check_table_initialize(weight, rows, keys, values, kind, parameters, seed);
+  DeviceCall call("table_initialize_", weight);
   const int64_t dim = weight.size(1);
   const RowTiling tiling(rows.size(0), dim, 1);
   dispatch_float(weight.scalar_type(), call.op(), "weight", [&](auto tag) {
@@ -121,8 +121,8 @@ void launch_lookup(DeviceCall& call, const Lookup<T>& lookup, int64_t n) {
 Tensor table_lookup_cuda(const Tensor& index, const Tensor& entries, const Tensor& weight, const Tensor& ids,
                          const std::optional<Tensor>& missing, const std::optional<Tensor>& values, int64_t kind,
                          std::vector<double> parameters, int64_t seed) {
-  DeviceCall call("table_lookup", weight);
   const Initial initial = check_table_lookup(index, entries, weight, ids, missing, values, kind, parameters, seed);
+  DeviceCall call("table_lookup", weight);
   const int64_t n = ids.size(0), dim = weight.size(1);
   const Tensor out = call.empty({n, dim}, weight.scalar_type());
   const auto look_up = [&](auto tag) {
@@ -173,8 +173,8 @@ void assign(DeviceCall& call, const RowGroups& groups, const int64_t* rows, cons
 }
 
 void table_assign_cuda(const Tensor& weight, const Tensor& rows, const Tensor& values) {
-  DeviceCall call("table_assign_", weight);
   check_table_assign(weight, rows, values);
+  DeviceCall call("table_assign_", weight);
   const int64_t n = rows.size(0), row_bytes = weight.size(1) * static_cast<int64_t>(weight.element_size());
   const int64_t* const to = call.data<int64_t>(rows);
   const void* const from = call.data(values);

@@ -108,8 +108,8 @@ __global__ void read_kernel(Sketch sketch, Keys ids, int64_t n, const bool* mask
 
 Tensor count_min_sketch_cuda(const Tensor& sketch, const Tensor& ids, const std::optional<Tensor>& mask,
                              int64_t num_hashes, bool count) {
-  DeviceCall call("count_min_sketch_", ids);
   check_count_min_sketch(sketch, ids, mask, num_hashes);
+  DeviceCall call("count_min_sketch_", ids);
   const int64_t n = ids.size(0);
   const Keys keys = keys_of(call, ids);
   const bool* const wanted = mask ? call.data<bool>(*mask) : nullptr;

@@ -407,22 +407,24 @@ Unique unique_elements(DeviceCall& call, const Tensor& x, bool with_counts) {
 }
 
 std::tuple<Tensor, Tensor> unique_cuda(const Tensor& x) {
-  DeviceCall call("unique", x);
-  check_unique(call.op(), x);
+  const char* op = "unique";
+  check_unique(op, x);
+  DeviceCall call(op, x);
   const Unique result = unique_elements(call, x, /*with_counts=*/false);
   return {result.results, result.inverse};
 }
 
 std::tuple<Tensor, Tensor, Tensor> unique_with_counts_cuda(const Tensor& x) {
-  DeviceCall call("unique_with_counts", x);
-  check_unique(call.op(), x);
+  const char* op = "unique_with_counts";
+  check_unique(op, x);
+  DeviceCall call(op, x);
   const Unique result = unique_elements(call, x, /*with_counts=*/true);
   return {result.results, result.inverse, result.counts};
 }
 
 std::tuple<Tensor, Tensor, Tensor> unique_rows_cuda(const Tensor& x) {
-  DeviceCall call("unique_rows", x);
   check_unique_rows(x);
+  DeviceCall call("unique_rows", x);
   const void* const data = call.data(x);
   const int64_t n = x.size(0), row_bytes = row_elements(x) * static_cast<int64_t>(x.element_size());
   // The largest unit that divides a row and the address.

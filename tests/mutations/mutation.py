@@ -87,6 +87,7 @@ SHARED_TESTS = ("operators", "parity", "determinism", "autograd", "func", "vmap"
 # Of emulated kernels: all that is in the first, and in the second what says so.
 EMULATED_TESTS = ("emulated", "emulated_*", "emulation_*")
 KERNEL_TESTS = (
+    "embedding_collection_errors",
     "operators",
     "pooling",
     "row_optimizer",

@@ -1,0 +1,62 @@
+"""Tensors on two devices in one call: an error that names both, and nothing is opened on either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cpu_only import CPU_ONLY
+from emulation import fixture
+from samples.operators import SAMPLES
+from samples.sample import Sample, map_tensors, tensors_of
+
+# Whatever device the others are on: torch would take the fake kernel.
+KERNELS_OF_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def _with_one_moved(sample: Sample) -> Iterator[tuple[Any, ...]]:
+    """The sample's arguments, once for each of its tensors, with this one on meta."""
+    tensors = [x for argument in sample.arguments for x in tensors_of(argument)]
+    for moved in range(len(tensors)):
+        number = iter(range(len(tensors)))
+        move = lambda x: x.to("meta") if next(number) == moved else x  # noqa: B023, E731
+        yield tuple(map_tensors(move, argument) for argument in sample.arguments)
+
+
+def _samples() -> Iterator[Sample]:
+    """One call of every operator for each set of tensors that it can be given, and looks at."""
+    for name, of_it in SAMPLES.items():
+        seen = set()
+        for sample in of_it:
+            given = tuple(len(tensors_of(argument)) > 0 for argument in sample.arguments)
+            if name in CPU_ONLY or sample.name.startswith("none_wanted"):
+                continue
+            if sum(map(len, map(tensors_of, sample.arguments))) > 1 and given not in seen:
+                seen.add(given)
+                yield sample
+
+
+SAMPLES_OF_SEVERAL_TENSORS = list(_samples())
+
+
+@pytest.mark.parametrize("sample", SAMPLES_OF_SEVERAL_TENSORS, ids=str)
+def test_one_tensor_on_another_device(sample: Sample) -> None:
+    operator = fixture.operator(sample.operator, "torchsparse_rec")
+    for arguments in _with_one_moved(sample):
+        with pytest.raises(
+            ValueError, match=r"must be on the device of [a-z_0-9\[\]]+, (cpu, got meta|meta, got cpu)$"
+        ):
+            operator.redispatch(KERNELS_OF_CPU, *arguments)
+
+
+@pytest.mark.parametrize("sample", SAMPLES_OF_SEVERAL_TENSORS, ids=str)
+def test_cuda_kernels_check_before_they_open_a_device(sample: Sample) -> None:
+    """Whoever opens it is told of the bad id that waits there."""
+    fixture.operator("embedding")(torch.ones(2, 1), torch.tensor([7]), -1, False, False)
+    for arguments in _with_one_moved(sample):
+        with pytest.raises(ValueError, match="must be on the device of"):
+            fixture.operator(sample.operator).redispatch(KERNELS_OF_CPU, *arguments)
+    with pytest.raises(IndexError, match="got 7"):
+        fixture.check_errors()
