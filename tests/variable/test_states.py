@@ -265,6 +265,8 @@ def test_rows_that_were_read_ahead_and_then_written_are_read_again(method: str, 
     keys = torch.arange(8) + (500 if method == "insert many" else 0)
     assert not table.keys.find(keys).ge(0).any()
     table.prefetch(keys)
+    assert table.cold is not None and table.cold._read_ahead is not None
+    table.cold._read_ahead[1].result()  # before what comes
     if method == "insert":
         table.insert(keys, torch.full((8, 2), 5.0))
     elif method == "insert many":  # for which the first tier has no room
