@@ -37,6 +37,7 @@ __global__ void embedding_kernel(const Unit* weight, int64_t rows, int64_t units
       if (first + k < entries && tile.column < units) out[(first + k) * units + tile.column] = row[k];
     }
     if (!any_bad || !tile.first_lane) continue;
+#pragma unroll 1
     for (int64_t i = first; i < first + kRowsInFlight && i < entries; ++i) {
       const int64_t bad = indices[i];
       if (bad < 0 || bad >= rows) errors.report(Argument::kIndices, Fault::kOutOfRange, i, bad, rows);

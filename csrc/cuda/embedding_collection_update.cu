@@ -6,7 +6,8 @@
 namespace tsr {
 namespace {
 
-// Threads of a block that steps rows: few, as each takes many registers.
+// Threads of a block that steps rows: few, as each takes many registers. 12 or 16 warps of a processor are busy, and no
+// kernel spills.
 constexpr int64_t kStepThreads = 128;
 
 // A row of more than kPiece entries is added up before, in pieces: its gradient, in the accumulator's dtype.
@@ -82,34 +83,69 @@ struct StepInputs : GradientInputs<A> {
   }
 };
 
-// A team owns a row: the blocks are dealt to the tables in the order of their groups.
+// What a team is to step: a row of table w, and where its entries are among the sorted ones.
+struct StepRow {
+  int32_t w = 0;
+  int32_t entries = 0;  // kPiece + 1 where there are more than kPiece; 0: there is no row
+  int64_t begin = 0;
+  int64_t row = 0;
+};
+
+// Blocks are dealt to the tables in the order of their groups; a team takes one of each.
+template <class A>
+__device__ int64_t group_of_block(const StepInputs<A>& in, int64_t w, int64_t block) {
+  const int lanes_log2 = in.tables[w].lanes_log2;
+  return in.parts.parts[w].first_offset + (block - in.parts.first_blocks[w]) * (blockDim.x >> lanes_log2) +
+         RowTeam(lanes_log2).in_block();
+}
+
+// Whole warps come here.
+template <class A>
+__device__ StepRow row_of_block(const StepInputs<A>& in, int64_t block) {
+  StepRow found;
+  found.w = static_cast<int32_t>(last_at_most(in.parts.first_blocks, in.parts.count, block));
+  const Part& part = in.parts.parts[found.w];
+  const int64_t group = group_of_block(in, found.w, block);
+  if (group >= part.first_offset + part.bags) return found;
+  found.begin = in.offsets[group];
+  found.entries = static_cast<int32_t>(min(in.offsets[group + 1] - found.begin, static_cast<int64_t>(kPiece + 1)));
+  found.row = in.key(found.begin) - in.first_rows[found.w];
+  prefetch_row(in.optimizer, in.tables[found.w], found.row);
+  return found;
+}
+
+// A block steps the rows of one block after another. Which rows the next has is found before this one's are stepped:
+// that is a chain of reads of which each waits for the one before.
 template <class Rules, class A>
-__global__ void collection_update_kernel(const __grid_constant__ StepInputs<A> in) {
+__global__ void __launch_bounds__(kStepThreads, sizeof(A) == sizeof(float) ? 4 : 3)
+    collection_update_kernel(const __grid_constant__ StepInputs<A> in) {
   constexpr int width = kLaneColumns<A>;
-  if (blockIdx.x >= in.parts.first_blocks[in.parts.count]) return;
-  const int64_t w = last_at_most(in.parts.first_blocks, in.parts.count, blockIdx.x);
-  const Part& part = in.parts.parts[w];
-  const OptimizerTable& table = in.tables[w];
-  const RowTeam team(table.lanes_log2);
-  const int64_t teams = blockDim.x >> table.lanes_log2;
-  const int64_t local = (blockIdx.x - in.parts.first_blocks[w]) * teams + team.in_block();
-  if (local >= part.bags) return;
-  const int64_t group = part.first_offset + local, begin = in.offsets[group], end = in.offsets[group + 1];
-  TableRow<A, Rules>(in.optimizer, table, in.key(begin) - in.first_rows[w]).step(team, [&](int64_t column, A* to) {
-    if (end - begin > kPiece) {
-      const A* const values = in.values + in.slots[group] * in.stride + column;
+  const int64_t blocks = in.parts.first_blocks[in.parts.count];
+  if (blockIdx.x >= blocks) return;
+  StepRow next = row_of_block(in, blockIdx.x);
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const StepRow mine = next;
+    if (block + gridDim.x < blocks) next = row_of_block(in, block + gridDim.x);
+    if (mine.entries == 0) continue;
+    const Part& part = in.parts.parts[mine.w];
+    const OptimizerTable& table = in.tables[mine.w];
+    const RowTeam team(table.lanes_log2);
+    TableRow<A, Rules>(in.optimizer, table, mine.row).step(team, [&](int64_t column, A* to) {
+      if (mine.entries > kPiece) {
+        const A* const values = in.values + in.slots[group_of_block(in, mine.w, block)] * in.stride + column;
 #pragma unroll
-      for (int c = 0; c < width; ++c) {
-        if (column + c < part.columns) to[c] = values[c];
+        for (int c = 0; c < width; ++c) {
+          if (column + c < part.columns) to[c] = values[c];
+        }
+        return;
       }
-      return;
-    }
-    GradientSum<A, width> total;
-    add_entries(GradientView<A>(in, part, Offsets{}), RowTile{0, column, false}, begin, entry_count(begin, end), total,
-                [](int) {});
+      GradientSum<A, width> total;
+      add_entries(GradientView<A>(in, part, Offsets{}), RowTile{0, column, false}, mine.begin, mine.entries, total,
+                  [](int) {});
 #pragma unroll
-    for (int c = 0; c < width; ++c) to[c] = total.sums.value(c);
-  });
+      for (int c = 0; c < width; ++c) to[c] = total.sums.value(c);
+    });
+  }
 }
 
 // ---- On the host ----------------------------------------------------------------------------------------------------
@@ -171,8 +207,8 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
   sums_before(call, blocks, count, first_blocks);
   in.parts = {count, first_blocks, bounds, parts};
   pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);
-  // As many blocks as there may be: those without rows return at once.
-  const LaunchShape shape{capacity / least_teams + count, kStepThreads};
+  // No more than keep a large device busy: how many there is work for is known on the device alone.
+  const LaunchShape shape{std::min(capacity / least_teams + count, kFullDevice / kStepThreads + 1), kStepThreads};
   with_rules(in.optimizer, [&](auto rules) { launch(call, shape, collection_update_kernel<decltype(rules), A>, in); });
 }
 

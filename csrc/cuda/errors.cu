@@ -1,4 +1,3 @@
-#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -14,18 +13,55 @@ struct DeviceErrors {
   uint64_t calls = 0;
 };
 
+__global__ void take_fault_kernel(ErrorRecord* record) { take_fault(record); }
+
 #ifndef TSR_EMULATED
+// While a graph is captured, allocating and waiting are refused unless the mode is relaxed.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Mapped: kernels write to it by its host address. Never freed: kernels may run until the process ends.
 ErrorRecord* new_record() {
-  // The first call may happen while a graph is captured, where allocating is refused unless the mode is relaxed.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const RelaxedCapture relaxed;
   void* memory = nullptr;
-  const cudaError_t result = cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped | cudaHostAllocPortable);
-  STD_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-  STD_CUDA_CHECK(result);
+  STD_CUDA_CHECK(cudaHostAlloc(&memory, sizeof(ErrorRecord), cudaHostAllocMapped | cudaHostAllocPortable));
   return new (memory) ErrorRecord;
 }
+
+// Of the current device: its name and compute capability, if this library has no code that it can run.
+std::optional<std::string> device_without_code(int32_t device) {
+  cudaFuncAttributes attributes;
+  const cudaError_t result = cudaFuncGetAttributes(&attributes, take_fault_kernel);
+  if (result != cudaErrorNoKernelImageForDevice && result != cudaErrorInvalidDeviceFunction) {
+    STD_CUDA_CHECK(result);
+    return std::nullopt;
+  }
+  static_cast<void>(cudaGetLastError());  // which others would take for theirs
+  cudaDeviceProp properties;
+  STD_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return message(properties.name, ", of compute capability ", properties.major, ".", properties.minor);
+}
+
+// Runs the kernel beside all that the device does, and waits for it.
+void run_alone(void (*kernel)(ErrorRecord*), ErrorRecord* record) {
+  const RelaxedCapture relaxed;
+  cudaStream_t stream = nullptr;
+  STD_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  start_kernel(stream, 1, 1, 0, kernel, record);
+  const cudaError_t result = cudaStreamSynchronize(stream);
+  STD_CUDA_CHECK(cudaStreamDestroy(stream));
+  STD_CUDA_CHECK(result);
+}
+#else
+void run_alone(void (*kernel)(ErrorRecord*), ErrorRecord* record) { start_kernel(0, 1, 1, 0, kernel, record); }
 #endif
 
 std::mutex& errors_mutex() {
@@ -36,31 +72,13 @@ std::mutex& errors_mutex() {
 DeviceErrors& device_errors(int32_t device) {
   static std::map<int32_t, DeviceErrors> all;
   const auto found = all.find(device);
-  return found != all.end() ? found->second : all.emplace(device, DeviceErrors{new_record()}).first->second;
-}
-
-// The first fault of the record, which is emptied; nothing if there is none or it is just being written.
-std::optional<FaultDetails> take_fault(ErrorRecord* record) {
-  volatile ErrorRecord* const r = record;
-  const uint64_t first = r->first;
-  if (first == kNoError) return std::nullopt;
-  for (volatile FaultDetails& details : r->details) {
-    if (details.key != first) continue;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    FaultDetails copy;
-    copy.key = first;
-    copy.value = details.value;
-    copy.bound = details.bound;
-    copy.op = details.op;
-    copy.argument = const_cast<const Argument&>(details.argument);
-    copy.fault = const_cast<const Fault&>(details.fault);
-    copy.column = details.column;
-    copy.item = details.item;
-    copy.begin = details.begin;
-    r->first = kNoError;
-    return copy;
+  if (found != all.end()) return found->second;
+  if (const auto without = device_without_code(device)) {
+    throw std::runtime_error(
+        message("torchsparse_rec was built without code for this GPU, ", *without,
+                ": build it with TORCH_CUDA_ARCH_LIST naming that, or keep the tensors on the CPU"));
   }
-  return std::nullopt;
+  return all.emplace(device, DeviceErrors{new_record()}).first->second;
 }
 
 const char* argument_name(Argument argument) {
@@ -160,7 +178,9 @@ const char* argument_name(Argument argument) {
 void raise_recorded(const DeviceErrors& errors, Stream stream) {
   if (static_cast<volatile const ErrorRecord*>(errors.record)->first == kNoError) return;
   if (!is_capturing(stream)) wait_for(stream);
-  if (const auto fault = take_fault(errors.record)) raise(*fault);
+  run_alone(take_fault_kernel, errors.record);
+  const FaultDetails fault = errors.record->taken;
+  if (fault.key != kNoError) raise(fault);
 }
 
 void check_errors_cuda(const Tensor& probe) {

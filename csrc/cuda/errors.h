@@ -84,7 +84,40 @@ struct ErrorRecord {
   unsigned long long first = kNoError;  // the smallest key so far: call, argument and position of a fault
   unsigned written = 0;
   FaultDetails details[kDetails];  // a ring
+  FaultDetails taken;              // where take_fault leaves one for the host
 };
+
+#if defined(__CUDACC__) || defined(TSR_EMULATED)
+// Empties the record, and leaves what was its first fault in `taken`; its key is kNoError if there is none, or it is
+// just being written. One thread of the device: the host cannot, as what is atomic on the device is not towards it, and
+// would lose a fault that another stream reports meanwhile.
+__device__ inline void take_fault(ErrorRecord* record) {
+  volatile FaultDetails* const taken = &record->taken;
+  taken->key = kNoError;
+  unsigned long long first = atomicMin(&record->first, static_cast<unsigned long long>(kNoError));
+  for (unsigned k = 0; first != kNoError && k < ErrorRecord::kDetails; ++k) {
+    const volatile FaultDetails& details = record->details[k];
+    if (details.key != first) continue;
+    __threadfence_system();
+    taken->value = details.value;
+    taken->bound = details.bound;
+    taken->op = details.op;
+    taken->argument = details.argument;
+    taken->fault = details.fault;
+    taken->column = details.column;
+    taken->item = details.item;
+    taken->begin = details.begin;
+    const unsigned long long seen = atomicCAS(&record->first, first, static_cast<unsigned long long>(kNoError));
+    if (seen == first) {
+      taken->key = first;
+      return;
+    }
+    // One that comes before it has come since.
+    first = seen;
+    k = ~0u;
+  }
+}
+#endif
 
 constexpr int kPositionBits = 40;
 constexpr int kArgumentBits = 4;

@@ -167,6 +167,7 @@ __device__ void store_quotient(const View& p, int64_t bag, const RowTile& tile, 
 // Apart from the loop that loads: a report in its midst would make the loads wait for each other.
 template <class T, class I>
 __device__ void report_entries(const PoolView<T, I>& p, int64_t begin, int n) {
+#pragma unroll 1
   for (int64_t j = begin; j < begin + n; ++j) {
     const int64_t index = p.indices[j];
     if (!p.is_allowed(index)) p.errors.report(Argument::kIndices, Fault::kOutOfRange, j, index, p.rows);
@@ -272,7 +273,7 @@ __global__ void long_bags_kernel(PoolView<T, I> p, PoolPlan plan, const Total* t
 // A team owns a tile of one bag; each of its lanes adds up its own columns. pool_pieces is written out here: with one
 // loop for both the kernel takes so few registers that a third more threads have reads in flight.
 template <class Total, class T, class I>
-__global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
+__device__ void pool_bags(const PoolView<T, I>& p, const PoolPlan& plan, Total* totals, const RowTiling& tiling) {
   const bool takes_pieces = blockIdx.x < plan.piece_blocks;
   const int64_t first = takes_pieces ? 0 : plan.piece_blocks,
                 blocks = takes_pieces ? plan.piece_blocks : gridDim.x - first;
@@ -292,6 +293,20 @@ __global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowT
     }
   }
 }
+
+template <class Total, class T, class I>
+__global__ void bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
+  pool_bags(p, plan, totals, tiling);
+}
+
+// Where the compiler would take a few registers more than let four blocks be on a processor.
+template <class Total, class T, class I>
+__global__ void __launch_bounds__(kThreads, 4)
+    four_blocks_bags_kernel(PoolView<T, I> p, PoolPlan plan, Total* totals, RowTiling tiling) {
+  pool_bags(p, plan, totals, tiling);
+}
+template <class Total, class I>
+constexpr bool kFourBlocks = false;
 
 // Pools the bags [first, last) as one run of entries.
 template <class Total, class View>
@@ -347,7 +362,11 @@ void launch_pool(DeviceCall& call, const PoolView<T, I>& view, int64_t entries) 
   const RowTiling tiling((view.bags + plan.run - 1) / plan.run, view.columns, Total::width);
   const LaunchShape shape{tiling.shape().blocks + plan.piece_blocks};
   if (plan.run == 1) {
-    launch(call, shape, bags_kernel<Total, T, I>, view, plan, totals, tiling);
+    if constexpr (kFourBlocks<Total, I>) {
+      launch(call, shape, four_blocks_bags_kernel<Total, T, I>, view, plan, totals, tiling);
+    } else {
+      launch(call, shape, bags_kernel<Total, T, I>, view, plan, totals, tiling);
+    }
   } else {
     launch(call, shape, short_bags_kernel<Total, T, I>, view, plan, totals, tiling);
   }

@@ -122,6 +122,7 @@ struct PartView {
 
 template <class T>
 __device__ void report_entries(const PartView<T>& p, int64_t begin, int n) {
+#pragma unroll 1
   for (int64_t j = begin; j < begin + n; ++j) {
     const int64_t index = p.indices[j];
     if (!p.is_allowed(index)) {

@@ -48,4 +48,9 @@ struct Sum {
   }
 };
 
+template <>
+inline constexpr bool kFourBlocks<Sum<float, 4>, int64_t> = true;
+template <>
+inline constexpr bool kFourBlocks<Sum<double, 2>, int64_t> = true;
+
 }  // namespace tsr

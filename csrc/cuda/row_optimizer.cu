@@ -16,11 +16,11 @@ struct TableWork {
   int32_t values_vector;
 };
 
-// Small blocks, and a bound on registers that no kernel must spill for: 20 or 24 warps of a processor are busy.
+// Small blocks, and a bound on registers that no kernel must spill for: 16 to 24 warps of a processor are busy.
 constexpr int kRowThreads = 128;
-template <class Rules>
+template <class Rules, class A>
 constexpr int blocks_at_once() {
-  return RuleNeeds<Rules>::kAdam ? 5 : 6;
+  return !RuleNeeds<Rules>::kAdam ? 6 : sizeof(A) == sizeof(float) ? 5 : 4;
 }
 
 // One launch for all tables: each has blocks of its own, for teams of its own width.
@@ -77,7 +77,7 @@ __device__ int64_t checked_row(const AllTables& all, int64_t k, int64_t u, bool 
 }
 
 template <class Rules, class A>
-__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
+__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
     row_optimizer_update_kernel(const __grid_constant__ OptimizerCall<A> call, const __grid_constant__ AllTables all,
                                 ErrorSink errors) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t u) {
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
 }
 
 template <class Rules, class A>
-__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
+__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
     row_optimizer_make_current_kernel(const __grid_constant__ OptimizerCall<A> call,
                                       const __grid_constant__ AllTables all) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t row) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
 
 // A bad row's values are zero.
 template <class Rules, class A>
-__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules>())
+__global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
     row_optimizer_current_kernel(const __grid_constant__ OptimizerCall<A> call, const __grid_constant__ AllTables all,
                                  ErrorSink errors, void* out) {
   for_rows(all, [&](int64_t k, const RowTeam& team, int64_t u) {

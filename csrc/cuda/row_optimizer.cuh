@@ -80,12 +80,13 @@ class TableRow {
       for (int64_t first = 0; first < table_.columns; first += tile) {
         const int64_t column = first + team.lane() * kWidth;
         if (pass == 0 || !is_held) {
-          load(column, x);
+          // First, as it may take many registers: of the row's columns there are none yet.
 #pragma unroll
           for (int c = 0; c < kWidth; ++c) grad[c] = 0;
           gradient(column, grad);
 #pragma unroll
           for (int c = 0; c < kWidth; ++c) grad[c] *= call_.scale();
+          load(column, x);
         }
         if (pass == 0) {
           gather(column, grad, x, sums);

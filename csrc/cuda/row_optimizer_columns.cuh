@@ -211,6 +211,22 @@ __device__ __forceinline__ void load_as(ScalarType dtype, const void* x, int64_t
   });
 }
 
+// Asks for what the asking lane's team reads first when it steps a row, without waiting for it.
+template <class A>
+__device__ __forceinline__ void prefetch_row(const OptimizerCall<A>& call, const OptimizerTable& table, int64_t row) {
+  const RowTeam team(table.lanes_log2);
+  if (table.last_step != nullptr) prefetch(table.last_step + row);
+  const int64_t column = team.lane() * kLaneColumns<A>;
+  if (column >= table.columns) return;
+  with_weight_type<A>(call.weight_dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    prefetch(static_cast<const T*>(table.weight) + row * table.weight_stride + column);
+  });
+  for (int s = 0; s < call.states; ++s) {
+    prefetch(static_cast<const A*>(table.states[s]) + row * table.state_strides[s] + column);
+  }
+}
+
 // ---- On the host ----------------------------------------------------------------------------------------------------
 
 struct OptimizerArguments {

@@ -74,12 +74,15 @@ T* dynamic_shared() {
   return static_cast<T*>(emulated::dynamic_shared_bytes());
 }
 
+inline void prefetch(const void*) {}
 inline Stream current_stream(int32_t) { return 0; }
 bool is_capturing(Stream stream);
 void fill_bytes(Stream stream, void* to, int value, size_t bytes);
 inline void wait_for(Stream) {}
 void copy_to_host(int32_t device, void* to, const void* from, size_t bytes);
 ErrorRecord* new_record();
+// TORCHSPARSE_REC_EMULATED_OLD_GPU pretends that there is one.
+std::optional<std::string> device_without_code(int32_t device);
 
 // Filled with ones (NaN), between two guards that are checked after every launch while the tensor lives.
 Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);

@@ -88,6 +88,28 @@ __global__ void large_shared_kernel() {
   values[0] = 0;
 }
 
+// The first block takes what the record holds while the others report, those that come first in the end. The least
+// position that was told is out[0].
+__global__ void take_beside_reports_kernel(ErrorSink sink, int times, float* out) {
+  if (blockIdx.x > 0) {
+    sink.report(Argument::kIndices, Fault::kNegative, 100 - blockIdx.x, 0, 0);
+    return;
+  }
+  for (int k = 0; k < times; ++k) {
+    take_fault(sink.record);
+    const uint64_t key = sink.record->taken.key;
+    if (key != kNoError) out[0] = min(out[0], static_cast<float>(key & 0xff));
+  }
+}
+
+void take_beside_reports(Bench& b) {
+  ErrorRecord record;
+  const ErrorSink sink{&record, 0, "fault"};
+  b.out[0] = 1000;
+  launch(b.call, {8, 1}, take_beside_reports_kernel, sink, 6, b.out);
+  launch(b.call, {1, 1}, take_beside_reports_kernel, sink, 1, b.out);
+}
+
 }  // namespace
 
 const Cases& kernel_cases() {
@@ -111,6 +133,7 @@ const Cases& kernel_cases() {
       {"block_count",
        [](Bench& b) { launch(b.call, {4, 1}, block_count_kernel, reinterpret_cast<unsigned*>(b.out + 8), b.out); }},
       {"dynamic_shared", [](Bench& b) { launch(b.call, {1, 64, 64 * sizeof(float)}, dynamic_shared_kernel, b.out); }},
+      {"take_beside_reports", take_beside_reports},
       {"large_shared", [](Bench& b) { launch(b.call, {1, 1}, large_shared_kernel); }},
       {"large_dynamic_shared", [](Bench& b) { launch(b.call, {1, 64, (48 << 10) + 1}, dynamic_shared_kernel, b.out); }},
       {"large_block", [](Bench& b) { launch(b.call, {1, 1025}, reverse_kernel<true>, b.out); }},

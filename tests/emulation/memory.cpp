@@ -78,6 +78,12 @@ void copy_to_host(int32_t, void* to, const void* from, size_t bytes) { std::memc
 
 ErrorRecord* new_record() { return new ErrorRecord; }
 
+std::optional<std::string> device_without_code(int32_t) {
+  return std::getenv("TORCHSPARSE_REC_EMULATED_OLD_GPU")
+             ? std::optional<std::string>("Pretended, of compute capability 7.5")
+             : std::nullopt;
+}
+
 Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
   int64_t elements = 1;
   for (const int64_t size : sizes) elements *= size;

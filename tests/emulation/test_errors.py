@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -333,3 +337,32 @@ def _told(name: str, arguments: tuple) -> torch.Tensor | tuple[torch.Tensor, ...
     with pytest.raises(ValueError, match="offsets"):
         fixture.check_errors()
     return result
+
+
+# ---- Streams and devices ---------------------------------------------------------------------------------------------
+
+
+def test_no_fault_is_lost_that_comes_while_another_is_taken() -> None:
+    out = (ctypes.c_float * 64)()
+    told = set()
+    for seed in range(1, 101):
+        fixture.set_order("random", seed)
+        assert fixture.library().tsr_emulated_fault(b"take_beside_reports", out) == b""
+        told.add(out[0])
+    fixture.set_order("ascending")
+    assert told == {93.0}
+
+
+def test_a_gpu_that_the_library_has_no_code_for() -> None:
+    program = """
+import torch, torchsparse_rec
+from emulation import fixture
+fixture.operator("unique")(torch.tensor([1]))
+"""
+    environment = {**os.environ, "TORCHSPARSE_REC_EMULATED_OLD_GPU": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert run.returncode != 0
+    assert run.stderr.strip().endswith(
+        "RuntimeError: torchsparse_rec was built without code for this GPU, Pretended, of compute capability 7.5: "
+        "build it with TORCH_CUDA_ARCH_LIST naming that, or keep the tensors on the CPU"
+    )

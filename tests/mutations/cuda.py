@@ -57,8 +57,10 @@ MUTATIONS = [
         "embedding_collection_current.cu", "sign", "index == p.padding_idx) continue", "false) continue", "as_of_now"
     ),
     Mutation("embedding_collection_current.cu", "step", "rounded_weight(optimizer, now[c])", "now[c]", "as_of_now"),
-    Mutation("embedding_collection_update.cu", "bound", "end - begin > kPiece", "end - begin > 2 * kPiece", "updates"),
-    Mutation("embedding_collection_update.cu", "sign", " - in.first_rows[w]).step", ").step", "updates"),
+    Mutation(
+        "embedding_collection_update.cu", "bound", "mine.entries > kPiece", "mine.entries > 2 * kPiece", "updates"
+    ),
+    Mutation("embedding_collection_update.cu", "sign", " - in.first_rows[found.w]", "", "updates"),
     Mutation(
         "embedding_collection_update.cu",
         "step",
@@ -96,7 +98,14 @@ MUTATIONS = [
         "weights_backward",
     ),
     Mutation("embedding_weights_backward.cu", "bound", "index != w.padding_idx && bag", "bag", "weights_backward"),
-    Mutation("errors.cu", "step", "    r->first = kNoError;\n", "", "recorded"),
+    Mutation(
+        "errors.h",
+        "step",
+        "= atomicCAS(&record->first, first, static_cast<unsigned long long>(kNoError));",
+        "= first;",
+        "recorded",
+    ),
+    Mutation("errors.h", "sign", "if (seen == first) {", "if (atomicExch(&record->first, ~0ull), true) {", "lost"),
     Mutation("errors.cu", "bound", "(uint64_t{1} << kPositionBits) - 1", "(uint64_t{1} << 2) - 1", "recorded"),
     Mutation("errors.cu", "step", " - static_cast<uint64_t>(e.begin);", ";", "own_table"),
     Mutation("errors.cu", "sign", 'must not decrease, got ", e.bound', 'must not decrease, got ", e.value', "recorded"),
@@ -292,8 +301,8 @@ MUTATIONS = [
     Mutation(
         "embedding_collection_update.cu",
         "sign",
-        "in.slots[group] * in.stride",
-        "in.slots[local] * in.stride",
+        "in.slots[group_of_block(in, mine.w, block)] * in.stride",
+        "in.slots[block] * in.stride",
         "collection",
     ),
     Mutation("pool_plan.cu", "step", "first_total + k, part}", "first_total, part}", "pooled or bag or segment"),
