@@ -3,7 +3,8 @@ Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUD
 
 TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if torch has CUDA, since no other
                                 can load it, and nvcc is found. 1: whatever torch has; fail without nvcc
-TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default: this machine's GPUs; without, "8.0;9.0+PTX")
+TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default: this machine's GPUs; without, those of a
+                                release that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
 VERBOSE=1                       print the compiler's commands, not only the files' names
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
 CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
@@ -13,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -64,16 +66,24 @@ def present_architectures() -> list[str]:
     return [f"{major}.{minor}" for major, minor in sorted(found)]
 
 
-def architectures() -> list[str]:
+def released_architectures(home: str) -> list[str]:
+    """Those of a release that the toolkit knows: CUDA 12.8 is the first that knows them all."""
+    nvcc = [str(Path(home, "bin/nvcc")), "--list-gpu-arch"]
+    known = subprocess.run(nvcc, capture_output=True, text=True, check=True).stdout.split()
+    *others, newest = (a for a in ("8.0", "9.0", "10.0", "12.0") if f"compute_{a.replace('.', '')}" in known)
+    return [*others, f"{newest}+PTX"]
+
+
+def architectures(home: str) -> list[str]:
     """What _C_cuda.so is compiled for. Who builds for other machines, CI and releases, names it."""
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
-    return [arch for arch in named if arch] or present_architectures() or ["8.0", "9.0+PTX"]
+    return [arch for arch in named if arch] or present_architectures() or released_architectures(home)
 
 
-def arch_flags() -> list[str]:
+def arch_flags(home: str) -> list[str]:
     """Their -gencode flags: explicit, because torch's own look at the GPU fails without one."""
     flags = []
-    for arch in architectures():
+    for arch in architectures(home):
         number = arch.removesuffix("+PTX").replace(".", "")
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if arch.endswith("+PTX"):
@@ -135,7 +145,7 @@ def cuda_extension(home: str) -> CppExtension:
                 TARGET,
                 "--expt-relaxed-constexpr",
                 "-Xptxas=-warn-spills",
-                *arch_flags(),
+                *arch_flags(home),
             ],
         },
         # libtorch.so pulls in libtorch_cuda.so, where torch's CUDA shims live.
@@ -158,7 +168,7 @@ def choose_cuda() -> tuple[str | None, str]:
         return None, f"built _C.so; not _C_cuda.so: {why}"
     if wish == "auto" and torch.version.cuda is None:
         return None, "built _C.so; not _C_cuda.so: this torch has no CUDA (TORCHSPARSE_REC_CUDA=1 builds it)"
-    return home, f"built _C.so, and _C_cuda.so for {' '.join(architectures())} (TORCH_CUDA_ARCH_LIST names others)"
+    return home, f"built _C.so, and _C_cuda.so for {' '.join(architectures(home))} (TORCH_CUDA_ARCH_LIST names others)"
 
 
 CUDA_HOME, SUMMARY = choose_cuda()

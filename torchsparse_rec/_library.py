@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import re
@@ -19,8 +20,10 @@ _CPU_LEVELS = ("baseline", "avx2", "avx512")
 
 def _toolkit_of(library: Path) -> int | None:
     """The CUDA toolkit that a library was built with, as 1000 * major + 10 * minor; None if the file does not say."""
-    found = re.search(rb"torchsparse_rec CUDA toolkit (\d+)", library.read_bytes())
-    return int(found.group(1)) if found else None
+    # The text is among the first tenth of tens of megabytes: the rest is the GPUs' code, and is not read.
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        found = re.search(rb"torchsparse_rec CUDA toolkit (\d+)", content)
+        return int(found[1]) if found else None
 
 
 def _driver() -> int:

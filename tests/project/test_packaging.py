@@ -118,23 +118,33 @@ for setting, named, torch.version.cuda, gpus in json.loads(os.environ["CASES"]):
     if setting == "default":
         del os.environ["TORCHSPARSE_REC_CUDA"]
     home, summary = setup["choose_cuda"]()
-    print(json.dumps([home, summary, [f for f in setup["arch_flags"]() if f.startswith("-gencode=")]]))
+    flags = [] if home is None else setup["arch_flags"](home)
+    print(json.dumps([home, summary, [f for f in flags if f.startswith("-gencode=")]]))
 """
 
 
-def test_what_is_built(tmp_path):
-    for path in ("bin/nvcc", "lib64/libcudart_static.a"):
-        (tmp_path / path).parent.mkdir()
-        (tmp_path / path).touch()
+@pytest.mark.parametrize(
+    ("known", "released", "their_codes"),
+    [
+        ("75 80 86 90 100 120", "8.0 9.0 10.0 12.0+PTX", ["80", "90", "100", "120", "120+PTX"]),
+        ("75 80 86 90", "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
+    ],
+)
+def test_what_is_built(known, released, their_codes, tmp_path):
+    for folder in ("bin", "lib64"):
+        (tmp_path / folder).mkdir()
+    nvcc = tmp_path / "bin/nvcc"
+    nvcc.write_text(f"#!/bin/sh\nfor number in {known}; do echo compute_$number; done\n")
+    nvcc.chmod(0o755)
     without_cuda = "this torch has no CUDA (TORCHSPARSE_REC_CUDA=1 builds it)"
     cases = [
         (("default", "", None, []), without_cuda, None),
         (("auto", "9.0", None, []), without_cuda, None),
         (("0", "", "12.8", [[9, 0]]), "TORCHSPARSE_REC_CUDA=0", None),
-        (("1", "", None, []), "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
+        (("1", "", None, []), released, their_codes),
         (("1", "9.0", None, []), "9.0", ["90"]),
-        (("default", "", "12.8", []), "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
-        (("default", "", "12.8", [None]), "8.0 9.0+PTX", ["80", "90", "90+PTX"]),
+        (("default", "", "12.8", []), released, their_codes),
+        (("default", "", "12.8", [None]), released, their_codes),
         (("auto", "", "12.8", [[9, 0], [8, 6], [9, 0]]), "8.6 9.0", ["86", "90"]),
         (("auto", "7.5 8.6+PTX", "12.8", [[9, 0]]), "7.5 8.6+PTX", ["75", "86", "86+PTX"]),
     ]
@@ -148,8 +158,9 @@ def test_what_is_built(tmp_path):
             continue
         told = f"built _C.so, and _C_cuda.so for {words} (TORCH_CUDA_ARCH_LIST names others)"
         assert (home, summary) == (str(tmp_path), told), case
-        codes = [f"compute_{n[:2]}" if n.endswith("+PTX") else f"sm_{n}" for n in built]
-        assert flags == [f"-gencode=arch=compute_{n[:2]},code={code}" for n, code in zip(built, codes, strict=True)]
+        numbers = [n.removesuffix("+PTX") for n in built]
+        codes = [f"compute_{n}" if n != code else f"sm_{n}" for n, code in zip(numbers, built, strict=True)]
+        assert flags == [f"-gencode=arch=compute_{n},code={code}" for n, code in zip(numbers, codes, strict=True)]
 
 
 @pytest.mark.parametrize("verbose", ["0", "1"])
