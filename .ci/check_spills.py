@@ -1,5 +1,6 @@
 """
-Fails if a CUDA kernel keeps registers in memory, by what ptxas said when it was compiled with .ci/nvcc.
+Fails if a CUDA kernel keeps registers in memory, by what ptxas said when it was compiled with .ci/nvcc; or if one of a
+few takes more registers than leave room for the threads that it needs beside it.
 
 usage: check_spills.py [folder of object files] [architecture ...]
 """
@@ -17,6 +18,9 @@ from typing import NamedTuple
 _ROOT = Path(__file__).resolve().parent.parent
 # Parts of names of kernels that may use memory of their own, and why.
 ALLOWED: dict[str, str] = {}
+# Patterns in names, and the registers with which as many warps are on a processor as keep memory busy. The second is of
+# tables that are not float64.
+MOST_REGISTERS = {r"four_blocks_bags_kernel": 64, r"collection_update_kernel\w+RuleIf": 128}
 # CUB chooses its own trade between registers and memory, per architecture.
 _FOREIGN = ("_ZN3cub", "_ZN6thrust")
 
@@ -88,6 +92,10 @@ def check(folder: Path, architectures: list[str]) -> list[str]:
             if k.is_bad:
                 text = f"{k.stack} bytes of stack, {k.spills} bytes spilled: {_readable(k.name)}"
                 wrong.append(f"{source.name}, {k.architecture}: {text}")
+            for pattern, limit in MOST_REGISTERS.items():
+                if k.registers > limit and re.search(pattern, k.name):
+                    text = f"{k.registers} registers, {limit} at most: {_readable(k.name)}"
+                    wrong.append(f"{source.name}, {k.architecture}: {text}")
     if not sources:
         wrong.append("there are no CUDA sources")
     return wrong

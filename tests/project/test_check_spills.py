@@ -54,6 +54,7 @@ def test_kernels_in_registers_pass(check_spills: ModuleType, tmp_path: Path, cap
         ),
         ("    0 bytes stack frame", "    16 bytes stack frame", "16 bytes of stack"),
         ("for 'sm_90'", "for 'sm_89'", "none for sm_90"),
+        ("_ZN3tsr4goodEv", "_ZN3tsr23four_blocks_bags_kernelEv", "254 registers, 64 at most: tsr::four_blocks_bags"),
     ],
 )
 def test_memory_of_a_kernel_fails(
