@@ -113,6 +113,33 @@ __device__ void write_offsets(Sorted sorted, int64_t n, int64_t values, int64_t*
   }
 }
 
+// sums[i] = f(0) + ... + f(i - 1): [n + 1], by one block of whole warps. For what is as many as tables are: more belong
+// to sums_before().
+template <class F>
+__device__ void write_sums_before(int64_t n, const F& f, int64_t* sums) {
+  TSR_SHARED(int64_t, of_warps, kWarp);
+  const int64_t lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+  int64_t before = 0;
+  for (int64_t first = 0; first <= n; first += blockDim.x) {
+    const int64_t i = first + threadIdx.x, mine = i < n ? f(i) : 0;
+    int64_t sum = mine;  // of this warp's threads so far
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int64_t other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (lane == kWarp - 1) of_warps[warp] = sum;
+    __syncthreads();
+    int64_t all = 0;
+    for (int64_t w = 0; w < warps; ++w) {
+      if (w == warp) sum += all;
+      all += of_warps[w];
+    }
+    if (i <= n) sums[i] = before + sum - mine;
+    before += all;
+    __syncthreads();
+  }
+}
+
 // Calls f with the tag of the type in which values of this dtype are added up: kernels that are not worth one for each
 // dtype take what is small in that type, and rows by dtypes that are chosen as they run.
 template <class F>

@@ -76,8 +76,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const CollectionGroups groups = group_collection(call, in, collection_input(call, indices, offsets));
   const int64_t count = static_cast<int64_t>(groups.tables.size());
   const RowRuns runs = row_runs(call, groups.groups);
-  const int64_t* const first_rows = upload(call, groups.first_rows);
-  const int64_t* const bounds = first_groups_of_tables(call, groups, runs, first_rows);
+  const int64_t* const bounds = first_groups_of_tables(call, groups, runs);
   const std::vector<int64_t> first_groups = call.read_back(bounds, count + 1, "the number of rows that have entries");
 
   std::vector<Tensor> values, rows;
@@ -94,8 +93,8 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> embedding_collection_sparse
   const int64_t* const uploaded = upload(call, addresses);
   with_pairs(groups.groups, [&](const auto& pairs) {
     using K = std::remove_pointer_t<decltype(pairs.keys)>;
-    launch(call, one_thread_each(first_groups.back()), table_rows_kernel<K>, pairs.keys, runs.starts, first_rows,
-           bounds, count, uploaded);
+    launch(call, one_thread_each(first_groups.back()), table_rows_kernel<K>, pairs.keys, runs.starts,
+           groups.first_rows_there, bounds, count, uploaded);
   });
   write_gradients(call, in, groups, runs.starts, first_groups, values);
   return {values, rows};

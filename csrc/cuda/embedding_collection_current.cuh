@@ -35,7 +35,7 @@ void with_current_tables(DeviceCall& call, const CollectionOptimizer& given, con
   const std::optional<Tensor> no_scale;
   const OptimizerArguments arguments{o.rule,    o.hyperparameters, o.step, o.base, o.step, o.weights[0].scalar_type(),
                                      o.history, no_scale,          false,  false};
-  const OptimizerTable* const tables = upload_all(call, optimizer_tables(arguments, weights, states, last_steps, {}));
+  const OptimizerTable* const tables = upload(call, optimizer_tables(arguments, weights, states, last_steps, {}));
   const OptimizerCall<A> step_call = optimizer_call<A>(call, arguments);
   with_idle_rules(step_call, [&](auto rules) { f(step_call, rules, tables); });
 }

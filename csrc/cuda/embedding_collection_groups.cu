@@ -65,13 +65,14 @@ struct Entries {
   __device__ int64_t offset(int64_t bag) const { return offsets == nullptr ? bag : offsets[bag]; }
 };
 
-// One thread per lookup. The last count is not read.
-__global__ void lookup_items_kernel(Entries e, int64_t* counts) {
-  for (int64_t l = thread_index(); l < e.lookup_count; l += thread_count()) {
+// One block writes those of e.
+__global__ void first_entries_kernel(Entries e, int64_t* first_entries) {
+  const auto items_of = [&](int64_t l) {
     const GroupedLookup& lookup = e.lookups[l];
     const int64_t items = e.offset(lookup.first_bag + lookup.bags) - e.offset(lookup.first_bag);
-    counts[l] = items > 0 ? items : 0;
-  }
+    return items > 0 ? items : 0;
+  };
+  write_sums_before(e.lookup_count, items_of, first_entries);
 }
 
 // What is written of each entry. Null: not needed. If only its source is, that is its value, else its own number.
@@ -200,8 +201,8 @@ Pairs<K> sorted_pairs_of(DeviceCall& call, const RowGroups& groups, const F& wri
 }
 
 template <class A>
-void group_entries(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
-                   CollectionGroups& groups) {
+void group_entries_of(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
+                      CollectionGroups& groups, Uploads& uploads) {
   const A* const weights = static_cast<const A*>(accumulated(call, in.per_sample_weights));
   const CollectionDivisors of_bags = collection_divisors(call, in.c, input, in.grad.scalar_type(), weights, in.wanted);
   const A* const divisors = static_cast<const A*>(of_bags.divisors);
@@ -210,17 +211,17 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   for (const GroupedLookup& lookup : grouped) has_max = has_max || lookup.argmax >= 0;
 
   const int64_t n = groups.groups.entries, count = static_cast<int64_t>(grouped.size());
-  int64_t* const counts = call.workspace<int64_t>(count + 1);
   int64_t* const first_entries = call.workspace<int64_t>(count + 1);
-  const Entries entries{upload_all(call, grouped),
+  const size_t lookups = uploads.add(grouped);
+  uploads.send(call);
+  const Entries entries{uploads.at<GroupedLookup>(lookups),
                         count,
                         first_entries,
                         input.offsets,
                         {input.indices, input.index_dtype == ScalarType::Long},
                         n,
                         groups.groups.rows};
-  launch(call, one_thread_each(count), lookup_items_kernel, entries, counts);
-  sums_before(call, counts, count, first_entries);
+  launch(call, {1}, first_entries_kernel, entries, first_entries);
 
   EntryOutputs<A> out{};
   const bool has_coefficients = weights != nullptr || divisors != nullptr;
@@ -258,35 +259,24 @@ void group_entries(DeviceCall& call, const CollectionGradient& in, const Collect
   if (has_max) groups.winners = call.data<int64_t>(*in.argmax);
 }
 
-// bounds[w] = the first group of wanted table w, [tables + 1]. One thread each. The run behind the last row is no
-// group.
+// One thread per wanted table, and one for the end.
 template <class K>
-__global__ void table_groups_kernel(const K* keys, const int64_t* starts, const int64_t* runs,
-                                    const int64_t* first_rows, int64_t tables, int64_t* bounds) {
+__global__ void table_groups_kernel(const K* keys, RowRuns runs, const int64_t* first_rows, int64_t tables,
+                                    int64_t* bounds) {
   for (int64_t w = thread_index(); w <= tables; w += thread_count()) {
-    int64_t begin = 0, end = *runs - 1;
-    while (begin < end) {
-      const int64_t middle = begin + (end - begin) / 2;
-      if (static_cast<int64_t>(keys[starts[middle]]) < first_rows[w]) {
-        begin = middle + 1;
-      } else {
-        end = middle;
-      }
-    }
-    bounds[w] = begin;
+    bounds[w] = first_group(runs, first_rows[w], [&](int64_t j) { return static_cast<int64_t>(keys[j]); });
   }
 }
 
 }  // namespace
 
-const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs,
-                                      const int64_t* first_rows) {
+const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs) {
   const int64_t tables = static_cast<int64_t>(groups.tables.size());
   int64_t* const bounds = call.workspace<int64_t>(tables + 1);
   with_pairs(groups.groups, [&](const auto& pairs) {
     using K = std::remove_pointer_t<decltype(pairs.keys)>;
-    launch(call, one_thread_each(tables + 1), table_groups_kernel<K>, pairs.keys, runs.starts, runs.count, first_rows,
-           tables, bounds);
+    launch(call, one_thread_each(tables + 1), table_groups_kernel<K>, static_cast<const K*>(pairs.keys), runs,
+           groups.first_rows_there, tables, bounds);
   });
   return bounds;
 }
@@ -307,7 +297,7 @@ Part part_of_groups(const CollectionGradient& in, const CollectionGroups& groups
   return part;
 }
 
-CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input) {
+CollectionGroups start_groups(DeviceCall& call, const CollectionGradient& in, int64_t items) {
   CollectionGroups groups{};
   groups.grad = call.data(in.grad);
   groups.first_rows.push_back(0);
@@ -318,14 +308,20 @@ CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in
   }
   const int64_t rows = groups.first_rows.back();
   const int64_t entries = most_entries(
-      in.c, input.items, [&](const CollectionLookup& lookup) { return in.wanted[static_cast<size_t>(lookup.table)]; });
+      in.c, items, [&](const CollectionLookup& lookup) { return in.wanted[static_cast<size_t>(lookup.table)]; });
   constexpr int64_t kLargestKey = std::numeric_limits<uint32_t>::max();
   constexpr int64_t kLargestSource = std::numeric_limits<int32_t>::max();
   const bool wide = rows > kLargestKey || std::max(entries, in.c.output_elements) > kLargestSource;
   groups.groups = RowGroups{entries, rows, wide};
-  with_accumulator(in.grad.scalar_type(),
-                   [&](auto tag) { group_entries<typename decltype(tag)::type>(call, in, input, groups); });
   return groups;
+}
+
+void group_entries(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
+                   CollectionGroups& groups, Uploads& uploads) {
+  const size_t first_rows = uploads.add(groups.first_rows);
+  with_accumulator(in.grad.scalar_type(),
+                   [&](auto tag) { group_entries_of<typename decltype(tag)::type>(call, in, input, groups, uploads); });
+  groups.first_rows_there = uploads.at<int64_t>(first_rows);
 }
 
 }  // namespace tsr

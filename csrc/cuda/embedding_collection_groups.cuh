@@ -22,6 +22,7 @@ struct CollectionGradient {
 struct CollectionGroups {
   std::vector<int64_t> tables;      // which they are
   std::vector<int64_t> first_rows;  // [wanted tables + 1]
+  const int64_t* first_rows_there;  // on the device
   RowGroups groups;
   const void* grad;
   // By sorted entry: where in grad its bag's row begins, or -1; and what only some calls need, else null.
@@ -32,12 +33,37 @@ struct CollectionGroups {
   const int64_t* positions;
 };
 
-CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input);
+// In two steps: what the host knows of so many items; then their entries, with what else the caller has to upload,
+// which is sent on the way.
+CollectionGroups start_groups(DeviceCall& call, const CollectionGradient& in, int64_t items);
+void group_entries(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input,
+                   CollectionGroups& groups, Uploads& uploads);
 
-// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1]. first_rows: those
-// of groups, on the device.
-const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs,
-                                      const int64_t* first_rows);
+inline CollectionGroups group_collection(DeviceCall& call, const CollectionGradient& in, const CollectionInput& input) {
+  CollectionGroups groups = start_groups(call, in, input.items);
+  Uploads uploads;
+  group_entries(call, in, input, groups, uploads);
+  return groups;
+}
+
+// The first group whose rows are from this one of all tables' on. key(j): of sorted entry j. The run behind the last
+// row is no group.
+template <class F>
+__device__ int64_t first_group(const RowRuns& runs, int64_t first_row, const F& key) {
+  int64_t begin = 0, end = *runs.count - 1;
+  while (begin < end) {
+    const int64_t middle = begin + (end - begin) / 2;
+    if (key(runs.starts[middle]) < first_row) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+// The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1].
+const int64_t* first_groups_of_tables(DeviceCall& call, const CollectionGroups& groups, const RowRuns& runs);
 
 // The groups of table w as a part, all but its bags and its output.
 Part part_of_groups(const CollectionGradient& in, const CollectionGroups& groups, size_t w);

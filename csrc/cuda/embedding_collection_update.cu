@@ -45,27 +45,6 @@ struct GradientView : PartView<A> {
   }
 };
 
-// ---- Where the rows are ---------------------------------------------------------------------------------------------
-
-// One thread per wanted table: its part's groups, and the blocks that step them. The last count is not read.
-__global__ void place_groups_kernel(const int64_t* bounds, int64_t tables, const OptimizerTable* optimizer_tables,
-                                    Part* parts, int64_t* blocks) {
-  for (int64_t w = thread_index(); w < tables; w += thread_count()) {
-    const int64_t groups = bounds[w + 1] - bounds[w], teams = kStepThreads >> optimizer_tables[w].lanes_log2;
-    parts[w].first_offset = bounds[w];
-    parts[w].bags = groups;
-    blocks[w] = (groups + teams - 1) / teams;
-  }
-}
-
-// One thread per long row.
-__global__ void long_slots_kernel(PoolPlan plan, const Part* parts, int64_t* slots) {
-  for (int64_t i = thread_index(); i < plan.long_bag_count(); i += thread_count()) {
-    const LongBag& bag = plan.long_bags[i];
-    slots[parts[bag.part].first_offset + bag.bag] = i;
-  }
-}
-
 // ---- The step -------------------------------------------------------------------------------------------------------
 
 template <class A>
@@ -82,6 +61,23 @@ struct StepInputs : GradientInputs<A> {
                 : static_cast<int64_t>(static_cast<const uint32_t*>(keys)[j]);
   }
 };
+
+// One block: the groups of each part, and the blocks that step them.
+template <class A>
+__global__ void place_groups_kernel(const __grid_constant__ StepInputs<A> in, RowRuns runs, Part* parts,
+                                    int64_t* bounds, int64_t* first_blocks) {
+  for (int64_t w = threadIdx.x; w <= in.parts.count; w += blockDim.x) {
+    bounds[w] = first_group(runs, in.first_rows[w], [&](int64_t j) { return in.key(j); });
+  }
+  __syncthreads();
+  const auto place = [&](int64_t w) {
+    const int64_t groups = bounds[w + 1] - bounds[w], teams = kStepThreads >> in.tables[w].lanes_log2;
+    parts[w].first_offset = bounds[w];
+    parts[w].bags = groups;
+    return (groups + teams - 1) / teams;
+  };
+  write_sums_before(in.parts.count, place, first_blocks);
+}
 
 // What a team is to step: a row of table w, and where its entries are among the sorted ones.
 struct StepRow {
@@ -157,28 +153,27 @@ void pool_long_rows(DeviceCall& call, StepInputs<A>& in, const RowTiling& tiling
   using View = GradientView<A>;
   const WidestTiling widest(tiling);
   const int64_t capacity = tiling.tiles / tiling.tiles_per_row;
-  const PoolPlan plan = plan_parts(call, in.parts, in.offsets, entries, /*run=*/1, tiling);
+  int64_t* const slots = call.workspace<int64_t>(capacity);
+  const PoolPlan plan = plan_parts(call, in.parts, in.offsets, entries, /*run=*/1, tiling, slots);
   if (plan.piece_blocks == 0) return;
   Total* const totals = call.workspace<Total>(plan.total_capacity * widest.lanes_per_row());
   const int64_t long_rows = std::min(plan.total_capacity, capacity);
-  int64_t* const slots = call.workspace<int64_t>(capacity);
   in.stride = widest.lanes_per_row() * Total::width;
   in.values = call.workspace<A>(long_rows * in.stride);
   in.slots = slots;
   launch(call, {plan.piece_blocks, kPartThreads}, parts_kernel<Total, View>, in.parts,
          static_cast<const GradientInputs<A>&>(in), plan, totals, widest);
-  launch(call, one_thread_each(long_rows), long_slots_kernel, plan, in.parts.parts, slots);
   const int64_t blocks = std::min(long_rows * widest.tiles_per_row, kFullDevice / kThreads + 1);
   launch(call, {blocks, View::kMergingThreads}, long_bags_of_parts_kernel<Total, View>, in.parts,
          static_cast<const GradientInputs<A>&>(in), plan, static_cast<const Total*>(totals), widest);
 }
 
 template <class A>
-void step_rows(DeviceCall& call, const CollectionGradient& gradient, const CollectionGroups& groups,
+void step_rows(DeviceCall& call, const CollectionGradient& gradient, const CollectionInput& input,
                const std::vector<OptimizerTable>& tables, const OptimizerArguments& arguments) {
+  CollectionGroups groups = start_groups(call, gradient, input.items);
   const int64_t count = static_cast<int64_t>(tables.size()), entries = groups.groups.entries;
   const int64_t capacity = std::min(entries, groups.groups.rows);
-  if (capacity == 0) return;
   const int width = kLaneColumns<A>, wide = static_cast<int>(16 / gradient.grad.element_size());
   std::vector<Part> listed;
   int64_t columns = 0, least_teams = kStepThreads;
@@ -189,23 +184,25 @@ void step_rows(DeviceCall& call, const CollectionGradient& gradient, const Colle
     columns = std::max<int64_t>(columns, part.columns);
     least_teams = std::min(least_teams, kStepThreads >> tables[w].lanes_log2);
   }
-  Part* const parts = const_cast<Part*>(upload_all(call, listed));
+  Uploads uploads;
+  const size_t parts_place = uploads.add(listed), tables_place = uploads.add(tables);
+  group_entries(call, gradient, input, groups, uploads);
+  if (capacity == 0) return;
+  Part* const parts = uploads.at<Part>(parts_place);
   const RowRuns runs = row_runs(call, groups.groups);
+  int64_t* const bounds = call.workspace<int64_t>(count + 1);
+  int64_t* const first_blocks = call.workspace<int64_t>(count + 1);
   StepInputs<A> in;
   static_cast<PartInputs<A>&>(in) = inputs_of_groups<A>(call, groups);
   in.dtype = gradient.grad.scalar_type();
   in.offsets = runs.starts;
-  in.tables = upload_all(call, tables);
-  in.first_rows = upload(call, groups.first_rows);
+  in.parts = {count, first_blocks, bounds, parts};
+  in.tables = uploads.at<OptimizerTable>(tables_place);
+  in.first_rows = groups.first_rows_there;
   in.wide = groups.groups.wide;
   in.keys = in.wide ? static_cast<const void*>(groups.groups.wide_pairs.keys) : groups.groups.narrow_pairs.keys;
   in.optimizer = optimizer_call<A>(call, arguments);
-  const int64_t* const bounds = first_groups_of_tables(call, groups, runs, in.first_rows);
-  int64_t* const blocks = call.workspace<int64_t>(count + 1);
-  int64_t* const first_blocks = call.workspace<int64_t>(count + 1);
-  launch(call, one_thread_each(count), place_groups_kernel, bounds, count, in.tables, parts, blocks);
-  sums_before(call, blocks, count, first_blocks);
-  in.parts = {count, first_blocks, bounds, parts};
+  launch(call, {1}, place_groups_kernel<A>, in, runs, parts, bounds, first_blocks);
   pool_long_rows(call, in, RowTiling(capacity, columns, width), entries);
   // No more than keep a large device busy: how many there is work for is known on the device alone.
   const LaunchShape shape{std::min(capacity / least_teams + count, kFullDevice / kStepThreads + 1), kStepThreads};
@@ -231,14 +228,14 @@ void embedding_collection_update_cuda(const std::vector<Tensor>& weights, const 
   if (checked.weights.empty()) return;
   DeviceCall call(c.op, weights[0]);
   const CollectionGradient gradient{c, grad, per_sample_weights, argmax, wanted};
-  const CollectionGroups groups = group_collection(call, gradient, collection_input(call, indices, offsets));
   const OptimizerArguments arguments{checked.rule, hyperparameters,          step,    base,
                                      step - 1,     weights[0].scalar_type(), history, grad_scale,
                                      maximize,     !rounding_seeds.empty()};
   const std::vector<OptimizerTable> on_host =
       optimizer_tables(arguments, checked.weights, states, last_steps, rounding_seeds);
   with_accumulator(grad.scalar_type(), [&](auto tag) {
-    step_rows<typename decltype(tag)::type>(call, gradient, groups, on_host, arguments);
+    step_rows<typename decltype(tag)::type>(call, gradient, collection_input(call, indices, offsets), on_host,
+                                            arguments);
   });
 }
 

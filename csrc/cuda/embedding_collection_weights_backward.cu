@@ -192,7 +192,7 @@ Tensor weights_gradient(DeviceCall& call, const WeightsGradient& g, const Rows& 
                              upload(call, key_bags),
                              static_cast<int64_t>(key_bags.size()),
                              upload(call, first_lookups),
-                             upload_all(call, by_key),
+                             upload(call, by_key),
                              grad,
                              output,
                              weights,

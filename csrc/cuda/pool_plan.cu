@@ -22,7 +22,8 @@ struct Cut {
 };
 
 // Finds room for the bag's pieces. Where they are in the list depends on the order of threads; what they are does not.
-__device__ Cut reserve_pieces(const PoolPlan& plan, int64_t part, int64_t bag, int64_t begin, int64_t end) {
+__device__ Cut reserve_pieces(const PoolPlan& plan, int64_t part, int64_t bag, int64_t number, int64_t begin,
+                              int64_t end) {
   Cut cut{part, bag, begin, end, (end - begin + kPiece - 1) / kPiece, 0, 0};
   cut.first_piece = reserve(&plan.found[0], cut.pieces);
   if (cut.pieces > 1) cut.first_total = reserve(&plan.found[2], cut.pieces);
@@ -31,17 +32,21 @@ __device__ Cut reserve_pieces(const PoolPlan& plan, int64_t part, int64_t bag, i
     plan.found[3] = 1;
     cut.pieces = 0;
   } else if (cut.pieces > 1) {
-    plan.long_bags[reserve(&plan.found[1], 1)] = {bag, cut.first_total, cut.pieces, part};
+    const int64_t slot = reserve(&plan.found[1], 1);
+    plan.long_bags[slot] = {bag, cut.first_total, cut.pieces, part};
+    if (plan.slots != nullptr) plan.slots[number] = slot;
   }
   return cut;
 }
 
-__device__ Cut cut_of(const PoolPlan& plan, int64_t part, const int64_t* offsets, int64_t bags, int64_t bag) {
+// number: of the bag, among those of all parts.
+__device__ Cut cut_of(const PoolPlan& plan, int64_t part, const int64_t* offsets, int64_t bags, int64_t bag,
+                      int64_t number) {
   const int64_t begin = offsets[bag], end = offsets[bag + 1];
   if (end - begin <= kEntriesPerTeam) return Cut{};
   const int64_t first = bag / plan.run * plan.run;
   const int64_t last = first + plan.run < bags ? first + plan.run : bags;
-  return plan.is_one_teams(offsets, first, last) ? Cut{} : reserve_pieces(plan, part, bag, begin, end);
+  return plan.is_one_teams(offsets, first, last) ? Cut{} : reserve_pieces(plan, part, bag, number, begin, end);
 }
 
 struct PlainBags {
@@ -49,7 +54,7 @@ struct PlainBags {
   int64_t bags;
 
   __device__ int64_t count() const { return bags; }
-  __device__ Cut cut(const PoolPlan& plan, int64_t bag) const { return cut_of(plan, 0, offsets, bags, bag); }
+  __device__ Cut cut(const PoolPlan& plan, int64_t bag) const { return cut_of(plan, 0, offsets, bags, bag, bag); }
 };
 
 // The bags of all parts, one part after the other.
@@ -61,13 +66,21 @@ struct PartBags {
   __device__ Cut cut(const PoolPlan& plan, int64_t bag) const {
     const int64_t part = lower_bound(parts.first_bags, parts.count, bag + 1) - 1;
     const Part& p = parts.parts[part];
-    return cut_of(plan, part, offsets + p.first_offset, p.bags, bag - parts.first_bags[part]);
+    return cut_of(plan, part, offsets + p.first_offset, p.bags, bag - parts.first_bags[part], bag);
   }
 };
+
+// Bags that one block plans: it makes the counts zero itself.
+constexpr int64_t kOneBlocksBags = 4096;
+constexpr int64_t kOneBlocksThreads = 1024;
 
 // One thread per bag decides on it; a warp writes the pieces of each of its bags together.
 template <class Bags>
 __global__ void plan_kernel(Bags all, PoolPlan plan) {
+  if (gridDim.x == 1) {
+    if (threadIdx.x < 4) plan.found[threadIdx.x] = 0;
+    __syncthreads();
+  }
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int64_t bags = all.count();
   for (int64_t first = thread_index() - lane; first < bags; first += thread_count()) {
@@ -90,9 +103,10 @@ __global__ void plan_kernel(Bags all, PoolPlan plan) {
 // The plan for so many bags at most, cut by `all`.
 template <class Bags>
 PoolPlan plan_bags(DeviceCall& call, const Bags& all, int64_t bags, int64_t entries, int64_t run,
-                   const RowTiling& tiling) {
+                   const RowTiling& tiling, int64_t* slots) {
   PoolPlan plan;
   plan.run = run;
+  plan.slots = slots;
   if (entries <= kPiece || bags == 0) return plan;
   // A long bag of n entries has at most 2 n / kPiece pieces; other pieces have more than kEntriesPerTeam entries each.
   plan.total_capacity = 2 * entries / kPiece;
@@ -102,8 +116,12 @@ PoolPlan plan_bags(DeviceCall& call, const Bags& all, int64_t bags, int64_t entr
   plan.pieces = call.workspace<Piece>(plan.piece_capacity);
   plan.long_bags = call.workspace<LongBag>(plan.total_capacity);
   plan.found = call.workspace<unsigned long long>(4);
-  fill_bytes(call.stream(), plan.found, 0, 4 * sizeof(*plan.found));
-  launch(call, one_thread_each(bags), plan_kernel<Bags>, all, plan);
+  if (bags <= kOneBlocksBags) {
+    launch(call, {1, kOneBlocksThreads}, plan_kernel<Bags>, all, plan);
+  } else {
+    fill_bytes(call.stream(), plan.found, 0, 4 * sizeof(*plan.found));
+    launch(call, one_thread_each(bags), plan_kernel<Bags>, all, plan);
+  }
   return plan;
 }
 
@@ -117,13 +135,13 @@ int64_t bags_per_team(int64_t bags, int64_t entries, int64_t lanes) {
 
 PoolPlan plan_pool(DeviceCall& call, const int64_t* offsets, int64_t bags, int64_t entries, const RowTiling& tiling) {
   const int64_t run = bags_per_team(bags, entries, tiling.tiles << tiling.lanes_log2);
-  return plan_bags(call, PlainBags{offsets, bags}, bags, entries, run, tiling);
+  return plan_bags(call, PlainBags{offsets, bags}, bags, entries, run, tiling, nullptr);
 }
 
 PoolPlan plan_parts(DeviceCall& call, const Parts& parts, const int64_t* offsets, int64_t entries, int64_t run,
-                    const RowTiling& tiling) {
+                    const RowTiling& tiling, int64_t* slots) {
   const int64_t bags = tiling.tiles / tiling.tiles_per_row;
-  return plan_bags(call, PartBags{offsets, parts}, bags, entries, run, tiling);
+  return plan_bags(call, PartBags{offsets, parts}, bags, entries, run, tiling, slots);
 }
 
 // ---- Parts ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ struct PoolPlan {
   int64_t total_capacity = 0;
   Piece* pieces = nullptr;       // [piece_capacity]
   LongBag* long_bags = nullptr;  // [total_capacity]
+  int64_t* slots = nullptr;      // null, or by bag, those of all parts: which of long_bags it is, if it is one
   // [4], or null where there can be no pieces: the numbers of pieces, long bags and totals, and whether there was room
   // for all. There always is unless offsets decrease (reported before): then longer bags stay zero.
   unsigned long long* found = nullptr;
@@ -61,7 +62,7 @@ PoolPlan plan_pool(DeviceCall& call, const int64_t* offsets, int64_t bags, int64
 // The plan for the bags of many parts, which are numbered within their part; no run spans two parts. tiling: one bag
 // per team in the widest part, for as many bags as there may be; entries: at most that many.
 PoolPlan plan_parts(DeviceCall& call, const Parts& parts, const int64_t* offsets, int64_t entries, int64_t run,
-                    const RowTiling& tiling);
+                    const RowTiling& tiling, int64_t* slots = nullptr);
 
 // The bags that a team takes, where they are short and teams have enough to do.
 int64_t bags_per_team(int64_t bags, int64_t entries, int64_t lanes);

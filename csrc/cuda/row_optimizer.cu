@@ -169,8 +169,8 @@ AllTables deal(DeviceCall& call, const std::vector<OptimizerTable>& tables, std:
     blocks += work[k].count / teams + (work[k].count % teams != 0);
     items += work[k].count;
   }
-  const OptimizerTable* const uploaded = upload_all(call, tables);
-  return {uploaded, upload_all(call, work), static_cast<int64_t>(tables.size()), blocks};
+  const OptimizerTable* const uploaded = upload(call, tables);
+  return {uploaded, upload(call, work), static_cast<int64_t>(tables.size()), blocks};
 }
 
 LaunchShape shape_of(const AllTables& all) { return {std::min(all.blocks, kMaxBlocks), kRowThreads}; }

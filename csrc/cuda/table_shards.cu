@@ -23,17 +23,16 @@ void upload_some(const DeviceCall& call, const int64_t* from, int64_t count, int
 
 }  // namespace
 
-const int64_t* upload(DeviceCall& call, const std::vector<int64_t>& values) {
+void Uploads::send(DeviceCall& call) {
   // What a kernel's arguments may hold, 4 KiB, but for some, and what most calls need.
   constexpr int64_t kMost = 496, kFew = 64;
-  const int64_t size = static_cast<int64_t>(values.size());
-  int64_t* const uploaded = call.workspace<int64_t>(size);
+  const int64_t size = static_cast<int64_t>(words_.size());
+  there_ = call.workspace<int64_t>(size);
   for (int64_t begin = 0; begin < size; begin += kMost) {
     const int64_t count = std::min(kMost, size - begin);
     const auto upload_them = count <= kFew ? upload_some<kFew> : upload_some<kMost>;
-    upload_them(call, values.data() + begin, count, uploaded + begin);
+    upload_them(call, words_.data() + begin, count, there_ + begin);
   }
-  return uploaded;
 }
 
 ShardedTable upload_table(DeviceCall& call, const std::vector<Tensor>& params) {

@@ -22,16 +22,38 @@ struct ShardedTable {
   }
 };
 
-// The host's numbers in the device's memory. They travel as arguments of kernels: a CUDA graph keeps them.
-const int64_t* upload(DeviceCall& call, const std::vector<int64_t>& values);
+// What the host knows, on its way to the device's memory: vectors of structures made of words of 8 bytes. They travel
+// as arguments of kernels: a CUDA graph keeps them.
+class Uploads {
+ public:
+  // Returns its place, for at().
+  template <class T>
+  size_t add(const std::vector<T>& structures) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0 && alignof(T) <= 8);
+    const size_t place = words_.size();
+    words_.resize(place + structures.size() * (sizeof(T) / sizeof(int64_t)));
+    if (!structures.empty()) std::memcpy(words_.data() + place, structures.data(), structures.size() * sizeof(T));
+    return place;
+  }
+  void send(DeviceCall& call);
+  // Once it is sent.
+  template <class T>
+  T* at(size_t place) const {
+    return reinterpret_cast<T*>(there_ + place);
+  }
 
-// The same of structures made of words of 8 bytes.
+ private:
+  std::vector<int64_t> words_;
+  int64_t* there_ = nullptr;
+};
+
+// One of them alone.
 template <class T>
-const T* upload_all(DeviceCall& call, const std::vector<T>& structures) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(int64_t) == 0 && alignof(T) <= 8);
-  std::vector<int64_t> words(structures.size() * (sizeof(T) / sizeof(int64_t)));
-  if (!words.empty()) std::memcpy(words.data(), structures.data(), structures.size() * sizeof(T));
-  return reinterpret_cast<const T*>(upload(call, words));
+const T* upload(DeviceCall& call, const std::vector<T>& structures) {
+  Uploads uploads;
+  const size_t place = uploads.add(structures);
+  uploads.send(call);
+  return uploads.at<T>(place);
 }
 
 ShardedTable upload_table(DeviceCall& call, const std::vector<Tensor>& params);

@@ -243,6 +243,8 @@ const Lanes& collective(Collective kind, unsigned mask, uint64_t value, Site sit
 
 void switch_point() { Fiber::leave(); }
 
+void count_launches(int64_t launches) { engine.launches += launches; }
+
 void* shared_array(const void* key, size_t bytes) {
   SharedMemory& shared = engine.block->shared;
   void* const array = shared.get(key, bytes);
@@ -288,5 +290,5 @@ TSR_EXPORT void tsr_emulated_set_order(int order, uint64_t seed) {
   tsr::emulated::engine.random.seed(seed);
 }
 
-// How many kernels have been run: for tests to be sure that they ran some.
+// How many kernels have been run, and memory sets: for tests to be sure that they ran some, and not many.
 TSR_EXPORT int64_t tsr_emulated_launches() { return tsr::emulated::engine.launches; }

@@ -60,6 +60,8 @@ void switch_point();
 void check_alignment(const void* address, size_t bytes);
 // Throws if a kernel or primitive wrote outside a tensor.
 void check_guards();
+// What else the device is given to do, one thing after the other: sets of memory, kernels of CUB.
+void count_launches(int64_t launches);
 
 void run(int64_t blocks, int64_t threads, size_t shared_bytes, const std::function<void()>& body);
 

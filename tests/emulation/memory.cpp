@@ -71,6 +71,7 @@ bool is_capturing(Stream) { return emulated::capturing; }
 
 void fill_bytes(Stream, void* to, int value, size_t bytes) {
   if (bytes > 0) std::memset(to, value, bytes);
+  emulated::count_launches(bytes > 0);
   emulated::check_guards();
 }
 

@@ -162,3 +162,39 @@ def test_id_beyond_2_to_the_32_is_told(emulated: Launches) -> None:
         torch.ops.torchsparse_rec.embedding_sparse_backward.default(
             torch.ones(3, 2), torch.tensor([5, FAR_ROWS + 2**32, 7]), None, None, None, FAR_ROWS, SUM, -1, False
         )
+
+
+# ---- Small batches ---------------------------------------------------------------------------------------------------
+
+# Of 256 bags and some 2,000 ids: what the device is given to do, which the host takes longer for than the device.
+SMALL: dict[str, tuple[str, int]] = {
+    "lookup": ("embedding_bag", 4),
+    "gradient": ("embedding_sparse_backward", 9),
+    "update": ("embedding_collection_update_", 12),
+}
+
+
+@pytest.mark.parametrize("what", SMALL)
+def test_launches_of_a_small_batch(what: str) -> None:
+    """Kernels, CUB's among them, and memory that is set."""
+    name, most = SMALL[what]
+    random = Random(1)
+    lengths = random.integers(0, 16, 256, dtype=torch.int64)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    ids = random.integers(0, 5000, int(offsets[-1]), dtype=torch.int64)
+    ids[::3] = 7  # a row of many pieces
+    weight, grad = random.floats(5000, 16, dtype=torch.float32), random.floats(256, 16, dtype=torch.float32)
+    history = torch.zeros(8, 8, dtype=torch.float64)
+    arguments = {
+        "lookup": (weight, ids, offsets, None, SUM, -1, False, False),
+        "gradient": (grad, ids, offsets, None, None, 5000, SUM, -1, False),
+        "update": (
+            *([weight], [torch.zeros_like(weight), torch.zeros_like(weight)], [torch.zeros(5000, dtype=torch.int32)]),
+            *(history, grad, ids, offsets, None, None, [0], [0], [SUM], [256], [-1], True, [True], None),
+            *(3, [0.1, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0], 1, 0, False, []),
+        ),
+    }[what]
+    launches = fixture.library().tsr_emulated_launches
+    before = launches()
+    fixture.operator(name)(*arguments)
+    assert launches() - before == most

@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation(
         "embedding_collection_backward.cu", "bound", "bounds, tables, g + 1)", "bounds, tables, g)", "gradients_equal"
     ),
-    Mutation("embedding_collection_groups.cu", "bound", "< first_rows[w])", "<= first_rows[w])", "gradients_equal"),
+    Mutation("embedding_collection_groups.cuh", "bound", ") < first_row)", ") <= first_row)", "gradients_equal"),
     Mutation(
         "embedding_collection_groups.cu",
         "bound",
@@ -61,13 +61,7 @@ MUTATIONS = [
         "embedding_collection_update.cu", "bound", "mine.entries > kPiece", "mine.entries > 2 * kPiece", "updates"
     ),
     Mutation("embedding_collection_update.cu", "sign", " - in.first_rows[found.w]", "", "updates"),
-    Mutation(
-        "embedding_collection_update.cu",
-        "step",
-        "    slots[parts[bag.part].first_offset + bag.bag] = i;\n",
-        "",
-        "updates",
-    ),
+    Mutation("pool_plan.cu", "step", "    if (plan.slots != nullptr) plan.slots[number] = slot;\n", "", "updates"),
     Mutation(
         "embedding_collection_weights_backward.cu",
         "sign",
@@ -267,7 +261,7 @@ MUTATIONS = [
     Mutation("table_sketch.cu", "sign", "&alone[c == 0 ? 0 : 1]", "&alone[0]", "table and sketches"),
     Mutation("table_sketch.cu", "sign", "min(times, kMost - value)", "times", "table and one_id"),
     Mutation("table_sketch.cu", "step", "static_cast<unsigned>(__popc(same))", "1u", "table and one_id"),
-    Mutation("table_shards.cu", "step", "uploaded + begin);", "uploaded);", "many_shards"),
+    Mutation("table_shards.cu", "step", "there_ + begin);", "there_);", "many_shards"),
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
     Mutation("unique.cu", "step", "return u == units;", "return true;", "rows_made_to_collide"),

@@ -68,7 +68,9 @@ class Call {
 
   static void overwrite(const Memory& memory) { std::memset(const_cast<void*>(memory.begin), 0xff, memory.bytes); }
 
-  cudaError_t finish() const {
+  // launches: CUB's, those of memory sets too.
+  cudaError_t finish(int64_t launches) const {
+    tsr::emulated::count_launches(launches);
     tsr::emulated::check_guards();
     return cudaSuccess;
   }

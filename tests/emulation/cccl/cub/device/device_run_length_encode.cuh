@@ -22,7 +22,7 @@ struct DeviceRunLengthEncode {
       begin = i + 1;
     }
     *count = static_cast<Count>(runs);
-    return call.finish();
+    return call.finish(/*launches=*/2);
   }
 };
 

@@ -36,7 +36,7 @@ struct DeviceScan {
       out[i] = static_cast<T>(inclusive ? next : total);
       total = next;
     }
-    return call.finish();
+    return call.finish(/*launches=*/2);
   }
 };
 

@@ -34,7 +34,7 @@ struct DeviceSelect {
       if (chosen(i)) out[selected++] = in[i];
     }
     *count = static_cast<Count>(selected);
-    return call.finish();
+    return call.finish(/*launches=*/2);
   }
 };
 
