@@ -10,7 +10,9 @@ import linecache
 import re
 
 import pytest
+import torch
 
+from emulation import fixture
 from emulation.build import racing
 from emulation.test_emulation import ORDERS, _run_case
 
@@ -56,3 +58,10 @@ def test_planted_race_is_found(name: str, order: str) -> None:
     assert {race[0] for race in races} == {memory}
     assert {text for line in lines for text in wanted if text in line} == wanted
     assert all(any(text in line for text in wanted) for line in lines), refused
+
+
+def test_shared_memory_is_free_before_a_block_sums_again() -> None:
+    """One sum more than blocks are launched."""
+    n = 7 * 4096
+    _, rest = fixture.run_in_every_order("sparse_fill_empty_rows_grad", torch.tensor([5]), torch.ones(n))
+    assert rest == n - 1
