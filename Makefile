@@ -33,7 +33,7 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep dlrm test test-full tiers sanitize sanitize-cpu sanitize-emulated mutate lint format bench gpu requirements build clean FORCE
+.PHONY: help ncf wide-deep dlrm test test-full tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format bench gpu requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -45,6 +45,7 @@ help:
 	@echo "make test-full  run them all, also those too long for every day, and make sanitize"
 	@echo "make tiers      choose the tests of every day anew, by what make test-full has measured"
 	@echo "make sanitize   run the CPU's and the emulated CUDA kernels under AddressSanitizer and UBSan"
+	@echo "make races      run the emulated CUDA kernels so that races between their threads are found"
 	@echo "make mutate     plant faults in Python and the kernels, one at a time: each must turn the tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
 	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
@@ -84,7 +85,7 @@ EMPTY :=
 SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 \
   LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(PYTEST) --capture=sys \
   -m "not full and not slow$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
-sanitize: sanitize-cpu sanitize-emulated
+sanitize: sanitize-cpu sanitize-emulated races
 
 # All tests with the loops of the machine's best instruction set, the operators' meaning with those of the others.
 sanitize-cpu: $(BUILT) $(VENV)/.test
@@ -101,6 +102,12 @@ sanitize-emulated: $(BUILT) $(VENV)/.test
 	PYTHONPATH=tests TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(BIN)/python -c 'from emulation.build import build; build()'
 	TORCHSPARSE_REC_EMULATED_SANITIZE=1 $(SANITIZED) tests/emulation $(SANITIZED_TESTS) \
 	  -k "emulat and $(NOT_SANITIZED_EMULATED)" $(ARGS)
+
+# The emulation's tests and a sample of each kind of all operators, with kernels built so that races are found.
+races: $(BUILT) $(VENV)/.test
+	PYTHONPATH=tests TORCHSPARSE_REC_EMULATED_RACES=1 $(BIN)/python -c 'from emulation.build import build; build()'
+	TORCHSPARSE_REC_EMULATED_RACES=1 $(PYTEST) tests/emulation tests/ops/test_operators.py -m "not full and not slow" \
+	  -k "emulation or (emulated and equals_reference and not reference_too)" $(ARGS)
 
 mutate: $(BUILT) $(VENV)/.test
 	$(BIN)/python tests/mutations/plant.py $(ARGS)

@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "atomics.cuh"
 #include "pool_plan.cuh"
 #include "table_shards.cuh"
 
@@ -29,7 +30,7 @@ __device__ Cut reserve_pieces(const PoolPlan& plan, int64_t part, int64_t bag, i
   if (cut.pieces > 1) cut.first_total = reserve(&plan.found[2], cut.pieces);
   if (cut.first_piece + cut.pieces > plan.piece_capacity ||
       (cut.pieces > 1 && cut.first_total + cut.pieces > plan.total_capacity)) {
-    plan.found[3] = 1;
+    relaxed_store(&plan.found[3], 1ull);
     cut.pieces = 0;
   } else if (cut.pieces > 1) {
     const int64_t slot = reserve(&plan.found[1], 1);

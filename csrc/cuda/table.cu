@@ -54,13 +54,13 @@ __global__ void erase_kernel(TableView table, Keys ids, int64_t n, const int32_t
   for (int64_t i = thread_index(); i < n; i += thread_count()) {
     if (rows[i] < 0) continue;
     int64_t* const entry = table.entries + 2 * rows[i];
-    if (entry[1] != claim_of(i)) {
+    if (relaxed_load(&entry[1]) != claim_of(i)) {
       rows[i] = -1;
       continue;
     }
     table.erase(ids[i], slots[i]);
     entry[0] = 0;
-    entry[1] = kFreeEntry;
+    relaxed_store(&entry[1], kFreeEntry);
   }
 }
 

@@ -1,6 +1,7 @@
 // One key at a time in the index of a table, and the keys of each region by one thread.
 #pragma once
 #include "../table.h"
+#include "atomics.cuh"
 #include "row_groups.cuh"
 
 namespace tsr {

@@ -30,7 +30,7 @@ struct MissingKeys {
     const uint32_t position = static_cast<uint32_t>(i);
     uint64_t slot = __umul64hi(hash_key(key), capacity);
     for (;; slot = slot + 1 == capacity ? 0 : slot + 1) {
-      uint32_t found = slots[slot];
+      uint32_t found = relaxed_load(&slots[slot]);
       if (found == kNone) found = atomicCAS(&slots[slot], kNone, position);
       if (found == kNone) break;
       if (ids[found] != key) continue;
@@ -132,7 +132,7 @@ __global__ void check_free_rows_kernel(Insertion in) {
   for (int64_t k = thread_index(); k < min(in.before[in.n], in.reusable()); k += thread_count()) {
     if (is_reusable(in.table.entries, in.free_rows, first + k, first, used)) continue;
     in.errors.report(Argument::kFreeRows, Fault::kNotFree, first + k, in.free_rows[first + k], used);
-    *in.refused = 1;
+    relaxed_store(in.refused, 1);
   }
 }
 
@@ -186,9 +186,9 @@ __global__ void touch_rows_kernel(Insertion in) {
   for (int64_t i = thread_index(); i < in.n; i += thread_count()) {
     if (in.rows[i] < 0) continue;
     int64_t* const entry = in.table.entries + 2 * in.rows[i] + 1;
-    const int64_t known = *entry;
-    *entry =
-        pack_entry(in.version >= 0 ? in.version : entry_version(known), min(entry_frequency(known), kMostFrequency));
+    const int64_t known = relaxed_load(entry);
+    relaxed_store(entry, pack_entry(in.version >= 0 ? in.version : entry_version(known),
+                                    min(entry_frequency(known), kMostFrequency)));
   }
 }
 

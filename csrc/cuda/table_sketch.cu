@@ -20,11 +20,12 @@ struct WideCounters {
   WideCounters(DeviceCall&, void* data, int64_t width_) : counters(static_cast<Word*>(data)), width(width_) {}
 
   __device__ void add(int64_t c, unsigned times) const {
-    if (__ldcg(&counters[c]) < kMost) atomicAdd(&counters[c], static_cast<Word>(times));
+    if (relaxed_load(&counters[c]) < kMost) atomicAdd(&counters[c], static_cast<Word>(times));
   }
   __device__ int64_t read(int64_t c) const {
-    if (counters[c] > kMost) counters[c] = kMost;
-    return static_cast<int64_t>(min(counters[c], kMost));
+    const Word known = relaxed_load(&counters[c]);
+    if (known > kMost) relaxed_store(&counters[c], kMost);
+    return static_cast<int64_t>(min(known, kMost));
   }
 };
 
@@ -48,12 +49,12 @@ struct NarrowCounters {
     const bool is_upper = kInHalves && reinterpret_cast<uintptr_t>(counters + c) % 2 != 0;
     if (kInHalves && (is_upper ? c == 0 : c + 1 == width)) {
       unsigned* const sum = &alone[c == 0 ? 0 : 1];
-      if (__ldcg(sum) < kMost) atomicAdd(sum, times);
+      if (relaxed_load(sum) < kMost) atomicAdd(sum, times);
       return;
     }
     unsigned short* const word = reinterpret_cast<unsigned short*>(counters + c - is_upper);
     const int shift = is_upper ? 8 : 0;
-    for (unsigned short known = *word;;) {
+    for (unsigned short known = relaxed_load(word);;) {
       const unsigned value = static_cast<unsigned>(known) >> shift & (2 * kMost + 1);
       if (value >= kMost) return;
       const unsigned more = min(times, kMost - value) << shift;

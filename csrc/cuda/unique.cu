@@ -9,6 +9,7 @@
 // What a value is, the table's Keys say: an element of a vector, or a row of a matrix.
 #include "../cuda.h"
 #include "../unique.h"
+#include "atomics.cuh"
 #include "device.cuh"
 #include "primitives.cuh"
 
@@ -172,7 +173,7 @@ struct Positions {
 
   // What the slot holds, which may be out of date: a later position of the same value. An empty slot takes the entry.
   __device__ P look(uint64_t slot, P entry) const {
-    const P found = slots[slot];
+    const P found = relaxed_load(&slots[slot]);
     return found == kNone<P> ? atomicCAS(&slots[slot], kNone<P>, entry) : found;
   }
 
@@ -223,7 +224,7 @@ __global__ void enter_kernel(Positions<Keys, P> table, int64_t begin, int64_t n)
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
       const int64_t i = start + k * kThreads;
-      if (i < n) found[k] = table.slots[table.slot_of(table.keys.hash_of(values[k]))];
+      if (i < n) found[k] = relaxed_load(&table.slots[table.slot_of(table.keys.hash_of(values[k]))]);
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {

@@ -52,22 +52,22 @@ void check_access(const T* address) {
   check_alignment(address, sizeof(T));
 }
 template <class T>
-T load(const T* from) {
+TSR_EMULATED_INLINE T load(const T* from) {
   check_access(from);
   return *from;
 }
 template <class T>
-void store(T* to, const std::common_type_t<T>& value) {
+TSR_EMULATED_INLINE void store(T* to, const std::common_type_t<T>& value) {
   check_access(to);
   *to = value;
 }
 
 }  // namespace tsr::emulated
 
-#define TSR_LOAD(name)                \
-  template <class T>                  \
-  T name(const T* from) {             \
-    return tsr::emulated::load(from); \
+#define TSR_LOAD(name)                        \
+  template <class T>                          \
+  TSR_EMULATED_INLINE T name(const T* from) { \
+    return tsr::emulated::load(from);         \
   }
 TSR_LOAD(__ldg)
 TSR_LOAD(__ldca)
@@ -77,10 +77,10 @@ TSR_LOAD(__ldlu)
 TSR_LOAD(__ldcv)
 #undef TSR_LOAD
 
-#define TSR_STORE(name)                                  \
-  template <class T>                                     \
-  void name(T* to, const std::common_type_t<T>& value) { \
-    tsr::emulated::store(to, value);                     \
+#define TSR_STORE(name)                                                      \
+  template <class T>                                                         \
+  TSR_EMULATED_INLINE void name(T* to, const std::common_type_t<T>& value) { \
+    tsr::emulated::store(to, value);                                         \
   }
 TSR_STORE(__stwb)
 TSR_STORE(__stcg)

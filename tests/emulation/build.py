@@ -38,6 +38,14 @@ _SANITIZE = [
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
 ]
+# g++ calls races.cpp and no library of its own: nothing is linked.
+_RACES = [
+    "-g1",
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "--param=tsan-distinguish-volatile=1",
+    "-Wno-tsan",
+]
 
 
 def sanitized() -> bool:
@@ -49,12 +57,17 @@ def sanitized() -> bool:
     return os.environ.get("TORCHSPARSE_REC_EMULATED_SANITIZE") == "1"
 
 
+def racing() -> bool:
+    """Whether races between a kernel's threads are refused, see races.h (``TORCHSPARSE_REC_EMULATED_RACES=1``)."""
+    return os.environ.get("TORCHSPARSE_REC_EMULATED_RACES") == "1"
+
+
 def _sources() -> list[Path]:
-    """The kernels, then the emulation."""
+    """The emulation, then the kernels: of what both have of a template, the first is linked, and is no kernel's."""
     return [
-        *sorted((_ROOT / "csrc/cuda").glob("*.cu")),
-        _ROOT / "csrc/library.cpp",
         *sorted(_HERE.glob("*.cpp")),
+        _ROOT / "csrc/library.cpp",
+        *sorted((_ROOT / "csrc/cuda").glob("*.cu")),
         *sorted(_HERE.glob("*.cu")),
     ]
 
@@ -64,6 +77,7 @@ def _ninja_file() -> str:
     torch_folder = Path(torch.__file__).parent
     includes = [f"-I{_HERE}", f"-I{_HERE / 'cccl'}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
     flags = [*_FLAGS, *(_SANITIZE if sanitized() else ["-g0"]), *includes]
+    link_flags = _SANITIZE if sanitized() else [] if racing() else ["-s"]
     libraries = f"-L{torch_folder / 'lib'} -Wl,-rpath,{torch_folder / 'lib'} -ltorch_cpu -lc10"
     lines = [
         f"flags = {' '.join(flags)}",
@@ -72,8 +86,7 @@ def _ninja_file() -> str:
         "  depfile = $out.d",
         "  deps = gcc",
         "rule link",
-        f"  command = {os.environ.get('CXX', 'g++')} -shared {' '.join(_SANITIZE) if sanitized() else '-s'}"
-        f" $in {libraries} -o $out",
+        f"  command = {os.environ.get('CXX', 'g++')} -shared {' '.join(link_flags)} $in {libraries} -o $out",
     ]
     objects = []
     for source in _sources():
@@ -82,6 +95,8 @@ def _ninja_file() -> str:
         if source.name == "library.cpp":
             # The same schemas in a namespace of their own.
             lines += [f"  more = -D{_NAMESPACE}={_NAMESPACE}_emulated"]
+        elif racing() and source.suffix == ".cu":
+            lines += [f"  more = {' '.join(_RACES)}"]
     return "\n".join([*lines, f"build _C_emulated.so: link {' '.join(objects)}", ""])
 
 
@@ -90,7 +105,7 @@ def build() -> Path:
     ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if ninja is None:
         raise RuntimeError("ninja is needed to compile the emulated CUDA kernels: pip install ninja")
-    key = hashlib.sha256(f"{torch.__version__} {sanitized()}".encode()).hexdigest()[:8]
+    key = hashlib.sha256(f"{torch.__version__} {sanitized()} {racing()}".encode()).hexdigest()[:8]
     folder = _ROOT / ".cache/emulated" / key
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:  # the tests may run in several processes

@@ -24,10 +24,10 @@ inline int __syncthreads_or(int predicate, TSR_EMULATED_SITE) {
 inline void __syncwarp(unsigned mask = ~0u, TSR_EMULATED_SITE) {
   tsr::emulated::collective(tsr::emulated::Collective::kSync, mask, 0, {file, line});
 }
-// Threads of one host thread see each other's writes at once: a missing fence goes unnoticed.
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+// Threads of one host thread see each other's writes at once: a missing fence, of any scope, is found by races.h alone.
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { __threadfence(); }
+inline void __threadfence_system() { __threadfence(); }
 inline void __nanosleep(unsigned) { tsr::emulated::switch_point(); }
 
 // ---- Collectives of a warp ------------------------------------------------------------------------------------------
@@ -147,11 +147,13 @@ constexpr bool is_one_of = (std::is_same_v<T, Types> || ...);
 
 // Other threads may run just before and just after, never between.
 template <class T, class F>
-T atomic(T* address, const F& next) {
+TSR_EMULATED_INLINE T atomic(T* address, const F& next) {
   check_alignment(address, sizeof(T));
   switch_point();
-  const T old = *address;
-  *address = static_cast<T>(next(old));
+  T old;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  T value = static_cast<T>(next(old));
+  __atomic_exchange(address, &value, &old, __ATOMIC_RELAXED);
   switch_point();
   return old;
 }
@@ -161,7 +163,7 @@ T atomic(T* address, const F& next) {
 // The operation, and the types that hardware has it for.
 #define TSR_ATOMIC(name, expression, ...)                                                      \
   template <class T>                                                                           \
-  T name(T* address, std::common_type_t<T> value) {                                            \
+  TSR_EMULATED_INLINE T name(T* address, std::common_type_t<T> value) {                        \
     static_assert(tsr::emulated::is_one_of<T, __VA_ARGS__>);                                   \
     return tsr::emulated::atomic(address, [=]([[maybe_unused]] T old) { return expression; }); \
   }
@@ -178,7 +180,7 @@ TSR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1, unsigned)
 #undef TSR_ATOMIC
 
 template <class T>
-T atomicCAS(T* address, std::common_type_t<T> expected, std::common_type_t<T> value) {
+TSR_EMULATED_INLINE T atomicCAS(T* address, std::common_type_t<T> expected, std::common_type_t<T> value) {
   static_assert(tsr::emulated::is_one_of<T, int, unsigned, unsigned long long, unsigned short>);
   return tsr::emulated::atomic(address, [=](T old) { return old == expected ? value : old; });
 }

@@ -8,6 +8,7 @@
 
 #include "fiber.h"
 #include "memory.h"
+#include "races.h"
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -33,6 +34,7 @@ struct Thread {
   uint64_t value = 0;
   Votes votes{};
   Lanes lanes{};
+  Order order;
 };
 
 struct Block {
@@ -80,7 +82,10 @@ void start_block(Block& block, int64_t index) {
   while (static_cast<int64_t>(block.threads.size()) < engine.thread_count) {
     block.threads.push_back(std::make_unique<Thread>());
   }
-  for (int64_t t = 0; t < engine.thread_count; ++t) block.threads[t]->state = State::kReady;
+  for (int64_t t = 0; t < engine.thread_count; ++t) {
+    block.threads[t]->state = State::kReady;
+    start_order(block.threads[t]->order, index, t);
+  }
 }
 
 void resume(Block& block, int64_t t) {
@@ -88,7 +93,9 @@ void resume(Block& block, int64_t t) {
   engine.thread = block.threads[t].get();
   threadIdx.x = static_cast<unsigned>(t);
   blockIdx.x = static_cast<unsigned>(block.index);
+  watch(&engine.thread->order, &engine.thread->fiber);
   engine.thread->fiber.resume();
+  watch(nullptr, nullptr);
   if (engine.error) std::rethrow_exception(std::exchange(engine.error, nullptr));
 }
 
@@ -111,12 +118,15 @@ bool release_barrier(Block& block) {
     }
   }
   if (first == nullptr) return false;
+  std::vector<Order*> orders;
   for (int64_t t = 0; t < engine.thread_count; ++t) {
     Thread& thread = *block.threads[t];
+    orders.push_back(&thread.order);
     if (thread.state != State::kAtBarrier) continue;
     thread.votes = votes;
     thread.state = State::kReady;
   }
+  order_block(orders);
   return true;
 }
 
@@ -137,16 +147,19 @@ std::vector<Thread*> participants(Block& block, int64_t warp, const Thread& firs
 
 void complete(const std::vector<Thread*>& lanes) {
   Lanes result{};
+  std::vector<Order*> synchronised(32, nullptr);
   for (int lane = 0; lane < 32; ++lane) {
     if (lanes[lane] == nullptr) continue;
     result.present |= 1u << lane;
     result.values[lane] = lanes[lane]->value;
+    if (lanes[lane]->kind == Collective::kSync) synchronised[lane] = &lanes[lane]->order;
   }
   for (Thread* const thread : lanes) {
     if (thread == nullptr) continue;
     thread->lanes = result;
     thread->state = State::kReady;
   }
+  order_lanes(synchronised);
 }
 
 bool release_collectives(Block& block) {
@@ -267,6 +280,7 @@ void run(int64_t blocks, int64_t threads, size_t shared_bytes, const std::functi
   engine.dynamic_bytes = shared_bytes;
   engine.body = &body;
   ++engine.launches;
+  start_races(threads);
   try {
     run_grid(blocks);
   } catch (...) {
@@ -278,6 +292,7 @@ void run(int64_t blocks, int64_t threads, size_t shared_bytes, const std::functi
     throw;
   }
   check_guards();
+  finish_races();
 }
 
 }  // namespace tsr::emulated

@@ -18,7 +18,7 @@
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
-#define __forceinline__ inline
+#define __forceinline__ TSR_EMULATED_INLINE
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) alignas(n)
 #define __grid_constant__

@@ -15,6 +15,8 @@ struct Site {
 };
 // The last parameters of a function that waits: they take the caller's place in the source.
 #define TSR_EMULATED_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+// Of functions that stand for one instruction: races.h names their callers.
+#define TSR_EMULATED_INLINE __attribute__((always_inline)) inline
 
 // ---- The threads of a block -----------------------------------------------------------------------------------------
 

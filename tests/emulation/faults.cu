@@ -147,7 +147,8 @@ const Cases& kernel_cases() {
 // Runs the case and copies the bench's 256 bytes to `out`. Returns what was refused, or "".
 extern "C" __attribute__((visibility("default"))) const char* tsr_emulated_fault(const char* name, uint8_t* out) {
   static std::string text;
-  for (const tsr::Cases* cases : {&tsr::kernel_cases(), &tsr::builtin_cases(), &tsr::primitive_cases()}) {
+  for (const tsr::Cases* cases :
+       {&tsr::kernel_cases(), &tsr::builtin_cases(), &tsr::primitive_cases(), &tsr::race_cases()}) {
     const auto found = cases->find(name);
     if (found == cases->end()) continue;
     text.clear();

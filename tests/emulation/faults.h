@@ -1,4 +1,4 @@
-// What the cases of faults.cu, builtins.cu and primitives.cu share.
+// What the cases of faults.cu, builtins.cu, primitives.cu and races.cu share.
 #pragma once
 #include <functional>
 #include <map>
@@ -26,5 +26,6 @@ using Cases = std::map<std::string, std::function<void(Bench&)>>;
 const Cases& kernel_cases();
 const Cases& builtin_cases();
 const Cases& primitive_cases();
+const Cases& race_cases();
 
 }  // namespace tsr

@@ -16,6 +16,10 @@ class Fiber {
   // The first resume runs `main`, which must never return.
   explicit Fiber(void (*main)());
   void resume();
+  // Whether the address is in its stack.
+  bool has(const void* address) const {
+    return static_cast<size_t>(static_cast<const uint8_t*>(address) - stack_.get()) < kStackBytes;
+  }
   // Back to where the running fiber was resumed.
   static void leave();
 

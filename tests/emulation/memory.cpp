@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda.h"
+#include "races.h"
 
 namespace tsr {
 namespace emulated {
@@ -45,6 +46,7 @@ void* SharedMemory::get(const void* key, size_t bytes) {
   std::fill_n(array.start - kGuardBytes, kGuardBytes, kGuard);
   std::fill_n(array.start, bytes, kUnwritten);
   std::fill_n(array.start + bytes, kGuardBytes, kGuard);
+  start_shared(array.start, bytes);
   arrays_.push_back(std::move(array));
   return arrays_.back().start;
 }
