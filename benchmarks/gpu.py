@@ -9,7 +9,6 @@ so far, and what to do next; what the stages print is in output.txt, the tests t
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import shutil
@@ -31,11 +30,11 @@ WORKERS = 8
 SANITIZER_SECONDS = 90
 # Before its limit a stage of tests stops by itself, so that its processes end in order.
 STOPPING_SECONDS = 15
-# What only a GPU can show, then every operator's meaning.
+# Every operator's meaning, in seconds, then what only a GPU can show.
 _CUDA = ("synchronisation", "streams", "graphs", "errors", "large", "library")
-FIRST_TESTS = [*(f"cuda/test_{name}.py" for name in _CUDA), "ops/test_operators.py::test_equals_reference"]
+FIRST_TESTS = ["ops/test_operators.py::test_equals_reference", *(f"cuda/test_{name}.py" for name in _CUDA)]
 # The rooms that come before the others, and the tests that come after all.
-FIRST_ROOMS = ["cuda", "ops", "optim", "nn", "variable"]
+FIRST_ROOMS = ["cuda", "ops", "compat"]
 LAST_TESTS = ["test_layout_of_inputs_does_not_matter", "test_expanded_inputs", "test_gradients_of_gradients"]
 # Rows with a share of the bandwidth to reach, then the other kernels; whole trainings last. Every row begins with "".
 FIRST_ROWS = ["embedding/", "row_update", "adam/update", "segment/", "unique/", "hash/", "embedding_variable/"]
@@ -111,30 +110,27 @@ def _path(*folders: Path) -> dict[str, str]:
 
 
 def tests_stage(name: str, share: float, given: argparse.Namespace, tests: list[str]) -> Stage:
-    """Tests that need a GPU and have not been run, see tests/in_time.py; in several processes with pytest-xdist."""
-    log, out = given.out / f"{name}.log", given.out
-    command = [sys.executable, "-m", "pytest", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-q"]
-    command += ["-p", "no:cacheprovider", "-p", "in_time", "--log", str(log), "--last", ",".join(LAST_TESTS)]
+    """Tests that need a GPU and have not been run."""
+    log = given.out / f"{name}.log"
+    command = [sys.executable, str(TESTS / "in_time.py"), "--workers", str(min(WORKERS, os.cpu_count() or 1))]
     command += [
+        "--log",
+        str(log),
+        "--last",
+        ",".join(LAST_TESTS),
         "-m",
         "cuda" if given.device == "cuda" else "not full",
-        "--continue-on-collection-errors",
-        "-o",
-        "faulthandler_timeout=0",
     ]
-    if importlib.util.find_spec("xdist") is not None:
-        command += ["-p", "xdist", "-n", str(min(WORKERS, os.cpu_count() or 1))]
+    command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", "-o", "faulthandler_timeout=0"]
 
-    def in_time(limit: float) -> list[str]:
-        ran = [test for each in out.glob("*.log") for test, word in last_words(each).items() if word != "collected"]
-        (BUILD / "ran.txt").write_text("".join(f"{test}\n" for test in ran))
-        until = time.time() + limit - STOPPING_SECONDS
-        return [*command, "--until", str(until), "--leave-out", str(BUILD / "ran.txt"), *tests, *given.pytest]
+    def until(limit: float) -> list[str]:
+        return [*command, "--until", str(time.time() + limit - STOPPING_SECONDS), *tests, *given.pytest]
 
     # Other plugins of the machine's Python may warn, which is an error here.
-    environment = {**_path(BUILD, TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TORCHSPARSE_REC_TESTED": given.device}
+    environment = {**_path(BUILD, TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // WORKERS))
-    return Stage(name, share, in_time, BUILD, environment, note=lambda: tests_note(tests_found(log)))
+    return Stage(name, share, until, BUILD, environment, note=lambda: tests_note(tests_found(log)))
 
 
 def rooms() -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -11,9 +9,6 @@ import torch
 KERNELS = ["cpu", "emulated"]
 _CUDA = [pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else []
 DEVICES = [*KERNELS, *_CUDA]
-# `make gpu` has no time to collect what needs no GPU.
-if (_tested := os.environ.get("TORCHSPARSE_REC_TESTED")) is not None:
-    DEVICES = _CUDA if _tested == "cuda" else [_tested]
 HARDWARE = ["cpu", *_CUDA]
 RARELY_EMULATED = [*HARDWARE, pytest.param("emulated", marks=pytest.mark.slow)]
 # For a test of what the CPU's kernels alone have or promise, in a file whose tests run with both.

@@ -1,20 +1,24 @@
 """
-A pytest plugin for runs that may be ended at any moment, as those of ``make gpu``: what is known is in files at once.
+Runs tests as long as there is time, in several processes; what is known of them is in files at once.
 
-``-p in_time --until TIME --log FILE``: the run stops by itself at TIME (seconds since 1970). FILE gets a line whenever
-a test is ``collected``, has ``begun``, and has ``passed``, ``failed`` or was ``skipped``; ``failures.txt`` beside it
-gets what failed, with its traceback. A test that hangs, or leaves a GPU behind that no longer answers, takes its
-process along: pytest-xdist names it and goes on in another.
+``python tests/in_time.py --workers N --until TIME --log FILE ...`` hands the other arguments to pytest, and this file
+as a plugin. It stops at TIME (seconds since 1970). FILE gets a line whenever a test is ``collected``, has ``begun``,
+and has ``passed``, ``failed`` or was ``skipped``; ``failures.txt`` beside it gets what failed, with its traceback. What
+the logs in that folder say was begun is not run again. A test that hangs, or leaves a GPU behind that no longer
+answers, takes its process along; another goes on with the next.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,19 +28,17 @@ LAST_SECONDS = 5.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say when to stop and where to write, what to leave out and what to put off."""
+    """Say which tests, until when, and where to write."""
+    parser.addoption("--part", default="0/1", help="K/N: of N tests one after another the one after K")
     parser.addoption("--until", type=float, required=True)
     parser.addoption("--log", type=Path, required=True)
     parser.addoption("--hanging", type=float, default=60.0, help="seconds that no test takes")
-    parser.addoption("--leave-out", type=Path, help="a file that names tests, one in a line")
     parser.addoption("--last", default="", help="test functions whose cases come last, separated by commas")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write from one process; a hanging test's traceback comes from its own."""
-    config.pluginmanager.register(_Limit(config))
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Log(config.option.log))
+    """Begin to write."""
+    config.pluginmanager.register(_Writer(config))
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
@@ -58,37 +60,70 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave some out, and put others to the end."""
-    left_out, last = config.option.leave_out, set(config.option.last.split(","))
-    names = set(left_out.read_text().splitlines()) if left_out is not None else set()
-    items[:] = [item for item in items if item.nodeid not in names]
+    """Put some to the end, take this process's part, and leave out what was begun."""
+    last, (part, parts) = set(config.option.last.split(",")), map(int, config.option.part.split("/"))
     items.sort(key=lambda item: item.nodeid.partition("[")[0].rpartition("::")[2] in last)
+    lines = [line for log in config.option.log.parent.glob("*.log") for line in log.read_text().splitlines()]
+    begun = {line.partition(" ")[2] for line in lines if line.startswith("begun ")}
+    items[:] = [item for item in items[part::parts] if item.nodeid not in begun]
 
 
-class _Limit:
-    """In the process of the tests: ends the run, or the process."""
+class _Writer:
+    """Writes what happens, and sees to the time. All processes write to the same files, each text in one piece."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.until: float = config.option.until
-        self.hanging: float = config.option.hanging
-        self.failures = config.option.log.with_name("failures.txt").open("a")
+        path, flags = config.option.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self.log, self.failures = (os.open(x, flags, 0o644) for x in (path, path.with_name("failures.txt")))
+        self.until, self.hanging, self.first = (
+            config.option.until,
+            config.option.hanging,
+            config.option.part[:2] == "0/",
+        )
+
+    def _write(self, *lines: str) -> None:
+        os.write(self.log, "".join(f"{line}\n" for line in lines).encode())
+
+    def _write_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        self._write(f"failed {report.nodeid}")
+        os.write(self.failures, f"== {report.nodeid}\n{report.longreprtext}\n\n".encode())
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that could not be collected: one process does."""
+        if report.failed and self.first:
+            self._write_failure(report)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note what is to be run."""
+        self._write(*(f"collected {item.nodeid}" for item in session.items))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Run a test for no longer than it may, and no other after the end or on a GPU that no longer answers."""
+        """Run a test for no longer than it may, and none after it if the time is over or the GPU broken."""
+        self._write(f"begun {item.nodeid}")
         failed, left = item.session.testsfailed, max(self.until - time.time(), 0.0)
         faulthandler.dump_traceback_later(min(self.hanging, left + LAST_SECONDS), exit=True, file=self.failures)
         try:
             done = yield
             if item.session.testsfailed > failed and _gpu_is_broken():
-                if hasattr(item.config, "workerinput"):
-                    os._exit(1)
-                item.session.shouldstop = "the GPU no longer answers this process"
+                os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
         if time.time() > self.until:
             item.session.shouldstop = "the time is over"
         return done
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how a test ended."""
+        if report.failed:
+            self._write_failure(report)
+        elif report.when == "call" or report.skipped:
+            self._write(f"{report.outcome} {report.nodeid}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Tell a process that came to its end, or stopped in time, from one that died."""
+        if session.exitstatus in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
+            session.exitstatus = pytest.ExitCode.OK
 
 
 def _gpu_is_broken() -> bool:
@@ -101,51 +136,28 @@ def _gpu_is_broken() -> bool:
     return False
 
 
-class _Log:
-    """In the process that hears of all tests: writes what it hears."""
+def main(arguments: list[str]) -> int:
+    """Start the processes, and each again that died. Returns 0 if all tests that ran have passed."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--until", type=float, required=True)
+    parser.add_argument("--log", type=Path, required=True)
+    given, rest = parser.parse_known_args(arguments)
+    command = [sys.executable, "-m", "pytest", "-p", "in_time", "--until", str(given.until), "--log", str(given.log)]
+    in_order = {pytest.ExitCode.OK, *range(pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED + 1)}
 
-    def __init__(self, path: Path) -> None:
-        self.lines, self.failures = path.open("w"), path.with_name("failures.txt").open("a")
-        self.collected = False
+    def work(part: int) -> int:
+        while True:
+            code = subprocess.run([*command, "--part", f"{part}/{given.workers}", *rest]).returncode
+            if code in in_order or time.time() > given.until:
+                return code
 
-    def _write(self, *lines: str) -> None:
-        self.lines.write("".join(f"{line}\n" for line in lines))
-        self.lines.flush()
+    with ThreadPoolExecutor(given.workers) as pool:
+        codes = set(pool.map(work, range(given.workers)))
+    words = {line.partition(" ")[0] for line in given.log.read_text().splitlines()} if given.log.exists() else set()
+    codes -= {pytest.ExitCode.NO_TESTS_COLLECTED} if "passed" in words else set()
+    return 1 if "failed" in words else int(max(codes))
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note what is to be run."""
-        self._write(*(f"collected {item.nodeid}" for item in session.items))
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Note what is to be run, as the first of the processes says."""
-        if not self.collected:
-            self.collected = True
-            self._write(*(f"collected {test}" for test in ids))
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note that a test begins: it may be the last thing that is known of it."""
-        self._write(f"begun {nodeid}")
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a test ended."""
-        if report.when == "call" or not report.passed:
-            self._write(f"{report.outcome} {report.nodeid}")
-        self._write_failure(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file that could not be collected."""
-        if report.failed:
-            self._write(f"failed {report.nodeid}")
-            self._write_failure(report)
-
-    def _write_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.failed:
-            self.failures.write(f"== {report.nodeid}\n{report.longreprtext}\n\n")
-            self.failures.flush()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Tell a run that stopped in time from one that failed."""
-        if session.shouldstop or session.exitstatus == pytest.ExitCode.INTERRUPTED:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED if session.testsfailed else pytest.ExitCode.OK
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
