@@ -181,16 +181,17 @@ prebuilt: $(VENV)/.requirements
 # environment goes afterwards.
 OTHER := build/torch
 test-torch: $(BUILT)
-	rm -rf $(OTHER) && mkdir -p $(OTHER)/requirements
-	cp -r torchsparse_rec $(OTHER) && rm -rf $(OTHER)/torchsparse_rec/compat && cp -r compat $(OTHER)/torchsparse_rec
-	for file in requirements/*.txt; do sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d' $$file > $(OTHER)/$$file || exit 1; done
-	$(BIN)/python -m venv $(OTHER)/.venv
-	$(OTHER)/.venv/bin/python -m pip --disable-pip-version-check install -q -r $(OTHER)/requirements/test.txt
-	@export PYTHONPATH=$(CURDIR)/$(OTHER); pytest="$(OTHER)/.venv/bin/python -m pytest -q -n auto"; \
+	@set -e; trap 'rm -rf $(OTHER)' EXIT; rm -rf $(OTHER); mkdir -p $(OTHER)/requirements; \
+	cp -r torchsparse_rec $(OTHER); rm -rf $(OTHER)/torchsparse_rec/compat; cp -r compat $(OTHER)/torchsparse_rec; \
+	for file in requirements/*.txt; do \
+	  sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d' $$file > $(OTHER)/$$file; \
+	done; \
+	$(BIN)/python -m venv $(OTHER)/.venv; \
+	$(OTHER)/.venv/bin/python -m pip --disable-pip-version-check install -q -r $(OTHER)/requirements/test.txt; \
+	export PYTHONPATH=$(CURDIR)/$(OTHER); pytest="$(OTHER)/.venv/bin/pytest -q"; \
 	$$pytest --collect-only > $(OTHER)/collected.txt || { tail -50 $(OTHER)/collected.txt; exit 1; }; \
 	tail -1 $(OTHER)/collected.txt; \
-	$$pytest -m "representative and not slow" $(ARGS)
-	rm -rf $(OTHER)
+	$$pytest -n auto -m "representative and not slow" -k "not emulat" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info torchsparse_rec/*.so

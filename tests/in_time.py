@@ -24,7 +24,9 @@ from pathlib import Path
 import pytest
 
 # For what still runs when the time is over, a hanging test too.
-LAST_SECONDS = 5.0
+LAST_SECONDS = 10.0
+# Of tracebacks: where all tests fail, the first ones say why.
+MOST_BYTES = 8_000_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,14 +85,15 @@ class _Writer:
     def _write(self, *lines: str) -> None:
         os.write(self.log, "".join(f"{line}\n" for line in lines).encode())
 
-    def _write_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        self._write(f"failed {report.nodeid}")
-        os.write(self.failures, f"== {report.nodeid}\n{report.longreprtext}\n\n".encode())
+    def _write_failure(self, test: str, text: str) -> None:
+        self._write(f"failed {test}")
+        text = text if os.fstat(self.failures).st_size < MOST_BYTES else text[-200:]
+        os.write(self.failures, f"== {test}\n{text}\n\n".encode())
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a file that could not be collected: one process does."""
         if report.failed and self.first:
-            self._write_failure(report)
+            self._write_failure(report.nodeid, report.longreprtext)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note what is to be run."""
@@ -100,11 +103,12 @@ class _Writer:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Run a test for no longer than it may, and none after it if the time is over or the GPU broken."""
         self._write(f"begun {item.nodeid}")
-        failed, left = item.session.testsfailed, max(self.until - time.time(), 0.0)
+        left = max(self.until - time.time(), 0.0)
         faulthandler.dump_traceback_later(min(self.hanging, left + LAST_SECONDS), exit=True, file=self.failures)
         try:
             done = yield
-            if item.session.testsfailed > failed and _gpu_is_broken():
+            if (error := _gpu_error()) is not None:
+                self._write_failure(item.nodeid, f"after this test: {error}")
                 os._exit(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -115,7 +119,7 @@ class _Writer:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a test ended."""
         if report.failed:
-            self._write_failure(report)
+            self._write_failure(report.nodeid, report.longreprtext)
         elif report.when == "call" or report.skipped:
             self._write(f"{report.outcome} {report.nodeid}")
 
@@ -126,14 +130,14 @@ class _Writer:
             session.exitstatus = pytest.ExitCode.OK
 
 
-def _gpu_is_broken() -> bool:
+def _gpu_error() -> RuntimeError | None:
     """After an illegal access every call of this process fails, and would say so of every test that follows."""
     try:
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def main(arguments: list[str]) -> int:
