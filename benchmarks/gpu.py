@@ -113,14 +113,8 @@ def tests_stage(name: str, share: float, given: argparse.Namespace, tests: list[
     """Tests that need a GPU and have not been run."""
     log = given.out / f"{name}.log"
     command = [sys.executable, str(TESTS / "in_time.py"), "--workers", str(min(WORKERS, os.cpu_count() or 1))]
-    command += [
-        "--log",
-        str(log),
-        "--last",
-        ",".join(LAST_TESTS),
-        "-m",
-        "cuda" if given.device == "cuda" else "not full",
-    ]
+    command += ["--log", str(log), "--last", ",".join(LAST_TESTS)]
+    command += ["-m", "cuda" if given.device == "cuda" else "not full"]
     command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-q", "--tb=no", "-p", "no:cacheprovider"]
     command += ["--continue-on-collection-errors", "-o", "faulthandler_timeout=0"]
 
@@ -401,7 +395,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\nresults: {given.out}/gpu.json and gpu.md")
     for outcome in report.outcomes:
         print(f"{outcome.seconds:>6.0f} s  {outcome.name:<12}{outcome.result:<10}{outcome.note}")
-    print("next: " + "; ".join(report.content()["next"]))
+    print("next: " + "; ".join(report.content()["next"][:12]))
     return 0 if all(outcome.result in ("passed", "skipped") for outcome in report.outcomes) else 1
 
 
