@@ -43,13 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Writer(config))
 
 
-def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
-    """Make no cases of a function that the command line does not name, where it names others of the file."""
-    parts = [argument.split("::") for argument in collector.config.args]
-    named = {rest[0].partition("[")[0] for file, *rest in parts if rest and Path(file).resolve() == collector.path}
-    return [] if named and name not in named else None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """Leave out a file that imports a library which is not installed."""

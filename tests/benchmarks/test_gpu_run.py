@@ -95,10 +95,10 @@ def run_tests(benchmarks, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(gpu, "WORKERS", 2)
     monkeypatch.setattr(gpu, "STOPPING_SECONDS", 40)
 
-    def run(source, limit=80.0, name="first", only="", arguments=()):
+    def run(source, limit=80.0, name="first", arguments=()):
         given = gpu.parse(["--out", str(tmp_path), "--device", "cpu", "--", *arguments])
         (tmp_path / "test_planted.py").write_text(source)
-        made = gpu.tests_stage(name, 100, given, [str(tmp_path / "test_planted.py") + only])
+        made = gpu.tests_stage(name, 100, given, [str(tmp_path / "test_planted.py")])
         outcome = benchmarks("stages").run_stage(made, limit, tmp_path / "output.txt")
         found = gpu.tests_found(tmp_path / f"{name}.log")
         short = {word: [test.rpartition("::")[2] for test in found[word]] for word in ("failed", "begun")}
@@ -154,16 +154,6 @@ def test_slow(n):
     outcome, found = run_tests(source, name="tests")
     assert outcome.note == f"{8 - ran} passed"
     assert sorted((tmp_path / "ran").read_text().split()) == [str(n) for n in range(8)]
-
-
-def test_of_a_named_function_alone_cases_are_made(run_tests):
-    source = """
-def pytest_generate_tests(metafunc):
-    assert metafunc.function.__name__ == "test_named"
-def test_named(): pass
-def test_other(): pass
-"""
-    assert run_tests(source, only="::test_named")[0].note == "1 passed"
 
 
 def test_a_gpu_that_no_longer_answers_takes_one_process_along(run_tests, tmp_path):
