@@ -6,8 +6,10 @@
 # ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest;
 #                            for mutate, which faults: python, cpu, cuda (default all)
 # OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)
-# PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them
+# PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
+#                            `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
 # MINUTES=9.7                for gpu: the time for everything
+# TORCH=2.11.0               for test-torch: which
 
 PYTHON_GIVEN := $(filter-out undefined,$(origin PYTHON))
 PYTHON ?= python3
@@ -18,6 +20,9 @@ FORMATTED_CPP = $(shell find csrc tests/emulation tests/ops/thread_sanitizer -na
 PYTEST := $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true
 BUILT := $(VENV)/.built-$(or $(TORCHSPARSE_REC_CUDA),auto)
 OUT ?= benchmarks/results/gpu
+TORCH ?= 2.11.0
+KERNELS_SUM = find csrc -type f | LC_ALL=C sort | xargs cat | sha256sum
+PREBUILT ?= $(if $(filter-out -,$(filter $(shell $(KERNELS_SUM)),$(shell cat build/prebuilt/csrc.sum 2>/dev/null))),build/prebuilt/torchsparse_rec)
 
 # For test and sanitize: test files that a change has touched, separated by commas, as .ci/touched.py prints them.
 TOUCHED ?=
@@ -33,7 +38,8 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep dlrm test test-full tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format bench gpu requirements build clean FORCE
+.PHONY: help ncf wide-deep dlrm test test-full tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format bench \
+  gpu prebuilt test-torch requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -49,6 +55,8 @@ help:
 	@echo "make mutate     plant faults in Python and the kernels, one at a time: each must turn the tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
 	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
+	@echo "make prebuilt   compile for an H100 or H200 what make gpu then need not"
+	@echo "make test-torch collect all tests and run some with another torch: TORCH=2.10.0"
 	@echo "make lint       check the code's form and types (make format mends the form)"
 	@echo "make build      make .venv with the libraries in it"
 	@echo "make clean      remove .venv and everything built"
@@ -168,6 +176,29 @@ $(VENV)/.tensorflow $(VENV)/.bench: $(VENV)/.%: requirements/%.txt requirements/
 gpu:
 	@$(PYTHON) -m benchmarks.gpu --out "$(abspath $(OUT))" $(if $(PREBUILT),--prebuilt "$(PREBUILT)") \
 	  $(if $(MINUTES),--minutes $(MINUTES)) -- $(ARGS)
+
+# As small as such a machine's door may be.
+prebuilt: $(VENV)/.requirements
+	TORCHSPARSE_REC_CUDA=1 TORCH_CUDA_ARCH_LIST=9.0 $(BIN)/python setup.py -q build_ext --build-lib build/prebuilt
+	@size=$$(cat build/prebuilt/torchsparse_rec/*.so | wc -c); echo "build/prebuilt: $$size bytes"; \
+	[ $$size -le 64000000 ] || { echo "more than 64 MB: too large to be carried"; exit 1; }
+	@$(KERNELS_SUM) > build/prebuilt/csrc.sum
+
+# The library as it is built, with another torch and what else is pinned, but for setuptools, which torch chooses; the
+# environment goes afterwards.
+OTHER := build/torch
+test-torch: $(BUILT)
+	@set -e; trap 'rm -rf $(OTHER)' EXIT; rm -rf $(OTHER); mkdir -p $(OTHER)/requirements; \
+	cp -r torchsparse_rec $(OTHER); rm -rf $(OTHER)/torchsparse_rec/compat; cp -r compat $(OTHER)/torchsparse_rec; \
+	for file in requirements/*.txt; do \
+	  sed 's/^torch==.*/torch==$(TORCH)/; /^setuptools==/d' $$file > $(OTHER)/$$file; \
+	done; \
+	$(BIN)/python -m venv $(OTHER)/.venv; \
+	$(OTHER)/.venv/bin/python -m pip --disable-pip-version-check install -q -r $(OTHER)/requirements/test.txt; \
+	export PYTHONPATH=$(CURDIR)/$(OTHER); pytest="$(OTHER)/.venv/bin/pytest -q"; \
+	$$pytest --collect-only > $(OTHER)/collected.txt || { tail -50 $(OTHER)/collected.txt; exit 1; }; \
+	tail -1 $(OTHER)/collected.txt; \
+	$$pytest -n auto -m "representative and not slow" -k "not emulat" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info torchsparse_rec/*.so

@@ -81,11 +81,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def choose(names: list[str]) -> list[Row]:
-    """The rows that a name is, or begins, in the order of the report."""
+    """The rows that a name is, or begins, in the order of the names; without any, all in the order of the report."""
     for name in names:
         if not any(row.name.startswith(name) for row in ROWS):
             raise ValueError(f"no row begins with {name!r}; --list prints them all")
-    return [row for row in ROWS if not names or any(row.name.startswith(name) for name in names)]
+    chosen = {row.name: row for name in names or [""] for row in ROWS if row.name.startswith(name)}
+    return list(chosen.values())
 
 
 def place(path: Path, device: str) -> Path:

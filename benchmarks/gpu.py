@@ -1,18 +1,16 @@
 """
 ``python -m benchmarks.gpu``, as ``make gpu`` calls it: builds, tests, checks and times on this machine's NVIDIA GPU.
 
-It needs a torch with CUDA and pytest, no network and no virtual environment. Each stage has a share of the time, and
-what earlier ones leave over; a stage that fails or runs out of time does not stop the next. After each stage gpu.json
-and gpu.md say what is known so far; what the stages print is in output.txt.
+It needs a torch with CUDA and pytest, no network and no virtual environment. Each stage has a share of the time that is
+left; one that fails or runs out of time does not stop the next. After each stage gpu.json and gpu.md say what is known
+so far, and what to do next; what the stages print is in output.txt, the tests that failed in failures.txt.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,13 +20,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from . import kernels
 from .machine import ROOT, commit, now
-from .stages import Outcome, Stage, run_stage, tests_note
+from .stages import Outcome, Stage, last_words, run_stage
 
 BUILD = ROOT / "build" / "gpu"
 TESTS = ROOT / "tests"
 WORKERS = 8
 SANITIZER_SECONDS = 90
+# Before its limit a stage of tests stops by itself, so that its processes end in order.
+STOPPING_SECONDS = 15
+# Every operator's meaning, in seconds, then what only a GPU can show.
+_CUDA = ("synchronisation", "streams", "graphs", "errors", "large")
+FIRST_TESTS = ["ops/test_operators.py::test_equals_reference", *(f"cuda/test_{name}.py" for name in _CUDA)]
+# The rooms that come before the others, and the tests that come after all.
+FIRST_ROOMS = ["cuda", "ops", "compat"]
+LAST_TESTS = ["test_layout_of_inputs_does_not_matter", "test_expanded_inputs", "test_gradients_of_gradients"]
+# Rows with a share of the bandwidth to reach, then the other kernels; whole trainings last. Every row begins with "".
+FIRST_ROWS = ["embedding/", "row_update", "adam/update", "segment/", "unique/", "hash/", "embedding_variable/"]
+FIRST_ROWS += ["embedding_lookup/", "sparse_tensor/", "overhead/", "adam/", "features/", "wide_deep/step", ""]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -81,7 +91,7 @@ def build_stage(capability: str) -> Stage:
     command += ["build", "--build-lib", str(BUILD)]
     environment = {"TORCHSPARSE_REC_CUDA": "1", "MAX_JOBS": os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))}
     environment["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST", capability)
-    return Stage("build", 190, lambda limit: command, ROOT, environment)
+    return Stage("build", None, lambda limit: command, ROOT, environment)
 
 
 def import_stage(device: str) -> Stage:
@@ -89,7 +99,7 @@ def import_stage(device: str) -> Stage:
     program = "import torchsparse_rec as t; t.show_config()"
     if device == "cuda":
         program += "; assert t.config()['CUDA library'] == 'loaded'"
-    return Stage("import", 20, lambda limit: [sys.executable, "-c", program], BUILD, _path(BUILD))
+    return Stage("import", None, lambda limit: [sys.executable, "-c", program], BUILD, _path(BUILD), most=60)
 
 
 def _path(*folders: Path) -> dict[str, str]:
@@ -99,53 +109,73 @@ def _path(*folders: Path) -> dict[str, str]:
 # ---- The checks and the benchmarks ----------------------------------------------------------------------------------
 
 
-def tests_stage(more: list[str]) -> Stage:
-    """Every test that needs a GPU; in several processes where pytest-xdist is installed."""
-    command = [sys.executable, "-m", "pytest", str(TESTS), "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-    command += ["-m", "cuda", "-q", "-p", "no:cacheprovider", "--durations=15", f"--junitxml={BUILD / 'tests.xml'}"]
-    if importlib.util.find_spec("xdist") is not None:
-        command += ["-p", "xdist", "-n", str(min(WORKERS, os.cpu_count() or 1))]
-    command += [f"--ignore={path}" for path in not_importable()]
+def tests_stage(name: str, share: float, given: argparse.Namespace, tests: list[str]) -> Stage:
+    """Tests that need a GPU and have not been run."""
+    log = given.out / f"{name}.log"
+    command = [sys.executable, str(TESTS / "in_time.py"), "--workers", str(min(WORKERS, os.cpu_count() or 1))]
+    command += ["--log", str(log), "--last", ",".join(LAST_TESTS)]
+    command += ["-m", "cuda" if given.device == "cuda" else "not full"]
+    command += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), "-q", "--tb=no", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", "-o", "faulthandler_timeout=0"]
+
+    def until(limit: float) -> list[str]:
+        return [*command, "--until", str(time.time() + limit - STOPPING_SECONDS), *tests, *given.pytest]
+
     # Other plugins of the machine's Python may warn, which is an error here.
-    environment = {**_path(BUILD), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    report = BUILD / "tests.xml"
-    return Stage("tests", 160, lambda limit: [*command, *more], BUILD, environment, note=lambda: tests_note(report))
+    environment = {**_path(BUILD, TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // WORKERS))
+    return Stage(name, share, until, BUILD, environment, note=lambda: tests_note(tests_found(log)))
 
 
-def not_importable() -> list[Path]:
-    """Test files that import, themselves or by another module of the tests, a library that is not installed."""
-    needs = {path: _imported(path.read_text()) for path in TESTS.rglob("*.py")}
-    absent = {name for name in ("hypothesis", "pyarrow") if importlib.util.find_spec(name) is None}
-    names = {path: ".".join(path.relative_to(TESTS).with_suffix("").parts) for path in needs}
-    found: set[Path] = set()
-    while more := {path for path in needs if needs[path] & absent} - found:
-        found |= more
-        absent |= {names[path] for path in more}
-    return sorted(path for path in found if path.name.startswith("test_"))
+def rooms() -> list[str]:
+    """The folders of tests, in an order of worth."""
+    others = {path.parent.name for path in TESTS.glob("*/test_*.py")} - set(FIRST_ROOMS)
+    return [str(TESTS / room) for room in [*FIRST_ROOMS, *sorted(others)]]
 
 
-def _imported(source: str) -> set[str]:
-    """The modules that a source imports when it is imported itself; of ``from a import b`` both a and a.b."""
-    plain = re.findall(r"^import ([\w.]+)", source, re.MULTILINE)
-    parts = re.findall(r"^from ([\w.]+) import ([\w, ]+)", source, re.MULTILINE)
-    return {
-        *plain,
-        *(a for a, _ in parts),
-        *(f"{a}.{b.split()[0]}" for a, rest in parts for b in rest.split(",") if b.strip()),
-    }
+def tests_found(log: Path) -> dict[str, Any]:
+    """What became of the tests of a log: names where something is wrong, else numbers."""
+    words = last_words(log)
+    named = {word: [test for test in words if words[test] == word] for word in ("failed", "begun", "collected")}
+    counted = {word: sum(each == word for each in words.values()) for word in ("passed", "skipped")}
+    files = [test.partition("::")[0] for test in named.pop("collected")]
+    return {**counted, **named, "not run": {file: files.count(file) for file in dict.fromkeys(files)}}
 
 
-def find_sanitizer() -> str | None:
-    """compute-sanitizer, on the PATH or in the toolkit."""
+def tests_note(found: dict[str, Any]) -> str:
+    """The same in one line."""
+    counts = [(found["passed"], "passed"), (len(found["failed"]), "failed"), (found["skipped"], "skipped")]
+    counts += [(len(found["begun"]), "did not end"), (sum(found["not run"].values()), "not run")]
+    return ", ".join(f"{count} {word}" for count, word in counts if count) or "no tests"
+
+
+def find_tool(name: str) -> str | None:
+    """A program of CUDA's toolkit, on the PATH or in its folder."""
     nvcc = shutil.which("nvcc")
     homes = [os.environ.get("CUDA_HOME"), str(Path(nvcc).resolve().parent.parent) if nvcc else None, "/usr/local/cuda"]
-    places = [f"{home}/{folder}" for home in homes if home for folder in ("bin", "compute-sanitizer")]
-    return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *places]))
+    places = [f"{home}/{folder}" for home in homes if home for folder in ("bin", name)]
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *places]))
 
 
-def sanitizer_stage(tool: str, seconds: int) -> Stage:
+def kernels_stage(share: float, out: Path) -> Stage:
+    """Nsight Compute's figures of single kernels."""
+    ncu, written = find_tool("ncu"), out / "kernels.csv"
+    if ncu is None:
+        return Stage("kernels", 0, lambda limit: [], BUILD, skip="ncu is not installed")
+
+    def command(limit: float) -> list[str]:
+        program = [sys.executable, "-m", "benchmarks.kernels", str(time.time() + 0.5 * limit)]
+        # It prints its own words, such as that the counters may not be read, where it writes its figures.
+        shown = ["sh", "-c", '"$@"; code=$?; cat "$0"; exit $code', str(written)]
+        return [*shown, *kernels.command(ncu, program, written)]
+
+    environment = _path(BUILD, ROOT)
+    return Stage("kernels", share, command, BUILD, environment, most=120, skip_if_printed=kernels.REFUSED)
+
+
+def sanitizer_stage(tool: str, share: float) -> Stage:
     """One of compute-sanitizer's tools over the small cases, as many as the time allows."""
-    program = find_sanitizer()
+    program = find_tool("compute-sanitizer")
     if program is None:
         return Stage(tool, 0, lambda limit: [], BUILD, skip="compute-sanitizer is not installed")
     environment = _path(BUILD)
@@ -158,24 +188,25 @@ def sanitizer_stage(tool: str, seconds: int) -> Stage:
         return [program, "--tool", tool, "--error-exitcode", "86", "--report-api-errors", "no", *cases]
 
     return Stage(
-        tool, seconds, command, BUILD, environment, most=SANITIZER_SECONDS, skip_if_printed="Device not supported"
+        tool, share, command, BUILD, environment, most=SANITIZER_SECONDS, skip_if_printed="Device not supported"
     )
 
 
-def benchmarks_stage(out: Path, device: str, quick: bool) -> Stage:
+def benchmarks_stage(share: float, out: Path, device: str, quick: bool) -> Stage:
     """All rows, as many as the time allows."""
-    command = [sys.executable, "-m", "benchmarks", "--device", device, "--json", str(out / "benchmarks.json")]
-    command += ["--quick"] if quick else []
-    return Stage("benchmarks", 90, lambda limit: command, BUILD, _path(BUILD, ROOT))
+    command = [sys.executable, "-m", "benchmarks", *FIRST_ROWS, "--device", device]
+    command += ["--json", str(out / "benchmarks.json"), *(["--quick"] if quick else [])]
+    return Stage("benchmarks", share, lambda limit: command, BUILD, _path(BUILD, ROOT))
 
 
 def stages_after_build(given: argparse.Namespace) -> list[Stage]:
     """What runs once there is a library."""
-    tools = (("memcheck", 50), ("racecheck", 40), ("synccheck", 25))
     return [
-        tests_stage(given.pytest),
-        *(sanitizer_stage(tool, seconds) for tool, seconds in tools),
-        benchmarks_stage(given.out, given.device, given.quick),
+        tests_stage("first", 140, given, [str(TESTS / test) for test in FIRST_TESTS]),
+        benchmarks_stage(140, given.out, given.device, given.quick),
+        kernels_stage(50, given.out),
+        *(sanitizer_stage(tool, share) for tool, share in (("memcheck", 60), ("racecheck", 40), ("synccheck", 25))),
+        tests_stage("tests", 100, given, rooms()),
     ]
 
 
@@ -195,7 +226,11 @@ class Report:
         measured = self.out / "benchmarks.json"
         figures = json.loads(measured.read_text()) if measured.is_file() else {}
         machine = {**figures.pop("machine", {}), **self.machine}
-        return {"machine": machine, "stages": [outcome.__dict__ for outcome in self.outcomes], **figures}
+        content = {"machine": machine, "stages": [outcome.__dict__ for outcome in self.outcomes], **figures}
+        content["tests"] = {log.stem: tests_found(log) for log in sorted(self.out.glob("*.log"))}
+        watched = self.out / "kernels.csv"
+        content["kernels"] = kernels.read(watched.read_text()) if watched.is_file() else []
+        return {"next": what_next(content), **content}
 
     def write(self) -> None:
         """Both files, each whole or not at all."""
@@ -223,13 +258,54 @@ class Report:
         return f"{broken[0]} failed" if broken else None
 
 
+def what_next(content: dict[str, Any]) -> list[str]:
+    """What to mend, the most urgent first: what is wrong, then what is slow."""
+    todo = []
+    for stage in content["stages"]:
+        found = content["tests"].get(stage["name"], {})
+        wrong = [("failed", "see failures.txt"), ("begun", "did not end")]
+        lines = [f"{stage['name']}: {_names(found[word])} ({what})" for word, what in wrong if found.get(word)]
+        if not lines and stage["result"] == "failed":
+            lines = [f"{stage['name']} failed, {stage['note']}: see output.txt"]
+        todo += lines
+    rows = content.get("rows", [])
+    todo += [f"{row['name']} failed: {_line_of(row['failed'])}" for row in rows if "failed" in row]
+    slow = sorted((share, row["name"], what) for row in rows if "failed" not in row for share, what in _missed(row))
+    todo += [f"{name}: {what}" for _, name, what in slow]
+    todo += [f"{name}: {tests_note(found)}" for name, found in content["tests"].items() if found["not run"]]
+    return todo or ["nothing: all that ran is as it should be"]
+
+
+def _names(tests: list[str], most: int = 5) -> str:
+    more = [f"and {len(tests) - most} more"] if len(tests) > most else []
+    return ", ".join([*tests[:most], *more])
+
+
+def _line_of(text: str) -> str:
+    return text.partition("\n")[0].replace("|", " ")
+
+
+def _missed(row: dict[str, Any]) -> list[tuple[float, str]]:
+    """The targets that a row misses: what share of each it reaches, and in words."""
+    found = [(each["what"], each["reached"], each["wanted"]) for each in row["targets"] if each["passed"] is False]
+    peers = [each for each in row["peers"] if each.get("passed") is False]
+    found += [(f"ratio to {each['name']}", each["ratio"], each["target"]) for each in peers]
+    missed = [(reached / least, f"{what} {reached:.2f} of {least:g}") for what, reached, least in found]
+    facts = [(each["name"], each["value"], each["limit"]) for each in row["facts"] if each.get("passed") is False]
+    return missed + [(most / value, f"{what} {value:g}, at most {most:g}") for what, value, most in facts]
+
+
 def markdown(content: dict[str, Any]) -> str:
     """The report as a page."""
-    lines = ["# GPU run", ""]
+    lines = ["# GPU run", "", *(f"{n}. {line}" for n, line in enumerate(content["next"], 1)), ""]
     lines += [f"* {name}: {value}" for name, value in content["machine"].items()]
     lines += ["", "| stage | result | seconds | |", "|---|---|---|---|"]
     for stage in content["stages"]:
         lines.append(f"| {stage['name']} | {stage['result']} | {stage['seconds']:.0f} | {stage['note']} |")
+    if content["kernels"]:
+        head = list(dict.fromkeys(name for each in content["kernels"] for name in each))
+        lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        lines += [f"| {' | '.join(_cell(each.get(name, '')) for name in head)} |" for each in content["kernels"]]
     rows = content.get("rows", [])
     if rows:
         lines += ["", f"Copy bandwidth {content['copy_gb_per_second']:,.0f} GB/s, reads plus writes."]
@@ -241,10 +317,13 @@ def markdown(content: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _cell(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:,.4g}"
+
+
 def _line(row: dict[str, Any]) -> str:
     if "failed" in row:
-        why = row["failed"].partition("\n")[0].replace("|", " ")
-        return f"| {row['name']} | {row['sizes']} | failed: {why} | | | | | | |"
+        return f"| {row['name']} | {row['sizes']} | failed: {_line_of(row['failed'])} | | | | | | |"
 
     def number(value: float | None, text: str) -> str:
         return "" if value is None else format(value, text)
@@ -274,16 +353,16 @@ def prepare(given: argparse.Namespace, machine: dict[str, str]) -> list[Stage]:
     return [build_stage(machine.get("compute capability", "9.0")), import_stage(given.device)]
 
 
-def run_all(stages: list[Stage], seconds: float, report: Report) -> None:
+def run_all(stages: list[Stage], end: float, report: Report) -> None:
     """
-    Run stages one after another, each with its share of the time and what is left of the earlier ones'.
+    Run stages one after another until ``time.monotonic()`` is at the end, each for its share of what is left.
 
     The first ones make the library: without it nothing else can run.
     """
-    began = time.monotonic()
     for n, stage in enumerate(stages):
-        later = sum(each.seconds for each in stages[n + 1 :])
-        limit = max(1.0, seconds - (time.monotonic() - began) - later)
+        limit = max(1.0, end - time.monotonic())
+        if stage.share:
+            limit *= stage.share / sum(each.share or 0 for each in stages[n:])
         broken = report.without_library()
         if broken is not None:
             report.add(Outcome(stage.name, "skipped", 0.0, broken))
@@ -294,6 +373,7 @@ def run_all(stages: list[Stage], seconds: float, report: Report) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Everything. Returns 1 if a stage failed or ran out of time, 2 if it cannot begin."""
     given = parse(arguments)
+    end = time.monotonic() + 60 * given.minutes
     given.out = given.out.resolve()
     # So that a stage does not outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -302,7 +382,8 @@ def main(arguments: list[str] | None = None) -> int:
         given.out.mkdir(parents=True, exist_ok=True)
         BUILD.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(BUILD / "torchsparse_rec", ignore_errors=True)
-        for path in (given.out / "benchmarks.json", given.out / "output.txt", BUILD / "tests.xml"):
+        written = [given.out / name for name in ("benchmarks.json", "output.txt", "failures.txt", "kernels.csv")]
+        for path in (*written, *given.out.glob("*.log")):
             path.unlink(missing_ok=True)
         stages = [*prepare(given, machine), *stages_after_build(given)]
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
@@ -310,10 +391,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     report = Report(given.out, machine)
     report.write()
-    run_all(stages, 60 * given.minutes, report)
+    run_all(stages, end, report)
     print(f"\nresults: {given.out}/gpu.json and gpu.md")
     for outcome in report.outcomes:
         print(f"{outcome.seconds:>6.0f} s  {outcome.name:<12}{outcome.result:<10}{outcome.note}")
+    print("next: " + "; ".join(report.content()["next"][:12]))
     return 0 if all(outcome.result in ("passed", "skipped") for outcome in report.outcomes) else 1
 
 

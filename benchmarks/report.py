@@ -242,7 +242,7 @@ def run(
             result = run_row(row, options)
         except AssertionError as error:
             result = Result(row, options.device, failed=f"the result differs from the reference: {error}")
-        except (RuntimeError, ValueError, IndexError) as error:
+        except Exception as error:  # whatever it is, it is this row's
             result = Result(row, options.device, failed=f"{type(error).__name__}: {error}")
         for line in lines(result, copy_gb):
             emit(line)
@@ -250,5 +250,10 @@ def run(
         keep(results)
         gc.collect()
         if options.device == "cuda":
-            torch.cuda.empty_cache()
+            try:
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            except RuntimeError as error:  # after an illegal access every call of this process fails
+                emit(f"the GPU no longer answers, no other row is run: {error}")
+                break
     return results

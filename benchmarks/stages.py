@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
-import xml.etree.ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,8 @@ class Stage:
     """A command, and its share of the time."""
 
     name: str
-    seconds: float
+    # Beside those of the stages after it; None: as much as there is.
+    share: float | None
     # Makes the command, given the limit in seconds.
     command: Callable[[float], list[str]]
     folder: Path
@@ -31,7 +32,7 @@ class Stage:
     most: float | None = None
     # Why it is not run.
     skip: str | None = None
-    # What it prints where it cannot work on this machine.
+    # What it prints where it cannot work on this machine, as a regular expression.
     skip_if_printed: str | None = None
     # What to say of it afterwards.
     note: Callable[[], str] = str
@@ -65,7 +66,7 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
         return Outcome(stage.name, "skipped", 0.0, stage.skip)
     limit = limit if stage.most is None else min(limit, stage.most)
     print(f"== {stage.name} (at most {limit:.0f} s)", flush=True)
-    began, timed_out, unusable = time.monotonic(), threading.Event(), False
+    began, timed_out, unusable = time.monotonic(), threading.Event(), None
     process = subprocess.Popen(
         stage.command(limit),
         cwd=stage.folder,
@@ -87,7 +88,8 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
                 print(line, end="", flush=True)
                 file.write(line)
                 file.flush()
-                unusable = unusable or (stage.skip_if_printed is not None and stage.skip_if_printed in line)
+                if stage.skip_if_printed is not None:
+                    unusable = unusable or re.search(stage.skip_if_printed, line)
                 on_line(line)
         code = process.wait()
     finally:
@@ -97,8 +99,8 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
     seconds = time.monotonic() - began
     if timed_out.is_set():
         return Outcome(stage.name, "timed out", seconds, _note(stage, f"ended after {limit:.0f} s"))
-    if code != 0 and unusable:
-        return Outcome(stage.name, "skipped", seconds, f"cannot work here: {stage.skip_if_printed}")
+    if unusable is not None:
+        return Outcome(stage.name, "skipped", seconds, f"cannot work here: {unusable[0]}")
     if code != 0:
         return Outcome(stage.name, "failed", seconds, _note(stage, f"exit status {code}"))
     return Outcome(stage.name, "passed", seconds, _note(stage, ""))
@@ -126,13 +128,11 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(GRACE_SECONDS)
 
 
-def tests_note(report: Path) -> str:
-    """How many tests ran, from pytest's own report."""
-    try:
-        suites = list(xml.etree.ElementTree.parse(report).getroot().iter("testsuite"))
-    except (OSError, xml.etree.ElementTree.ParseError):
-        return "no report"
-    counts = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors")}
-    skipped = sum(int(suite.get("skipped", 0)) for suite in suites)
-    failed = counts["failures"] + counts["errors"]
-    return f"{counts['tests'] - failed - skipped} passed, {failed} failed, {skipped} skipped"
+def last_words(log: Path) -> dict[str, str]:
+    """How far each test came, as tests/in_time.py wrote: collected, begun, passed, failed or skipped."""
+    words: dict[str, str] = {}
+    for line in log.read_text().splitlines() if log.is_file() else ():
+        word, _, test = line.partition(" ")
+        if words.get(test) != "failed":
+            words[test] = word
+    return words

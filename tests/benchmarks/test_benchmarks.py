@@ -56,6 +56,8 @@ def test_choose_takes_beginnings_of_names(benchmarks):
     main = benchmarks("__main__")
     assert [row.name for row in main.choose(["hash/mixed"])] == ["hash/mixed"]
     assert {row.name.partition("/")[0] for row in main.choose(["unique", "ncf"])} == {"unique", "ncf"}
+    names = [row.name for row in main.choose(["unique/rows", "hash/mixed", "unique"])]
+    assert names[:3] == ["unique/rows", "hash/mixed", "unique/bounded"] and names.count("unique/rows") == 1
     assert main.choose([]) == main.ROWS
     assert len({row.name for row in main.ROWS}) == len(main.ROWS)
 
@@ -130,17 +132,33 @@ def test_failing_check_is_not_timed_and_stops_no_other_row(benchmarks, monkeypat
 
 
 def test_rows_are_written_as_they_come(benchmarks, restore_threads):
-    """A row that cannot run, too, leaves what was before it."""
+    """A row that cannot run, whatever it raises, leaves what was before it and stops no other."""
     rows, report, seen = benchmarks("rows"), benchmarks("report"), []
     fine = rows.Row("fine/row", "nothing", lambda options: rows.Case(lambda: lambda: None, {}, lambda: None))
 
     def no_memory(options):
         raise torch.OutOfMemoryError("20 GB")
 
-    broken = rows.Row("large/row", "too large", no_memory)
+    def no_file(options):
+        raise OSError("no such file")
+
+    broken = [rows.Row("broken/row", "cannot run", build) for build in (no_memory, no_file)]
     options = rows.Options(quick=True)
-    report.run([fine, broken, fine], options, 1.0, lambda line: None, lambda results: seen.append(len(results)))
-    assert seen == [1, 2, 3]
+    report.run([fine, *broken, fine], options, 1.0, lambda line: None, lambda results: seen.append(results[-1].failed))
+    assert seen == [None, "OutOfMemoryError: 20 GB", "OSError: no such file", None]
+
+
+def test_a_gpu_that_no_longer_answers_ends_the_rows(benchmarks, monkeypatch):
+    """Every other would fail, and none of them by its own fault."""
+    rows, report, seen = benchmarks("rows"), benchmarks("report"), []
+
+    def broken(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    row = rows.Row("some/row", "breaks the GPU", broken)
+    assert len(report.run([row, row], rows.Options("cuda"), 1.0, seen.append)) == 1
+    assert seen[-1].startswith("the GPU no longer answers, no other row is run: an illegal")
 
 
 def test_unavailable_peers_have_no_figures(benchmarks, restore_threads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from calls import STATE, assert_same_bits, call, operator, written
 from cpu_only import CPU_ONLY
 from devices import RARELY_EMULATED
 from samples.compiled import COMPILED, bags
-from samples.operators import GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES
+from samples.operators import GRADIENT_SAMPLES, REPRESENTATIVE, SAMPLES, TWENTIES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -36,15 +36,6 @@ SMOOTH = [sample for samples in GRADIENT_SAMPLES.values() for sample in samples]
 each_representative = pytest.mark.parametrize(
     "sample", [pytest.param(sample, marks=pytest.mark.representative, id=str(sample)) for sample in REPRESENTATIVE]
 )
-
-
-def _runs() -> Iterator[object]:
-    """Yield the other samples of each operator by twenties: a test of its own costs more than most calls."""
-    for name, samples in SAMPLES.items():
-        others = [sample for sample in samples if not sample.representative]
-        for begin in range(0, len(others), 20):
-            run = others[begin : begin + 20]
-            yield pytest.param(run, id=f"{name}-{begin}_to_{begin + len(run) - 1}")
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
@@ -76,7 +67,7 @@ def test_equals_reference(sample: Sample, device: str) -> None:
     _check_against_reference(sample, device)
 
 
-@pytest.mark.parametrize("run", list(_runs()))
+@pytest.mark.parametrize("run", TWENTIES.values(), ids=TWENTIES)
 def test_equals_reference_too(run: list[Sample], device: str) -> None:
     for sample in run:
         print(sample)  # The last one is shown if the test fails.

@@ -133,3 +133,10 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
 
 ALL = [sample for samples in SAMPLES.values() for sample in samples]
 REPRESENTATIVE = [sample for sample in ALL if sample.representative]
+# The others of each operator, by twenties: a test of its own costs more than most calls.
+TWENTIES: dict[str, list[Sample]] = {}
+for _name, _samples in SAMPLES.items():
+    _others = [sample for sample in _samples if not sample.representative]
+    for _begin in range(0, len(_others), 20):
+        _run = _others[_begin : _begin + 20]
+        TWENTIES[f"{_name}-{_begin}_to_{_begin + len(_run) - 1}"] = _run

@@ -1,0 +1,90 @@
+"""
+What Nsight Compute says of single kernels: ``ncu`` runs ``python -m benchmarks.kernels``.
+
+The program calls benchmark rows, each once while ``ncu`` watches, and ends in good time before the moment it is given:
+``ncu`` writes only then. Reading what it wrote needs no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+import time
+from pathlib import Path
+
+# The row that launches each kernel.
+KERNELS = {
+    "bags_kernel": "embedding/bag-sum-128-zipf",
+    "parts_kernel": "wide_deep/sgd",
+    "collection_update_kernel": "wide_deep/sgd",
+    "row_optimizer_update_kernel": "adam/update-zipf",
+    "lookup_kernel": "embedding_variable/lookup",
+}
+# What is asked, and what it is called in the report.
+METRICS = {
+    "gpu__time_duration.sum": "us",
+    "dram__bytes.sum.per_second": "GB/s",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "% of peak bandwidth",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio": "sectors per load",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio": "sectors per store",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "% occupancy",
+    "launch__registers_per_thread": "registers",
+}
+# In base units: nanoseconds, bytes per second.
+_BASE = {"us": 1e3, "GB/s": 1e9}
+# What it prints where the counters may not, or cannot, be read.
+REFUSED = "ERR_NVGPUCTRPERM|Failed to initialize the profiler"
+
+
+def command(ncu: str, program: list[str], out: Path) -> list[str]:
+    """Watch a program's kernels of these names and write one line for each launch."""
+    names = "|".join(KERNELS)
+    watch = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--kernel-name", f"regex:^({names})$"]
+    write = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(out)]
+    return [*watch, *write, "--metrics", ",".join(METRICS), *program]
+
+
+def read(text: str) -> list[dict[str, str | float]]:
+    """
+    Read ``--csv --page raw``: after lines of its own, a head, a line of units, and a line for each launch.
+
+    A metric that this GPU or version does not have is left out.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    found: list[dict[str, str | float]] = []
+    for cells in list(csv.DictReader(lines))[1:]:
+        name = re.search(r"(\w+)\s*(?:<|\(|$)", cells["Kernel Name"])
+        entry: dict[str, str | float] = {"kernel": name[1] if name else cells["Kernel Name"]}
+        for metric, called in METRICS.items():
+            if re.fullmatch(r"[\d.,]+(e[+-]?\d+)?", cells.get(metric) or ""):
+                entry[called] = float(cells[metric].replace(",", "")) / _BASE.get(called, 1.0)
+        found.append(entry)
+    return found
+
+
+def main(until: float) -> None:
+    """Call each row twice unseen, then once to be watched, as long as there is time (seconds since 1970)."""
+    import torch
+
+    from .__main__ import choose
+    from .rows import Options
+
+    for name in dict.fromkeys(KERNELS.values()):
+        if time.time() > until:
+            break
+        try:
+            run = choose([name])[0].build(Options("cuda")).ours()
+            run()
+            run()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+            run()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
+        except Exception as error:  # of one row: it must not take the others along
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
