@@ -16,6 +16,7 @@ from pathlib import Path
 # The row that launches each kernel.
 KERNELS = {
     "bags_kernel": "embedding/bag-sum-128-zipf",
+    "four_blocks_bags_kernel": "embedding/bag-sum-128-zipf",
     "parts_kernel": "wide_deep/sgd",
     "collection_update_kernel": "wide_deep/sgd",
     "row_optimizer_update_kernel": "adam/update-zipf",
