@@ -1,4 +1,5 @@
-// hash: what the hash functions of the family read: the words of byte strings, and the decimal text of integers.
+// hash: what the hash functions of the family read: the words of byte strings, and the decimal text of integers;
+// and the hash of an integer itself, for tables.
 #pragma once
 #include "dispatch.h"
 
@@ -34,6 +35,16 @@ TSR_HOST_DEVICE inline uint64_t multiply_high(uint64_t a, uint64_t b) {
 #else
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
 #endif
+}
+
+// ---- Integers -------------------------------------------------------------------------------------------------------
+
+// murmur3's finalizer: a bijection, all of whose bits depend on all of the key's.
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE uint64_t hash_key(int64_t key) {
+  uint64_t x = static_cast<uint64_t>(key);
+  x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDull;
+  x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53ull;
+  return x ^ x >> 33;
 }
 
 // ---- Decimal text ---------------------------------------------------------------------------------------------------

@@ -69,11 +69,8 @@ class _Writer:
     def __init__(self, config: pytest.Config) -> None:
         path, flags = config.option.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.log, self.failures = (os.open(x, flags, 0o644) for x in (path, path.with_name("failures.txt")))
-        self.until, self.hanging, self.first = (
-            config.option.until,
-            config.option.hanging,
-            config.option.part[:2] == "0/",
-        )
+        self.until, self.hanging = config.option.until, config.option.hanging
+        self.first = config.option.part.startswith("0/")
 
     def _write(self, *lines: str) -> None:
         os.write(self.log, "".join(f"{line}\n" for line in lines).encode())

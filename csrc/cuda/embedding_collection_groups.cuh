@@ -46,20 +46,18 @@ inline CollectionGroups group_collection(DeviceCall& call, const CollectionGradi
   return groups;
 }
 
-// The first group whose rows are from this one of all tables' on. key(j): of sorted entry j. The run behind the last
-// row is no group.
+// The first row of each group, among those of all tables. key(j): of sorted entry j.
 template <class F>
-__device__ int64_t first_group(const RowRuns& runs, int64_t first_row, const F& key) {
-  int64_t begin = 0, end = *runs.count - 1;
-  while (begin < end) {
-    const int64_t middle = begin + (end - begin) / 2;
-    if (key(runs.starts[middle]) < first_row) {
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  return begin;
+struct GroupRows {
+  const int64_t* starts;
+  const F& key;
+  __device__ int64_t operator[](int64_t group) const { return key(starts[group]); }
+};
+
+// The first group whose row is this one or a later one. The run behind the last row is no group.
+template <class F>
+__device__ int64_t first_group(const RowRuns& runs, int64_t row, const F& key) {
+  return lower_bound(GroupRows<F>{runs.starts, key}, *runs.count - 1, row);
 }
 
 // The first group of each wanted table, and the number of groups, on the device: [wanted tables + 1].

@@ -62,7 +62,8 @@ struct StepInputs : GradientInputs<A> {
   }
 };
 
-// One block: the groups of each part, and the blocks that step them.
+// One block: the groups of each part, and the blocks that step them. What it writes is what `in.parts` reads from then
+// on.
 template <class A>
 __global__ void place_groups_kernel(const __grid_constant__ StepInputs<A> in, RowRuns runs, Part* parts,
                                     int64_t* bounds, int64_t* first_blocks) {

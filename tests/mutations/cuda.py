@@ -39,7 +39,13 @@ MUTATIONS = [
     Mutation(
         "embedding_collection_backward.cu", "bound", "bounds, tables, g + 1)", "bounds, tables, g)", "gradients_equal"
     ),
-    Mutation("embedding_collection_groups.cuh", "bound", ") < first_row)", ") <= first_row)", "gradients_equal"),
+    Mutation(
+        "embedding_collection_groups.cuh",
+        "bound",
+        "*runs.count - 1, row)",
+        "*runs.count - 1, row + 1)",
+        "gradients_equal",
+    ),
     Mutation(
         "embedding_collection_groups.cu",
         "bound",
