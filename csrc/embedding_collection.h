@@ -4,8 +4,9 @@
 // weights: K tables [V_k, D_k] of one dtype and device, each in memory of its own. The input has features, called keys:
 // key k owns bags[k] consecutive bags of offsets [sum(bags) + 1], and their items (KeyedJaggedTensor's order: all of
 // key 0, then all of key 1). offsets None: every id is a bag of its own, bags[k] says how many ids key k has (modes are
-// sum, per_sample_weights None). Lookup l pools the bags of key keys[l] in table tables[l] by modes[l] (Reduction).
-// Several lookups may share a table or a key; keys and tables may be without lookups. padding_idx [K]: by table.
+// sum, per_sample_weights None), and the padding row is read as any other, but gets no gradient. Lookup l pools the
+// bags of key keys[l] in table tables[l] by modes[l] (Reduction). Several lookups may share a table or a key; keys and
+// tables may be without lookups. padding_idx [K]: by table.
 //
 // embedding_collection(weights, indices [N], offsets?, per_sample_weights [N]?, tables [L], keys [L], modes [L], bags,
 //   padding_idx, side_by_side, sparse) -> (output, argmax): each lookup is embedding_bag (embedding.h) of its bags, bit
@@ -224,6 +225,18 @@ inline Collection check_embedding_collection(const char* op, const std::vector<T
   check_collection_weights(op, weights, num_embeddings, dims);
   Collection c = describe_collection(op, std::move(num_embeddings), std::move(dims), lists);
   check_collection_input(c, "weights", weights[0], indices, offsets, per_sample_weights);
+  return c;
+}
+
+// Of the lookups themselves.
+inline Collection check_collection_lookups(const char* op, const std::vector<Tensor>& weights, const Tensor& indices,
+                                           const std::optional<Tensor>& offsets,
+                                           const std::optional<Tensor>& per_sample_weights,
+                                           const CollectionLists& lists) {
+  Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
+  for (size_t k = 0; !offsets && k < c.padding_idx.size(); ++k) {
+    if (c.padding_idx[k] < c.num_embeddings[k]) c.padding_idx[k] = -1;
+  }
   return c;
 }
 

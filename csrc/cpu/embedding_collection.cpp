@@ -120,9 +120,8 @@ std::tuple<Tensor, Tensor> embedding_collection_cpu(const std::vector<Tensor>& w
                                                     const std::vector<int64_t>& keys, const std::vector<int64_t>& modes,
                                                     const std::vector<int64_t>& bags,
                                                     const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
-  const Collection c =
-      check_embedding_collection("embedding_collection", weights, indices_, offsets, per_sample_weights_,
-                                 {tables, keys, modes, bags, padding_idx, side_by_side});
+  const Collection c = check_collection_lookups("embedding_collection", weights, indices_, offsets, per_sample_weights_,
+                                                {tables, keys, modes, bags, padding_idx, side_by_side});
   const Tensor indices = as_contiguous(indices_);
   const std::optional<Tensor> per_sample_weights = as_contiguous(per_sample_weights_);
   const PooledOutput results = new_output(c, weights[0]);
@@ -151,8 +150,8 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cpu(
     const std::vector<int64_t>& padding_idx, bool side_by_side, int64_t rule_value,
     const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
   const Collection c =
-      check_embedding_collection("embedding_collection_current", weights_, indices_, offsets, per_sample_weights_,
-                                 {tables, keys, modes, bags, padding_idx, side_by_side});
+      check_collection_lookups("embedding_collection_current", weights_, indices_, offsets, per_sample_weights_,
+                               {tables, keys, modes, bags, padding_idx, side_by_side});
   const OptimizerRule rule =
       check_collection_current(c.op, weights_, states_, last_steps_, history_, rule_value, hyperparameters, step, base);
   const std::vector<Tensor> weights = readable_rows(weights_), states = readable_rows(states_),

@@ -10,7 +10,7 @@ std::tuple<Tensor, Tensor> embedding_collection_cuda(
     const std::vector<int64_t>& padding_idx, bool side_by_side, bool) {
   const char* op = "embedding_collection";
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
-  const Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
+  const Collection c = check_collection_lookups(op, weights, indices, offsets, per_sample_weights, lists);
   DeviceCall call(op, weights[0]);
   Forward f = start_forward(call, c, weights[0].scalar_type(), indices, offsets);
   f.tables.resize(weights.size());

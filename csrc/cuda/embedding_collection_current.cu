@@ -79,7 +79,7 @@ std::tuple<Tensor, Tensor> embedding_collection_current_cuda(
     const std::vector<double>& hyperparameters, int64_t step, int64_t base) {
   const char* op = "embedding_collection_current";
   const CollectionLists lists{tables, keys, modes, bags, padding_idx, side_by_side};
-  const Collection c = check_embedding_collection(op, weights, indices, offsets, per_sample_weights, lists);
+  const Collection c = check_collection_lookups(op, weights, indices, offsets, per_sample_weights, lists);
   const std::optional<Tensor> given_history(history);
   const OptimizerRule rule =
       check_collection_current(op, weights, states, last_steps, given_history, rule_value, hyperparameters, step, base);

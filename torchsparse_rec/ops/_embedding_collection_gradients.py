@@ -73,6 +73,9 @@ def _transposed(ctx: Any, tables: dict[int, tuple[Tensor, Tensor, int]]) -> tupl
         if is_max:
             parts.append(_picked_maxima(table, indices, argmax[begin:argmax_begin].view(shape)))
             continue
+        if offsets is None and padding >= 0:  # a lookup would read the row, which has no gradient
+            is_padding = torch.arange(table.shape[0], device=table.device) == padding
+            table = table.masked_fill(is_padding.unsqueeze(1), 0)
         one = ([0], [lookup.key], [lookup.mode], bags, [padding], True)
         pooled, _ = call("embedding_collection", [table], indices, offsets, per_sample_weights, *one, False)
         parts.append(pooled)

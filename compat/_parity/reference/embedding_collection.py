@@ -54,13 +54,15 @@ def _lookup(
 ) -> tuple[Tensor, Tensor]:
     outputs, positions = [], []
     for lookup in _lookups(indices, offsets, lists):
+        # Without offsets the row of padding is read as any other.
+        is_read = offsets is None and lookup.padding < weights[lookup.table].shape[0]
         pooled, argmax = embedding.embedding_bag(
             weights[lookup.table],
             indices[lookup.begin : lookup.end],
             lookup.offsets,
             _part(per_sample_weights, lookup),
             lookup.mode,
-            lookup.padding,
+            -1 if is_read else lookup.padding,
             False,
             False,
         )
