@@ -1,9 +1,17 @@
-"""convert, use_optimizer and explain on whole models."""
+"""convert, revert, use_optimizer and explain on whole models."""
+
+import copy
+import pickle
 
 import pytest
 import torch
+from torch.nn.utils import parametrizations
 
-from torchsparse_rec import nn
+from torchsparse_rec import nn, optim
+
+OVERRIDES = pytest.mark.filterwarnings(
+    "ignore:convert. left as they are. special .Special. its class overrides forward"
+)
 
 
 class Shop(torch.nn.Module):
@@ -25,6 +33,7 @@ class Special(torch.nn.Embedding):
         return super().forward(input) * 2
 
 
+@OVERRIDES
 def test_converts_every_table_and_keeps_everything_else():
     model = Shop()
     model.users.eval()
@@ -66,20 +75,21 @@ def test_converts_the_root_and_follows_sparse_by_default():
     assert table.weight.grad.is_sparse
 
 
-def test_converting_again_changes_nothing():
+def test_converting_again_changes_nothing_and_says_so():
     model = nn.convert(torch.nn.Sequential(torch.nn.Embedding(6, 2)), grad_mode="sparse")
-    assert nn.convert(model, grad_mode="dense")[0].grad_mode == "sparse"
+    with pytest.warns(UserWarning, match="convert: nothing was changed: the model has no module of torch.nn's"):
+        assert nn.convert(model, grad_mode="dense")[0].grad_mode == "sparse"
 
 
+@OVERRIDES
 def test_copies_of_a_converted_model():
-    import copy
-
     model = nn.convert(Shop(), grad_mode="auto")
     other = copy.deepcopy(model)
     assert isinstance(other.users, nn.Embedding) and other.again is other.users
     assert other.users.weight is not model.users.weight
 
 
+@OVERRIDES
 def test_use_optimizer_and_explain_reach_every_table():
     model = nn.convert(Shop(), grad_mode="auto")
     adam = torch.optim.Adam(model.users.parameters())
@@ -96,6 +106,121 @@ def test_bad_input():
     with pytest.raises(ValueError, match="grad_mode must be one of"):
         nn.convert(model, grad_mode="fast")
     assert type(model.users) is torch.nn.Embedding
-    for function in (nn.convert, nn.use_optimizer, nn.explain):
+    for function in (nn.convert, nn.revert, nn.use_optimizer, nn.explain):
         with pytest.raises(TypeError, match="model must be a torch.nn.Module, got list"):
             function([model])
+
+
+# ---- Subclasses ------------------------------------------------------------------------------------------------------
+
+
+class Scaled(torch.nn.Embedding):
+    """Begins with other numbers, as spotlight's ScaledEmbedding does."""
+
+    def reset_parameters(self):
+        self.weight.data.normal_(0, 1.0 / self.embedding_dim)
+
+    def norm(self):
+        return float(self.weight.detach().norm())
+
+
+def pickled(module):
+    return pickle.loads(pickle.dumps(module))
+
+
+@pytest.mark.parametrize("copied", [lambda module: module, copy.deepcopy, pickled])
+def test_a_subclass_that_overrides_no_forward(copied):
+    table = Scaled(6, 2)
+    want = table(torch.tensor([1, 3]))
+    converted = copied(nn.convert(torch.nn.Sequential(table), grad_mode="sparse"))[0]
+    assert (
+        isinstance(converted, Scaled) and isinstance(converted, nn.Embedding) and type(converted).__name__ == "Scaled"
+    )
+    assert torch.equal(converted(torch.tensor([1, 3])), want) and converted.norm() == float(
+        table.weight.detach().norm()
+    )
+    converted(torch.tensor([1])).sum().backward()
+    assert converted.weight.grad.is_sparse
+    assert type(nn.revert(converted)) is Scaled
+
+
+def test_what_is_left_is_named_with_the_reason():
+    model = Shop()
+    model.users.forward = model.users.forward  # as a hook of accelerate does
+    model.computed = parametrizations.weight_norm(torch.nn.Embedding(4, 3))
+    with pytest.warns(UserWarning) as caught:
+        nn.convert(model)
+    (warning,) = caught
+    for part in (
+        "users (Embedding: its forward has been replaced)",
+        "special (Special: its class overrides forward)",
+        "computed (ParametrizedEmbedding: its weight is computed)",
+    ):
+        assert part in str(warning.message)
+    assert isinstance(model.tower["bags"], nn.EmbeddingBag)
+
+
+# ---- Back ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad_mode", [None, "dense", "sparse", "fused", "auto"])
+def test_reverted_tables_are_torchs_with_the_same_bits_and_train_on(grad_mode):
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Embedding(7, 3, padding_idx=1), torch.nn.EmbeddingBag(5, 3, mode="sum")])
+    before = [set(module.__dict__) for module in model]
+    optimizer = optim.Adam(nn.convert(model, grad_mode=grad_mode).parameters(), lr=0.1, in_backward=True)
+
+    def train(tables, its) -> None:
+        for k in range(3):
+            its.zero_grad()
+            loss = tables[0](torch.tensor([k, 5])).sum() + tables[1](torch.tensor([[k, k + 1]])).square().sum()
+            loss.backward()
+            its.step()
+
+    train(model, optimizer)
+    twin = copy.deepcopy(model)
+    want = [parameter.detach().clone() for parameter in twin.parameters()]
+    for reverted in (model, twin):
+        assert nn.revert(reverted) is reverted
+        assert [type(module) for module in reverted] == [torch.nn.Embedding, torch.nn.EmbeddingBag]
+        assert [set(module.__dict__) for module in reverted] == before
+        assert not any(module._load_state_dict_post_hooks for module in reverted)
+        for parameter, its in zip(reverted.parameters(), want, strict=True):
+            assert torch.equal(parameter, its)
+    reference = torch.optim.Adam(twin.parameters(), lr=0.1)
+    reference.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(model, optimizer)
+    train(twin, reference)
+    for parameter, its in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter, its)
+    assert type(pickled(model)[0]) is torch.nn.Embedding
+
+
+def test_what_torch_has_no_module_for_is_left():
+    config = nn.EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=2, feature_names=["f"])
+
+    class Own(nn.Embedding):
+        """A class of somebody's."""
+
+    model = torch.nn.ModuleDict(
+        {
+            "bags": nn.EmbeddingBagCollection([config]),
+            "grows": nn.EmbeddingVariable(2),
+            "roots": nn.EmbeddingBag(4, 2, mode="sqrtn"),
+            "own": Own(4, 2),
+            "plain": nn.Embedding(4, 2),
+        }
+    )
+    with pytest.warns(UserWarning, match="revert: left as they are") as caught:
+        nn.revert(model)
+    (warning,) = caught
+    for part in (
+        "bags (EmbeddingBagCollection: torch has no such module)",
+        "grows (EmbeddingVariable: torch has no such module)",
+        "roots (EmbeddingBag: torch has no mode 'sqrtn')",
+        "own (Own: a class of its own)",
+    ):
+        assert part in str(warning.message)
+    assert type(model["plain"]) is torch.nn.Embedding
+    with pytest.warns(UserWarning, match="revert: nothing was changed"):
+        nn.revert(torch.nn.Linear(1, 1))

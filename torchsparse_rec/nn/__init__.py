@@ -6,6 +6,7 @@ from .configs import EmbeddingConfig as EmbeddingConfig
 from .configs import PoolingType as PoolingType
 from .convert import convert as convert
 from .convert import explain as explain
+from .convert import revert as revert
 from .convert import use_optimizer as use_optimizer
 from .embedding import Embedding as Embedding
 from .embedding_bag import EmbeddingBag as EmbeddingBag

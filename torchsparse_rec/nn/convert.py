@@ -1,40 +1,48 @@
-"""What concerns every table of a model at once: conversion from torch's modules, the optimizer, the explanations."""
+"""What concerns every table of a model at once: conversion from torch's modules and back, optimizer, explanations."""
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from ._owner import TableOwner
 from .embedding import Embedding
 from .embedding_bag import EmbeddingBag
 from .grad_mode import GradModeMixin, HasGradMode
 
-__all__ = ["convert", "explain", "use_optimizer"]
+__all__ = ["convert", "explain", "revert", "use_optimizer"]
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 _CONVERTED: dict[type, type[GradModeMixin]] = {torch.nn.Embedding: Embedding, torch.nn.EmbeddingBag: EmbeddingBag}
 
 
-def convert(model: torch.nn.Module, *, grad_mode: str | None = None, apply: str = "step") -> torch.nn.Module:
+def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn.Module:
     """
     Turn every ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` of a model into ours, in place.
 
     The module objects stay and change their class, so everything that refers to them or that they hold stays as it was:
     Parameter objects (an optimizer made before goes on), buffers, hooks, training flags, modules shared between places.
 
-    Subclasses of torch's two classes are left alone, since what they override is unknown, and so are tables already
-    converted.
+    A subclass of torch's two classes becomes a class that extends it and ours, if it leaves ``forward`` and ``weight``
+    alone. A warning names those that do not, which stay as they are, and says so if nothing was changed. Tables already
+    converted keep their grad_mode.
 
     Args:
         model: the model, or a table itself.
         grad_mode: of the converted tables, see :class:`Embedding`. Default None: each follows its ``sparse``.
-        apply: of the converted tables, see :class:`Embedding`.
 
     Returns:
         ``model``.
 
     Raises:
         TypeError: ``model`` is not a module.
-        ValueError: an unknown grad_mode or apply; nothing is converted.
+        ValueError: an unknown grad_mode; nothing is converted.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Embedding(10, 3), torch.nn.Linear(3, 1))
@@ -42,13 +50,111 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None, apply: str 
         Embedding(10, 3, grad_mode='sparse')
     """
     _check_model("convert", model)
-    Embedding(1, 1, grad_mode=grad_mode, apply=apply)  # raises before anything is changed
-    for module in model.modules():
-        converted = _CONVERTED.get(type(module))
-        if converted is not None:
-            module.__class__ = converted
-            module._init_grad_mode(grad_mode, apply)  # type: ignore[operator]
+    Embedding(1, 1, grad_mode=grad_mode)  # raises before anything is changed
+
+    def change(module: torch.nn.Module) -> None:
+        cls: Any = type(module)
+        module.__class__ = _ours(cls)
+        module._init_grad_mode(grad_mode)  # type: ignore[operator]
+
+    theirs = [
+        (n, m) for n, m in model.named_modules() if isinstance(m, tuple(_CONVERTED)) and not isinstance(m, TableOwner)
+    ]
+    _change_all("convert", "torch.nn's Embedding or EmbeddingBag", theirs, _why_not_converted, change)
     return model
+
+
+def revert(model: torch.nn.Module) -> torch.nn.Module:
+    """
+    Turn every :class:`Embedding` and :class:`EmbeddingBag` of a model into torch's, in place: for exporters.
+
+    All rows are brought up to date first, and the tables have the same bits afterwards. What :func:`convert` keeps
+    stays here too; gradients follow ``sparse``. A warning names tables that torch has no module for, which stay as they
+    are: collections, tables that grow, mode ``"sqrtn"``; and says so if nothing was changed.
+
+    Args:
+        model: the model, or a table itself.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+
+    Example:
+        >>> revert(torch.nn.Sequential(Embedding(10, 3, grad_mode="auto")))[0]
+        Embedding(10, 3)
+    """
+    _check_model("revert", model)
+
+    def change(module: torch.nn.Module) -> None:
+        module._end_grad_mode()  # type: ignore[operator]
+        module.__class__ = _theirs(type(module))  # type: ignore[assignment]
+
+    ours = [(name, module) for name, module in model.named_modules() if isinstance(module, HasGradMode)]
+    _change_all("revert", "torchsparse_rec.nn's Embedding or EmbeddingBag", ours, _why_not_reverted, change)
+    return model
+
+
+def _change_all(
+    function: str,
+    what: str,
+    modules: Sequence[tuple[str, Any]],
+    why_not: Callable[[Any], str | None],
+    change: Callable[[torch.nn.Module], None],
+) -> None:
+    """Change modules, of ``what``, where there is no reason against it; warn of those, and if there are none."""
+    left = []
+    for name, module in modules:
+        why = why_not(module)
+        if why is None:
+            change(module)
+        else:
+            left.append(f"{name or 'the model itself'} ({type(module).__name__}: {why})")
+    if left:
+        warnings.warn(f"{function}: left as they are: {', '.join(left)}", stacklevel=3)
+    elif not modules:
+        warnings.warn(f"{function}: nothing was changed: the model has no module of {what}", stacklevel=3)
+
+
+def _why_not_converted(module: torch.nn.Module) -> str | None:
+    if "forward" in module.__dict__:
+        return "its forward has been replaced"
+    base: Any = next(base for base in _CONVERTED if isinstance(module, base))
+    if type(module).forward is not base.forward:
+        return "its class overrides forward"
+    return "its weight is computed" if hasattr(type(module), "weight") else None
+
+
+def _why_not_reverted(module: torch.nn.Module) -> str | None:
+    if _theirs(type(module)) is None:
+        return "torch has no such module" if type(module).__module__.startswith(_PACKAGE) else "a class of its own"
+    return "torch has no mode 'sqrtn'" if getattr(module, "mode", None) == "sqrtn" else None
+
+
+@cache
+def _ours(theirs: Any) -> type:
+    """Our class for one of torch's, or for one that extends it."""
+    if theirs in _CONVERTED:
+        return _CONVERTED[theirs]
+    ours = next(ours for base, ours in _CONVERTED.items() if issubclass(theirs, base))
+    names = {name: getattr(theirs, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(theirs.__name__, (ours, theirs), {**names, "_extends": theirs, "__reduce_ex__": _reduced})
+
+
+def _theirs(ours: type) -> type | None:
+    """The reverse."""
+    return ours.__dict__.get("_extends") or {ours: theirs for theirs, ours in _CONVERTED.items()}.get(ours)
+
+
+def _reduced(module: torch.nn.Module, protocol: object) -> tuple:
+    """For copies and pickles, which do not find the class by its name."""
+    return _remade, (_theirs(type(module)),), module.__getstate__()  # type: ignore[misc]
+
+
+def _remade(theirs: type) -> torch.nn.Module:
+    ours: Any = _ours(theirs)
+    return ours.__new__(ours)  # type: ignore[no-any-return]
 
 
 def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
