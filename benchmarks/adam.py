@@ -75,8 +75,8 @@ def module_and_optimizer(
     """A table of ours or torch's with its Adam."""
     table = problem.table()
     if side == "ours":
-        ours = torchsparse_rec.nn.Embedding(problem.rows, DIM, _weight=table, grad_mode=grad_mode, apply="backward")
-        return ours, torchsparse_rec.optim.Adam(ours.parameters(), lr=LEARNING_RATE)
+        ours = torchsparse_rec.nn.Embedding(problem.rows, DIM, _weight=table, grad_mode=grad_mode)
+        return ours, torchsparse_rec.optim.Adam(ours.parameters(), lr=LEARNING_RATE, in_backward=True)
     sparse = side == "torch SparseAdam"
     torchs = torch.nn.Embedding(problem.rows, DIM, _weight=table, sparse=sparse)
     if sparse:

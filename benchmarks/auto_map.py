@@ -64,7 +64,7 @@ def make_step(point: Point, mode: str, spread: str, device: str) -> tuple[torchs
     rows, dim, batch = point["rows"], point["dim"], point["batch"]
     table = torch.empty(rows, dim, device=device).uniform_(-0.05, 0.05)
     module = torchsparse_rec.nn.Embedding(rows, dim, _weight=table, grad_mode=mode)
-    optimizer = getattr(torchsparse_rec.optim, point["optimizer"])(module.parameters(), lr=0.01)
+    optimizer = getattr(torchsparse_rec.optim, point["optimizer"])(module.parameters(), lr=0.01, in_backward=True)
     ids = itertools.cycle(SPREADS[spread](batch * 16, rows, device).split(batch))
     gradient = torch.randn(batch, dim, device=device)
 

@@ -91,10 +91,9 @@ class OurTables:
         self.bags = torchsparse_rec.nn.EmbeddingBagCollection(
             [self._config(name) for name in CATEGORIES],
             grad_mode="fused",
-            apply="backward",
             device=torch.device(problem.device),
         )
-        self.optimizer = torchsparse_rec.optim.Adagrad(self.bags.parameters(), lr=RATE, eps=EPS)
+        self.optimizer = torchsparse_rec.optim.Adagrad(self.bags.parameters(), lr=RATE, eps=EPS, in_backward=True)
         self.offsets = torch.arange(len(CATEGORIES) * problem.batch + 1, device=problem.device)
         self.counts = [problem.batch] * len(CATEGORIES)
 

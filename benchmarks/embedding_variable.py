@@ -154,7 +154,7 @@ def build_step(options: Options) -> Case:
     places = [zipf_ids(batch, rows, "cpu", seed=k) for k in range(8)]
 
     def step_of(table: torch.nn.Module, batches: list[Tensor]) -> Call:
-        optimizer = optim.Adagrad(table.parameters(), lr=0.01)
+        optimizer = optim.Adagrad(table.parameters(), lr=0.01, in_backward=True)
         turn = 0
 
         def run() -> None:

@@ -46,7 +46,9 @@ def draw_target(device: str) -> Tensor:
 def torch_step(module: nn.Embedding, batches: list[Tensor], target: Tensor) -> Call:
     """A step of any module with torch's interface under SGD; of a fused one under ours."""
     if getattr(module, "grad_mode", None) == "fused":
-        optimizer: torch.optim.Optimizer = torchsparse_rec.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+        optimizer: torch.optim.Optimizer = torchsparse_rec.optim.SGD(
+            module.parameters(), lr=LEARNING_RATE, in_backward=True
+        )
     else:
         optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
     if isinstance(module, torchsparse_rec.nn.Embedding):
@@ -63,7 +65,7 @@ def torch_step(module: nn.Embedding, batches: list[Tensor], target: Tensor) -> C
 
 def our_step(grad_mode: str, table: Tensor, batches: list[Tensor], target: Tensor) -> Call:
     """A step of ours, on the given table."""
-    module = torchsparse_rec.nn.Embedding(table.shape[0], DIM, _weight=table, grad_mode=grad_mode, apply="backward")
+    module = torchsparse_rec.nn.Embedding(table.shape[0], DIM, _weight=table, grad_mode=grad_mode)
     return torch_step(module, batches, target)
 
 

@@ -30,18 +30,18 @@ def our_side(rule: str, problem: Problem) -> Side:
         for key in keys
     ]
     collection = torchsparse_rec.nn.EmbeddingBagCollection(
-        tables, grad_mode="fused", apply="backward", device=torch.device(problem.device)
+        tables, grad_mode="fused", device=torch.device(problem.device)
     )
     collection.load_state_dict(
         {f"embedding_bags.{name}.weight": table for name, table in zip(names, problem.tables, strict=True)}
     )
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "sgd": lambda: torchsparse_rec.optim.SGD(collection.parameters(), lr=LEARNING_RATE),
+        "sgd": lambda: torchsparse_rec.optim.SGD(collection.parameters(), lr=LEARNING_RATE, in_backward=True),
         "adagrad": lambda: torchsparse_rec.optim.Adagrad(
-            collection.parameters(), lr=LEARNING_RATE, eps=EPS, initial_accumulator_value=INITIAL_SUM
+            collection.parameters(), lr=LEARNING_RATE, eps=EPS, initial_accumulator_value=INITIAL_SUM, in_backward=True
         ),
         "rowwise_adagrad": lambda: torchsparse_rec.optim.RowWiseAdagrad(
-            collection.parameters(), lr=LEARNING_RATE, eps=EPS, initial_accumulator_value=INITIAL_SUM
+            collection.parameters(), lr=LEARNING_RATE, eps=EPS, initial_accumulator_value=INITIAL_SUM, in_backward=True
         ),
     }
     optimizer = makers[rule]()

@@ -101,12 +101,12 @@ class Tables:
             )
             for key in KEYS
         ]
-        collection = nn.EmbeddingBagCollection(configs, grad_mode="fused", apply="backward", device=self.tables.device)
+        collection = nn.EmbeddingBagCollection(configs, grad_mode="fused", device=self.tables.device)
         collection.load_state_dict(
             {f"embedding_bags.{key}.weight": table for key, table in zip(KEYS, self.tables, strict=True)}
         )
         # Kept here: a table knows its optimizer weakly, and the forward call alone would not keep it.
-        self.optimizer = optimizer = torchsparse_rec.optim.SGD(collection.parameters(), lr=0.01)
+        self.optimizer = optimizer = torchsparse_rec.optim.SGD(collection.parameters(), lr=0.01, in_backward=True)
         ids = torchsparse_rec.KeyedJaggedTensor(KEYS, self.ids.flatten(), lengths=self.lengths.repeat(len(KEYS))).sync()
 
         def step() -> Tensor:

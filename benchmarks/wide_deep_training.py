@@ -88,11 +88,10 @@ class OurTables:
         self.bags = torchsparse_rec.nn.EmbeddingBagCollection(
             columns.transform.embedding_bag_configs(),
             grad_mode="fused",
-            apply="backward",
             device=torch.device(problem.device),
         )
         self.bags.load_state_dict({f"embedding_bags.{name}.weight": table for name, table in tables.items()})
-        self.optimizer = torchsparse_rec.optim.SGD(self.bags.parameters(), lr=RATE)
+        self.optimizer = torchsparse_rec.optim.SGD(self.bags.parameters(), lr=RATE, in_backward=True)
         self.gradient, self.batches = problem.gradient, itertools.cycle(problem.batches)
 
     def step(self) -> None:

@@ -190,12 +190,9 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/_fused.py",
         "lock",
-        '        with _lock:\n            if self.apply == "step":',
-        '        if True:\n            if self.apply == "step":',
+        "        with _lock:\n            awaited",
+        "        if True:\n            awaited",
         "nn",
-    ),
-    Mutation(
-        "torchsparse_rec/nn/_anchor.py", "lock", "    with _lock:  # the anchor has one hook", "    if True:", "optim"
     ),
     Mutation(
         "torchsparse_rec/nn/variable/_tier.py",

@@ -60,7 +60,6 @@ def one_by_one(collection: nn.EmbeddingBagCollection, grad_mode="as the collecti
                 _weight=weight,
                 include_last_offset=True,
                 grad_mode=grad_mode,
-                apply=collection._apply_at,
             )
         )
     return made
@@ -100,15 +99,14 @@ def test_results_and_gradients_are_those_of_single_bags_bit_for_bit(grad_mode, w
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
 @pytest.mark.parametrize("rule", [optim.SGD, optim.Adagrad, optim.Adam, optim.RowWiseAdagrad])
-def test_training_is_that_of_single_bags(rule, grad_mode, apply: str) -> None:
-    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode, apply=apply)
+def test_training_is_that_of_single_bags(rule, grad_mode) -> None:
+    collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
     reference = nn.EmbeddingBagCollection(MIXED)
     reference.load_state_dict(collection.state_dict())
     modules = one_by_one(reference)
-    optimizer = rule(collection.parameters(), lr=0.05)
+    optimizer = rule(collection.parameters(), lr=0.05, in_backward=True)
     its = rule([module.weight for module in modules], lr=0.05)
     for seed in range(5):
         x = batch(seed=seed)
@@ -124,21 +122,20 @@ def test_training_is_that_of_single_bags(rule, grad_mode, apply: str) -> None:
 
 def test_fused_updates_are_those_of_single_bags_bit_for_bit() -> None:
     tables = [config("a", 20, 3, ["f"], "mean"), config("b", 7, 8, ["g"]), config("c", 11, 1, ["h"])]
-    for apply in ("step", "backward"):
-        collection = nn.EmbeddingBagCollection(tables, grad_mode="fused", apply=apply)
-        modules = one_by_one(collection)
-        optimizer = optim.Adam(collection.parameters(), lr=0.05)
-        its = optim.Adam([p for module in modules for p in module.parameters()], lr=0.05)
-        for seed in range(4):
-            x = batch(seed=seed)
-            optimizer.zero_grad()
-            its.zero_grad()
-            collection(x).values().square().sum().backward()
-            torch.cat(look_up_one_by_one(modules, tables, x), 1).square().sum().backward()
-            optimizer.step()
-            its.step()
-        for table, module in zip(tables, modules, strict=True):
-            assert torch.equal(collection.embedding_bags[table.name].weight, module.weight), (apply, table.name)
+    collection = nn.EmbeddingBagCollection(tables, grad_mode="fused")
+    modules = one_by_one(collection)
+    optimizer = optim.Adam(collection.parameters(), lr=0.05, in_backward=True)
+    its = optim.Adam([p for module in modules for p in module.parameters()], lr=0.05, in_backward=True)
+    for seed in range(4):
+        x = batch(seed=seed)
+        optimizer.zero_grad()
+        its.zero_grad()
+        collection(x).values().square().sum().backward()
+        torch.cat(look_up_one_by_one(modules, tables, x), 1).square().sum().backward()
+        optimizer.step()
+        its.step()
+    for table, module in zip(tables, modules, strict=True):
+        assert torch.equal(collection.embedding_bags[table.name].weight, module.weight), table.name
 
 
 @pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
@@ -154,7 +151,7 @@ def test_dtypes_may_differ(grad_mode: str) -> None:
         torch.bfloat16,
         torch.float32,
     ]
-    optimizer = optim.SGD(collection.parameters(), lr=0.1)
+    optimizer = optim.SGD(collection.parameters(), lr=0.1, in_backward=True)
     modules = one_by_one(collection, grad_mode=None)
     x = batch()
     pooled = collection(x).values()
@@ -225,7 +222,7 @@ def test_sequences(grad_mode) -> None:
         nn.EmbeddingConfig(name="b", num_embeddings=9, embedding_dim=2, feature_names=["g", "f"]),
     ]
     collection = nn.EmbeddingCollection(tables, need_indices=True, grad_mode=grad_mode)
-    optimizer = optim.SGD(collection.parameters(), lr=0.1)
+    optimizer = optim.SGD(collection.parameters(), lr=0.1, in_backward=True)
     x = batch()
     before = {t.name: collection.embeddings[t.name].weight.detach().clone() for t in tables}
     rows = collection(x)
@@ -275,8 +272,6 @@ def test_bad_tables_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             nn.EmbeddingBagCollection(tables)
-    with pytest.raises(ValueError, match="apply must be"):
-        nn.EmbeddingBagCollection(MIXED, apply="later")
 
 
 def test_bad_ids_are_named() -> None:
@@ -289,7 +284,7 @@ def test_bad_ids_are_named() -> None:
 @pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
 def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
     collection = nn.EmbeddingBagCollection(MIXED[:3], grad_mode=grad_mode)
-    optimizer = optim.Adam(collection.parameters(), lr=0.1)
+    optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=True)
     collection.embedding_bags["a"].weight.requires_grad_(False)
     collection.embedding_bags["c"].double()
     before = {name: table.weight.detach().clone() for name, table in collection.embedding_bags.items()}
@@ -307,7 +302,7 @@ def test_one_table_may_be_frozen_or_cast_or_saved_alone(grad_mode: str) -> None:
 @pytest.mark.parametrize("grad_mode", ["sparse", "fused", "auto"])
 def test_copies_train_on_by_themselves(grad_mode: str) -> None:
     collection = nn.EmbeddingBagCollection(MIXED, grad_mode=grad_mode)
-    optimizer = optim.Adam(collection.parameters(), lr=0.1)
+    optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=True)
     for seed in range(3):
         optimizer.zero_grad()
         collection(batch(seed=seed)).values().square().sum().backward()
@@ -316,7 +311,7 @@ def test_copies_train_on_by_themselves(grad_mode: str) -> None:
         before = {name: value.clone() for name, value in collection.state_dict().items()}
         for name, value in copied.state_dict().items():
             assert torch.equal(value, before[name])
-        its = optim.Adam(copied.parameters(), lr=0.1)
+        its = optim.Adam(copied.parameters(), lr=0.1, in_backward=True)
         copied(batch(seed=9)).values().square().sum().backward()
         its.step()
         assert not torch.equal(copied.embedding_bags["a"].weight, before["embedding_bags.a.weight"])
@@ -324,18 +319,18 @@ def test_copies_train_on_by_themselves(grad_mode: str) -> None:
             assert torch.equal(value, before[name])
 
 
-@pytest.mark.parametrize(("apply", "choice"), [("step", "sparse"), ("backward", "fused")])
-def test_auto_chooses_table_by_table_and_says_why(apply: str, choice: str) -> None:
+@pytest.mark.parametrize(("in_backward", "choice"), [(False, "sparse"), (True, "fused")])
+def test_auto_chooses_table_by_table_and_says_why(in_backward: bool, choice: str) -> None:
     tables = [config("small", 10, 4, ["f"]), config("large", 200_000, 16, ["g"])]
-    collection = nn.EmbeddingBagCollection(tables, grad_mode="auto", apply=apply)
-    optimizer = optim.Adam(collection.parameters(), lr=0.1)
+    collection = nn.EmbeddingBagCollection(tables, grad_mode="auto")
+    optimizer = optim.Adam(collection.parameters(), lr=0.1, in_backward=in_backward)
     x = KeyedJaggedTensor(["f", "g"], torch.arange(8), lengths=torch.ones(8).long())
     collection(x).values().sum().backward()
     optimizer.step()
     text = collection.explain()
     assert "small: grad_mode='auto' -> dense" in text
     assert f"large: grad_mode='auto' -> {choice}" in text
-    assert "fused: " in text and "dense takes" in text
+    assert ("fused: " in text) == in_backward and "dense takes" in text
     state = collection.state_dict()
     other = nn.EmbeddingBagCollection(tables, grad_mode="auto")
     other.load_state_dict(state)

@@ -21,15 +21,15 @@ def batch(seed: int, size: int) -> KeyedJaggedTensor:
 class Model(torch.nn.Module):
     """A collection, a single bag, a single table, and a dense layer."""
 
-    def __init__(self, grad_mode: str, apply: str) -> None:
+    def __init__(self, grad_mode: str) -> None:
         super().__init__()
         tables = [
             nn.EmbeddingBagConfig(name="a", num_embeddings=20, embedding_dim=4, feature_names=["f"], pooling="mean"),
             nn.EmbeddingBagConfig(name="b", num_embeddings=30, embedding_dim=2, feature_names=["g", "f"]),
         ]
-        self.bags = nn.EmbeddingBagCollection(tables, grad_mode=grad_mode, apply=apply)
-        self.bag = nn.EmbeddingBag(20, 3, mode="sum", grad_mode=grad_mode, apply=apply)
-        self.table = nn.Embedding(20, 3, grad_mode=grad_mode, apply=apply)
+        self.bags = nn.EmbeddingBagCollection(tables, grad_mode=grad_mode)
+        self.bag = nn.EmbeddingBag(20, 3, mode="sum", grad_mode=grad_mode)
+        self.table = nn.Embedding(20, 3, grad_mode=grad_mode)
         self.head = torch.nn.Linear(14, 1)
 
     def forward(self, x: KeyedJaggedTensor, ids: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 
 def train(model: torch.nn.Module, forward, steps: int = 4) -> list[float]:
     """The losses."""
-    optimizer = optim.Adam(model.parameters(), lr=0.05)
+    optimizer = optim.Adam(model.parameters(), lr=0.05, in_backward=True)
     losses = []
     for step in range(steps):
         size = 5 + step % 2
@@ -53,12 +53,11 @@ def train(model: torch.nn.Module, forward, steps: int = 4) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
 @pytest.mark.parametrize("grad_mode", ["dense", "fused"])
-def test_a_compiled_model_trains_as_eager(grad_mode: str, apply: str) -> None:
+def test_a_compiled_model_trains_as_eager(grad_mode: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    eager, compiled = Model(grad_mode, apply), Model(grad_mode, apply)
+    eager, compiled = Model(grad_mode), Model(grad_mode)
     compiled.load_state_dict(eager.state_dict())
     want = train(eager, eager)
     got = train(compiled, torch.compile(compiled, fullgraph=True, backend="aot_eager", dynamic=True))
@@ -71,7 +70,7 @@ def test_a_compiled_model_trains_as_eager(grad_mode: str, apply: str) -> None:
 def test_inductor_too() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    eager, compiled = Model("fused", "backward"), Model("fused", "backward")
+    eager, compiled = Model("fused"), Model("fused")
     compiled.load_state_dict(eager.state_dict())
     want = train(eager, eager, 2)
     got = train(compiled, torch.compile(compiled, fullgraph=True, dynamic=True), 2)
@@ -108,7 +107,7 @@ def call(kind: str, module, ids: torch.Tensor) -> torch.Tensor:
 
 def optimizers_of(module: torch.nn.Module, theirs: torch.nn.Module) -> tuple[torch.optim.Optimizer, ...]:
     """Adam for both: rows without gradient move."""
-    return optim.Adam(module.parameters(), lr=0.1), torch.optim.Adam(theirs.parameters(), lr=0.1)
+    return optim.Adam(module.parameters(), lr=0.1, in_backward=True), torch.optim.Adam(theirs.parameters(), lr=0.1)
 
 
 def step(ours: torch.Tensor, reference: torch.Tensor, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
@@ -168,7 +167,7 @@ def test_weights_have_a_gradient_where_a_table_has_none() -> None:
 
 def test_the_operator_that_reads_current_rows() -> None:
     module, _ = one_table("bag", "sparse", dtype=torch.float64)
-    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    optimizer = optim.Adam(module.parameters(), lr=0.1, in_backward=True)
     for k in range(3):
         module(torch.tensor([[k]])).sum().backward()
         optimizer.step()
@@ -178,10 +177,9 @@ def test_the_operator_that_reads_current_rows() -> None:
     torch.library.opcheck(current_lookup, inputs)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
-def test_equal_lookups_in_one_graph_are_two(apply: str) -> None:
+def test_equal_lookups_in_one_graph_are_two() -> None:
     torch._dynamo.reset()
-    module, theirs = one_table("table", "fused", apply=apply)
+    module, theirs = one_table("table", "fused")
     optimizers = optimizers_of(module, theirs)
     compiled = torch.compile(lambda ids: module(ids).tanh() * module(ids), backend="aot_eager", fullgraph=True)
     for k in range(3):
@@ -195,7 +193,7 @@ def test_a_second_call_compiles_nothing() -> None:
     torch._dynamo.reset()
     counts = torch._dynamo.testing.CompileCounter()
     module, _ = one_table("table", "fused")
-    optimizer = optim.Adam(module.parameters(), lr=0.1)
+    optimizer = optim.Adam(module.parameters(), lr=0.1, in_backward=True)
     compiled = torch.compile(lambda ids: module(ids) * module(ids), backend=counts, fullgraph=True)
     for _ in range(3):
         compiled(torch.tensor([1, 2])).sum().backward()
@@ -206,8 +204,8 @@ def test_a_second_call_compiles_nothing() -> None:
 def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    table = nn.Embedding(50_000, 8, grad_mode="auto", apply="backward")
-    optimizer = optim.Adam(table.parameters(), lr=0.1)
+    table = nn.Embedding(50_000, 8, grad_mode="auto")
+    optimizer = optim.Adam(table.parameters(), lr=0.1, in_backward=True)
     for k in range(4):
         optimizer.zero_grad()
         table(torch.tensor([1, k])).square().sum().backward()
@@ -236,7 +234,7 @@ def test_exported_lookups_know_nothing_of_the_module(grad_mode: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
 @pytest.mark.parametrize("before", [0, 2])
-@pytest.mark.parametrize("grad_mode", [None, "dense", "sparse", "fused"])
+@pytest.mark.parametrize("grad_mode", [None, "dense", "sparse"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_graph_may_use_the_table(kind: str, grad_mode: str | None, before: int) -> None:
     torch._dynamo.reset()

@@ -42,10 +42,10 @@ class Model(nn.Module):
         return self.head(self.table(*ids)).squeeze(-1)
 
 
-def pair(grad_mode: str = "fused", apply: str = "step", make=ours.EmbeddingBag, **arguments) -> tuple[Model, Model]:
+def pair(grad_mode: str = "fused", make=ours.EmbeddingBag, **arguments) -> tuple[Model, Model]:
     """Our model and torch's, with the same weights."""
     torch.manual_seed(0)
-    model = Model(make(ROWS, DIM, grad_mode=grad_mode, apply=apply, **arguments))
+    model = Model(make(ROWS, DIM, grad_mode=grad_mode, **arguments))
     theirs = nn.EmbeddingBag if make is ours.EmbeddingBag else nn.Embedding
     reference = Model(theirs(ROWS, DIM, **arguments))
     reference.load_state_dict(model.state_dict())
@@ -78,12 +78,11 @@ def assert_same(model: Model, reference: Model, rtol: float = 2e-5) -> None:
         torch.testing.assert_close(model.state_dict()[name], value, rtol=rtol, atol=rtol / 10)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_is_that_of_dense_gradients(name: str, apply: str) -> None:
-    model, reference = pair(apply=apply)
+def test_training_is_that_of_dense_gradients(name: str) -> None:
+    model, reference = pair()
     make, make_reference, arguments = OPTIMIZERS[name]
-    optimizer = make(model.parameters(), **arguments)
+    optimizer = make(model.parameters(), **arguments, in_backward=True)
     reference_optimizer = make_reference(reference.parameters(), **arguments)
     schedulers = [torch.optim.lr_scheduler.StepLR(x, 3, 0.7) for x in (optimizer, reference_optimizer)]
     generator = torch.Generator().manual_seed(1)
@@ -103,15 +102,17 @@ def test_training_is_that_of_dense_gradients(name: str, apply: str) -> None:
     assert_same(model, reference)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_modes_padding_and_embedding(mode: str, apply: str) -> None:
+def test_modes_padding_and_embedding(mode: str) -> None:
     for make, arguments in (
         (ours.EmbeddingBag, {"mode": mode, "padding_idx": 2}),
         (ours.Embedding, {"padding_idx": 0}),
     ):
-        model, reference = pair(apply=apply, make=make, **arguments)
-        optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+        model, reference = pair(make=make, **arguments)
+        optimizers = [
+            optim.Adam(model.parameters(), lr=0.01, in_backward=True),
+            torch.optim.Adam(reference.parameters(), lr=0.01),
+        ]
         generator = torch.Generator().manual_seed(1)
         for _ in range(5):
             ids, _ = draw(generator)
@@ -122,10 +123,12 @@ def test_modes_padding_and_embedding(mode: str, apply: str) -> None:
         assert_same(model, reference)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
-def test_a_table_looked_up_twice_is_updated_once(apply: str) -> None:
-    model, reference = pair(apply=apply, make=ours.Embedding)
-    optimizers = [optim.Adagrad(model.parameters(), lr=0.1), torch.optim.Adagrad(reference.parameters(), lr=0.1)]
+def test_a_table_looked_up_twice_is_updated_once() -> None:
+    model, reference = pair(make=ours.Embedding)
+    optimizers = [
+        optim.Adagrad(model.parameters(), lr=0.1, in_backward=True),
+        torch.optim.Adagrad(reference.parameters(), lr=0.1),
+    ]
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         (positive, _), (negative, _) = draw(generator), draw(generator)
@@ -136,154 +139,28 @@ def test_a_table_looked_up_twice_is_updated_once(apply: str) -> None:
     assert_same(model, reference)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
-def test_an_output_that_is_dropped_or_kept_without_backward(apply: str) -> None:
-    model, reference = pair(apply=apply)
-    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+def test_an_output_that_is_dropped_or_kept_without_backward() -> None:
+    model, reference = pair()
+    optimizers = [
+        optim.Adam(model.parameters(), lr=0.01, in_backward=True),
+        torch.optim.Adam(reference.parameters(), lr=0.01),
+    ]
     generator = torch.Generator().manual_seed(1)
     kept = []
     for step in range(4):
         batch, other = draw(generator), draw(generator)
         model(other[0])  # dropped
         if step == 2:
-            kept.append(model(other[0]))  # never used: the update waits for the optimizer's step
+            kept.append(model(other[0]))  # never used
         for side, optimizer in zip((model, reference), optimizers, strict=True):
             train_step(optimizer, loss_of, side, batch)
     assert kept
     assert_same(model, reference)
 
 
-def test_gradients_accumulate_over_backwards() -> None:
-    model, reference = pair()
-    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        batches = [draw(generator) for _ in range(3)]
-        for side, optimizer in zip((model, reference), optimizers, strict=True):
-            optimizer.zero_grad()
-            for batch in batches:
-                (loss_of(side, batch) / 3).backward()
-            optimizer.step()
-    assert_same(model, reference)
-
-
-@pytest.mark.parametrize("between", [False, True])
-def test_torchs_clip_grad_norm(between: bool) -> None:
-    model, reference = pair()
-    optimizers = [optim.SGD(model.parameters(), lr=0.3), torch.optim.SGD(reference.parameters(), lr=0.3)]
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        batches = [draw(generator) for _ in range(2)]
-        norms = []
-        for side, optimizer in zip((model, reference), optimizers, strict=True):
-            optimizer.zero_grad()
-            for batch in batches:
-                loss_of(side, batch).backward()
-                if between:
-                    nn.utils.clip_grad_norm_(side.parameters(), 0.01)
-            norms.append(nn.utils.clip_grad_norm_(side.parameters(), 0.02).item())
-            optimizer.step()
-        assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    assert_same(model, reference)
-
-
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
-def test_our_clips(norm_type: float) -> None:
-    model, reference = pair()
-    optimizers = [optim.SGD(model.parameters(), lr=0.3), torch.optim.SGD(reference.parameters(), lr=0.3)]
-    generator = torch.Generator().manual_seed(1)
-    for step in range(4):
-        batch = draw(generator)
-        norms = []
-        for side, optimizer, tools in zip((model, reference), optimizers, (optim, nn.utils), strict=True):
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            if step % 2:
-                norms.append(tools.clip_grad_norm_(side.parameters(), 0.01, norm_type=norm_type).item())
-            else:
-                tools.clip_grad_value_(side.parameters(), 1e-3)
-            optimizer.step()
-        if norms:
-            assert norms[0] == pytest.approx(norms[1], rel=1e-5)
-    assert_same(model, reference)
-
-
-def test_grad_scaler_with_an_infinity() -> None:
-    model, reference = pair()
-    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
-    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) for _ in range(2)]
-    generator = torch.Generator().manual_seed(1)
-    for step in range(8):
-        batches = [draw(generator) for _ in range(2)]
-        for side, optimizer, scaler in zip((model, reference), optimizers, scalers, strict=True):
-            optimizer.zero_grad()
-            for number, batch in enumerate(batches):
-                factor = float("inf") if (step, number) in ((3, 0), (5, 1)) else 1.0
-                scaler.scale(loss_of(side, batch) * factor).backward()
-            if step % 2:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(side.parameters(), 0.05)
-            scaler.step(optimizer)
-            scaler.update()
-        assert scalers[0].get_scale() == scalers[1].get_scale()
-    assert_same(model, reference)
-
-
-@pytest.mark.parametrize("set_to_none", [False, True])
-def test_zero_grad_lets_go_of_the_rows(set_to_none: bool) -> None:
+def test_dropped_outputs_leave_nothing_behind() -> None:
     model, _ = pair()
-    optimizer = optim.SGD(model.parameters(), lr=0.3)
-    before = model.table.weight.clone()
-    loss_of(model, draw(torch.Generator().manual_seed(1))).backward()
-    optimizer.zero_grad(set_to_none=set_to_none)
-    optimizer.step()
-    assert torch.equal(model.table.weight, before)
-
-
-def test_steps_without_zero_grad_apply_the_gradient_again() -> None:
-    model, reference = pair()
-    optimizers = [optim.SGD(model.parameters(), lr=0.3), torch.optim.SGD(reference.parameters(), lr=0.3)]
-    batch = draw(torch.Generator().manual_seed(1))
-    for side, optimizer in zip((model, reference), optimizers, strict=True):
-        loss_of(side, batch).backward()
-        optimizer.step()
-        optimizer.step()
-        loss_of(side, batch).backward()
-        optimizer.step()
-    assert_same(model, reference)
-
-
-def test_an_optimizer_of_ours_is_needed() -> None:
-    model, _ = pair()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    loss = loss_of(model, draw(torch.Generator().manual_seed(1)))
-    with pytest.raises(RuntimeError, match="grad_mode='fused' needs an optimizer of torchsparse_rec.optim"):
-        loss.backward()
-    del optimizer
-
-
-def test_the_optimizer_may_hold_the_table_alone() -> None:
-    model, reference = pair()
-    table = model.table._parameters["weight"]
-    optimizers = [
-        optim.Adam([table, *model.head.parameters()], lr=0.01),
-        torch.optim.Adam([reference.table.weight, *reference.head.parameters()], lr=0.01),
-    ]
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(4):
-        batch = draw(generator)
-        for side, optimizer in zip((model, reference), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            nn.utils.clip_grad_norm_(side.parameters(), 0.01)
-            optimizer.step()
-    assert_same(model, reference)
-
-
-@pytest.mark.parametrize("apply", ["step", "backward"])
-def test_dropped_outputs_leave_nothing_behind(apply: str) -> None:
-    model, _ = pair(apply=apply)
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, in_backward=True)
     generator = torch.Generator().manual_seed(1)
     for _ in range(5):
         model(draw(generator)[0])
@@ -293,20 +170,12 @@ def test_dropped_outputs_leave_nothing_behind(apply: str) -> None:
     assert not any(table in tables for _, tables in _fused._outstanding._lookups.values())
 
 
-def test_the_next_optimizer_gets_the_anchor_too() -> None:
-    model, _ = pair()
-    table = model.table._parameters["weight"]
-    for _ in range(3):
-        optimizer = optim.SGD([table, *model.head.parameters()], lr=0.1)
-        loss_of(model, draw(torch.Generator().manual_seed(1))).backward()
-        assert optimizer.holds(model.table.fused_anchor)
-        optimizer.step()
-        del optimizer
-
-
 def test_frozen_tables_and_periods() -> None:
     model, reference = pair()
-    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    optimizers = [
+        optim.Adam(model.parameters(), lr=0.01, in_backward=True),
+        torch.optim.Adam(reference.parameters(), lr=0.01),
+    ]
     generator = torch.Generator().manual_seed(1)
     for step in range(9):
         batch = draw(generator)
@@ -316,10 +185,12 @@ def test_frozen_tables_and_periods() -> None:
     assert_same(model, reference)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
-def test_gradient_of_per_sample_weights(apply: str) -> None:
-    model, reference = pair(apply=apply, mode="sum")
-    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+def test_gradient_of_per_sample_weights() -> None:
+    model, reference = pair(mode="sum")
+    optimizers = [
+        optim.Adam(model.parameters(), lr=0.01, in_backward=True),
+        torch.optim.Adam(reference.parameters(), lr=0.01),
+    ]
     generator = torch.Generator().manual_seed(1)
     for _ in range(4):
         ids, _ = draw(generator)
@@ -337,7 +208,7 @@ def test_gradient_of_per_sample_weights(apply: str) -> None:
 
 def test_weights_of_a_table_that_has_changed_have_no_gradient() -> None:
     model, _ = pair(mode="sum")
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, in_backward=True)
     weights = torch.rand(2, 2, requires_grad=True)
     early = model.table(torch.tensor([[1, 2], [3, 1]]), None, weights)
     loss_of(model, draw(torch.Generator().manual_seed(1))).backward()
@@ -348,7 +219,10 @@ def test_weights_of_a_table_that_has_changed_have_no_gradient() -> None:
 
 def test_modes_can_change_at_any_time() -> None:
     model, reference = pair("dense")
-    optimizers = [optim.Adam(model.parameters(), lr=0.01), torch.optim.Adam(reference.parameters(), lr=0.01)]
+    optimizers = [
+        optim.Adam(model.parameters(), lr=0.01, in_backward=True),
+        torch.optim.Adam(reference.parameters(), lr=0.01),
+    ]
     generator = torch.Generator().manual_seed(1)
     for step in range(12):
         model.table.grad_mode = ("dense", "sparse", "fused", "auto")[step // 2 % 4]
@@ -358,15 +232,19 @@ def test_modes_can_change_at_any_time() -> None:
     assert_same(model, reference)
 
 
-@pytest.mark.parametrize("apply", ["step", "backward"])
-def test_two_modules_that_share_a_table(apply: str) -> None:
-    model, reference = pair(apply=apply)
-    other = ours.EmbeddingBag(ROWS, DIM, mode="sum", grad_mode="fused", apply=apply)
+def test_two_modules_that_share_a_table() -> None:
+    model, reference = pair()
+    other = ours.EmbeddingBag(
+        ROWS,
+        DIM,
+        mode="sum",
+        grad_mode="fused",
+    )
     other.weight = model.table._parameters["weight"]
     shared = nn.EmbeddingBag(ROWS, DIM, mode="sum")
     shared.weight = reference.table.weight
     optimizers = [
-        optim.Adam([*model.parameters(), other.fused_anchor], lr=0.01),
+        optim.Adam(model.parameters(), lr=0.01, in_backward=True),
         torch.optim.Adam(reference.parameters(), lr=0.01),
     ]
     generator = torch.Generator().manual_seed(1)

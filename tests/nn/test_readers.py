@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 def trained(grad_mode: str, steps: int = 5):
     """A model whose rows are behind, its optimizer, and what they should be."""
     model, reference = pair(grad_mode)
-    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    optimizer = optim.Adam(model.parameters(), lr=0.01, in_backward=True)
     reference_optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
@@ -92,7 +92,7 @@ def test_lookups_write_nothing(grad_mode: str) -> None:
 def test_copies_train_on_by_themselves() -> None:
     model, optimizer, _ = trained("fused")
     copied = copy.deepcopy(model)
-    its = optim.Adam(copied.parameters(), lr=0.01)
+    its = optim.Adam(copied.parameters(), lr=0.01, in_backward=True)
     batch = draw(torch.Generator().manual_seed(7))
     before = model.state_dict()["table.weight"].clone()
     loss_of(copied, batch).backward()
@@ -110,7 +110,7 @@ def test_a_resumed_run_equals_one_that_went_on(grad_mode: str) -> None:
     checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     resumed, _ = pair(grad_mode)
     resumed.load_state_dict(checkpoint[0])
-    its = optim.Adam(resumed.parameters(), lr=0.5)
+    its = optim.Adam(resumed.parameters(), lr=0.5, in_backward=True)
     its.load_state_dict(checkpoint[1])
     generator = torch.Generator().manual_seed(3)
     for _ in range(6):
@@ -119,12 +119,3 @@ def test_a_resumed_run_equals_one_that_went_on(grad_mode: str) -> None:
             train_step(at, loss_of, side, batch)
     for name, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
-
-
-def test_the_anchor_is_a_parameter_without_state() -> None:
-    model, optimizer, _ = trained("fused")
-    assert "table.fused_anchor" in dict(model.named_parameters())
-    assert "table.fused_anchor" not in model.state_dict()
-    assert len(optimizer.state_dict()["param_groups"][0]["params"]) == 3
-    model.table.grad_mode = "dense"
-    assert "table.fused_anchor" not in dict(model.named_parameters())

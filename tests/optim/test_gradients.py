@@ -9,7 +9,7 @@ import torch
 from optim.cases import BY_NAME, DIM, ROWS, batches, current_rows, initial, owned_table, set_gradient, train
 
 from torchsparse_rec import optim
-from torchsparse_rec.optim._tables import Gradient, Pending, table_if_any, table_of
+from torchsparse_rec.optim._tables import Gradient, table_if_any, table_of
 
 IDS = torch.tensor([5, 3, 5, 9])
 EVERYTHING = torch.arange(ROWS)
@@ -160,58 +160,7 @@ def test_rows_of_zeros_are_idle_for_ftrl():
     assert torch.equal(*results)
 
 
-# ---- Gradients that wait ---------------------------------------------------------------------------------------------
-
-
-class Waiting(Pending):
-    """What a fused backward might leave."""
-
-    def __init__(self):
-        self.gradient = None
-
-    def take(self):
-        return self.gradient
-
-    def discard(self):
-        self.gradient = None
-
-
-ROW_IDS = torch.tensor([3, 5, 9])
-
-
-@pytest.mark.parametrize("name", ["sgd-momentum", "adam", "adam-decay", "ftrl"])
-@pytest.mark.parametrize("also", [None, "sparse", "dense"])
-def test_pending_gradients(name, also):
-    case, values = BY_NAME[name], torch.randn(3, DIM)
-    extra = {None: torch.zeros(ROWS, DIM), "sparse": coo(torch.ones(4, DIM)), "dense": torch.ones(ROWS, DIM)}[also]
-    parameter, other = owned_table(initial()), owned_table(initial())
-    waiting = table_of(parameter).pending = Waiting()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Adam: weight_decay=0.1 goes")
-        mine, reference = case.ours([parameter], lr=0.1), case.ours([other], lr=0.1)
-        for scale in (torch.tensor(0.5), None):
-            waiting.gradient = Gradient(ROW_IDS, values, scale)
-            parameter.grad = extra if also else None
-            other.grad = coo(values * (0.5 if scale is not None else 1.0), ROW_IDS) + extra.to_sparse(1)
-            mine.step()
-            reference.step()
-    assert torch.allclose(current_rows(parameter, EVERYTHING), current_rows(other, EVERYTHING), atol=1e-6)
-
-
-def test_nothing_waiting_is_no_step():
-    parameter = owned_table(initial())
-    table_of(parameter).pending = Waiting()
-    mine = optim.Adam([parameter])
-    mine.step()
-    assert mine.state_dict()["state"] == {}
-
-
-def test_zero_grad_drops_what_waits():
-    parameter = owned_table(initial())
-    waiting = table_of(parameter).pending = Waiting()
-    waiting.gradient = Gradient(ROW_IDS, torch.ones(3, DIM))
-    optim.Adam([parameter]).zero_grad()
-    assert waiting.gradient is None
+# ---- Gradients given elsewhere than in .grad -------------------------------------------------------------------------
 
 
 def test_an_engine_may_step_by_itself():
@@ -231,7 +180,7 @@ def test_an_engine_may_step_by_itself():
 # ---- The optimizer as torch's ----------------------------------------------------------------------------------------
 
 
-OUR_ARGUMENTS = "lazy", "stochastic_rounding", "tensorflow_eps"
+OUR_ARGUMENTS = "lazy", "stochastic_rounding", "in_backward", "tensorflow_eps"
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta"])

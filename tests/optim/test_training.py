@@ -19,7 +19,7 @@ from torch import Tensor
 from torchsparse_rec import KeyedJaggedTensor, nn, optim
 
 ROWS, DIM, BAGS, LENGTH = 64, 4, 5, 3
-MODES = ("dense", "sparse", "fused step", "fused backward", "auto")
+MODES = ("dense", "sparse", "fused", "auto")
 POOLINGS = ("sum", "mean", "sqrtn", "max", "rows")
 WEIGHTED = (False, True)
 KINDS = ("module", "collection")
@@ -117,8 +117,7 @@ class Ours:
 
     def __init__(self, start: Tensor, mode: str, pooling: str, weighted: bool, kind: str) -> None:
         rows, dim = start.shape
-        grad_mode, _, apply = mode.partition(" ")
-        options = {"grad_mode": grad_mode, "apply": apply or "step"}
+        options = {"grad_mode": mode}
         self.pooling, self.kind = pooling, kind
         if kind == "module":
             if pooling == "rows":
@@ -152,7 +151,7 @@ class Ours:
 
 def train(case: Case, run: list[Batch], start: Tensor, ours: Ours) -> Tensor:
     """Ours, float32."""
-    optimizer = case.ours(ours.module.parameters(), lr=case.lr)
+    optimizer = case.ours(ours.module.parameters(), lr=case.lr, in_backward=True)
     for step, batch in enumerate(run):
         optimizer.param_groups[0]["lr"] = learning_rate(step, case.lr)
         optimizer.zero_grad()
@@ -242,7 +241,7 @@ def test_rows_that_are_idle(name: str, idle: int) -> None:
     rows = slice(9 if idle == 100_000 else None)
     want = train_densely(case, run, "rows", start.double())[rows]
     allowed = 1.5 * error_of(train_densely(case, run, "rows", start)[rows], want)
-    got = train(case, run, start, Ours(start, "fused backward", "rows", False, "module"))[rows]
+    got = train(case, run, start, Ours(start, "fused", "rows", False, "module"))[rows]
     assert error_of(got, want) <= max(allowed, 1e-7)
 
 

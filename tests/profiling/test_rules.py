@@ -111,9 +111,9 @@ def test_gradients_by_rows_are_no_waste(gradient):
     assert names(Measured(table_gradient_share=0.9, tables=[table(gradient=gradient)])) == []
 
 
-def test_what_is_changed_depends_on_whose_tables_and_optimizer():
-    ours = Measured(table_gradient_share=0.9, tables=[table(grad_mode="'dense'")], fused=True)
-    assert find_causes(ours)[0].setting == "grad_mode='fused' or 'auto'"
+def test_what_is_changed_depends_on_whose_tables():
+    ours = Measured(table_gradient_share=0.9, tables=[table(grad_mode="'dense'")])
+    assert find_causes(ours)[0].setting.startswith("grad_mode='sparse' or 'auto', or 'fused' with an optimizer")
     torchs = Measured(table_gradient_share=0.9, tables=[table()])
     assert "convert(model, grad_mode=...)" in find_causes(torchs)[0].setting
     assert "sparse=True" in find_causes(torchs)[0].setting

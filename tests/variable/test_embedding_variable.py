@@ -34,7 +34,7 @@ from torchsparse_rec.nn import (
 def test_the_demo_of_deeprec(grad_mode: str) -> None:
     """sum(lookup) * 2, Adagrad: a row seen n times in a batch has the gradient 2 n, in every column."""
     table = EmbeddingVariable(3, initializer=1.0, grad_mode=grad_mode)
-    optimizer = optim.Adagrad(table.parameters(), lr=0.1, initial_accumulator_value=0.1, eps=0.0)
+    optimizer = optim.Adagrad(table.parameters(), lr=0.1, initial_accumulator_value=0.1, eps=0.0, in_backward=True)
     ids = torch.tensor([1, 1, 3, 4, 5]), torch.tensor([0, 2, 5])  # row ids [0, 0, 1, 1, 1]
     expected = {1: (1.0, 0.1, 4.0), 3: (1.0, 0.1, 2.0), 4: (1.0, 0.1, 2.0), 5: (1.0, 0.1, 2.0)}
     seen = []
@@ -287,14 +287,16 @@ def test_rows_of_whole_cache_lines_begin_with_one(dtype: torch.dtype) -> None:
 # ---- Gradients -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused"])
+@pytest.mark.parametrize(
+    ("grad_mode", "accumulates"),
+    [("sparse", False), ("sparse", True), ("dense", False), ("dense", True), ("fused", False)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("accumulates", [False, True])
 def test_growth_between_lookup_and_backward(grad_mode: str, dtype: torch.dtype, accumulates: bool) -> None:
     results = []
     for capacity in (2, 1024):
         table = EmbeddingVariable(3, capacity=capacity, grad_mode=grad_mode, dtype=dtype)
-        optimizer = optim.Adam(table.parameters(), lr=0.1)
+        optimizer = optim.Adam(table.parameters(), lr=0.1, in_backward=True)
         for k in range(3):
             ids = [torch.arange(3 * k, 3 * k + 3), torch.arange(11 * k, 11 * k + 40), torch.arange(5)]
             if accumulates:
@@ -332,7 +334,7 @@ def test_hooks_stay() -> None:
 @pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
 def test_absent_ids_in_eval_touch_no_row(grad_mode: str) -> None:
     table = EmbeddingVariable(2, initializer=3.0, grad_mode=grad_mode)
-    optimizer = optim.Adam(table.parameters(), lr=0.1, lazy=True)
+    optimizer = optim.Adam(table.parameters(), lr=0.1, lazy=True, in_backward=True)
     step(table, optimizer, [1])
     before = table.lookup(torch.tensor([1]))
     step(table.eval(), optimizer, [99])

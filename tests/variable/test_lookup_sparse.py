@@ -52,7 +52,7 @@ def test_lookups_of_sok(combiner: str, weighs: bool, grad_mode: str) -> None:
     for table, rows in zip(tables, dense, strict=True):
         table.insert(torch.arange(len(rows)), rows)
     dense.append(fixed.detach().clone())
-    optimizer = optim.SGD([*(p for table in tables for p in table.parameters()), fixed], lr=0.5)
+    optimizer = optim.SGD([*(p for table in tables for p in table.parameters()), fixed], lr=0.5, in_backward=True)
     for x in dense:
         x.requires_grad_()
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_collections_beside_fixed_tables(grad_mode: str | None, pooled: bool) ->
     with torch.no_grad():
         getattr(fixed, tables[0])["a"].weight.fill_(1)
         getattr(fixed, tables[0])["b"].weight.copy_(getattr(growing, tables[0])["b"].weight)
-    optimizers = [optim.Adagrad(x.parameters(), lr=0.1) for x in (growing, fixed)]
+    optimizers = [optim.Adagrad(x.parameters(), lr=0.1, in_backward=True) for x in (growing, fixed)]
 
     def values(x: Any, features: KeyedJaggedTensor) -> list[Tensor]:
         made = x(features)

@@ -52,16 +52,18 @@ class Optimizer:
 # A learning rate of a power of two: torch's SGD fuses the product with the sum, which rounds otherwise but for that.
 OPTIMIZERS = {
     "none": Optimizer(None, None, grad_modes=("sparse",)),
-    "sgd": Optimizer(partial(optim.SGD, lr=0.5), partial(torch.optim.SGD, lr=0.5, foreach=False)),
+    "sgd": Optimizer(partial(optim.SGD, in_backward=True, lr=0.5), partial(torch.optim.SGD, lr=0.5, foreach=False)),
     "adagrad": Optimizer(
-        partial(optim.Adagrad, lr=0.3, initial_accumulator_value=0.1),
+        partial(optim.Adagrad, in_backward=True, lr=0.3, initial_accumulator_value=0.1),
         partial(torch.optim.Adagrad, lr=0.3, initial_accumulator_value=0.1, foreach=False),
         # torch's square root is MKL's, whose last bit depends on the processor's maker.
         exact=False,
     ),
-    "adam": Optimizer(partial(optim.Adam, lr=0.1), partial(torch.optim.Adam, lr=0.1, foreach=False), exact=False),
+    "adam": Optimizer(
+        partial(optim.Adam, in_backward=True, lr=0.1), partial(torch.optim.Adam, lr=0.1, foreach=False), exact=False
+    ),
     "lazy_adam": Optimizer(
-        partial(optim.Adam, lr=0.1, lazy=True),
+        partial(optim.Adam, in_backward=True, lr=0.1, lazy=True),
         partial(torch.optim.SparseAdam, lr=0.1),
         sparse=True,
         exact=False,

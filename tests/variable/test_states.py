@@ -99,7 +99,7 @@ def test_variables_are_freed_at_once(grad_mode: str, tmp_path: Path) -> None:
     try:
         option = EmbeddingVariableOption(storage_option=on_disk(tmp_path), evict_option=GlobalStepEvict(9, every=2))
         table = EmbeddingVariable(2, grad_mode=grad_mode, ev_option=option)
-        optimizer = optim.Adagrad(table.parameters(), lr=0.1)
+        optimizer = optim.Adagrad(table.parameters(), lr=0.1, in_backward=True)
         for k in range(4):
             table.prefetch(torch.arange(9 * k, 9 * k + 16))
             step(table, optimizer, torch.arange(9 * k, 9 * k + 16))

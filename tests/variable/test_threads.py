@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, Callable[[list], torch.optim.Optimizer]] = {
     "adam": partial(optim.Adam, lr=0.1),  # rows without gradient move too: they are behind
     "lazy_adam": partial(optim.Adam, lr=0.1, lazy=True),
 }
-MODES = {"sparse": ("sparse", "step"), "fused": ("fused", "step"), "in_backward": ("fused", "backward")}
+MODES = ("sparse", "fused")
 CAPACITIES = {"grows": None, "lru": LRUEvict(400), "lfu": LFUEvict(400)}
 
 
@@ -69,15 +69,12 @@ class Training:
     """
 
     def __init__(self, optimizer: str, mode: str, capacity: str, tables: int = 1) -> None:
-        grad_mode, apply = MODES[mode]
         option = EmbeddingVariableOption(evict_option=CAPACITIES[capacity])
         self.tables = [
-            EmbeddingVariable(
-                DIM, initializer=0.5, ev_option=option, capacity=8, grad_mode=grad_mode, apply=apply, name=f"table{k}"
-            )
+            EmbeddingVariable(DIM, initializer=0.5, ev_option=option, capacity=8, grad_mode=mode, name=f"table{k}")
             for k in range(tables)
         ]
-        self.optimizer = OPTIMIZERS[optimizer]([table.weight for table in self.tables])
+        self.optimizer = OPTIMIZERS[optimizer]([table.weight for table in self.tables], in_backward=True)
         self.phase = 0
 
     def run(self, steps: int, after_phase: Callable[[], None]) -> None:
@@ -166,11 +163,11 @@ def _check_beside(make: Callable[[], Training], steps: int) -> None:
     [
         ("sgd", "sparse", "grows"),
         ("momentum", "fused", "lru"),
-        ("adagrad", "in_backward", "lru"),
+        ("adagrad", "fused", "lru"),
         ("adagrad", "sparse", "lfu"),
         ("adam", "sparse", "grows"),
         ("adam", "fused", "lru"),
-        ("adam", "in_backward", "grows"),
+        ("adam", "fused", "grows"),
         ("lazy_adam", "fused", "grows"),
     ],
 )
@@ -186,7 +183,7 @@ def test_rows_are_wholly_from_before_or_after_an_update_for_long(optimizer: str,
     _check_beside(partial(Training, optimizer, mode, capacity), 150)
 
 
-@pytest.mark.parametrize("mode", ["sparse", "in_backward"])
+@pytest.mark.parametrize("mode", ["sparse", "fused"])
 def test_two_tables_of_one_optimizer_of_which_not_all_are_stepped(mode: str) -> None:
     _check_beside(partial(Training, "adam", mode, "grows", 2), 8)
 

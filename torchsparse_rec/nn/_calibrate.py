@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import optim
-from .auto import SHIPPED, Constants
+from .auto import MODES, SHIPPED, Constants
 from .embedding import Embedding
 
 _SMALL, _IDS = (16, 4), 16
@@ -31,16 +31,10 @@ def _microseconds(step: Callable[[], Any], device: torch.device, calls: int) -> 
     return statistics.quantiles(times[calls // 4 :], n=4)[0]
 
 
-# The columns of Constants.
-_WAYS = (("dense", "step"), ("sparse", "step"), ("fused", "step"), ("fused", "backward"))
-
-
-def _step(
-    make: type, way: tuple[str, str], sizes: tuple[int, int], ids: int, device: torch.device
-) -> Callable[[], None]:
+def _step(make: type, mode: str, sizes: tuple[int, int], ids: int, device: torch.device) -> Callable[[], None]:
     """A training step of one table."""
-    table = Embedding(*sizes, grad_mode=way[0], apply=way[1], device=device)
-    optimizer = make(table.parameters(), lr=0.01)
+    table = Embedding(*sizes, grad_mode=mode, device=device)
+    optimizer = make(table.parameters(), lr=0.01, in_backward=True)
     batches = [torch.randint(0, sizes[0], (ids,), device=device) for _ in range(16)]
     grad = torch.randn(ids, sizes[1], device=device)
     number = 0
@@ -59,11 +53,11 @@ def measure(device: torch.device) -> Constants:
     """The constants of this machine, in some seconds."""
     fixed = dict(SHIPPED.fixed)
     for name in ("SGD", "Adagrad", "Adam"):
-        sides = [_step(getattr(optim, name), way, _SMALL, _IDS, device) for way in _WAYS]
+        sides = [_step(getattr(optim, name), mode, _SMALL, _IDS, device) for mode in MODES]
         fixed[name] = tuple(_microseconds(side, device, 100) for side in sides)
     fixed["ours"] = fixed.pop("Adam")
-    dense = _microseconds(_step(optim.Adam, _WAYS[0], _LARGE, _IDS, device), device, 20) - fixed["ours"][0]
-    fused = _microseconds(_step(optim.Adam, _WAYS[3], _LARGE, _ROWS, device), device, 40) - fixed["ours"][3]
+    dense = _microseconds(_step(optim.Adam, "dense", _LARGE, _IDS, device), device, 20) - fixed["ours"][0]
+    fused = _microseconds(_step(optim.Adam, "fused", _LARGE, _ROWS, device), device, 40) - fixed["ours"][2]
     faster, slower = _DENSE_THERE / max(dense, 1.0), max(fused, 0.0) / _FUSED_THERE
     rates = {whose: faster * value for whose, value in SHIPPED.bytes_per_microsecond.items()}
     waiting = {name: tuple(slower * x for x in values) for name, values in SHIPPED.row_microseconds.items()}

@@ -22,7 +22,7 @@ from ._read import look_up_behind, read
 from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
-from .grad_mode import HasGradMode, load_estimate, save_estimate
+from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .gradients import keep_coalesced
 from .variable.initial import Uniform
 
@@ -38,13 +38,14 @@ def _look_up_growing_untraced(collection: Collection, *arguments: Any) -> Tensor
 
 
 class CollectionTable(TableOwner):
-    """One table of a collection; it can be saved, loaded, frozen or cast by itself."""
+    """
+    One table of a collection; it can be saved, loaded, frozen or cast by itself.
 
-    def __init__(self, config: Any, device: torch.device | str | None, apply: str) -> None:
-        super().__init__()
+    Its subclasses are classes of torch's: tools ask these whether a gradient is sparse.
+    """
+
+    def __init__(self, config: Any, device: torch.device | str | None) -> None:
         rows = torch.empty(config.num_embeddings, config.embedding_dim, device=device, dtype=as_dtype(config.data_type))
-        self.register_parameter("weight", Parameter(rows))
-        self.auto = AutoChoice(apply)
         with torch.no_grad():
             if config.init_fn is not None:
                 config.init_fn(rows)
@@ -53,6 +54,17 @@ class CollectionTable(TableOwner):
             padding_idx = getattr(config, "padding_idx", None)
             if padding_idx is not None:
                 rows[padding_idx] = 0
+        super().__init__(*rows.shape, padding_idx=padding_idx, _weight=rows)
+        self.auto = AutoChoice()
+
+    @property
+    def sparse(self) -> bool:
+        """As of :class:`Embedding`."""
+        return gives_coo(self._grad_mode, self.auto, self)
+
+    @sparse.setter
+    def sparse(self, value: bool) -> None:
+        """Set by torch's constructors."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -70,6 +82,14 @@ class CollectionTable(TableOwner):
         return f"{weight.shape[0]}, {weight.shape[1]}"
 
 
+class BagTable(CollectionTable, torch.nn.EmbeddingBag):  # type: ignore[misc]
+    """One whose rows are pooled."""
+
+
+class RowTable(CollectionTable, torch.nn.Embedding):  # type: ignore[misc]
+    """One whose rows are not."""
+
+
 class Collection(HasGradMode):
     """
     Tables that are looked up together.
@@ -79,7 +99,6 @@ class Collection(HasGradMode):
         modes: the reduction of each.
         device: where the tables are made.
         grad_mode: see the subclasses.
-        apply: likewise.
     """
 
     _children: str
@@ -90,7 +109,6 @@ class Collection(HasGradMode):
         modes: Sequence[int],
         device: torch.device | str | None,
         grad_mode: str | None,
-        apply: str,
     ) -> None:
         super().__init__()
         _check_configs(type(self).__name__, configs)
@@ -101,7 +119,7 @@ class Collection(HasGradMode):
         self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
         children = torch.nn.ModuleDict()
         for config in configs:  # add_module refuses the names of its methods, such as "items"
-            children._modules[config.name] = _new_table(config, device, apply)
+            children._modules[config.name] = _new_table(config, device)
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
         self._whole = Plan(
@@ -115,7 +133,7 @@ class Collection(HasGradMode):
         self._plans: dict[tuple, Plan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         self._in_order = list(range(len(self._features)))
-        self._init_fused(apply)
+        self._init_fused()
         self.grad_mode = grad_mode
 
     def embedding_names(self) -> list[str]:
@@ -268,11 +286,11 @@ class Collection(HasGradMode):
         return "" if self.grad_mode is None else f"grad_mode={self.grad_mode!r}"
 
 
-def _new_table(config: Any, device: torch.device | str | None, apply: str) -> CollectionTable | EmbeddingVariable:
+def _new_table(config: Any, device: torch.device | str | None) -> CollectionTable | EmbeddingVariable:
     """The table that a config describes."""
     option = getattr(config, "ev_option", None)
     if option is None:
-        return CollectionTable(config, device, apply)
+        return (BagTable if hasattr(config, "pooling") else RowTable)(config, device)
     initializer = config.initializer
     if initializer is None and option.init_option.initializer is None:
         initializer = config.init_fn or Uniform(config.get_weight_init_min(), config.get_weight_init_max())
@@ -284,7 +302,6 @@ def _new_table(config: Any, device: torch.device | str | None, apply: str) -> Co
         capacity=max(config.num_embeddings, 2),
         device=device,
         dtype=as_dtype(config.data_type),
-        apply=apply,
     )
 
 

@@ -1,9 +1,9 @@
 """
-The fused gradient mode: tables whose gradient never becomes a ``.grad``.
+The fused gradient mode: tables that backward updates, and whose gradient never becomes a ``.grad``.
 
-A lookup hangs on an anchor (``_anchor.py``) in place of its tables; its backward has the gradient of the result and
-either updates the tables at once (``apply="backward"``) or leaves the rows that occur, summed, for the optimizer's step
-(``apply="step"``).
+A lookup hangs on a hidden leaf in place of its tables. Its backward has the gradient of the result, and updates them
+with the optimizer that holds them. A table that several lookups of one backward have read is updated once, when that
+backward has ended.
 
 Everything here happens when a lookup or its backward runs: eager calls come by an autograd Function, compiled graphs by
 operators (``_fused_graph.py``). Neither is given the tables: a graph that holds a parameter must not see it change.
@@ -15,19 +15,21 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
-from ..optim._gradients import update
-from ..optim._row_optimizer import RowOptimizer, StepGroup
-from ..optim._tables import Gradient, Table, are_same, changes, table_of, writing
-from ._anchor import WaitingRows, gradient_of_anchor, waiting_rows
+from ..optim._gradients import merged, update
+from ..optim._row_optimizer import SECOND_BACKWARD, RowOptimizer, StepGroup
+from ..optim._tables import Collected, Gradient, Table, are_same, changes, table_of, writing
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
+from .gradients import has_hooks, is_in_ddp
 
 _lock = threading.RLock()
 _lookups = itertools.count()
@@ -43,26 +45,21 @@ class FusedLookups:
     Args:
         plan: what is looked up.
         weights: gives the tables, as they are stored; None once their module is gone.
-        anchor: their anchor.
-        apply: ``"backward"`` or ``"step"``.
+        leaf: what the lookups hang on.
     """
 
-    def __init__(
-        self, plan: Plan, weights: Callable[[], list[Parameter] | None], anchor: Parameter, apply: str
-    ) -> None:
-        self.plan, self.anchor, self.apply = plan, anchor, apply
+    def __init__(self, plan: Plan, weights: Callable[[], list[Parameter] | None], leaf: Tensor) -> None:
+        self.plan, self.leaf = plan, leaf
         self._weights = weights
-        anchor.requires_grad_()  # whether tables train is for them to say
-        self.gradient = gradient_of_anchor(anchor)
         self._tables: Tables | None = None
         # What _by_optimizer found, and for what.
         self._optimizers: tuple[int, Tables, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
 
-    def __call__(self, anchor: Parameter, ids: Ids) -> Tensor:
+    def __call__(self, ids: Ids, training: bool) -> Tensor:
         """The result of a lookup."""
         if torch.is_grad_enabled():
-            anchor.requires_grad_()
-            return _Fused.apply(anchor, *ids[:3], ids.bags, ids.side_by_side, self)  # type: ignore[no-any-return]
+            rest = (ids.bags, ids.side_by_side, self, training)
+            return _Fused.apply(self.leaf, *ids[:3], *rest)  # type: ignore[no-any-return]
         return read(self.plan, self.tables(), ids).output
 
     def tables(self) -> Tables:
@@ -74,45 +71,39 @@ class FusedLookups:
         self._tables = Tables(weights)
         return self._tables
 
-    def start(self, ids: Ids, recorded: bool) -> Reading:
-        """Look up; ``recorded``: a backward may come."""
+    def start(self, ids: Ids, training: bool) -> Reading:
+        """Look up; ``training``: a backward is to update the tables, so that all it needs must be there."""
         tables = self.tables()
-        if recorded:
-            self._see_holder(tables, needed=False)
+        if training:
+            self._check(tables)
         return read(self.plan, tables, ids)
 
     def expect(self, alive: Callable[[], Any]) -> int:
         """A number for a lookup whose backward can come as long as ``alive()`` is true."""
         number = next(_lookups)
-        # Rows that wait for the optimizer's step need not wait for other lookups.
-        if self.apply == "backward":
-            _outstanding.add(number, alive, self.tables())
+        _outstanding.add(number, alive, self.tables())
         return number
 
-    def _see_holder(self, tables: Tables, needed: bool) -> None:
+    def _check(self, tables: Tables) -> None:
         """
-        Have the optimizer that holds the tables that train hold their anchor too.
+        Raise where a backward could not update the tables as every user of their gradients expects.
 
         Raises:
-            RuntimeError: there is none, where one is needed; or with ``apply="step"`` there are several.
+            RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
+                or is in a DistributedDataParallel, which all wait for a gradient that never comes.
         """
         wanted = [weight.requires_grad for weight in tables.weights]
-        found = self._by_optimizer(tables, wanted, needed)
-        if self.apply == "backward" or not found:
-            return
-        if len(found) > 1:
-            raise RuntimeError(
-                f"grad_mode='fused' with apply='step' needs all tables of a module in one optimizer, got {len(found)}"
-            )
-        optimizer, held = found[0]
-        if optimizer not in self.gradient.held_by:
-            optimizer.hold_anchor(self.anchor, held[0])
-            self.gradient.held_by.add(optimizer)
+        self._by_optimizer(tables, wanted)
+        for weight, want in zip(tables.weights, wanted, strict=True):
+            if want and weight.grad is not None:
+                raise RuntimeError(_HAS_GRAD)
+            if want and has_hooks(weight):
+                raise RuntimeError(_HAS_HOOKS)
+        if is_in_ddp():
+            raise RuntimeError(_IN_DDP)
 
-    def _by_optimizer(
-        self, tables: Tables, wanted: list[bool], needed: bool = True
-    ) -> list[tuple[RowOptimizer, list[Tensor]]]:
-        """The tables that are wanted, by the optimizer that holds them. ``needed``: all must be held by one."""
+    def _by_optimizer(self, tables: Tables, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
+        """The tables that are wanted, by the optimizer that holds them."""
         known = self._optimizers
         if known is None or known[:3] != (changes(), tables, wanted):
             found: dict[weakref.ref[RowOptimizer] | None, list[Tensor]] = {}
@@ -123,47 +114,35 @@ class FusedLookups:
         result = []
         for reference, weights in known[3]:
             optimizer = reference() if reference is not None else None
-            if optimizer is not None:
-                result.append((optimizer, weights))
-            elif needed:
-                raise RuntimeError(_NO_OPTIMIZER)
+            if optimizer is None or not optimizer.in_backward:
+                got = "none" if optimizer is None else f"{type(optimizer).__name__} without"
+                raise RuntimeError(_NO_OPTIMIZER.format(got))
+            result.append((optimizer, weights))
         return result
 
     def is_wanted(self) -> bool:
         """Within a backward: whether it is to reach parameters, or only the tensors that ``inputs`` names."""
         try:
-            return torch._C._will_engine_execute_node(get_gradient_edge(self.anchor).node)
+            return torch._C._will_engine_execute_node(get_gradient_edge(self.leaf).node)
         except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
             return False
 
     def finish(self, number: int, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
-        """The backward of a lookup: update the tables, or let their rows wait. Grad mode must be off."""
+        """The backward of a lookup: update the tables. Grad mode must be off."""
         tables = self.tables()
         wanted = [weight.requires_grad for weight in tables.weights]
         with _lock:
-            if self.apply == "step":
-                self._leave(tables, grad, ids, argmax, wanted)
-                return
             awaited = _outstanding.remove(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
             else:
                 both = zip(wanted, tables.tables, strict=True)
-                alone = [want and table not in awaited and not _has_rows(table) for want, table in both]
+                alone = [want and table not in awaited and table.collected is None for want, table in both]
             if any(alone):
                 self._update(tables, grad, ids, argmax, alone)
             if alone != wanted:
                 others = [want and not is_alone for want, is_alone in zip(wanted, alone, strict=True)]
-                self._collect(tables, grad, ids, argmax, others, awaited)
-
-    def _leave(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
-        """Let the rows wait for the optimizer."""
-        self._see_holder(tables, needed=True)
-        values, rows = self._gradient(tables, grad, ids, argmax, wanted)
-        chosen = [k for k, want in enumerate(wanted) if want]
-        if chosen:
-            its = [tables.tables[k] for k in chosen]
-            self.gradient.add(its, [_wide(values[k]) for k in chosen], [rows[k] for k in chosen])
+                self._collect(tables, grad, ids, argmax, others)
 
     def _gradient(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
         """Values and rows of the tables that are wanted."""
@@ -173,7 +152,7 @@ class FusedLookups:
         """Update tables in one pass from the gradient of the result."""
         for optimizer, parameters in self._by_optimizer(tables, wanted):
             with writing(parameters):
-                for group in optimizer.begin_step(parameters):
+                for group in optimizer.begin_step(parameters, in_backward=True):
                     here = [True] * len(wanted)
                     if len(group.parameters) < len(wanted):
                         its = {id(parameter) for parameter in group.parameters}
@@ -191,21 +170,32 @@ class FusedLookups:
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         update(group, [Gradient(rows[k], _wide(values[k])) for k, want in enumerate(wanted) if want])
 
-    def _collect(
-        self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool], awaited: set[Table]
-    ) -> None:
-        """Keep the rows of tables that other lookups will have gradients for; update those that have them all."""
+    def _collect(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
+        """Keep the rows of tables that other lookups may have gradients for, until this backward ends."""
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
-        for table, want, table_values, table_rows in zip(tables.tables, wanted, values, rows, strict=True):
-            if want:
-                waiting = waiting_rows(table)
-                waiting.own.append((table_rows, _wide(table_values)))
-                waiting.newest_lookup = _outstanding.newest
-        both = zip(wanted, tables.tables, strict=True)
-        ready = [want and table not in awaited for want, table in both]
-        for optimizer, parameters in self._by_optimizer(tables, ready):
-            gradients = [(parameter, table_of(parameter).take_pending()) for parameter in parameters]
-            optimizer.step_tables([(parameter, gradient) for parameter, gradient in gradients if gradient is not None])
+        backward = torch._C._current_graph_task_id()
+        chosen = [k for k, want in enumerate(wanted) if want]
+        for k in chosen:
+            table = tables.tables[k]
+            if table.collected is None:
+                table.collected = Collected(backward, [])
+            elif table.collected.backward != backward:
+                raise RuntimeError(SECOND_BACKWARD)
+            table.collected.parts.append(Gradient(rows[k], _wide(values[k])))
+        end = partial(self._end, backward, [tables.weights[k] for k in chosen])
+        Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _end(self, backward: int, weights: list[Tensor]) -> None:
+        """The end of a backward that has come to it: update these tables with what it has collected for them."""
+        with _lock:
+            # Another lookup's end may have been here before.
+            here = [weight for weight in weights if table_of(weight).is_collecting(backward)]
+            if here:
+                tables = Tables(here)
+                for optimizer, parameters in self._by_optimizer(tables, [True] * len(here)):
+                    gradients = [(p, merged(table_of(p).take_collected(), p.shape[0])) for p in parameters]
+                    optimizer.step_tables(gradients, in_backward=True)
 
 
 class _Outstanding:
@@ -214,7 +204,6 @@ class _Outstanding:
     def __init__(self) -> None:
         self._lookups: dict[int, tuple[Callable[[], Any], frozenset[Table]]] = {}
         self._most = 64
-        self.newest = -1
 
     def add(self, number: int, alive: Callable[[], Any], tables: Tables) -> None:
         """Expect the backward of a lookup, as long as ``alive()`` is true."""
@@ -223,17 +212,13 @@ class _Outstanding:
                 self._forget_expired()
                 self._most = max(64, 2 * len(self._lookups))
             self._lookups[number] = (alive, tables.set)
-            self.newest = number
 
     def remove(self, number: int, tables: Tables) -> set[Table]:
-        """A lookup's backward has come: which of its tables, and perhaps others, have more to expect."""
+        """A lookup's backward has come: which of its tables, and perhaps others, may have more to expect."""
         self._lookups.pop(number, None)
         self._forget_expired()
-        awaited: set[Table] = set()
-        for other, (_, others) in self._lookups.items():
-            if not others.isdisjoint(tables.set):
-                awaited.update(table for table in others if not _is_settled(table, other))
-        return awaited
+        others = [its for _, its in self._lookups.values() if not its.isdisjoint(tables.set)]
+        return set().union(*others)
 
     def _forget_expired(self) -> None:
         for number, (alive, _) in list(self._lookups.items()):
@@ -248,19 +233,23 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _is_settled(table: Table, number: int) -> bool:
-    """Whether rows that waited for this lookup are gone: it is of an earlier step, and its backward may never come."""
-    waiting = table.pending
-    return isinstance(waiting, WaitingRows) and not waiting.own and number <= waiting.newest_lookup
-
-
-def _has_rows(table: Table) -> bool:
-    return isinstance(table.pending, WaitingRows) and bool(table.pending.own)
-
-
+# Each names the way out.
+_OTHER_MODES = "choose grad_mode='sparse' or 'dense' for it"
 _NO_OPTIMIZER = (
-    "grad_mode='fused' needs an optimizer of torchsparse_rec.optim that holds the table: make it before training, or "
-    "choose another grad_mode"
+    "grad_mode='fused': backward() updates the table, which an optimizer of torchsparse_rec.optim made with "
+    "in_backward=True must hold, got {}: make one before training, or " + _OTHER_MODES
+)
+_HAS_GRAD = (
+    "grad_mode='fused': the table has a .grad, which its updates in backward() leave out: something else than lookups "
+    "uses it (tied weights, a penalty on weight), or another grad_mode did before. Set it to None, or " + _OTHER_MODES
+)
+_HAS_HOOKS = (
+    "grad_mode='fused': the table has a hook on its gradient, which would never run, as backward() updates the table "
+    "instead: remove the hook, or " + _OTHER_MODES
+)
+_IN_DDP = (
+    "grad_mode='fused': the table is in a DistributedDataParallel, which adds up gradients over processes, but "
+    "backward() updates the table with this process's alone: " + _OTHER_MODES
 )
 
 
@@ -273,8 +262,8 @@ class _Token:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor, indices, offsets, per_sample_weights, bags, side_by_side, owner):
-        reading = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), True)
+    def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, training):
+        reading = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), training)
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.bags, ctx.side_by_side, ctx.owner = bags, side_by_side, owner
         ctx.token = _Token()
@@ -289,12 +278,10 @@ class _Fused(torch.autograd.Function):
     def backward(ctx, grad):
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         ids = Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
-        owner, weights_grad, anchor_grad = ctx.owner, None, None
+        owner, weights_grad = ctx.owner, None
         if ctx.needs_input_grad[3]:
             check_unchanged(owner.tables().weights, ctx.versions)
             weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
         if owner.is_wanted():
             owner.finish(ctx.number, grad, ids, argmax)
-            if owner.apply == "step":
-                anchor_grad = torch.zeros_like(owner.anchor)
-        return anchor_grad, None, None, weights_grad, None, None, None
+        return None, None, None, weights_grad, None, None, None, None

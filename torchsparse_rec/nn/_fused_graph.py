@@ -1,7 +1,7 @@
 """
 Lookups in compiled graphs, of tables of which rows may be behind: operators that name their owner by a number.
 
-What they do to tables happens when the graph runs; the graph itself sees ids, results and, of fused lookups, an anchor.
+What they do to tables happens when the graph runs; the graph itself sees ids, results and, of fused lookups, a leaf.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ._plan import Ids, Plan
 from ._read import Tables, read, weights_gradient
 
 if TYPE_CHECKING:
-    from ._owner import AnchorOwner
+    from ._owner import FusedOwner
 
 _numbers = itertools.count()
-_owners: weakref.WeakValueDictionary[int, AnchorOwner] = weakref.WeakValueDictionary()
+_owners: weakref.WeakValueDictionary[int, FusedOwner] = weakref.WeakValueDictionary()
 
 
-def register_owner(module: AnchorOwner) -> int:
+def register_owner(module: FusedOwner) -> int:
     """A number by which operators find the module."""
     number = next(_numbers)
     _owners[number] = module
@@ -48,14 +48,15 @@ def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> Fuse
 # Not among the library's operators: they are Python, and mean nothing without the module that they name.
 _library = torch.library.Library("torchsparse_rec_nn", "DEF")
 _library.define(
-    "fused_lookup(Tensor anchor, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
-    " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded, int call)"
+    "fused_lookup(Tensor leaf, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
+    " bool side_by_side, int owner, int[] tables, int[] plan, bool recorded, bool training,"
+    " int call)"
     " -> (Tensor output, Tensor argmax, Tensor token)"
 )
 _library.define(
-    "fused_lookup_backward(Tensor grad, Tensor anchor, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+    "fused_lookup_backward(Tensor grad, Tensor leaf, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
     " Tensor? output, Tensor argmax, Tensor token, SymInt[] bags, bool side_by_side, int owner, int[] tables,"
-    " int[] plan) -> (Tensor anchor_grad, Tensor weights_grad)"
+    " int[] plan) -> (Tensor leaf_grad, Tensor weights_grad)"
 )
 
 
@@ -65,48 +66,49 @@ def _implement(name: str, function: Callable[..., Any], fake: Callable[..., Any]
     torch.library.register_fake(f"torchsparse_rec_nn::{name}", fake, lib=_library)
 
 
-def _look_up(anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, recorded, _call):
+def _look_up(_leaf, indices, offsets, per_sample_weights, bags, side_by_side, *rest):
+    number, tables, plan, recorded, training, _call = rest
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     lookups, token = _lookups_of(number, tables, plan), torch.full((1,), -1)
-    reading = lookups.start(ids, recorded)
+    reading = lookups.start(ids, recorded and training)
     if recorded:
         alive = StorageWeakRef(token.untyped_storage())
         token.fill_(lookups.expect(lambda: not alive.expired()))
     return *reading, token
 
 
-def _look_up_fake(_anchor, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, *_):
+def _look_up_fake(_leaf, indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan, *_):
     reading = _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan)
     return *reading, torch.empty(1, dtype=torch.int64)
 
 
-def _backward(grad, anchor, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, *where):
+def _backward(grad, leaf, indices, offsets, per_sample_weights, output, argmax, token, bags, side_by_side, *where):
     lookups, ids = _lookups_of(*where), Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     weights_grad = grad.new_empty(0)
     if output is not None:
         weights_grad = weights_gradient(lookups.plan, lookups.tables(), ids, grad, output)
     with torch.no_grad():
         lookups.finish(int(token), grad, ids, argmax)
-    return torch.zeros_like(anchor), weights_grad
+    return torch.zeros_like(leaf), weights_grad
 
 
-def _backward_fake(grad, anchor, indices, offsets, per_sample_weights, output, *_):
-    return torch.empty_like(anchor), grad.new_empty(0) if output is None else torch.empty_like(per_sample_weights)
+def _backward_fake(grad, leaf, indices, offsets, per_sample_weights, output, *_):
+    return torch.empty_like(leaf), grad.new_empty(0) if output is None else torch.empty_like(per_sample_weights)
 
 
 def _setup_context(ctx, inputs, output):
-    anchor, indices, offsets, per_sample_weights, *ctx.where, _recorded, _call = inputs
+    leaf, indices, offsets, per_sample_weights, *ctx.where, _recorded, _training, _call = inputs
     result, argmax, token = output
     ctx.mark_non_differentiable(argmax, token)
     ctx.weighs = per_sample_weights is not None and per_sample_weights.requires_grad
-    ctx.save_for_backward(anchor, indices, offsets, per_sample_weights, result if ctx.weighs else None, argmax, token)
+    ctx.save_for_backward(leaf, indices, offsets, per_sample_weights, result if ctx.weighs else None, argmax, token)
 
 
 def _registered_backward(ctx, grad, _argmax, _token):
-    anchor_grad, weights_grad = torch.ops.torchsparse_rec_nn.fused_lookup_backward.default(
+    leaf_grad, weights_grad = torch.ops.torchsparse_rec_nn.fused_lookup_backward.default(
         grad, *ctx.saved_tensors, *ctx.where
     )
-    return anchor_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 7
+    return leaf_grad, None, None, weights_grad if ctx.weighs else None, *(None,) * 8
 
 
 _implement("fused_lookup", _look_up, _look_up_fake)

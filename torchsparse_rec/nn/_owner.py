@@ -1,4 +1,4 @@
-"""What modules that own tables have in common: rows are current wherever the whole table is seen, and the anchor."""
+"""What modules that own tables have in common: rows are current wherever the whole table is seen; fused lookups."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..optim._tables import are_same, table_of
-from ._anchor import new_anchor
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._plan import Ids, Plan
 from ._read import Tables
-
-APPLY = ("backward", "step")
-_ANCHOR = "fused_anchor"
 
 
 class TableOwner(torch.nn.Module):
@@ -29,8 +25,8 @@ class TableOwner(torch.nn.Module):
     copies, ``.to()``.
     """
 
-    # Whether the grad_mode, of a table in a collection that of the collection, is one of gradients by rows.
-    _by_rows = False
+    # Of a table in a collection that of the collection.
+    _grad_mode: str | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -69,7 +65,7 @@ class TableOwner(torch.nn.Module):
 
     def _may_lag(self) -> bool:
         """Whether rows can fall behind: where lookups have gradients by rows. For compilers, who know no more."""
-        return self._by_rows
+        return self._grad_mode not in (None, "dense")
 
     def train(self, mode: bool = True):
         """As :meth:`torch.nn.Module.train`; ``eval()`` makes all rows current."""
@@ -103,19 +99,16 @@ def _make_current_untraced(module: TableOwner) -> None:
     module._make_current()
 
 
-class AnchorOwner(torch.nn.Module):
-    """A module with fused lookups: the holder of their anchor, which belongs to no state_dict."""
+class FusedOwner(torch.nn.Module):
+    """A module with fused lookups: the holder of the leaf that they hang on, which nobody else sees."""
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
     _known_tables: dict[tuple[int, ...], Tables]
-    _apply_at: str
+    _leaf: Tensor
     _number: int
 
-    def _init_fused(self, apply: str) -> None:
-        if apply not in APPLY:
-            raise ValueError(f"{type(self).__name__}: apply must be 'backward' or 'step', got {apply!r}")
-        self._apply_at = apply
+    def _init_fused(self) -> None:
         self._forget_lookups()
         self._number = register_owner(self)
         if _follow_tables not in self._load_state_dict_post_hooks.values():
@@ -125,25 +118,13 @@ class AnchorOwner(torch.nn.Module):
         """The tables as they are stored, in the order of the whole plan."""
         raise NotImplementedError
 
-    def _set_anchor(self, wanted: bool) -> None:
-        """Have an anchor, or none."""
-        if not wanted:
-            self._parameters.pop(_ANCHOR, None)
-        elif _ANCHOR not in self._parameters:
-            self.register_parameter(_ANCHOR, new_anchor(self._stored_weights()))
-        self._forget_lookups()
-
     def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """A fused lookup of some tables of the whole; ``plan`` is theirs."""
-        anchor = self._parameters[_ANCHOR]
-        assert anchor is not None
         if torch.compiler.is_compiling():
-            recorded = torch.is_grad_enabled() and anchor.requires_grad
             where = (self._number, list(tables), plan.numbers())
-            return fused_lookup(anchor, *ids[:3], list(ids.bags), ids.side_by_side, *where, recorded, number_of_call())[
-                0
-            ]
-        return self._fused_lookups(plan, tuple(tables))(anchor, ids)
+            how = (torch.is_grad_enabled(), self.training, number_of_call())
+            return fused_lookup(self._leaf, *ids[:3], list(ids.bags), ids.side_by_side, *where, *how)[0]
+        return self._fused_lookups(plan, tuple(tables))(ids, self.training)
 
     def _read_in_graph(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """Current rows, in a compiled graph, without a gradient to the tables."""
@@ -166,9 +147,7 @@ class AnchorOwner(torch.nn.Module):
                 stored = module._stored_weights()
                 return stored if len(tables) == len(stored) else [stored[k] for k in tables]
 
-            anchor = self._parameters[_ANCHOR]
-            assert anchor is not None
-            found = self._fused[plan, tables] = FusedLookups(plan, weights, anchor, self._apply_at)
+            found = self._fused[plan, tables] = FusedLookups(plan, weights, self._leaf)
         self._last_fused = (plan, tables, found)
         return found
 
@@ -181,13 +160,25 @@ class AnchorOwner(torch.nn.Module):
         return held
 
     def _forget_lookups(self) -> None:
+        """Begin anew with tables that may be elsewhere."""
         self._fused, self._last_fused, self._known_tables = {}, None, {}
+        if self._may_fuse():
+            self._leaf = torch.zeros((), device=self._stored_weights()[0].device, requires_grad=True)
+
+    def _end_fused(self) -> None:
+        """Undo :meth:`_init_fused`, before the module becomes another."""
+        for name in ("_fused", "_last_fused", "_known_tables", "_leaf", "_number"):
+            self.__dict__.pop(name, None)
+        hooks = self._load_state_dict_post_hooks
+        for key in [key for key, hook in hooks.items() if hook is _follow_tables]:
+            del hooks[key]
+
+    def _may_fuse(self) -> bool:
+        """Whether the grad_mode can be one of fused lookups."""
+        raise NotImplementedError
 
     def _apply(self, fn: Any, recurse: bool = True):
         result = super()._apply(fn, recurse)
-        anchor = self._parameters.get(_ANCHOR)
-        if anchor is not None and anchor.dtype in (torch.float16, torch.bfloat16):
-            anchor.data = anchor.data.float()  # a norm needs its range
         self._forget_lookups()
         return result
 
@@ -195,34 +186,17 @@ class AnchorOwner(torch.nn.Module):
         """For copies and pickles, which look up tables of their own."""
         parent = getattr(super(), "__getstate__", None)
         state = self.__dict__.copy() if parent is None else dict(parent())
-        state["_fused"], state["_last_fused"], state["_known_tables"] = {}, None, {}
+        for name in ("_fused", "_last_fused", "_known_tables", "_leaf"):
+            state.pop(name, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`."""
         super().__setstate__(state)
         self._number = register_owner(self)
-        anchor = self._parameters.get(_ANCHOR)
-        if anchor is not None:
-            anchor._torchsparse_rec_anchor = True  # type: ignore[attr-defined]  # copies lose it
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination.pop(prefix + _ANCHOR, None)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        anchor = self._parameters.pop(_ANCHOR, None)
-        try:
-            super()._load_from_state_dict(*args, **kwargs)
-        finally:
-            if anchor is not None:
-                self._parameters[_ANCHOR] = anchor
+        self._forget_lookups()
 
 
-def _follow_tables(module: AnchorOwner, _keys: Any) -> None:
-    """After ``load_state_dict(assign=True)`` the tables may be elsewhere; an anchor on the meta device cannot move."""
-    anchor = module._parameters.get(_ANCHOR)
-    if anchor is not None and anchor.device != module._stored_weights()[0].device:
-        module._set_anchor(False)
-        module._set_anchor(True)
-        module._parameters[_ANCHOR].requires_grad_(anchor.requires_grad)  # type: ignore[union-attr]
+def _follow_tables(module: FusedOwner, _keys: Any) -> None:
+    """After ``load_state_dict(assign=True)`` the tables may be elsewhere."""
+    module._forget_lookups()

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from ..optim._tables import table_of
+from .gradients import has_hooks
 
 __all__ = ["AutoChoice", "calibrate", "step_costs"]
 
@@ -25,16 +26,18 @@ MODES = ("dense", "sparse", "fused")
 FREEZE_AFTER = 100
 
 _LEAST_ELEMENTS = 8
+# Of a lookup, where the choice must not depend on lookups.
+_SETTLED_ROWS = 4096
 
 
 class Constants(NamedTuple):
     """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
 
-    # Microseconds of a step on a table of 16 x 4: dense, sparse, fused within the optimizer's step, fused in backward.
+    # Microseconds of a step on a table of 16 x 4: dense, sparse, fused.
     fixed: dict[str, tuple[float, ...]]
     # How many times a step passes over the elements of the rows it touches, likewise: the backward writes a gradient,
-    # the optimizer reads it (and for the anchor its norm), reads and writes weight and states. torch's SGD and Adagrad
-    # take dense and sparse gradients; of other optimizers of torch only what explain() prints is counted here.
+    # the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
+    # gradients; of other optimizers of torch only what explain() prints is counted here.
     passes: dict[str, tuple[float, ...]]
     # What a touched row takes beyond its bytes, because it lies anywhere and may have to be caught up, likewise.
     row_microseconds: dict[str, tuple[float, ...]]
@@ -49,25 +52,25 @@ SHIPPED = Constants(
         "torch.SGD": (55.0, 120.0),
         "torch.Adagrad": (85.0, 190.0),
         "torch": (85.0, 190.0),
-        "SGD": (77.0, 131.0, 273.0, 134.0),
-        "Adagrad": (79.0, 133.0, 276.0, 135.0),
-        "ours": (88.0, 225.0, 304.0, 159.0),
+        "SGD": (77.0, 131.0, 134.0),
+        "Adagrad": (79.0, 133.0, 135.0),
+        "ours": (88.0, 225.0, 159.0),
     },
     passes={
         "torch.SGD": (4, 4),
         "torch.Adagrad": (12, 18),
         "torch": (2, 2),
-        "SGD": (2.2, 2.0, 2.9, 2.0),
-        "RowWiseAdagrad": (2.2, 2.0, 2.9, 2.0),
-        "Adagrad": (2.3, 3.8, 4.9, 2.6),
-        "ours": (3.1, 4.5, 5.4, 5.0),
+        "SGD": (2.2, 2.0, 2.0),
+        "RowWiseAdagrad": (2.2, 2.0, 2.0),
+        "Adagrad": (2.3, 3.8, 2.6),
+        "ours": (3.1, 4.5, 5.0),
     },
     row_microseconds={
         "torch": (0.0, 0.0),
-        "SGD": (0.012, 0.010, 0.010, 0.013),
-        "RowWiseAdagrad": (0.012, 0.010, 0.010, 0.013),
-        "Adagrad": (0.018, 0.006, 0.005, 0.022),
-        "ours": (0.028, 0.068, 0.072, 0.048),
+        "SGD": (0.012, 0.010, 0.013),
+        "RowWiseAdagrad": (0.012, 0.010, 0.013),
+        "Adagrad": (0.018, 0.006, 0.022),
+        "ours": (0.028, 0.068, 0.048),
     },
     bytes_per_microsecond={"torch": 12e3, "ours": 20e3},
 )
@@ -120,7 +123,7 @@ class StepCost(NamedTuple):
 
 
 def step_costs(
-    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float, apply: str = "step"
+    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float, in_backward: bool = False
 ) -> dict[str, StepCost]:
     """
     Estimate a training step's cost in each gradient mode: a pure function of sizes and constants.
@@ -131,10 +134,11 @@ def step_costs(
         element_size: bytes of an element.
         optimizer: name of the optimizer's class, after ``"torch."`` if it is torch's.
         rows: different rows that a step touches.
-        apply: when ``"fused"`` updates, ``"step"`` (default) or ``"backward"``.
+        in_backward: whether it is one of :mod:`torchsparse_rec.optim` that was made with ``in_backward=True``. Default
+            False.
 
     Returns:
-        The costs of ``"dense"`` and ``"sparse"``, and for an optimizer of :mod:`torchsparse_rec.optim` of ``"fused"``.
+        The costs of ``"dense"`` and ``"sparse"``, and with ``in_backward`` of ``"fused"``.
 
     Example:
         >>> costs = step_costs(793_471, 512, 4, "torch.SGD", 2_556)
@@ -144,10 +148,8 @@ def step_costs(
     whose = "torch" if optimizer.startswith("torch") else "ours"
     tables = (_constants.passes, _constants.fixed, _constants.row_microseconds)
     columns = list(zip(*(table.get(optimizer, table[whose]) for table in tables), strict=True))
-    if whose == "ours":
-        columns = [*columns[:2], columns[3 if apply == "backward" else 2]]
     costs = {}
-    for mode, (times, start, row) in zip(MODES, columns, strict=False):
+    for mode, (times, start, row) in zip(MODES if in_backward else MODES[:2], columns, strict=False):
         count = num_embeddings if mode == "dense" else rows
         moved = round(times * count * embedding_dim * element_size)
         # Our pass over a table of narrower rows takes as long as if they had _LEAST_ELEMENTS.
@@ -226,21 +228,21 @@ def _name(optimizer: Optimizer | None) -> str:
 class AutoChoice:
     """What ``"auto"`` remembers of one table: how many ids its lookups have, its optimizer, and the last choice."""
 
-    def __init__(self, apply: str = "step") -> None:
-        self.apply = apply  # the module's
+    def __init__(self) -> None:
         self.lookups = 0
         self.ids = 0
         self.announced: Announced | None = None
         self.mode = "dense"
-        self._chosen_for: tuple[str, Constants] | None = None
+        self.settled = False
+        self._chosen_for: tuple[str, bool, Constants] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
-        return {"apply": self.apply, **self.estimate()}
+        return self.estimate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`."""
-        self.__init__(state["apply"])  # type: ignore[misc]
+        self.__init__()  # type: ignore[misc]
         self.restore(state)
 
     def estimate(self) -> dict[str, int]:
@@ -289,14 +291,32 @@ class AutoChoice:
             return "no optimizer was announced: call use_optimizer(optimizer)"
         return self.announced.obstacle(weight)
 
+    def settle(self, weight: Tensor) -> str:
+        """The layout, ``"dense"`` or ``"sparse"``, of all gradients from now on: by sizes, not by lookups."""
+        if not self.settled:
+            sizes = weight.shape[0], weight.shape[1], weight.element_size()
+            costs = step_costs(*sizes, self.optimizer(weight), _SETTLED_ROWS)
+            cheapest = min(costs, key=lambda mode: costs[mode].microseconds)
+            self.mode = "dense" if self.obstacle(weight) is not None else cheapest
+            self.settled = True
+        return self.mode
+
     def choose(self, weight: Tensor) -> str:
         """The layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
+        if self.settled:
+            obstacle = self.obstacle(weight)
+            if self.mode == "sparse" and obstacle is not None and table_of(weight).optimizer is None:
+                raise RuntimeError(
+                    "grad_mode='auto': the choice of sparse gradients was settled, as for DistributedDataParallel, but "
+                    f"{self.optimizer(weight)} does not take them exactly: {obstacle}"
+                )
+            return self.mode
         if self.obstacle(weight) is not None:
             self.mode, self._chosen_for = "dense", None
             return self.mode
-        name = self.optimizer(weight)
-        if self._chosen_for is None or self._chosen_for[0] != name or self._chosen_for[1] is not _constants:
-            self._chosen_for = (name, _constants)
+        chosen_for = (self.optimizer(weight), self.may_fuse(weight), _constants)
+        if self._chosen_for != chosen_for:
+            self._chosen_for = chosen_for
             self.mode = self._cheapest(weight)
         return self.mode
 
@@ -313,7 +333,12 @@ class AutoChoice:
             return None
         rows = expected_rows(weight.shape[0], ids)
         sizes = weight.shape[0], weight.shape[1], weight.element_size()
-        return step_costs(*sizes, self.optimizer(weight), rows, self.apply)
+        return step_costs(*sizes, self.optimizer(weight), rows, self.may_fuse(weight))
+
+    def may_fuse(self, weight: Tensor) -> bool:
+        """Whether backward may update the table: its optimizer says so, and nothing looks at a gradient."""
+        ours = table_of(weight).optimizer
+        return ours is not None and ours.in_backward and weight.grad is None and not has_hooks(weight)
 
     def explain(self, weight: Tensor) -> list[str]:
         """The choice in words, with the numbers behind it."""

@@ -45,24 +45,16 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             * ``None`` (default): as ``sparse`` says;
             * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
             * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed;
-            * ``"fused"``: none; an optimizer of :mod:`torchsparse_rec.optim` that holds the table updates the rows that
-              occur, at the moment that ``apply`` says;
-            * ``"auto"``: the one that a cost model finds cheapest among those that the optimizer takes exactly: all for
-              ours, dense and sparse for one of torch's announced with :meth:`use_optimizer`, else dense.
-              :meth:`explain` says which and why.
+            * ``"fused"``: none: ``backward()`` updates the rows that occur, for the optimizer of
+              :mod:`torchsparse_rec.optim` that holds the table, made with ``in_backward=True``. The least time and
+              memory; but nothing can be accumulated over backwards, clipped or scaled, and what would be wrong for
+              that raises;
+            * ``"auto"``: the one that a cost model finds cheapest among those that the optimizer takes exactly: dense
+              and sparse for ours, and fused if it was made with ``in_backward=True``; dense and sparse for one of
+              torch's announced with :meth:`use_optimizer`; else dense. :meth:`explain` says which and why.
 
             A sparse lookup cannot be traced by ``torch.compile``: it breaks the graph, and is an error with
             ``fullgraph=True``.
-        apply: when ``"fused"`` updates:
-
-            * ``"step"`` (default): in the optimizer's step. Until then the rows wait: gradients can be accumulated over
-              several backwards, clipped by ``torch.nn.utils.clip_grad_norm_`` (2-norm) and scaled by ``GradScaler``,
-              which see one parameter more, the anchor, whose gradient is the norm of these rows.
-              ``torchsparse_rec.optim`` has functions that clip by any norm and by value;
-            * ``"backward"``: in ``backward()``. Faster, and there is no gradient at any time: nothing can be
-              accumulated, clipped or scaled. A table looked up several times is updated once, by the last backward.
-
-            ``zero_grad()`` lets go of rows that wait.
 
     Shape:
         ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
@@ -71,6 +63,9 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     Raises:
         IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
         ValueError: wrong dtypes, padding_idx or grad_mode.
+        RuntimeError: in ``"fused"``, where backward() could not update the table as everybody expects: no optimizer
+            with ``in_backward=True`` holds it; it has a ``.grad`` or a hook, or is in a DistributedDataParallel; a
+            second backward() before the optimizer's ``step()``; a hyperparameter changed between the two.
 
     Source: ``torch.nn.Embedding``, ``tf.keras.layers.Embedding``.
 
@@ -96,7 +91,6 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         dtype=None,
         *,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> None:
         check_padding_idx("Embedding", padding_idx, num_embeddings)
         super().__init__(
@@ -112,7 +106,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             device,
             dtype,
         )
-        self._init_grad_mode(grad_mode, apply)
+        self._init_grad_mode(grad_mode)
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``; see the class."""
@@ -141,7 +135,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     def extra_repr(self) -> str:
         """As torch's, with the gradient mode where one was chosen."""
         mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
-        return super().extra_repr() + mode
+        return self._torchs_repr(torch.nn.Embedding) + mode
 
     @classmethod
     def from_pretrained(
@@ -155,7 +149,6 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         sparse: bool = False,
         *,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> Embedding:
         """
         Make a module around an existing table.
@@ -169,7 +162,6 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             scale_grad_by_freq: as for the class.
             sparse: as for the class.
             grad_mode: as for the class.
-            apply: as for the class.
 
         Returns:
             The module.
@@ -183,5 +175,5 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             Embedding,
             super().from_pretrained(embeddings, freeze, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse),
         )
-        module._init_grad_mode(grad_mode, apply)
+        module._init_grad_mode(grad_mode)
         return module

@@ -68,7 +68,6 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         device: where a drawn table lives.
         dtype: of a drawn table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
         grad_mode: as for :class:`Embedding`.
-        apply: as for :class:`Embedding`.
 
     Shape:
         ``input``: int32 or int64, ``[B, L]`` (B bags of L ids), or ``[N]`` with ``offsets`` ``[B]`` (where each bag
@@ -104,7 +103,6 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         dtype=None,
         *,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> None:
         if mode not in _MODES:
             raise ValueError(f"EmbeddingBag: mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
@@ -123,7 +121,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             device,
             dtype,
         )
-        self._init_grad_mode(grad_mode, apply)
+        self._init_grad_mode(grad_mode)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Look up and pool the bags of ``input``; see the class."""
@@ -189,7 +187,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
     def extra_repr(self) -> str:
         """As torch's, with the gradient mode where one was chosen."""
         mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
-        return super().extra_repr() + mode
+        return self._torchs_repr(torch.nn.EmbeddingBag) + mode
 
     @classmethod
     def from_pretrained(
@@ -205,7 +203,6 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         padding_idx: int | None = None,
         *,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> EmbeddingBag:
         """
         Make a module around an existing table.
@@ -221,7 +218,6 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             include_last_offset: as for the class.
             padding_idx: as for the class.
             grad_mode: as for the class.
-            apply: as for the class.
 
         Returns:
             The module.
@@ -240,5 +236,5 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
                 padding_idx,
             ),
         )
-        module._init_grad_mode(grad_mode, apply)
+        module._init_grad_mode(grad_mode)
         return module

@@ -35,13 +35,9 @@ class EmbeddingBagCollection(Collection):
 
             * ``None`` (default) and ``"dense"``: strided;
             * ``"sparse"``: COO with unique, sorted rows;
-            * ``"fused"``: none; an optimizer of :mod:`torchsparse_rec.optim` that holds the tables updates their rows,
-              at the moment that ``apply`` says;
+            * ``"fused"``: none: ``backward()`` updates the rows that occur, for an optimizer of
+              :mod:`torchsparse_rec.optim` made with ``in_backward=True``, see :class:`Embedding`;
             * ``"auto"``: for each table the cheapest that its optimizer takes exactly, see :meth:`explain`.
-        apply: when ``"fused"`` updates: ``"step"`` (default), in the optimizer's step, as everybody expects: gradients
-            can be accumulated, clipped by ``torch.nn.utils.clip_grad_norm_`` and scaled by ``GradScaler``; or
-            ``"backward"``, inside ``backward()``, which is faster and keeps no gradient at all, but leaves no moment
-            for any of these.
 
     Shape:
         ``features``: a :class:`KeyedJaggedTensor` (ours or TorchRec's), or a mapping from names to features in any
@@ -82,10 +78,9 @@ class EmbeddingBagCollection(Collection):
         device: torch.device | str | None = None,
         *,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> None:
         modes = [_MODES[as_pooling(config.pooling).value] for config in tables]
-        super().__init__(tables, modes, device, grad_mode, apply)
+        super().__init__(tables, modes, device, grad_mode)
         self._is_weighted = is_weighted
         # What a KeyedTensor has beside its values: here nothing of it needs to be checked.
         self._form = tuple(self._names), tuple(self._widths), 1
@@ -163,7 +158,6 @@ class EmbeddingCollection(Collection):
         device: where the tables are made. Default: torch's default device.
         need_indices: whether the results carry the ids as their weights. Default False.
         grad_mode: as for :class:`EmbeddingBagCollection`.
-        apply: likewise.
 
     Shape:
         ``features`` as for :class:`EmbeddingBagCollection`. The result is a dict from names to
@@ -192,9 +186,8 @@ class EmbeddingCollection(Collection):
         need_indices: bool = False,
         *,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> None:
-        super().__init__(tables, [_reduction.SUM] * len(tables), device, grad_mode, apply)
+        super().__init__(tables, [_reduction.SUM] * len(tables), device, grad_mode)
         self._need_indices = need_indices
 
     def need_indices(self) -> bool:

@@ -19,6 +19,7 @@ from ._plan import Ids
 from ._read import Tables, read
 from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
+from .gradients import is_in_ddp
 from .variable.cold import ColdRows, cold_rows_of
 from .variable.contents import Contents
 from .variable.contents import Export as Export
@@ -66,7 +67,6 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         device: where the table lives.
         dtype: float16, bfloat16, float32 (default) or float64.
         grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
-        apply: as of :class:`Embedding`.
 
     Shape:
         ``input``: int32 or int64 of any shape; the result has ``embedding_dim`` appended. A jagged nested tensor gives
@@ -92,7 +92,7 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
 
     keys: KeyRows
     _filtered: Tensor
-    sparse = True
+    _sparse = True
     max_norm = None
 
     def __init__(
@@ -109,7 +109,6 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         grad_mode: str | None = None,
-        apply: str = "step",
     ) -> None:
         super().__init__()
         self.name = name or "embedding_variable"
@@ -150,7 +149,7 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         self._looked_up, self._found_cold, self._evicted = 0, 0, 0
         self.register_buffer("_filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self._init_saving()
-        self._init_grad_mode(grad_mode, apply)
+        self._init_grad_mode(grad_mode)
         self._tend(self._stored_weight())
         if option.ckpt is not None and option.ckpt.ckpt_to_load_from is not None:
             self.restore(option.ckpt.ckpt_to_load_from)
@@ -316,6 +315,11 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
                 "would be lost: use one process for each device"
+            )
+        if is_in_ddp():
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: a table that grows cannot be in a DistributedDataParallel, whose "
+                "processes would give the same row to different keys: leave it out of the wrapped module"
             )
         weight = self._stored_weight()
         self._tend(weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..optim._tables import table_of
 from ._lookup import WHY_UNTRACED
-from ._owner import AnchorOwner, TableOwner
+from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, look_up_behind, owned_table, read
 from .auto import AutoChoice, as_bytes
@@ -25,10 +26,10 @@ GRAD_MODES = (None, "sparse", "dense", "fused", "auto")
 _METADATA_KEY = "torchsparse_rec_lookups"
 
 
-class HasGradMode(AnchorOwner):
+class HasGradMode(FusedOwner):
     """A module with one or more tables and one ``grad_mode``."""
 
-    _grad_mode: str | None
+    _grad_mode: str | None = None
 
     @property
     def grad_mode(self) -> str | None:
@@ -45,8 +46,11 @@ class HasGradMode(AnchorOwner):
             table_of(weight).make_current()
         for module in self.modules():
             if isinstance(module, TableOwner):
-                module._by_rows = value not in (None, "dense")
-        self._set_anchor(value in ("fused", "auto"))
+                module._grad_mode = value
+        self._forget_lookups()
+
+    def _may_fuse(self) -> bool:
+        return self._grad_mode in ("fused", "auto")
 
     def _may_lag(self) -> bool:
         """Whether rows can fall behind: where lookups have gradients by rows."""
@@ -100,15 +104,44 @@ def forward_untraced(module: torch.nn.Module, *inputs: Tensor | None) -> Tensor:
 class GradModeMixin(HasGradMode, TableOwner):
     """The part of a table module that decides on the layout of its gradient."""
 
-    sparse: bool
     max_norm: float | None
+    _sparse: bool
     _auto: AutoChoice
     _last_plan: Plan = Plan((), (), (), (), (), ())
 
-    def _init_grad_mode(self, grad_mode: str | None, apply: str = "step") -> None:
-        self._init_fused(apply)
-        self._auto = AutoChoice(apply)
+    def _init_grad_mode(self, grad_mode: str | None) -> None:
+        if "sparse" in self.__dict__:  # it was one of torch's before
+            self._sparse = self.__dict__.pop("sparse")
+        self._init_fused()
+        self._auto = AutoChoice()
         self.grad_mode = grad_mode
+
+    def _end_grad_mode(self) -> None:
+        """Undo :meth:`_init_grad_mode`, before the module becomes one of torch's."""
+        table_of(self._stored_weight()).disown()
+        self._end_fused()
+        self.__dict__["sparse"] = self._sparse
+        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan"):
+            self.__dict__.pop(name, None)
+
+    @property
+    def sparse(self) -> bool:
+        """
+        Whether the table's gradient is COO; may be set, for ``grad_mode=None``.
+
+        Whoever asks a table in ``"auto"``, as DistributedDataParallel does when it is made, settles the choice between
+        dense and sparse for good, by sizes alone: so all processes settle it alike. Make the optimizer before: without
+        one the choice is dense.
+        """
+        return self._sparse if self._grad_mode is None else gives_coo(self._grad_mode, self._auto, self)
+
+    @sparse.setter
+    def sparse(self, value: bool) -> None:
+        self._sparse = value
+
+    def _torchs_repr(self, base: Any) -> str:
+        """The ``extra_repr()`` of one of torch's classes. To ask for ``sparse`` would settle a choice."""
+        return base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))  # type: ignore[no-any-return]
 
     def _stored_weights(self) -> list[Parameter]:
         return [self._stored_weight()]
@@ -131,14 +164,14 @@ class GradModeMixin(HasGradMode, TableOwner):
     def _may_lag(self) -> bool:
         if self._grad_mode == "auto":
             return self._auto.mode != "dense"  # a change to dense makes rows current
-        return self._by_rows or (self._grad_mode is None and self.sparse)
+        return super()._may_lag() or (self._grad_mode is None and self._sparse)
 
     def _gradient_kind(self, weight: Tensor, ids: int) -> str:
         """The layout of the gradient of a lookup of so many ids."""
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return "dense"
         if self._grad_mode is None:
-            return "sparse" if self.sparse else "dense"
+            return "sparse" if self._sparse else "dense"
         if not isinstance(weight, Parameter):  # computed, so it has no optimizer
             return "sparse" if self._grad_mode == "sparse" else "dense"
         return self._kind(self._auto, weight, ids)
@@ -189,7 +222,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             A text of several lines: the choice; the table; under ``grad_mode="auto"`` the optimizer, the estimate of
             rows per lookup, and the bytes and time of a step in each mode.
         """
-        default = f"follows sparse={self.sparse}"
+        default = f"follows sparse={self._sparse}"
         return self._explain_table(self._auto, self._stored_weight(), type(self).__name__, default)
 
     # ---- The estimate travels with the state ------------------------------------------------------------------------
@@ -203,6 +236,11 @@ class GradModeMixin(HasGradMode, TableOwner):
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
         load_estimate(self._auto, local_metadata)
+
+
+def gives_coo(grad_mode: str | None, auto: AutoChoice, table: TableOwner) -> bool:
+    """Whether a table's gradient is COO, in a mode other than None of a single table."""
+    return grad_mode == "sparse" or (grad_mode == "auto" and auto.settle(table._stored_weight()) == "sparse")
 
 
 def save_estimate(auto: AutoChoice, destination: Any, prefix: str) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
 __all__ = ["sparse_to_dense_grads"]
+
+_PACKAGE = f"{__name__.partition('.')[0]}."
 
 
 class _KeepCoalesced:
@@ -53,6 +56,18 @@ def keep_coalesced(weight: Tensor) -> None:
     keep = _KeepCoalesced()
     weight.register_hook(keep.before)
     weight.register_post_accumulate_grad_hook(keep.after)
+
+
+def has_hooks(weight: Tensor) -> bool:
+    """Whether anybody but this package has hooks on a table's gradient."""
+    both = weight._backward_hooks, weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    found = [hook for hooks in both if hooks for hook in hooks.values()]
+    return not all(str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found)
+
+
+def is_in_ddp() -> bool:
+    """Whether this is within the forward of a DistributedDataParallel."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
 
 
 def sparse_to_dense_grads(x: Any) -> Any:

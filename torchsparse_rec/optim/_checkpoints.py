@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ._clock import Clock
-from ._tables import accumulator_dtype, is_anchor, table_if_any
+from ._tables import accumulator_dtype, table_if_any
 
 __all__ = ["Checkpoints"]
 
@@ -20,6 +18,10 @@ class Checkpoints(Optimizer):
 
     # Whether the state has a "step".
     _counts_steps = True
+    # What backwards have stepped since the last step().
+    _stepped: list[Any] = []
+    # Whether tables in grad_mode "fused" are updated by backward(), before step().
+    in_backward = False
     # What torch's parameter groups do not have.
     _row_defaults: dict[str, Any] = {}
     # States of half parameters as they were loaded, until the first step, which knows what is a table.
@@ -57,8 +59,7 @@ class Checkpoints(Optimizer):
         gives the same bits as this one, which goes on.
         """
         self._restart_clocks()
-        with self._without_anchors():
-            state_dict = super().state_dict()
+        state_dict = super().state_dict()
         state_dict["state"] = {key: state for key, state in state_dict["state"].items() if state}
         return state_dict
 
@@ -71,9 +72,9 @@ class Checkpoints(Optimizer):
         """
         kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
         self._release_tables()
-        with self._without_anchors():
-            super().load_state_dict(state_dict)
-            self._keep_wide_states(state_dict)
+        self._stepped = []
+        super().load_state_dict(state_dict)
+        self._keep_wide_states(state_dict)
         for group, values in zip(self.param_groups, kept, strict=True):
             for name, value in values.items():
                 group.setdefault(name, value)
@@ -92,29 +93,10 @@ class Checkpoints(Optimizer):
                     state = state_dict["state"].get(key, {})
                     self._wide[parameter] = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
 
-    @contextmanager
-    def _without_anchors(self) -> Iterator[None]:
-        """Parameters and their names without the anchors, which a saved state does not have."""
-        removed = []
-        for group in self.param_groups:
-            lists = [name for name in ("params", "param_names") if name in group]
-            places = [i for i, parameter in enumerate(group["params"]) if is_anchor(parameter)]
-            removed.append({name: [(i, group[name][i]) for i in places] for name in lists if places})
-            for name in lists if places else []:
-                group[name] = [x for i, x in enumerate(group[name]) if i not in places]
-        try:
-            yield
-        finally:
-            for group, lists_removed in zip(self.param_groups, removed, strict=True):
-                for name, anchors in lists_removed.items():
-                    group[name] = list(group[name])
-                    for i, anchor in anchors:
-                        group[name].insert(i, anchor)
-
     def __getstate__(self) -> dict[str, Any]:
         """Copies are taken of current rows, as checkpoints are."""
         self._restart_clocks()
-        return {**super().__getstate__(), "_row_defaults": self._row_defaults}
+        return {**super().__getstate__(), "_row_defaults": self._row_defaults, "in_backward": self.in_backward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`; torch loads a state through this too."""

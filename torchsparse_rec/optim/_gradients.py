@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..ops.row_optimizer import row_optimizer_update_
-from ._tables import Gradient, Table, accumulator_dtype, table_of
+from ._tables import Gradient, accumulator_dtype, table_of
 
 if TYPE_CHECKING:
     from ._row_optimizer import StepGroup
 
-__all__ = ["coalesced", "gradient_of", "merged", "scaled", "update"]
+__all__ = ["coalesced", "gradient_of", "merged", "update"]
 
 
 def coalesced(grad: Tensor) -> Tensor:
@@ -26,21 +26,17 @@ def coalesced(grad: Tensor) -> Tensor:
     return grad.to(dtype).coalesce() if grad.dtype != dtype else grad.coalesce()
 
 
-def gradient_of(optimizer: str, parameter: Tensor, table: Table, zero_rows_are_idle: bool) -> Gradient | None:
+def gradient_of(optimizer: str, parameter: Tensor, zero_rows_are_idle: bool) -> Gradient:
     """
-    A table's gradient, from ``.grad`` and from what waits elsewhere; None if there is none.
+    A table's gradient, from its ``.grad``.
 
     Args:
         optimizer: for messages.
         parameter: the table's.
-        table: the parameter's.
         zero_rows_are_idle: leave rows out that are zero in a strided gradient. On CUDA their count is read back.
     """
-    pending = table.take_pending()
     grad = parameter.grad
-    if grad is None:
-        return pending
-    rows = parameter.shape[0]
+    assert grad is not None
     width = math.prod(parameter.shape[1:])
     if grad.layout is torch.sparse_coo:
         if grad.sparse_dim() != 1:
@@ -48,24 +44,20 @@ def gradient_of(optimizer: str, parameter: Tensor, table: Table, zero_rows_are_i
                 f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {grad.sparse_dim()}"
             )
         grad = coalesced(grad)
-        gradient = Gradient(grad._indices()[0], grad._values().reshape(-1, width))
-    else:
-        gradient = Gradient(None, grad.reshape(rows, width).contiguous())
-        if zero_rows_are_idle:
-            some = (gradient.values != 0).any(1).nonzero()[:, 0]
-            gradient = Gradient(some, gradient.values[some])
-    return gradient if pending is None else merged([gradient, pending], rows)
+        return Gradient(grad._indices()[0], grad._values().reshape(-1, width))
+    values = grad.reshape(parameter.shape[0], width).contiguous()
+    if not zero_rows_are_idle:
+        return Gradient(None, values)
+    some = (values != 0).any(1).nonzero()[:, 0]
+    return Gradient(some, values[some])
 
 
 def merged(gradients: Sequence[Gradient], num_embeddings: int) -> Gradient:
-    """The sum of one table's gradients: of one, itself; of several, without a scale."""
+    """The sum of one table's gradients by rows."""
     if len(gradients) == 1:
         return gradients[0]
-    some = [(gradient.rows, scaled(gradient)) for gradient in gradients if gradient.rows is not None]
-    if len(some) < len(gradients):
-        first, *others = [scaled(_on_all_rows(gradient, num_embeddings)) for gradient in gradients]
-        return Gradient(None, sum(others, first))
-    rows, values = torch.cat([part[0] for part in some]), torch.cat([part[1] for part in some])
+    rows = torch.cat([gradient.rows for gradient in gradients if gradient.rows is not None])
+    values = torch.cat([gradient.values for gradient in gradients])
     with torch.no_grad():
         values, rows = torch.ops.torchsparse_rec.embedding_sparse_backward.default(
             values, rows, None, None, None, num_embeddings, 0, -1, False
@@ -73,18 +65,12 @@ def merged(gradients: Sequence[Gradient], num_embeddings: int) -> Gradient:
     return Gradient(rows, values)
 
 
-def scaled(gradient: Gradient) -> Tensor:
-    """The values of a gradient, its scale included."""
-    values = gradient.values.to(accumulator_dtype(gradient.values.dtype))
-    return values if gradient.grad_scale is None else values * gradient.grad_scale
-
-
 def _on_all_rows(gradient: Gradient, num_embeddings: int) -> Gradient:
     if gradient.rows is None:
         return gradient
     values = gradient.values.to(accumulator_dtype(gradient.values.dtype))
     everything = values.new_zeros(num_embeddings, values.shape[1])
-    return Gradient(None, everything.index_copy_(0, gradient.rows, values), gradient.grad_scale)
+    return Gradient(None, everything.index_copy_(0, gradient.rows, values))
 
 
 def update(group: StepGroup, gradients: list[Gradient]) -> None:
@@ -93,11 +79,11 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
         gradients = [_on_all_rows(g, p.shape[0]) for g, p in zip(gradients, group.parameters, strict=True)]
     calls: dict[tuple, list[int]] = {}
     for k, gradient in enumerate(gradients):
-        alike = gradient.rows is None, gradient.values.dtype, id(gradient.grad_scale)
+        alike = gradient.rows is None, gradient.values.dtype
         calls.setdefault(alike, []).append(k)
     tables = len(group.parameters)
     each = len(group.states) // tables
-    for (all_rows, _, _), members in calls.items():
+    for (all_rows, _), members in calls.items():
         row_optimizer_update_(
             [group.weights[k] for k in members],
             [state for k in members for state in group.states[k * each : (k + 1) * each]],
@@ -109,7 +95,6 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
             hyperparameters=group.hyperparameters,
             step=group.step,
             base=group.base,
-            grad_scale=gradients[members[0]].grad_scale,
             maximize=group.maximize,
             rounding_seeds=[group.rounding_seeds[k] for k in members] if group.rounding_seeds else [],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,16 +22,25 @@ from ._tables import (
     are_same,
     changes,
     flat,
+    forget_collected,
     growing_among,
-    is_anchor,
-    pending_among,
     table_if_any,
     table_of,
-    with_gradients,
     writing,
 )
 
-__all__ = ["Rule", "RowOptimizer", "StepGroup"]
+__all__ = ["SECOND_BACKWARD", "Rule", "RowOptimizer", "StepGroup"]
+
+
+SECOND_BACKWARD = (
+    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first has updated "
+    "it already (in the same thread or another, or it raised). Add up the losses for one backward(), call step() after "
+    "each, or choose grad_mode='sparse' for the table, whose gradients accumulate"
+)
+_ALREADY_WRITTEN = (
+    "{}, but backward() has already written this step's rows of a table in grad_mode='fused': choose "
+    "grad_mode='sparse' for it, or an optimizer without in_backward=True where the mode is 'auto'"
+)
 
 
 class Rule(NamedTuple):
@@ -123,6 +132,7 @@ class RowOptimizer(Checkpoints):
     _warned: frozenset[str] = frozenset()
     # Of the last step.
     _together: _Together | None = None
+    _stepped: list[StepGroup]
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -144,13 +154,14 @@ class RowOptimizer(Checkpoints):
 
     # ---- Construction ------------------------------------------------------------------------------------------------
 
-    def __init__(self, params: Any, *args: Any, lazy: bool, stochastic_rounding: bool, **kwargs: Any) -> None:
+    def __init__(
+        self, params: Any, *args: Any, lazy: bool, stochastic_rounding: bool, in_backward: bool, **kwargs: Any
+    ) -> None:
+        self.in_backward = in_backward
         self._row_defaults = {"lazy": lazy, "stochastic_rounding": stochastic_rounding}
         if "tensorflow_eps" in kwargs:
             self._row_defaults["tensorflow_eps"] = kwargs.pop("tensorflow_eps")
         super().__init__(params, *args, **kwargs)
-        # torch's own fused steps take GradScaler's scale from the optimizer. Rows take what its unscale_() leaves.
-        self._step_supports_amp_scaling = False
         self._register()
 
     def _register(self) -> None:
@@ -166,16 +177,6 @@ class RowOptimizer(Checkpoints):
             table = table_if_any(parameter)
             if table is not None:
                 table.optimizer = self
-
-    def hold_anchor(self, anchor: Tensor, weight: Tensor) -> None:
-        """Have the anchor of a table's lookups beside the table, for those who look at all gradients."""
-        if self.holds(anchor):
-            return
-        for group in self.param_groups:
-            if any(parameter is weight for parameter in group["params"]):
-                group["params"].append(anchor)
-                if "param_names" in group:
-                    group["param_names"].append("fused_anchor")
 
     def sparse_obstacle(self, weight: Tensor) -> str | None:
         """Why a sparse or fused gradient of this table is not worth having, or None."""
@@ -212,6 +213,7 @@ class RowOptimizer(Checkpoints):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._end_backwards()
         dense: list[dict[str, Any]] = []
         tables: list[tuple[Tensor, Gradient]] = []
         with torch.no_grad():
@@ -233,24 +235,23 @@ class RowOptimizer(Checkpoints):
     def _collect(self, group: dict[str, Any], tables: list[tuple[Tensor, Gradient]]) -> list[Tensor]:
         """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
         others = []
-        for parameter in with_gradients(group["params"]):
-            table = table_if_any(parameter)
+        for parameter in group["params"]:
             grad = parameter.grad
-            if table is None or not (table.owned or table.rows is not None or table.pending is not None):
-                if grad is None or is_anchor(parameter):
-                    continue
+            if grad is None:
+                continue
+            table = table_if_any(parameter)
+            if table is None or not (table.owned or table.rows is not None):
                 if grad.layout is not torch.sparse_coo:
                     others.append(parameter)
                     continue
                 table = table_of(parameter)
-            if grad is not None and self._steps_densely(group, parameter, grad, table):
+            if self._steps_densely(group, parameter, grad, table):
                 others.append(parameter)
                 continue
             if table.rows is not None and table.rows.clock.group != id(group):
                 table.release()
-            gradient = gradient_of(type(self).__name__, parameter, table, self._zero_rows_are_idle or group["lazy"])
-            if gradient is not None:
-                tables.append((parameter, gradient))
+            gradient = gradient_of(type(self).__name__, parameter, self._zero_rows_are_idle or group["lazy"])
+            tables.append((parameter, gradient))
         return others
 
     def _steps_densely(self, group: dict[str, Any], parameter: Tensor, grad: Tensor, table: Table) -> bool:
@@ -259,37 +260,47 @@ class RowOptimizer(Checkpoints):
             bool(group.get("fused"))
             and grad.layout is torch.strided
             and table.rows is None
-            and table.pending is None
             and not group["lazy"]
             and not self._zero_rows_are_idle
             and accumulator_dtype(parameter.dtype) == parameter.dtype
         )
 
     @torch.no_grad()
-    def step_tables(self, gradients: list[tuple[Tensor, Gradient]]) -> None:
-        """Step tables that this optimizer holds, each with the gradient given here."""
+    def step_tables(self, gradients: list[tuple[Tensor, Gradient]], in_backward: bool = False) -> None:
+        """Step tables that this optimizer holds, each with the gradient given here; see :meth:`begin_step`."""
         if not gradients:
             return
         of = {id(parameter): gradient for parameter, gradient in gradients}
         parameters = [parameter for parameter, _ in gradients]
         with writing(parameters):
-            for group in self.begin_step(parameters):
+            for group in self.begin_step(parameters, in_backward):
                 update(group, [of[id(parameter)] for parameter in group.parameters])
                 self.end_step([group])  # now: should another group's update raise, this one has had its step
 
-    def begin_step(self, parameters: Iterable[Tensor]) -> list[StepGroup]:
+    def begin_step(self, parameters: Iterable[Tensor], in_backward: bool = False) -> list[StepGroup]:
         """
         Say how tables are to be stepped, those that one call of an operator can step together in one group.
 
         The caller then updates them, through ``row_optimizer_update_`` or ``embedding_collection_update_``, and calls
         :meth:`end_step`.
+
+        Args:
+            parameters: the tables.
+            in_backward: whether a backward does it, before :meth:`step`. Only one may.
         """
         parameters = list(parameters)
         if self._together is None or not self._together.is_of(parameters, self.state):
             self._together = self._gather(parameters)
         groups = {id(group): group for group in self.param_groups}
         together = self._together
-        return [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
+        if in_backward and self._stepped:
+            clocks = {id(done.clock) for done in self._stepped}
+            if any(id(clock) in clocks for clock, _ in together.tables):
+                raise RuntimeError(SECOND_BACKWARD)
+        begun = [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
+        if in_backward:
+            self._stepped = [*self._stepped, *begun]
+        return begun
 
     def _gather(self, parameters: list[Tensor]) -> _Together:
         by_clock: dict[Clock, list[Table]] = {}
@@ -310,7 +321,7 @@ class RowOptimizer(Checkpoints):
         """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
         table.release()
         table.optimizer = self
-        everything = [(group, p) for group in self.param_groups for p in group["params"] if not is_anchor(p)]
+        everything = [(group, p) for group in self.param_groups for p in group["params"]]
         # Rounding depends on the place among the parameters: the same in a run that resumes this one.
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
         state = self.state[parameter]
@@ -423,6 +434,55 @@ class RowOptimizer(Checkpoints):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
         super().zero_grad(set_to_none)
-        for group in self.param_groups:
-            for pending in pending_among(group["params"]):
-                pending.discard()
+        if self.in_backward:
+            forget_collected(self._all_parameters())
+
+    # ---- Tables that backwards have stepped --------------------------------------------------------------------------
+
+    def _end_backwards(self) -> None:
+        """
+        End the step of tables that backwards have stepped.
+
+        Raises:
+            RuntimeError: the step would have been another one here: a hyperparameter has changed since, or there is a
+                gradient that it left out.
+        """
+        if not self.in_backward:
+            return
+        forget_collected(self._all_parameters())
+        stepped, self._stepped = self._stepped, []
+        groups = {id(group): group for group in self.param_groups}
+        for done in stepped:
+            group = groups[done.clock.group]
+            rule = self._rule(group)
+            now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
+            if now != (done.rule, done.hyperparameters, done.maximize):
+                raise RuntimeError(
+                    _ALREADY_WRITTEN.format(f"{type(self).__name__}: a hyperparameter has changed before step()")
+                )
+            if any(parameter.grad is not None for parameter in done.parameters):
+                raise RuntimeError(
+                    _ALREADY_WRITTEN.format(
+                        f"{type(self).__name__}: a table has a .grad, of something else than its lookups (tied "
+                        "weights, a penalty on weight)"
+                    )
+                )
+
+    def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
+        """Raise if a backward has stepped one of the parameters since the last step: ``what`` would not count."""
+        stepped = {id(parameter) for done in self._stepped for parameter in done.parameters}
+        if any(id(parameter) in stepped for parameter in parameters):
+            raise RuntimeError(_ALREADY_WRITTEN.format(what))
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by a GradScaler before its step: to take its scale, as torch's fused steps do, instead of dividing."""
+        self.refuse_stepped("GradScaler.step() divides gradients by its scale", self._all_parameters())
+        return False
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """Set by torch's constructors."""
+
+    def _all_parameters(self) -> Iterator[Tensor]:
+        return (parameter for group in self.param_groups for parameter in group["params"])

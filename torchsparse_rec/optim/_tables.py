@@ -21,21 +21,18 @@ if TYPE_CHECKING:
     from ._row_optimizer import RowOptimizer
 
 __all__ = [
+    "Collected",
     "Gradient",
-    "Pending",
     "Rows",
     "Table",
     "are_same",
     "changes",
+    "forget_collected",
     "Growing",
     "growing_among",
-    "is_anchor",
     "note_change",
-    "pending_among",
-    "pending_of",
     "table_if_any",
     "table_of",
-    "with_gradients",
     "writing",
 ]
 
@@ -61,45 +58,19 @@ def changes() -> int:
 
 
 class Gradient(NamedTuple):
-    """A table's gradient: ``grad_scale * values``, in the given rows."""
+    """A table's gradient: values in the given rows."""
 
     rows: Tensor | None
     """``[U]`` int64, strictly increasing; None: all rows."""
     values: Tensor
     """``[U, D]``, or ``[V, D]`` for all rows."""
-    grad_scale: Tensor | None = None
-    """One element; None: 1."""
 
 
-class Pending:
-    """
-    A gradient that waits, outside ``.grad``, for the optimizer's step: what a fused backward leaves on a table.
+class Collected(NamedTuple):
+    """What one backward, by its number, has brought of a table's gradient: it updates the table when it ends."""
 
-    An engine subclasses this and sets ``Table.pending``. Between backwards, all methods may find nothing waiting.
-    """
-
-    def take(self) -> Gradient | None:
-        """The gradient; None if nothing waits. Like a ``.grad``, it waits on until it is cleared."""
-        raise NotImplementedError
-
-    def norm(self, norm_type: float) -> Tensor | None:
-        """The norm of the waiting gradient, its scale included: no dimensions. None if nothing waits."""
-        raise NotImplementedError
-
-    def scale(self, factor: Tensor) -> None:
-        """Multiply the waiting gradient by ``factor``, a tensor without dimensions."""
-        raise NotImplementedError
-
-    def refresh(self) -> None:
-        """After :meth:`scale` and :meth:`clamp` of all that are to change: let what stands for the gradient follow."""
-
-    def discard(self) -> None:
-        """Forget the waiting gradient."""
-        raise NotImplementedError
-
-    def clamp(self, limit: float) -> None:
-        """Clamp the elements of the waiting gradient to ``[-limit, limit]``."""
-        raise NotImplementedError
+    backward: int
+    parts: list[Gradient]
 
 
 class Growing(Protocol):
@@ -141,13 +112,13 @@ class Rows:
 class Table:
     """A parameter whose gradients come by rows: made by :func:`table_of`."""
 
-    __slots__ = ("_parameter", "owned", "pending", "growing", "_optimizer", "_rows", "__weakref__")
+    __slots__ = ("_parameter", "owned", "collected", "growing", "_optimizer", "_rows", "__weakref__")
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
         self._parameter = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
-        self.pending: Pending | None = None
+        self.collected: Collected | None = None
         self.growing: weakref.ref[Growing] | None = None
         self._rows: Rows | None = None
         self._optimizer: weakref.ref[RowOptimizer] | None = None
@@ -198,6 +169,11 @@ class Table:
             self.release()
             self.owned = True
 
+    def disown(self) -> None:
+        """Say that lookups of the parameter no longer ask for current rows: all of them must be so where they lie."""
+        self.release()
+        self.owned = False
+
     def is_behind(self) -> bool:
         """Whether a lookup must bring rows of the weight up to date."""
         rows = self.rows
@@ -221,9 +197,14 @@ class Table:
                 state["step"] = state["step"].clone()  # it is a view of the clock's, which may go on
             self.rows = None
 
-    def take_pending(self) -> Gradient | None:
-        """The gradient that waits outside ``.grad``, if any."""
-        return self.pending.take() if self.pending is not None else None
+    def is_collecting(self, backward: int) -> bool:
+        """Whether this backward has brought something that the table is still to be updated with."""
+        return self.collected is not None and self.collected.backward == backward
+
+    def take_collected(self) -> list[Gradient]:
+        """What a backward has brought; it is collected no longer."""
+        collected, self.collected = self.collected, None
+        return collected.parts if collected is not None else []
 
     def weight(self) -> Tensor:
         """The parameter's storage as it is, ``[V, D]``."""
@@ -263,37 +244,17 @@ def table_of(parameter: Tensor) -> Table:
     return _tables.setdefault(id(parameter), Table(parameter)) if table is None else table
 
 
-# There may be hundreds of parameters, and these are asked of all of them at every step.
-
-
-def pending_among(parameters: Iterable[Tensor]) -> list[Pending]:
-    """What may wait outside ``.grad`` for tables among the parameters."""
+def forget_collected(parameters: Iterable[Tensor]) -> None:
+    """Forget what backwards that have raised had brought of gradients of tables among the parameters."""
     tables = [_tables.get(id(parameter)) for parameter in parameters]
-    return [table.pending for table in tables if table is not None and table.pending is not None]
-
-
-def with_gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The parameters that may have a gradient, in ``.grad`` or elsewhere."""
-    both = [(parameter, _tables.get(id(parameter))) for parameter in parameters]
-    return [p for p, table in both if p.grad is not None or (table is not None and table.pending is not None)]
+    for table in tables:
+        if table is not None:
+            table.collected = None
 
 
 def are_same(a: Collection[object], b: Collection[object]) -> bool:
     """Whether these are the same objects."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
-
-
-def is_anchor(parameter: Tensor) -> bool:
-    """Whether a parameter only stands for gradients that wait elsewhere: it is neither stepped nor saved."""
-    return getattr(parameter, "_torchsparse_rec_anchor", False)
-
-
-def pending_of(parameter: Tensor) -> list[Pending]:
-    """The gradients that wait elsewhere: a table's own, or those of the tables that an anchor stands for."""
-    stands_for = getattr(parameter, "_torchsparse_rec_gradient", None)
-    if stands_for is None:
-        return pending_among([parameter])
-    return [table.pending for table in list(stands_for.rows) if table.pending is not None]
 
 
 def flat(x: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
             row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, averages included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True)
@@ -46,6 +48,7 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
         differentiable: bool = False,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -59,6 +62,7 @@ class Adadelta(RowOptimizer, torch.optim.Adadelta):
             differentiable=differentiable,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
         )
 
     def _rule(self, group: dict[str, Any]) -> Rule:

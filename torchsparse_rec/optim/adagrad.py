@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ._dense import check_not_negative, dense_parameters, per_row, row_means
 from ._row_optimizer import RowOptimizer, Rule
-from ._tables import is_anchor
 
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 
@@ -29,6 +28,8 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
             ``weight_decay`` moves every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, decay included. Default False: they move as torch's do.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
@@ -54,6 +55,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         fused: bool | None = None,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -68,14 +70,8 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
             fused=fused,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
         )
-        for parameter in [p for p in self.state if is_anchor(p)]:
-            del self.state[parameter]
-
-    def share_memory(self) -> None:
-        """Move the sums to shared memory; see :class:`torch.optim.Adagrad`."""
-        with self._without_anchors():  # which have none
-            super().share_memory()
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         return Rule("adagrad", _hyperparameters(group), ("sum",))
@@ -102,6 +98,8 @@ class RowWiseAdagrad(RowOptimizer):
         maximize: climb instead of descending. Default False.
         lazy: leave rows without gradient alone, decay included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument.
@@ -133,6 +131,7 @@ class RowWiseAdagrad(RowOptimizer):
         maximize: bool = False,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -143,7 +142,7 @@ class RowWiseAdagrad(RowOptimizer):
         }
         check_not_negative("RowWiseAdagrad", **defaults)
         defaults["maximize"] = maximize
-        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding)
+        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         return Rule("rowwise_adagrad", _hyperparameters(group), ("sum",))

@@ -66,6 +66,8 @@ class Adam(_Adam, torch.optim.Adam):
             that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
         tensorflow_eps: add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is corrected. Default
             False.
 
@@ -96,6 +98,7 @@ class Adam(_Adam, torch.optim.Adam):
         decoupled_weight_decay: bool = False,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
         tensorflow_eps: bool = False,
     ) -> None:
         super().__init__(
@@ -113,6 +116,7 @@ class Adam(_Adam, torch.optim.Adam):
             decoupled_weight_decay=decoupled_weight_decay,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
             tensorflow_eps=tensorflow_eps,
         )
 
@@ -129,6 +133,8 @@ class AdamW(_Adam, torch.optim.AdamW):
             are strided.
         lazy: leave rows without gradient alone, decay included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
         tensorflow_eps: as for :class:`Adam`.
 
     Example:
@@ -157,6 +163,7 @@ class AdamW(_Adam, torch.optim.AdamW):
         fused: bool | None = None,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
         tensorflow_eps: bool = False,
     ) -> None:
         super().__init__(
@@ -173,6 +180,7 @@ class AdamW(_Adam, torch.optim.AdamW):
             fused=fused,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
             tensorflow_eps=tensorflow_eps,
         )
 
@@ -194,6 +202,8 @@ class PartialRowWiseAdam(RowOptimizer):
         maximize: climb instead of descending. Default False.
         lazy: leave rows without gradient alone, decay included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument, a beta of 1 or more.
@@ -223,11 +233,12 @@ class PartialRowWiseAdam(RowOptimizer):
         maximize: bool = False,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         check_not_negative("PartialRowWiseAdam", lr=lr, eps=eps, weight_decay=weight_decay)
         check_betas("PartialRowWiseAdam", betas)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding)
+        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])

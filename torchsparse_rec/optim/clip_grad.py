@@ -1,4 +1,4 @@
-"""torch's gradient clipping for sparse gradients, and for those that wait for the optimizer's step, too."""
+"""torch's gradient clipping, for sparse gradients too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import utils
 
 from ._gradients import coalesced
-from ._tables import Pending, is_anchor, pending_of
+from ._tables import table_if_any
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
@@ -41,7 +41,8 @@ def clip_grad_norm_(
         The norm before, over all gradients as one vector: no dimensions.
 
     Raises:
-        RuntimeError: the norm is not finite, with ``error_if_nonfinite``.
+        RuntimeError: the norm is not finite, with ``error_if_nonfinite``; or backward() has already updated a table in
+            ``grad_mode="fused"``.
 
     Source: ``torch.nn.utils.clip_grad_norm_``.
 
@@ -53,17 +54,9 @@ def clip_grad_norm_(
         >>> table.weight.grad.to_dense().flatten()
         tensor([0.0000, 0.6000, 0.8000, 0.0000])
     """
-    gradients, waiting = _gradients(parameters)
-    norms = [norm for pending in waiting if (norm := pending.norm(float(norm_type))) is not None]
-    # The norm of norms is the norm of everything.
-    total = utils.get_total_norm([*gradients, *norms], norm_type, error_if_nonfinite, foreach)
+    gradients = _gradients("clip_grad_norm_", parameters)
+    total = utils.get_total_norm(gradients, norm_type, error_if_nonfinite, foreach)
     utils.clip_grads_with_norm_(_holding(gradients), max_norm, total, foreach)
-    if norms:
-        factor = torch.clamp(float(max_norm) / (total + 1e-6), max=1.0)
-        for pending in waiting:
-            pending.scale(factor)
-        for pending in waiting:
-            pending.refresh()
     return total
 
 
@@ -80,6 +73,9 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
         clip_value: the largest absolute value afterwards.
         foreach: as torch's. Default None.
 
+    Raises:
+        RuntimeError: backward() has already updated a table in ``grad_mode="fused"``.
+
     Source: ``torch.nn.utils.clip_grad_value_``.
 
     Example:
@@ -89,13 +85,9 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
         >>> table.weight.grad.to_dense().flatten().tolist()
         [0.0, 1.5, 1.0, 0.0]
     """
-    gradients, waiting = _gradients(parameters)
+    gradients = _gradients("clip_grad_value_", parameters)
     if gradients:
         utils.clip_grad_value_(_holding(gradients), clip_value, foreach)
-    for pending in waiting:
-        pending.clamp(float(clip_value))
-    for pending in waiting:
-        pending.refresh()
 
 
 def _holding(gradients: list[Tensor]) -> list[Any]:
@@ -103,23 +95,24 @@ def _holding(gradients: list[Tensor]) -> list[Any]:
     return [SimpleNamespace(grad=grad) for grad in gradients]
 
 
-def _gradients(parameters: Tensor | Iterable[Tensor]) -> tuple[list[Tensor], list[Pending]]:
+def _gradients(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """
-    The strided tensors that hold the parameters' gradients, and the gradients that wait elsewhere.
+    The strided tensors that hold the parameters' gradients.
 
-    A sparse ``.grad`` with repeated rows is replaced by one without, whose values are what is returned of it. Anchors
-    stand for gradients that wait. These count once, whether they come with their table, an anchor or both.
+    A sparse ``.grad`` with repeated rows is replaced by one without, whose values are what is returned of it.
     """
     gradients: list[Tensor] = []
-    waiting: dict[int, Pending] = {}
-    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
-        waiting.update((id(pending), pending) for pending in pending_of(parameter))
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    tables = [table for parameter in parameters if (table := table_if_any(parameter)) is not None]
+    for optimizer in {optimizer for table in tables if (optimizer := table.optimizer) is not None}:
+        optimizer.refuse_stepped(f"{function}: gradients are to be clipped", parameters)
+    for parameter in parameters:
         grad = parameter.grad
-        if grad is None or is_anchor(parameter):
+        if grad is None:
             continue
         if grad.layout is torch.sparse_coo:
             if not grad.is_coalesced():
                 parameter.grad = grad = coalesced(grad).to(grad.dtype)
             grad = grad._values()
         gradients.append(grad)
-    return gradients, list(waiting.values())
+    return gradients

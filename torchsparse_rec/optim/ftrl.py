@@ -35,6 +35,8 @@ class Ftrl(RowOptimizer):
         maximize: climb instead of descending. Default False.
         lazy: changes nothing. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: an argument outside its range.
@@ -66,6 +68,7 @@ class Ftrl(RowOptimizer):
         maximize: bool = False,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         defaults: dict[str, Any] = {
             "lr": lr,
@@ -82,7 +85,7 @@ class Ftrl(RowOptimizer):
         if not lr_power <= 0:
             raise ValueError(f"Ftrl: lr_power must be at most 0, got {lr_power}")
         defaults["maximize"] = maximize
-        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding)
+        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         names = "lr", "lr_power", "l1", "l2", "l2_shrinkage", "beta"

@@ -31,6 +31,8 @@ class LAMB(RowOptimizer):
         maximize: climb instead of descending. Default False.
         lazy: must be True.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: ``lazy=False``, a negative argument, a beta of 1 or more.
@@ -58,11 +60,12 @@ class LAMB(RowOptimizer):
         maximize: bool = False,
         lazy: bool = True,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         check_not_negative("LAMB", lr=lr, eps=eps, weight_decay=weight_decay)
         check_betas("LAMB", betas)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding)
+        super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""

@@ -22,6 +22,8 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
             ``weight_decay`` steps every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, momentum and averages included. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> from torchsparse_rec import nn
@@ -49,6 +51,7 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
         *,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -64,6 +67,7 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
             differentiable,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
         )
 
     def _rule(self, group: dict[str, Any]) -> Rule:

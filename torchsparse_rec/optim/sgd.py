@@ -22,6 +22,8 @@ class SGD(RowOptimizer, torch.optim.SGD):
             are strided.
         lazy: leave rows without gradient alone, momentum and decay included. Default False: they move as torch's do.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
+            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
@@ -49,6 +51,7 @@ class SGD(RowOptimizer, torch.optim.SGD):
         fused: bool | None = None,
         lazy: bool = False,
         stochastic_rounding: bool = False,
+        in_backward: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -63,6 +66,7 @@ class SGD(RowOptimizer, torch.optim.SGD):
             fused=fused,
             lazy=lazy,
             stochastic_rounding=stochastic_rounding,
+            in_backward=in_backward,
         )
 
     def _rule(self, group: dict[str, Any]) -> Rule:

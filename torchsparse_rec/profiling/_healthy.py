@@ -60,7 +60,6 @@ class Ranker(nn.Module):
                 for k in range(features)
             ],
             grad_mode="fused",
-            apply="backward",
         )
         self.mlp = nn.Sequential(nn.Linear(features * width + dense, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
@@ -101,7 +100,7 @@ class Healthy:
         self.sizes = s = Sizes.draw(seed)
         self.draw = random.Random(seed + 1)
         self.model = Ranker(s.features, s.rows, s.width, s.dense, s.hidden)
-        self.optimizer: torch.optim.Optimizer = SGD(self.model.parameters(), lr=0.01)
+        self.optimizer: torch.optim.Optimizer = SGD(self.model.parameters(), lr=0.01, in_backward=True)
         self.batches = [self.make_batch() for _ in range(_READY)]
         self._ready = cycle(self.batches)
 
@@ -127,7 +126,7 @@ class Healthy:
         """A loop of the same sizes, to time this one against, with another kind of optimizer for both."""
         other = Healthy(self._seed)
         for each in (self, other):
-            each.optimizer = optimizer(each.model.parameters(), lr=0.001)
+            each.optimizer = optimizer(each.model.parameters(), lr=0.001, in_backward=True)
         return other
 
     def run(self) -> None:

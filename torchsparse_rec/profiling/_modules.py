@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.utils import _pytree
 
-from ..nn._owner import AnchorOwner
+from ..nn._owner import FusedOwner, TableOwner
 
 __all__ = [
     "Shapes",
@@ -34,8 +34,9 @@ class Shapes(NamedTuple):
 
 
 def is_lookup(module: Module) -> bool:
-    """Whether a module looks rows up in tables: torch's, ours and collections of ours."""
-    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag, AnchorOwner))
+    """Whether a module looks rows up in tables: torch's, ours and collections of ours, but not the tables of these."""
+    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return isinstance(module, FusedOwner) or (isinstance(module, tables) and not isinstance(module, TableOwner))
 
 
 def lookups(models: list[Module]) -> dict[str, Module]:

@@ -13,7 +13,6 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..optim._row_optimizer import RowOptimizer
 from ._batches import Batches, Exhausted, TrainingStep, moved, prefetched
 from ._experiments import Loop, Side, run_loop, run_sides, wait
 from ._find import Found, find
@@ -240,7 +239,6 @@ class _Run:
             tables=uses,
             parameters=sum(len(group["params"]) for each in self.found.optimizers for group in each.param_groups),
             profile=profile,
-            fused=any(isinstance(optimizer, RowOptimizer) for optimizer in self.found.optimizers),
         )
         return self._result(measured, out, trace)
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..nn.auto import AutoChoice
 from ..optim._clock import Clock
+from ..optim._row_optimizer import RowOptimizer
 from ..optim._tables import Rows, Table, note_change, table_if_any
 from ._find import Found
 
@@ -56,7 +57,6 @@ class Snapshot:
     def __init__(self, found: Found) -> None:
         self._tensors: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._random = RandomNumbers(found.generators)
-        self._anchors: list[tuple[Any, dict[str, Any]]] = []
         self._modules = [
             (part, part.training, dict(part._buffers)) for model in found.models for part in model.modules()
         ]
@@ -94,8 +94,6 @@ class Snapshot:
             optimizer.restore()
         for table in self._tables:
             table.restore()
-        for holder, attributes in self._anchors:
-            _restore_anchor(holder, attributes)
         for choice, attributes in self._choices:
             choice.__dict__.clear()
             choice.__dict__.update(attributes)
@@ -126,19 +124,6 @@ class Snapshot:
     def _keep_gradient(self, parameter: Parameter) -> None:
         if parameter.grad is not None:
             self._keep(parameter.grad)
-        holder = getattr(parameter, "_torchsparse_rec_gradient", None)  # the rows that wait, of an anchor
-        if holder is not None:
-            attributes = {"rows": dict(holder.rows), "_stored": holder._stored, "is_stale": holder.is_stale}
-            for gradient in attributes["rows"].values():
-                self.keep_tree(list(gradient))
-            self._anchors.append((holder, attributes))
-
-
-def _restore_anchor(holder: Any, attributes: dict[str, Any]) -> None:
-    holder.rows.clear()
-    holder.rows.update(attributes["rows"])
-    holder._stored, holder.is_stale = attributes["_stored"], attributes["is_stale"]
-    holder._coming.clear()
 
 
 class _OptimizerState:
@@ -147,6 +132,7 @@ class _OptimizerState:
     def __init__(self, snapshot: Snapshot, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._snapshot = snapshot
+        self._stepped = list(getattr(optimizer, "_stepped", []))
         self._states = {p: (state, snapshot.keep_tree(state)) for p, state in optimizer.state.items()}
         self._groups = [
             (group, {k: snapshot.keep_tree(v) for k, v in group.items() if k not in ("params", "param_names")})
@@ -154,6 +140,8 @@ class _OptimizerState:
         ]
 
     def restore(self) -> None:
+        if isinstance(self._optimizer, RowOptimizer):
+            self._optimizer._stepped = list(self._stepped)
         states = self._optimizer.state
         for parameter in [p for p in states if p not in self._states]:
             del states[parameter]
@@ -202,7 +190,6 @@ class _TableState:
         table = table_if_any(parameter)
         self._table: Table | None = table
         self._rows: Rows | None = table.rows if table is not None else None
-        self._own: list[Any] | None = list(getattr(table.pending, "own", [])) if table is not None else None
         if self._rows is not None:
             slots = {name: getattr(self._rows, name) for name in Rows.__slots__}
             self._slots = {**slots, "states": list(slots["states"])}
@@ -222,9 +209,6 @@ class _TableState:
                 setattr(self._rows, name, list(value) if name == "states" else value)
             self._clock.__dict__.update({**self._attributes, "_tables": list(self._attributes["_tables"])})
             table._rows = self._rows
-        pending = table.pending
-        if hasattr(pending, "own"):
-            pending.own = list(self._own or [])  # type: ignore[union-attr]
 
 
 def _parameters_of(found: Found) -> list[Parameter]:

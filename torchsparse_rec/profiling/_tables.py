@@ -16,7 +16,6 @@ from ..jagged import KeyedJaggedTensor
 from ..nn._collection import Collection
 from ..nn.auto import as_bytes
 from ..nn.grad_mode import HasGradMode
-from ..optim._tables import is_anchor
 from ._modules import lookups
 
 __all__ = ["TableUse", "Watch"]
@@ -93,11 +92,11 @@ class Watch:
         self._dense = {id(p) for part in parts if isinstance(part, _DENSE) for p in part.parameters(recurse=False)}
         for name, module in self._modules.items():
             for inner, p in module.named_parameters():
-                if p.dim() == 2 and not is_anchor(p):
+                if p.dim() == 2:
                     self._use(_joined(name, inner), p, module)
         for model in models:
             for name, p in model.named_parameters():
-                if p.dim() == 2 and not is_anchor(p):
+                if p.dim() == 2:
                     self._parameters.setdefault(id(p), p)
                     self._names[id(p)] = name
 

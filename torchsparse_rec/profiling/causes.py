@@ -50,8 +50,6 @@ class Measured:
     parameters: int = 0
     """That the optimizers hold, tables among them."""
     profile: Profile = field(default_factory=Profile)
-    fused: bool = False
-    """Whether the optimizer is ours, so that gradients can be fused."""
 
     def part_of_loop(self, ms: float) -> float:
         """Of the loop's time, what takes ``ms`` in all profiled steps together."""
@@ -150,9 +148,7 @@ def _dense_gradient(m: Measured) -> Finding | None:
         f"{len(tables)} table(s) get a gradient of all their rows, of which a batch leaves {idle:.1%} alone; the "
         f"largest is {largest.describe()}"
     )
-    mode = (
-        "'fused' or 'auto'" if m.fused else "'sparse' or 'auto', or 'fused' with an optimizer of torchsparse_rec.optim"
-    )
+    mode = "'sparse' or 'auto', or 'fused' with an optimizer of torchsparse_rec.optim made with in_backward=True"
     if any(table.grad_mode == "'auto'" for table in tables):
         setting = (
             "an optimizer of torchsparse_rec.optim, or torchsparse_rec.nn.use_optimizer(model, optimizer): "

@@ -158,7 +158,7 @@ def _dense_gradient(healthy: Healthy, strength: float) -> Demo:
 
     def cost(rows: int) -> float:
         healthy.model = _WithProfile(ranker, rows, width)  # type: ignore[assignment]
-        healthy.optimizer = optimizer(healthy.model.parameters(), lr=0.001)
+        healthy.optimizer = optimizer(healthy.model.parameters(), lr=0.001, in_backward=True)
         return times_as_long(healthy.run, reference.run) - 1
 
     least = 4 * healthy.sizes.batch
@@ -199,7 +199,7 @@ def _heavy_mlp(healthy: Healthy, strength: float) -> Demo:
         for _ in range(depth):
             layers += [nn.Linear(width, width), nn.ReLU()]
         healthy.model.mlp = nn.Sequential(*layers, nn.Linear(width, 1))
-        healthy.optimizer = SGD(healthy.model.parameters(), lr=0.01)
+        healthy.optimizer = SGD(healthy.model.parameters(), lr=0.01, in_backward=True)
         return times_as_long(healthy.run, reference.run) - 1
 
     cost(tuned(cost, strength, 64, sizes.hidden))

@@ -104,7 +104,7 @@ class DLRM(nn.Module):
     Example:
         >>> names = ["user", "item"]
         >>> tables = [torchsparse_rec.nn.EmbeddingBagConfig(10, 4, name, feature_names=[name]) for name in names]
-        >>> model = DLRM(tables, numbers=2, bottom=(8,), top=(8,))
+        >>> model = DLRM(tables, numbers=2, bottom=(8,), top=(8,)).eval()
         >>> model(torch.rand(3, 2), {"user": torch.tensor([1, 9, 1]), "item": torch.tensor([0, 0, 7])}).shape
         torch.Size([3])
     """
@@ -122,7 +122,7 @@ class DLRM(nn.Module):
             raise ValueError(f"tables must have one embedding_dim, got {sorted(dims)}")
         features = sum(len(table.feature_names) for table in tables)
         self.layers = DenseLayers(numbers, features, dims.pop(), bottom, top)
-        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode="fused", apply="backward")
+        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode="fused")
 
     def forward(self, numbers: Tensor, ids: Any) -> Tensor:
         """Logits ``[B]`` of numbers ``[B, n]`` and the ids of all features, a ``KeyedJaggedTensor`` or a mapping."""

@@ -40,7 +40,7 @@ class TorchStep:
         self.model = make_model(settings, placement, device)
         make = torchsparse_rec.optim.Adagrad
         # Two, because tables have checkpoints of their own.
-        self.of_tables = make(self.model.bags.parameters(), lr=settings.lr)
+        self.of_tables = make(self.model.bags.parameters(), lr=settings.lr, in_backward=True)
         self.of_layers = make(self.model.layers.parameters(), lr=settings.lr)
         self._cold = list(variables(self.model.bags).values()) if "_" in placement.tiers else []
         self._loss = nn.BCEWithLogitsLoss()

@@ -15,7 +15,7 @@ TableFactory = Callable[[int, int], nn.Embedding]
 
 def table_factory(grad_mode: str) -> TableFactory:
     """Tables of ``torchsparse_rec.nn.Embedding`` with gradients in ``grad_mode`` (sparse, dense, fused or auto)."""
-    return lambda rows, dim: torchsparse_rec.nn.Embedding(rows, dim, grad_mode=grad_mode, apply="backward")
+    return lambda rows, dim: torchsparse_rec.nn.Embedding(rows, dim, grad_mode=grad_mode)
 
 
 class NeuMF(nn.Module):

@@ -79,13 +79,14 @@ def make_optimizer(model: NeuMF, optimizer: str, lr: float, ours: bool, keras_ru
     """Ours, which takes gradients in every mode and gives torch's dense results in each, or torch's."""
     library = torchsparse_rec.optim if ours else torch.optim
     parameters = list(model.parameters())
+    options: dict[str, Any] = {"lr": lr, **({"in_backward": True} if ours else {})}
     if optimizer == "sgd":
-        return library.SGD(parameters, lr=lr)
+        return library.SGD(parameters, **options)
     if optimizer == "adagrad":
-        return library.Adagrad(parameters, lr=lr)
+        return library.Adagrad(parameters, **options)
     if keras_rule:
-        return torchsparse_rec.optim.Adam(parameters, lr=lr, eps=KERAS_EPS, fused=True, tensorflow_eps=True)
-    return library.Adam(parameters, lr=lr, fused=True)
+        return torchsparse_rec.optim.Adam(parameters, **options, eps=KERAS_EPS, fused=True, tensorflow_eps=True)
+    return library.Adam(parameters, **options, fused=True)
 
 
 def build_step(

@@ -59,7 +59,7 @@ class WideDeep(nn.Module):
             raise ValueError(f"grad_mode must be one of {', '.join(GRAD_MODES)}, got {grad_mode!r}")
         names = [feature for table in tables for feature in table.feature_names]
         self.names, self.features, self.embedding_dim, self.numbers = names, len(names), widths.pop() - 1, numbers
-        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode=grad_mode, apply="backward")
+        self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode=grad_mode)
         self.wide = nn.Linear(numbers, 1)
         sizes = [self.features * self.embedding_dim + numbers, *mlp]
         self.hidden = nn.ModuleList(nn.Linear(n, m) for n, m in zip(sizes[:-1], sizes[1:], strict=True))

@@ -61,7 +61,7 @@ class TorchStep:
         self.model = model
         self.device = model.wide.weight.device
         self.transform = columns.transform.to(self.device)
-        self.optimizer: Optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr)
+        self.optimizer: Optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, in_backward=True)
         self._loss = nn.BCEWithLogitsLoss()
 
     def logits(self, columns: Any) -> Tensor:

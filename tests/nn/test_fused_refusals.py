@@ -1,0 +1,286 @@
+"""The fused gradient mode where backward cannot do what a program expects of it: it says so, and what to do instead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from nn.test_fused import DIM, ROWS, assert_same, draw, loss_of, pair
+from torch import Tensor, nn
+
+from torchsparse_rec import nn as ours
+from torchsparse_rec import optim
+
+BATCH = draw(torch.Generator().manual_seed(1))
+WRITTEN = "has already written this step's rows of a table in grad_mode='fused': choose grad_mode='sparse'"
+SECOND = "a second backward\\(\\) reached a table before its optimizer's step\\(\\)"
+
+
+def fused(lr: float = 0.1) -> tuple[nn.Module, nn.Module, optim.SGD]:
+    """Our model, torch's, and the optimizer of ours."""
+    model, reference = pair()
+    return model, reference, optim.SGD(model.parameters(), lr=lr, in_backward=True)
+
+
+def stored(model: nn.Module) -> nn.Parameter:
+    """The table as it is."""
+    return model.table._parameters["weight"]
+
+
+def no_optimizer(model: nn.Module) -> object:
+    """None at all."""
+    return None
+
+
+def one_of_torch(model: nn.Module) -> object:
+    """One that does not know of tables."""
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def one_of_the_dense_layer(model: nn.Module) -> object:
+    """One that has other parameters."""
+    return optim.SGD(model.head.parameters(), lr=0.1, in_backward=True)
+
+
+@pytest.mark.parametrize("make", [no_optimizer, one_of_torch, one_of_the_dense_layer])
+def test_an_optimizer_of_ours_is_needed(make: Callable[[nn.Module], object]) -> None:
+    model, _ = pair()
+    kept = make(model)
+    with pytest.raises(RuntimeError, match="in_backward=True must hold, got none: .* choose grad_mode='sparse'"):
+        model(BATCH[0])
+    del kept
+
+
+def test_an_optimizer_that_updates_in_step_is_refused() -> None:
+    model, _ = pair()
+    kept = optim.Adam(model.parameters())
+    with pytest.raises(RuntimeError, match="in_backward=True must hold, got Adam without"):
+        model(BATCH[0])
+    assert not kept.in_backward
+
+
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_an_optimizer_that_is_gone(moment: str) -> None:
+    model, _, optimizer = fused()
+    before = stored(model).detach().clone()
+    loss = loss_of(model, BATCH)
+    del optimizer
+    with pytest.raises(RuntimeError, match="in_backward=True must hold, got none"):
+        model(BATCH[0]) if moment == "before" else loss.backward()
+    assert torch.equal(stored(model), before)
+
+
+def test_a_second_backward_before_the_step() -> None:
+    model, _, optimizer = fused()
+    loss_of(model, BATCH).backward()
+    with pytest.raises(RuntimeError, match=SECOND):
+        loss_of(model, BATCH).backward()
+    optimizer.step()
+    loss_of(model, BATCH).backward()
+
+
+def test_a_second_backward_of_a_table_that_was_stepped_with_others() -> None:
+    """By another lookup, of that table alone."""
+    configs = [ours.EmbeddingBagConfig(num_embeddings=9, embedding_dim=2, name=n, feature_names=[n]) for n in "ab"]
+    bags = ours.EmbeddingBagCollection(configs, grad_mode="fused")
+    alone = ours.EmbeddingBag(9, 2, grad_mode="fused")
+    alone.weight = bags.embedding_bags["a"]._parameters["weight"]
+    optimizer = optim.Adam(bags.parameters(), in_backward=True)
+    bags({"a": torch.tensor([1]), "b": torch.tensor([2])}).values().sum().backward()
+    with pytest.raises(RuntimeError, match=SECOND):
+        alone(torch.tensor([[1]])).sum().backward()
+    optimizer.step()
+    alone(torch.tensor([[1]])).sum().backward()
+
+
+def test_a_second_backward_of_a_graph_that_is_kept() -> None:
+    model, _, _optimizer = fused()
+    loss = loss_of(model, BATCH)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=SECOND):
+        loss.backward()
+
+
+def test_a_second_backward_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, optimizer = fused()
+    begin, errors = optim.SGD._begin, []
+
+    def begin_slowly(*arguments):  # so that both threads are here at once, but for a lock
+        time.sleep(0.1)
+        return begin(*arguments)
+
+    monkeypatch.setattr(optim.SGD, "_begin", begin_slowly)
+
+    def train() -> None:
+        try:
+            loss_of(model, BATCH).backward()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 1 and "a second backward()" in errors[0]
+    optimizer.step()
+
+
+def test_a_backward_within_a_backward() -> None:
+    """Lookups of a reentrant checkpoint, whose backward comes between those of two others."""
+    model, _, _optimizer = fused()
+    late = model(BATCH[0])
+    within = torch.utils.checkpoint.checkpoint(
+        lambda x: (model(BATCH[0]) * x).sum(), torch.ones(1, requires_grad=True), use_reentrant=True
+    )
+    early = model(BATCH[0])
+    with pytest.raises(RuntimeError, match=SECOND):
+        (late.sum() + within + early.sum()).backward()
+
+
+class Raising(torch.autograd.Function):
+    """A node whose backward raises."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("on purpose")
+
+
+@pytest.mark.parametrize("then", ["zero_grad", "step"])
+def test_rows_of_a_backward_that_raised_do_not_count(then: str) -> None:
+    """It ended between the backwards of two lookups, of which the first was the last one made."""
+    model, reference, optimizer = fused()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    late, between, early = (
+        model.table(BATCH[0]),
+        Raising.apply(torch.ones(1, requires_grad=True)),
+        model.table(BATCH[0]),
+    )
+    with pytest.raises(RuntimeError, match="on purpose"):
+        (late.sum() + between.sum() + early.sum()).backward()
+    del late, early
+    with pytest.raises(RuntimeError, match=SECOND):
+        (model.table(BATCH[0]).sum() + model.table(BATCH[0]).sum()).backward()
+    getattr(optimizer, then)()
+    for side, its in ((model, optimizer), (reference, theirs)):
+        loss_of(side, BATCH).backward()
+        its.step()
+    assert_same(model, reference)
+
+
+def tied(model: nn.Module) -> Tensor:
+    """The table as the weight of a dense layer."""
+    return nn.functional.linear(model.table(BATCH[0]), model.table.weight).sum()
+
+
+def penalised(model: nn.Module) -> Tensor:
+    """An L2 term."""
+    return loss_of(model, BATCH) + model.table.weight.square().sum()
+
+
+@pytest.mark.parametrize("loss", [tied, penalised])
+def test_a_gradient_of_something_else_than_lookups(loss: Callable[[nn.Module], Tensor]) -> None:
+    model, _, optimizer = fused()
+    loss(model).backward()
+    with pytest.raises(RuntimeError, match="SGD: a table has a .grad, of something else than its lookups.*" + WRITTEN):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="the table has a .grad.* Set it to None, or choose grad_mode='sparse'"):
+        model(BATCH[0])
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook(register: str) -> None:
+    model, _, _optimizer = fused()
+    handle = getattr(stored(model), register)(lambda _: None)
+    with pytest.raises(RuntimeError, match="has a hook on its gradient, which would never run"):
+        model(BATCH[0])
+    handle.remove()
+    model(BATCH[0])
+
+
+def test_hooks_of_the_sparse_mode_are_ours() -> None:
+    model, _, _optimizer = fused()
+    model.table.grad_mode = "sparse"
+    model(BATCH[0])
+    model.table.grad_mode = "fused"
+    model(BATCH[0])
+
+
+@pytest.mark.parametrize("name", ["lr", "momentum", "maximize"])
+def test_a_hyperparameter_that_changes_before_the_step(name: str) -> None:
+    model, _, optimizer = fused()
+    loss_of(model, BATCH).backward()
+    optimizer.param_groups[0][name] = 0.5
+    with pytest.raises(RuntimeError, match="SGD: a hyperparameter has changed before step.*" + WRITTEN):
+        optimizer.step()
+
+
+def test_a_schedule_after_the_step_is_none_of_these() -> None:
+    model, reference, optimizer = fused()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (optimizer, theirs)]
+    for _ in range(3):
+        for side, its, schedule in zip((model, reference), (optimizer, theirs), schedules, strict=True):
+            its.zero_grad()
+            loss_of(side, BATCH).backward()
+            its.step()
+            schedule.step()
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize(
+    "clip", [lambda p: optim.clip_grad_norm_(p, 1.0), lambda p: optim.clip_grad_value_(p, 1.0)], ids=["norm", "value"]
+)
+def test_clipping(clip: Callable) -> None:
+    model, _, optimizer = fused()
+    loss_of(model, BATCH).backward()
+    with pytest.raises(RuntimeError, match="gradients are to be clipped.*" + WRITTEN):
+        clip(model.parameters())
+    optimizer.step()
+    clip(model.parameters())  # what there is
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_grad_scaler(unscale: bool) -> None:
+    model, _, optimizer = fused()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, BATCH)).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="divides gradients by its scale.*" + WRITTEN):
+        scaler.step(optimizer)
+
+
+def test_a_grad_scaler_of_an_optimizer_without_fused_tables() -> None:
+    model, reference = pair("sparse")
+    sides = [optim.SGD(model.parameters(), lr=0.1, in_backward=True), torch.optim.SGD(reference.parameters(), lr=0.1)]
+    for side, its in zip((model, reference), sides, strict=True):
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(loss_of(side, BATCH)).backward()
+        scaler.step(its)
+    assert_same(model, reference)
+
+
+def test_a_model_in_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, _optimizer = fused()
+    # As within the forward of any of them.
+    monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", object())
+    with pytest.raises(RuntimeError, match="is in a DistributedDataParallel.* choose grad_mode='sparse'"):
+        model(BATCH[0])
+
+
+def test_nothing_of_it_is_a_parameter() -> None:
+    table = ours.Embedding(ROWS, DIM, grad_mode="fused")
+    assert [name for name, _ in table.named_parameters()] == list(table.state_dict()) == ["weight"]
+    assert not list(table.named_buffers())
+    optimizer = optim.SGD(table.parameters(), lr=0.1, in_backward=True)
+    table(torch.tensor([1])).sum().backward()
+    assert optimizer.param_groups[0]["params"] == [table._parameters["weight"]]
+    assert "in_backward" not in optimizer.state_dict()["param_groups"][0]
