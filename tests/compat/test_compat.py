@@ -1,5 +1,6 @@
 """compat.tensorflow answers as TensorFlow did when the golden vectors were recorded; TensorFlow is not needed here."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -227,3 +228,16 @@ def test_every_public_name_has_a_row_in_the_table_of_parity():
     names = [operator.split(" ")[0] for operator in OPERATORS]
     names = [name if name.startswith("keras.") else f"tf.{name}" for name in names]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_names_of_tensorflow_1_and_deeprec_have_a_row_that_names_what_exists():
+    import torchsparse_rec
+    from torchsparse_rec.compat.tensorflow import optimizers
+
+    text = (ROOT / "compat/PARITY.md").read_text()
+    for name in ("tf.get_embedding_variable", "tf.train.AdamAsyncOptimizer", "tf.train.Saver", "get_slot", "minimize"):
+        assert any(name in row.split("|")[1] for row in text.splitlines() if row.startswith("|")), name
+    for path in re.findall(r"`torchsparse_rec\.((?:nn|optim)\.\w+)`", text):
+        package, name = path.split(".")
+        assert hasattr(getattr(torchsparse_rec, package), name), path
+    assert optimizers.import_slots and optimizers.export_slots and optimizers.keras.AdamW

@@ -1,6 +1,7 @@
 """CSV: what files hold, what is written, and the line that is wrong."""
 
 import sys
+import time
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torchsparse_rec.data import (
     DataError,
     _text,
+    csv,
     read_csv,
     write_csv,
     write_parquet,
@@ -167,6 +169,7 @@ def test_an_only_header_and_empty_lines(tmp_path):
         (pa.array([["a"], [""]]), "column 'x' must have no list of one empty string"),
         (pa.array([{"y": 1}]), "column 'x' must hold numbers, strings or lists of them, got struct<y: int64>"),
         (pa.array([[{"y": 1}]]), "column 'x' "),
+        (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "a column cannot be written: .*month_day_nano_interval"),
     ],
 )
 def test_what_csv_cannot_hold(column, text, tmp_path):
@@ -180,6 +183,28 @@ def test_a_file_without_lines_is_no_text(tmp_path, monkeypatch):
     monkeypatch.setattr(_text.blocks, "__defaults__", (400,))
     (tmp_path / "f.csv").write_bytes(b"a" * 5000)
     with pytest.raises(DataError, match="f.csv: line 1: a line has more than 1000 bytes"):
+        list(read_csv(tmp_path / "f.csv"))
+
+
+def test_a_header_of_many_names_takes_no_more_time_for_each(tmp_path):
+    names = [f"c{i}" for i in range(100_000)]
+    (tmp_path / "f.csv").write_text(",".join(names) + "\n")
+    begun = time.monotonic()
+    with pytest.raises(DataError, match="column 'x' is missing: the header has c0, c1, .*, c99, ...$"):
+        list(read_csv(tmp_path / "f.csv", columns=["x"]))
+    (tmp_path / "f.csv").write_text(",".join([*names, "c7", "c5"]) + "\n")
+    with pytest.raises(DataError, match="line 1: column 'c7' is there twice"):
+        list(read_csv(tmp_path / "f.csv"))
+    # Name by name against all others it takes minutes.
+    assert time.monotonic() - begun < 20
+
+
+def test_a_header_has_no_more_names_than_there_may_be_columns(tmp_path, monkeypatch):
+    (tmp_path / "f.csv").write_text("a,b,c\n1,2,3\n")
+    monkeypatch.setattr(csv, "MOST_COLUMNS", 3)
+    assert joined(read_csv(tmp_path / "f.csv")).num_columns == 3
+    monkeypatch.setattr(csv, "MOST_COLUMNS", 2)
+    with pytest.raises(DataError, match="f.csv: line 1: expected a header of at most 2 names, got 3"):
         list(read_csv(tmp_path / "f.csv"))
 
 

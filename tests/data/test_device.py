@@ -1,6 +1,7 @@
 """DeviceLoader: order, errors, room, threads that end, and states of what was handed out."""
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedTensor
-from torchsparse_rec.data import DeviceLoader, PrebatchedDataset, write_prebatched
+from torchsparse_rec.data import DeviceLoader, PrebatchedDataset, device, write_prebatched
 
 
 def threads():
@@ -97,6 +98,98 @@ def test_giving_up_waits_for_the_thread():
         break
     gc.collect()
     assert not threads()
+
+
+class Slow:
+    """A loader whose every iteration gives 0 and then waits; it counts who is in it."""
+
+    def __init__(self):
+        self.go, self.inside, self.most = threading.Event(), 0, 0
+
+    def __iter__(self):
+        yield 0
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        self.go.wait()
+        self.inside -= 1
+        yield 1
+
+    def state_dict(self):
+        return self.inside
+
+    def load_state_dict(self, state):
+        assert self.inside == 0
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setattr(device, "_PATIENCE", 0.1)
+    slow = Slow()
+    yield slow
+    slow.go.set()
+    wait_for(lambda: not threads())
+
+
+def interrupt():
+    """Ctrl-C, soon."""
+    main = threading.main_thread().ident
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+
+
+def test_ctrl_c_does_not_wait_for_the_batch(slow):
+    loader = DeviceLoader(slow, "cpu", depth=1)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in loader:
+            wait_for(lambda: slow.inside)
+            interrupt()
+    assert 0.1 <= time.monotonic() - begun < 10 and slow.inside == 1
+    # The next iteration does, which Ctrl-C interrupts as well.
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+        iter(loader)
+    assert slow.inside == 1
+    slow.go.set()
+    assert list(loader) == [0, 1] and slow.most == 1
+    wait_for(lambda: not threads())
+
+
+@pytest.mark.parametrize("next_use", ["iterate", "load_state_dict"])
+def test_what_needs_the_loader_waits_for_an_iteration_that_was_given_up(slow, next_use):
+    loader = DeviceLoader(slow, "cpu", depth=1)
+    begun = time.monotonic()
+    for _ in loader:
+        wait_for(lambda: slow.inside)
+        break
+    gc.collect()
+    assert time.monotonic() - begun < 10 and threads()
+    threading.Timer(0.1, slow.go.set).start()
+    if next_use == "iterate":
+        assert list(loader) == [0, 1]
+    else:
+        loader.load_state_dict(0)
+        assert not threads()
+    assert slow.most == 1
+
+
+CTRL_C = """
+import os, signal, threading, time
+from torchsparse_rec.data import DeviceLoader
+
+def batches():
+    yield 0
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(3600)
+
+for _ in DeviceLoader(batches(), "cpu"):
+    pass
+"""
+
+
+def test_a_program_that_ctrl_c_ends_does_not_wait_for_the_batch():
+    done = subprocess.run([sys.executable, "-c", CTRL_C], capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGINT and done.stderr.endswith("KeyboardInterrupt\n"), done.stderr
 
 
 EXIT = """

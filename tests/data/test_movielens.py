@@ -1,5 +1,6 @@
 """MovieLens's files: what they hold, what is written, and the line that is wrong."""
 
+import io
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from data.cases import joined
 from torchsparse_rec.data import (
     DataError,
     _ratings,
+    _text,
     read_movielens,
     write_movielens,
 )
@@ -133,3 +135,53 @@ def test_what_u_data_cannot_hold(column, values, text, tmp_path):
     with pytest.raises(ValueError, match=text):
         write_movielens(tmp_path / "u.data", [RATINGS, RATINGS.set_column(place, column, pa.array(values))])
     assert list(tmp_path.iterdir()) == []
+
+
+class Endless:
+    """A file that begins with some text and goes on with one line for ever."""
+
+    def __init__(self, text):
+        self.text, self.given = text, 0
+
+    def read(self, size):
+        given, self.text = (self.text + b"1" * size)[:size], self.text[size:]
+        self.given += size
+        return given
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "line"),
+    [
+        (b"1\t2\t3\t4\n1\t2\t3\t4\n", _ratings.TAB_LAYOUT, 3),
+        (b"", _ratings.COLON_LAYOUT, 1),
+        (b"user", _ratings.CSV_LAYOUT, 1),
+        (_ratings.CSV_LAYOUT.header + b"\r\n", _ratings.CSV_LAYOUT, 2),
+    ],
+)
+def test_a_line_without_an_end_is_not_read_to_the_end(text, layout, line, monkeypatch):
+    monkeypatch.setattr(_text, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(_ratings, "_CHUNK", 100)
+    stream = Endless(text)
+    with pytest.raises(DataError, match=f"^endless: line {line}: a line has more than 1000 bytes: no text file$"):
+        list(_ratings.rating_blocks(stream, "endless", layout))
+    assert stream.given <= len(text) + 1200
+
+
+def test_headers_of_rating_files():
+    for text, error in (
+        (b"", "line 1: the file ends here"),
+        (_ratings.CSV_LAYOUT.header, "line 2: the file ends here"),
+        (_ratings.CSV_LAYOUT.header + b"\n", "line 2: the file ends here"),
+        (b"1,2,3.5,4\n", "line 1: expected the header userId,movieId,rating,timestamp, got '1,2,3.5,4'"),
+    ):
+        with pytest.raises(DataError, match=error):
+            list(_ratings.rating_blocks(io.BytesIO(text), "f", _ratings.CSV_LAYOUT))
+
+
+def test_a_damaged_archive_of_ratings_names_its_line(tmp_path):
+    write_movielens(tmp_path / "u.data.gz", [RATINGS] * 2000)
+    whole = (tmp_path / "u.data.gz").read_bytes()
+    for cut in (5, len(whole) // 2, len(whole) - 5):
+        (tmp_path / "u.data.gz").write_bytes(whole[:cut])
+        with pytest.raises(DataError, match=r"u.data.gz: line \d+: "):
+            list(read_movielens(tmp_path / "u.data.gz"))

@@ -109,3 +109,12 @@ def test_what_parquet_refuses(batches, keywords, text, tmp_path):
     with pytest.raises(ValueError, match=text):
         write_parquet(tmp_path / "f.parquet", batches, **keywords)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64(), 0), pa.list_(pa.list_(pa.int64(), 0))], ids=str)
+def test_lists_of_no_items_are_refused(kind, tmp_path):
+    """Which pyarrow writes and then cannot read."""
+    batch = pa.record_batch({"x": pa.array([[], []], kind)})
+    with pytest.raises(ValueError, match="column 'x' of .* cannot be written: its fixed-size lists have no items"):
+        write_parquet(tmp_path / "f", [batch])
+    assert list(tmp_path.iterdir()) == []

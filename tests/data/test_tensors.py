@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchsparse_rec import JaggedTensor
-from torchsparse_rec.data import to_record_batch, to_tensors
+from torchsparse_rec.data import PrebatchedDataset, to_record_batch, to_tensors, write_prebatched
 
 
 def address(array):
@@ -40,6 +40,28 @@ def test_fixed_size_lists_are_matrices_in_the_batchs_memory():
     assert to_tensors(batch.slice(2))["x"].tolist() == [[6, 7, 8], [9, 10, 11]]
     deep = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(values, 3), 2)
     assert to_tensors(pa.record_batch({"x": deep}).slice(1))["x"].tolist() == [[[6, 7, 8], [9, 10, 11]]]
+
+
+@pytest.mark.parametrize(
+    ("column", "shape"),
+    [
+        (pa.array([[], [], []], pa.list_(pa.int64(), 0)), (3, 0)),
+        (pa.array([[], None], pa.list_(pa.float32(), 0)), (2, 0)),
+        (pa.array([], pa.list_(pa.bool_(), 0)), (0, 0)),
+        (pa.array([[[], []]] * 3, pa.list_(pa.list_(pa.int32(), 0), 2)), (3, 2, 0)),
+        (pa.array([[], []], pa.list_(pa.list_(pa.int64(), 3), 0)), (2, 0, 3)),
+    ],
+)
+def test_lists_of_no_items_are_matrices_without_columns(column, shape, tmp_path):
+    batch = pa.record_batch({"x": column, "y": pa.array(range(len(column)), pa.int64())})
+    assert to_tensors(batch)["x"].shape == shape
+    if len(column):
+        write_prebatched(tmp_path / "f", [batch])
+        (found,) = PrebatchedDataset(tmp_path / "f")
+        assert found["x"].shape == shape
+        assert to_tensors(batch.slice(1))["x"].shape == (shape[0] - 1, *shape[1:])
+    rows = pa.array([[[], []], [[], []]], pa.list_(pa.list_(pa.int64(), 0)))
+    assert to_tensors(pa.record_batch({"x": rows}))["x"].values().shape == (4, 0)
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int64())], ids=str)

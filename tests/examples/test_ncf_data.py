@@ -145,7 +145,7 @@ def test_download_checks_and_caches(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "cache_file", lambda: tmp_path / "cache" / "u.data")
     monkeypatch.setattr(data, "MD5", hashlib.md5(content).hexdigest())
     fetched = []
-    monkeypatch.setattr(data, "_fetch", lambda url, seconds: fetched.append(url) or archive_of(content))
+    monkeypatch.setattr(data, "_fetch", lambda url, *seconds: fetched.append(url) or archive_of(content))
     assert data.download().read_bytes() == content
     assert data.download().read_bytes() == content and len(fetched) == 1
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["u.data"]
@@ -155,7 +155,7 @@ def test_download_checks_and_caches(tmp_path, monkeypatch):
 
 
 def test_without_a_network_the_data_are_generated(monkeypatch, tmp_path):
-    def fail(url, seconds):
+    def fail(url, *seconds):
         raise OSError("network is unreachable")
 
     monkeypatch.delenv(data.ENVIRONMENT_VARIABLE, raising=False)
@@ -169,7 +169,7 @@ def test_without_a_network_the_data_are_generated(monkeypatch, tmp_path):
 def test_connecting_has_a_time_limit():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(OSError):
-            data._fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", 0.2)
+            data._fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", 0.2, 5.0)
 
 
 def test_generated_data():

@@ -338,6 +338,25 @@ def test_tables_are_refused(columns, message):
         FeatureTransform(columns).embedding_bag_configs()
 
 
+@pytest.mark.parametrize("kind", ["sparse", "weighted", "sequence"])
+def test_columns_of_ids_without_a_table_are_named(kind):
+    column, calls = {
+        "sparse": (IDENTITY, "embedding_bag_configs"),
+        "weighted": (features.weighted_categorical_column(IDENTITY, "w"), "weighted_embedding_bag_configs"),
+        "sequence": (features.sequence_categorical_column_with_identity("s", 10), "embedding_configs"),
+    }[kind]
+    transform = FeatureTransform([column])
+    message = rf"columns must hold embedding_column\(column, dimension\) for tables of {kind} ids, got '{column.name}'"
+    with pytest.raises(ValueError, match=message):
+        getattr(transform, calls)()
+    other = features.categorical_column_with_identity("other", 5)
+    for columns in ([column, features.embedding_column(column, 2)], [column, features.numeric_column("n")]):
+        transform = FeatureTransform(columns, linear_columns=[other])
+        assert len(transform.linear_bag_configs()) == 1
+    assert getattr(FeatureTransform([column, features.embedding_column(column, 2)]), calls)()[0].embedding_dim == 2
+    assert getattr(FeatureTransform([features.numeric_column("n")], linear_columns=[other]), calls)() == []
+
+
 def test_tables_that_only_dots_tell_apart_are_refused():
     columns = [features.categorical_column_with_identity(key, 3) for key in ("a.b", "a_b")]
     message = "tables must have names that differ in more than dots, which become _, got 'a.b_"

@@ -354,7 +354,11 @@ ERRORS: dict[str, tuple[type[Exception], Callable[[], object], str]] = {
     "kt_sum": (ValueError, lambda: KeyedTensor(["a"], [1], torch.ones(3, 2)), r"in dimension 1, 2, got \[1\]"),
     "kt_dim": (ValueError, lambda: KeyedTensor(["a"], [1], FLOATS), "a dimension of values, 0 to 0, got 1"),
     "kt_list": (ValueError, lambda: KeyedTensor.from_tensor_list(["a"], []), "got 0 for 1 keys"),
-    "kt_cat_dim": (ValueError, lambda: KeyedTensor.from_tensor_list(["a"], [FLOATS], 0), "must be key_dim, 0, got 1"),
+    "kt_cat_dim": (
+        ValueError,
+        lambda: KeyedTensor.from_tensor_list(["a", "b"], [FLOATS, FLOATS], 0),
+        "key_dim, 0, got 1",
+    ),
     "kt_no_key": (KeyError, lambda: PAIR["c"], r"no key 'c', only \['a', 'b'\]"),
     "group_key": (
         ValueError,

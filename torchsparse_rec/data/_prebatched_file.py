@@ -233,7 +233,8 @@ class PrebatchedFile:
         if len(sums) != bounds[-1]:
             raise ValueError(f"{bounds[-1]} checksums were expected, got {len(sums)}")
         expected = [int(x) for place in self._places for x in sums[bounds[place] : bounds[place + 1]]]
-        names = [self.stored.names[place] for place in self._places for _ in range(counts[place])]
+        all_names = self.stored.names
+        names = [all_names[place] for place in self._places for _ in range(counts[place])]
         buffers = [buffer for column in batch.columns for buffer in column.buffers()]
         places = [0 if not buffer else buffer.address - address for buffer in buffers]
         sizes = [0 if not buffer else buffer.size for buffer in buffers]

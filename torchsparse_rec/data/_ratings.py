@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ._files import DataError
+from ._text import whole_lines
 
 # Bytes parsed at once.
 _CHUNK = 1 << 23
@@ -77,42 +78,32 @@ def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.nd
         int64 ``[4, N]``: users, items, Unix times in seconds, and thousandths of ratings.
 
     Raises:
-        DataError: if a line is not as expected, or there is none.
+        DataError: if a line is not as expected or too long, there is none, or the stream cannot be read.
     """
-    line_number = 1
-    if layout.header is not None:
-        header = stream.readline().rstrip(b"\r\n")
-        if header != layout.header:
-            raise _bad_line(name, 1, header, f"the header {layout.header.decode()}")
-        line_number = 2
     columns: np.ndarray | None = None
     times = _Times()
-    for chunk in _whole_lines(stream):
+    line = 1
+    for line, chunk in whole_lines(stream.read, name, _CHUNK):
+        if line == 1 and layout.header is not None:
+            header, _, chunk = chunk.partition(b"\n")
+            if header.rstrip(b"\r") != layout.header:
+                raise _bad_line(name, 1, header, f"the header {layout.header.decode()}")
+            line = 2
+        # Of an end of two bytes that the file ends in, the first says enough.
+        chunk = chunk[:-1] + b"\n" if chunk.endswith(b"\r") else chunk.replace(b"\r\n", b"\n")
+        if not chunk:
+            continue
         columns = _parse_regular(chunk, layout)
         if columns is None:
-            columns = _parse_lines(chunk, layout, name, line_number)
-        line_number += columns.shape[1]
+            columns = _parse_lines(chunk, layout, name, line)
         if not chunk.endswith(b"\n") and times.is_cut(columns[2]):
             last = chunk[chunk.rfind(b"\n") + 1 :]
-            raise _bad_line(name, line_number - 1, last, f"{layout.example} and the end of the line")
+            number = line + columns.shape[1] - 1
+            raise _bad_line(name, number, last, f"{layout.example} and the end of the line")
         times.add(columns[2])
         yield columns
     if columns is None:
-        raise DataError(name, line_number, f"the file ends here, expected lines {layout.example}", unit="line")
-
-
-def _whole_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """The stream in pieces of about _CHUNK bytes that end where a line ends (or the file does)."""
-    rest = b""
-    while block := stream.read(_CHUNK):
-        block = rest + block
-        end = block.rfind(b"\n") + 1
-        rest = block[end:]
-        if end:
-            yield block[:end].replace(b"\r\n", b"\n")
-    if rest:
-        # Of an end of two bytes the first says enough.
-        yield rest[:-1] + b"\n" if rest.endswith(b"\r") else rest
+        raise DataError(name, line, f"the file ends here, expected lines {layout.example}", unit="line")
 
 
 class _Times:

@@ -27,9 +27,19 @@ def check_reader(name: str, paths: list[PathLike], batch_size: int, columns: Seq
         raise ValueError(f"{name}: columns must be distinct names, at least one, got {columns!r}")
 
 
+def repeated(names: Iterable[str]) -> str | None:
+    """A name that is there twice, the first to be so; None if all are distinct."""
+    there: set[str] = set()
+    for name in names:
+        if name in there:
+            return name
+        there.add(name)
+    return None
+
+
 def check_names(function: str, names: Sequence[str]) -> None:
     """Raise ValueError unless the columns that are to be written have distinct names."""
-    if len(set(names)) < len(names):
+    if repeated(names) is not None:
         raise ValueError(f"{function}: columns must have distinct names, got {list(names)}")
 
 
@@ -62,11 +72,12 @@ def check_schema(path: PathLike, schema: Any, first: tuple[PathLike, Any]) -> No
         DataError: with the name of the column.
     """
     first_path, expected = first
+    there, wanted = set(schema.names), set(expected.names)
     for name in expected.names:
-        if name not in schema.names:
+        if name not in there:
             raise DataError(path, None, f"column {name!r} is missing, which {first_path} has")
     for field in schema:
-        if field.name not in expected.names:
+        if field.name not in wanted:
             raise DataError(path, None, f"column {field.name!r} is not in {first_path}")
         if field.type != expected.field(field.name).type:
             kind = expected.field(field.name).type

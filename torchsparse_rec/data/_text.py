@@ -58,35 +58,46 @@ class _Open:
         """Leave that to the owner."""
 
 
-def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
+def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterator[tuple[int, bytes]]:
     """
-    A text file in pieces of about ``size`` bytes that end where a line ends, each with the number of its first line.
+    Text in pieces of about ``size`` bytes that end where a line ends, each with the number of its first line.
 
-    The last line gets an end if it has none. Line ends are as in the file.
+    The last line may have no end. Line ends are as in the file. No more is held than a piece and a line.
+
+    Args:
+        read: gives the next bytes, at most so many.
+        path: what errors call it.
+        size: of a piece.
 
     Raises:
-        DataError: if it cannot be decompressed.
+        DataError: if it cannot be read or decompressed, or a line is longer than :data:`LONGEST_LINE`.
     """
     line, rest = 1, b""
-    with open_text(path) as stream:
-        while True:
-            try:
-                # Not read(), which leaks its memory where decompression fails.
-                data = stream.read_buffer(size)
-            except (OSError, ValueError) as error:
-                raise line_error(path, line, f"the file is damaged from here on: {error}") from error
-            if not data.size:
-                break
-            block = b"".join([rest, data])
-            end = block.rfind(b"\n") + 1
-            rest = block[end:]
-            if end:
-                yield line, block[:end]
-                line += block.count(b"\n", 0, end)
-            if len(rest) > LONGEST_LINE:
-                raise line_error(path, line, f"a line has more than {LONGEST_LINE} bytes: no text file")
+    while True:
+        try:
+            data = read(size)
+        except (OSError, ValueError) as error:
+            raise line_error(path, line, f"the file is damaged from here on: {error}") from error
+        if not len(data):
+            break
+        block = b"".join([rest, data])
+        end = block.rfind(b"\n") + 1
+        rest = block[end:]
+        if end:
+            yield line, block[:end]
+            line += block.count(b"\n", 0, end)
+        if len(rest) > LONGEST_LINE:
+            raise line_error(path, line, f"a line has more than {LONGEST_LINE} bytes: no text file")
     if rest:
-        yield line, rest + b"\n"
+        yield line, rest
+
+
+def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
+    """The :func:`whole_lines` of a file; the last gets an end if it has none."""
+    with open_text(path) as stream:
+        # Not read(), which leaks its memory where decompression fails.
+        for line, block in whole_lines(stream.read_buffer, path, size):
+            yield line, block if block.endswith(b"\n") else block + b"\n"
 
 
 def reader_of(block: bytes) -> Any:

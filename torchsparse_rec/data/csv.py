@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._arrow import arrow
 from ._files import PathLike, whole_file
-from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched
+from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
 from ._text import blocks, line_error, open_text, parse_block, part_size, reader_of, write_text
 from ._types import leaf, with_leaf
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 #: Between the items of a list.
 BAR = "|"
+#: A header of more is no header; pyarrow takes some 10 KB for each column.
+MOST_COLUMNS = 1 << 18
+# Names of a header that an error shows.
+_SHOWN = 100
 
 
 def read_csv(
@@ -50,8 +54,9 @@ def read_csv(
     Raises:
         ImportError: without pyarrow.
         ValueError: a delimiter of several characters.
-        DataError: a malformed line, with its number; a quote that its line does not close; an integer beyond int64 in
-            a column without a type; an unknown column; a file with other columns than the first.
+        DataError: a malformed line, with its number, or one of more than 64 MiB; a header of more than 262,144 names; a
+            quote that its line does not close; an integer beyond int64 in a column without a type; an unknown column; a
+            file with other columns than the first.
         OSError: a file that cannot be opened.
 
     Example:
@@ -103,23 +108,27 @@ class _Reader:
             raise line_error(path, 1, "the file is empty, expected a header")
 
     def _header(self, path: PathLike, line: bytes) -> list[str]:
+        count = line.count(self.delimiter.encode()) + 1
+        if count > MOST_COLUMNS:
+            raise line_error(path, 1, f"expected a header of at most {MOST_COLUMNS:,} names, got {count:,}")
         try:
             (names,) = python_csv.reader(
                 [line.decode("utf-8-sig").rstrip("\r\n")], delimiter=self.delimiter, strict=True
             )
         except (UnicodeDecodeError, ValueError, python_csv.Error) as error:
             raise line_error(path, 1, f"expected a header of names: {error}") from None
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise line_error(path, 1, f"column {twice[0]!r} is there twice")
+        twice, there = repeated(names), set(names)
+        if twice is not None:
+            raise line_error(path, 1, f"column {twice!r} is there twice")
         if self.first is None:
             for name in [*(self.columns or ()), *self.types]:
-                if name not in names:
-                    raise line_error(path, 1, f"column {name!r} is missing: the header has {', '.join(names)}")
+                if name not in there:
+                    shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
+                    raise line_error(path, 1, f"column {name!r} is missing: the header has {shown}")
             self.first = (path, names)
-        if set(names) != set(self.first[1]):
-            (name, *_) = sorted(set(names) ^ set(self.first[1]))
-            problem = "is not in" if name in names else "is missing, unlike in"
+        if there != set(self.first[1]):
+            (name, *_) = sorted(there ^ set(self.first[1]))
+            problem = "is not in" if name in there else "is missing, unlike in"
             raise line_error(path, 1, f"column {name!r} {problem} {self.first[0]}")
         return names
 
@@ -251,7 +260,10 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
             columns = [_text(pa, name, batch.column(name)) for name in batch.schema.names]
             options = csv.WriteOptions(include_header=names is None, delimiter=delimiter)
             names = batch.schema.names
-            csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), stream, options)
+            try:
+                csv.write_csv(pa.RecordBatch.from_arrays(columns, names=names), stream, options)
+            except pa.ArrowNotImplementedError as error:
+                raise ValueError(f"write_csv: a column cannot be written: {error}") from None
             rows += batch.num_rows
         if names is None:
             raise ValueError("write_csv: batches must have at least one batch, got none")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import math
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,6 +18,8 @@ from torch.utils import _pytree
 
 # How a batch travels from the thread: it, the copies' event and the loader's state; or an error; or the end.
 _BATCH, _ERROR, _END = "batch", "error", "end"
+# Seconds that an iteration which is given up waits for the batch that its thread is taking.
+_PATIENCE = 1.0
 
 
 class DeviceLoader:
@@ -26,8 +31,10 @@ class DeviceLoader:
     stream waits for the copies, its thread does not. On the CPU batches pass as they are.
 
     Each iteration begins the loader anew. An error of the loader is raised in its turn, after the batches before it. If
-    the iteration is given up, or the interpreter exits, the thread ends after the batch that it is taking, which is
-    waited for.
+    the iteration is given up, be it by Ctrl-C, or the interpreter exits, the thread ends after the batch that it is
+    taking. Who gives up waits for it, but no longer than a second: then what next needs the loader waits, which is
+    another iteration, ``set_epoch`` and ``load_state_dict``. An interpreter that exits waits to the end, but for a
+    second where Ctrl-C has ended the program.
 
     Args:
         loader: an iterable of batches: tensors, :class:`~torchsparse_rec.JaggedTensor`,
@@ -51,6 +58,8 @@ class DeviceLoader:
             raise ValueError(f"DeviceLoader: depth must be at least 1, got {depth}")
         self.loader, self.device, self.depth = loader, torch.device(device), depth
         self._state: Any = None
+        # Iterations that were given up, whose threads may still take a batch.
+        self._given_up: list[_Producer] = []
 
     def __len__(self) -> int:
         """That of the loader."""
@@ -79,7 +88,8 @@ class DeviceLoader:
         self._state = None
 
     def _owner(self, method: str) -> Any:
-        """The loader or its dataset, whichever has the method."""
+        """The loader or its dataset, whichever has the method; no thread uses them any more if it was told to end."""
+        self._wait_for_given_up()
         for owner in (self.loader, getattr(self.loader, "dataset", None)):
             if hasattr(owner, method):
                 return owner
@@ -96,7 +106,14 @@ class DeviceLoader:
             return lambda delivered: dataset.state_dict()
         return lambda delivered: dataset.state_dict(delivered)
 
+    def _wait_for_given_up(self) -> None:
+        """So that no thread takes from the loader while another, or the caller, uses it."""
+        while self._given_up:
+            self._given_up[-1].end()
+            self._given_up.pop()
+
     def __iter__(self) -> Iterator[Any]:
+        self._wait_for_given_up()
         states = self._states()
         batches = iter(self.loader)
         # Of what begins now: the loader may have come to the end of its last iteration.
@@ -120,7 +137,9 @@ class DeviceLoader:
                 # Nothing of it is held here while the next one is waited for.
                 del content
         finally:
-            producer.end()
+            self._given_up.append(producer)
+            if producer.end(_PATIENCE):
+                self._given_up.remove(producer)
 
 
 class _Producer:
@@ -153,15 +172,20 @@ class _Producer:
         _RUNNING.add(self)
         self._thread.start()
 
-    def end(self) -> None:
-        """Stop the thread and wait for it."""
+    def end(self, patience: float = math.inf) -> bool:
+        """Stop the thread, wait for it so many seconds, and say whether it has ended."""
         self._stop.set()
+        until = time.monotonic() + patience
         # A forked process has no thread, and perhaps a queue that is locked for ever.
         while self._thread.is_alive() and self._thread is not threading.current_thread():
-            with suppress(queue.Empty):  # the thread may be waiting for room
+            # The thread may be waiting for room. What it puts after this is one thing, for which there is room then.
+            with suppress(queue.Empty):
                 self.ready.get_nowait()
+            if time.monotonic() > until:
+                return False
             self._thread.join(0.001)
         _RUNNING.discard(self)
+        return True
 
 
 #: Those that nobody has ended, such as of an iterator that is alive at exit.
@@ -171,8 +195,10 @@ _RUNNING: set[_Producer] = set()
 @atexit.register
 def _end_all() -> None:
     """A thread that the interpreter ends within torch or Arrow, once it is gone, takes the process down."""
+    # After Ctrl-C somebody waits for the process to end, and its status is that of a failure anyway.
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for producer in list(_RUNNING):
-        producer.end()
+        producer.end(_PATIENCE if interrupted else math.inf)
 
 
 def _produce(

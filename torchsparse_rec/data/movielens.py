@@ -11,7 +11,7 @@ from ._arrow import arrow
 from ._files import PathLike, whole_file
 from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
 from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
-from ._text import line_error, open_text, plain_suffix, write_text
+from ._text import open_text, plain_suffix, write_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,7 +47,7 @@ def read_movielens(
     Raises:
         ImportError: without pyarrow.
         ValueError: an unknown column or layout.
-        DataError: a malformed line, with its number, or a file without ratings.
+        DataError: a malformed line, with its number, or one of more than 64 MiB; a file without ratings.
         OSError: a file that cannot be opened.
 
     Source: https://grouplens.org/datasets/movielens
@@ -85,17 +85,8 @@ def _layout(function: str, path: PathLike, layout: str | None) -> Layout:
 
 def _read(path: PathLike, layout: Layout) -> Iterator[Any]:
     pa = arrow("read_movielens")
-    line = 1
     with open_text(path) as stream:
-        found = rating_blocks(io.BufferedReader(stream), os.fspath(path), layout)
-        while True:
-            try:
-                users, items, times, thousandths = next(found)
-            except StopIteration:
-                return
-            except OSError as error:
-                raise line_error(path, line, f"the file is damaged from here on: {error}") from error
-            line += len(users)
+        for users, items, times, thousandths in rating_blocks(io.BufferedReader(stream), os.fspath(path), layout):
             rating = pa.array(thousandths / 1000.0).cast(pa.float32(), safe=False)
             columns = [pa.array(users).cast(pa.int32()), pa.array(items).cast(pa.int32()), rating, pa.array(times)]
             yield pa.RecordBatch.from_arrays(columns, names=list(COLUMNS))

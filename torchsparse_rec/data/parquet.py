@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._arrow import arrow
 from ._files import DataError, PathLike, whole_file
-from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched
+from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched, repeated
 from ._types import nullable
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: 
             if first is None:
                 first = (path, schema)
                 names = list(schema.names) if columns is None else list(columns)
+                there = set(schema.names)
                 for name in names:
-                    if name not in schema.names:
+                    if name not in there:
                         raise ValueError(f"read_parquet: columns must be among {schema.names}, got {name!r}")
             check_schema(path, schema, first)
             for group in range(file.metadata.num_row_groups):
@@ -99,9 +100,9 @@ def _open(path: PathLike, opened: Any) -> Any:
 def _schema(path: PathLike, file: Any) -> Any:
     """The columns of a file, all of which may hold nulls."""
     pa, schema = arrow("read_parquet"), file.schema_arrow
-    for name in schema.names:
-        if schema.names.count(name) > 1:
-            raise DataError(path, None, f"column {name!r} is there twice")
+    twice = repeated(schema.names)
+    if twice is not None:
+        raise DataError(path, None, f"column {twice!r} is there twice")
     return pa.schema([pa.field(field.name, nullable(field.type)) for field in schema])
 
 
@@ -146,7 +147,7 @@ def write_parquet(
 
     Raises:
         ImportError: without pyarrow.
-        ValueError: no batches, batches of different schemas, an unknown compression.
+        ValueError: no batches, batches of different schemas, an unknown compression, fixed-size lists of no items.
         OSError: if the file cannot be written.
 
     Example: see :func:`read_parquet`.
@@ -191,8 +192,23 @@ def _of_one_schema(batches: Iterable[Any]) -> Iterator[Any]:
         if first is None:
             check_names("write_parquet", batch.schema.names)
             first = batch.schema
+            for field in first:
+                if _holds_lists_of_no_items(field.type):
+                    raise ValueError(
+                        f"write_parquet: column {field.name!r} of {field.type} cannot be written: its fixed-size lists "
+                        "have no items, which Parquet's reader takes for damage"
+                    )
         if not batch.schema.equals(first):
             raise ValueError(
                 f"write_parquet: batches[{i}] must have the schema of the first:\n{first}\ngot\n{batch.schema}"
             )
         yield batch
+
+
+def _holds_lists_of_no_items(kind: Any) -> bool:
+    types = arrow("write_parquet").types
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        if types.is_fixed_size_list(kind) and kind.list_size == 0:
+            return True
+        kind = kind.value_type
+    return False

@@ -331,8 +331,9 @@ def _open_all(paths: list[PathLike], columns: Sequence[str] | None, verify: str)
     files = [first]
     for path in paths[1:]:
         file = PrebatchedFile(path, None, verify)
-        missing = [name for name in first.schema.names if name not in file.stored.names]
-        extra = [name for name in file.stored.names if name not in first.stored.names]
+        theirs, ours = set(file.stored.names), set(first.stored.names)
+        missing = [name for name in first.schema.names if name not in theirs]
+        extra = [name for name in file.stored.names if name not in ours]
         if missing:
             raise DataError(file.path, None, f"column {missing[0]!r} is missing, unlike in {first.path}")
         if extra and columns is None:

@@ -157,9 +157,10 @@ class _Reader:
             # What lies in rows that are null is no value.
             nulls = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
             values = self.pa.compute.if_else(self.pa.array(nulls), self.pa.scalar(None, values.type), values)
-        self.values_each *= size
+        each = self.values_each
+        self.values_each = each * size
         rows = self.dense(values)
-        self.values_each //= size
+        self.values_each = each
         return rows.reshape(len(array), size, *rows.shape[1:])
 
     def without_validity(self, array: Any) -> Any:

@@ -40,10 +40,10 @@ class Tables:
         self.frozen = {_dotless(x.table_name) for x in self._embeddings if not x.trainable}
         self._keys: dict[tuple[str, CategoricalColumn, bool], str] = {}
         self.features: dict[str, list[Feature]] = {"sparse": [], "weighted": [], "sequence": []}
-        alone = [x for x in columns if isinstance(x, CategoricalColumn) and not isinstance(x, DenseColumn)]
+        self._alone = [x for x in columns if isinstance(x, CategoricalColumn) and not isinstance(x, DenseColumn)]
         for embedding in self._embeddings:
             self._add(self._kinds[embedding.table_name], embedding.categorical_column, embedding.combiner)
-        for column in alone:
+        for column in self._alone:
             self._add(_kind(column), column, "sum")
         for column in linear_columns:
             if isinstance(column, SequenceCategoricalColumn):
@@ -71,17 +71,25 @@ class Tables:
         """The tables whose lookups are pooled."""
         return [
             EmbeddingBagConfig(pooling=sharing[0].combiner, **self._arguments(name, sharing, kind))
-            for name, sharing in self._by_name.items()
-            if self._kinds[name] == kind
+            for name, sharing in self._of_kind(kind)
         ]
 
     def sequence_configs(self) -> list[EmbeddingConfig]:
         """The tables whose lookups are not."""
         return [
-            EmbeddingConfig(**self._arguments(name, sharing, "sequence"))
-            for name, sharing in self._by_name.items()
-            if self._kinds[name] == "sequence"
+            EmbeddingConfig(**self._arguments(name, sharing, "sequence")) for name, sharing in self._of_kind("sequence")
         ]
+
+    def _of_kind(self, kind: str) -> list[tuple[str, list[Any]]]:
+        """The tables that take ids of a kind; ValueError if there are columns of such ids and none has a table."""
+        found = [(name, sharing) for name, sharing in self._by_name.items() if self._kinds[name] == kind]
+        alone = [column.name for column in self._alone if _kind(column) == kind]
+        if alone and not found:
+            raise ValueError(
+                f"FeatureTransform: columns must hold embedding_column(column, dimension) for tables of {kind} ids, "
+                f"got {', '.join(map(repr, alone))} alone, which give ids and no table"
+            )
+        return found
 
     def linear_configs(self, kind: str) -> list[EmbeddingBagConfig]:
         """The tables of one number per id."""

@@ -16,6 +16,24 @@ def check_tensor(owner: str, argument: str, x: Any) -> None:
         raise TypeError(f"{owner}: {argument} must be a tensor, got {type(x).__name__}")
 
 
+def as_no_rows(values: Any, lengths: Any, offsets: Any) -> tuple[Any, Any]:
+    """
+    Lengths and offsets as they are, but of no values: tensors without elements, whatever their dtype, mean no rows.
+
+    So TorchRec writes them: ``torch.tensor([])``, which holds floats, for lengths, and offsets without their 0.
+    """
+    if isinstance(values, Tensor) and values.dim() and values.shape[0] == 0:
+        if _has_no_elements(offsets) and (lengths is None or _has_no_elements(lengths)):
+            lengths, offsets = offsets if lengths is None else lengths, None
+        if _has_no_elements(lengths) and lengths.dtype not in _INTEGERS:
+            lengths = lengths.to(torch.int32)
+    return lengths, offsets
+
+
+def _has_no_elements(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() == 1 and x.shape[0] == 0
+
+
 def check_rows(owner: str, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
     """Raise unless the tensors have the shapes and dtypes of rows. What they hold is not looked at."""
     check_tensor(owner, "values", values)

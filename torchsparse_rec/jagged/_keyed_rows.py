@@ -19,7 +19,7 @@ class KeyedRows(Rows):
     """Rows, feature after feature. Every method that waits for a CUDA device does so through :meth:`length_per_key`."""
 
     _keys: tuple[str, ...]
-    # Only of an object without keys, whose number of rows does not tell it.
+    # Where the rows do not tell it: without keys, and of some of several features with batches of different sizes.
     _stride: int | None
     _strides: tuple[tuple[int, ...], ...] | None
     _length_per_key: list[int] | None
@@ -37,10 +37,17 @@ class KeyedRows(Rows):
         return {key: i for i, key in enumerate(self._keys)}
 
     def stride(self) -> int:
-        """The batch size; the largest, where features have different ones."""
-        if self._strides is not None:
-            return max([0, *self.stride_per_key()])
-        return self._num_rows() // len(self._keys) if self._stride is None else self._stride
+        """
+        The batch size. Where features have different ones that of the full batch, if inverse indices say it, and else
+        the largest. Some of the features (:meth:`split`, :meth:`permute`) have that of all.
+        """
+        if self._stride is not None:
+            return self._stride
+        if self._strides is None:
+            return self._num_rows() // len(self._keys)
+        if self._inverse is not None and self._inverse.numel():
+            return self._inverse.shape[-1]
+        return max([0, *self.stride_per_key()])
 
     def stride_per_key(self) -> list[int]:
         """The batch size of each feature."""
@@ -78,9 +85,13 @@ class KeyedRows(Rows):
         How many ids each feature has.
 
         Read back, the first time: waits for a CUDA device (see the class). Raises ValueError if the lengths do not add
-        up to the number of values.
+        up to the number of values. On the meta device, where lengths hold nothing, the values are shared out equally,
+        and the first feature has the rest: TorchRec's numbers, good for shapes alone.
         """
         known = self._known_length_per_key()
+        if known is None and self._values.is_meta:
+            share, rest = divmod(self._values.shape[0], len(self._keys))
+            known = self._length_per_key = [share + rest] + [share] * (len(self._keys) - 1)
         if known is None:
             if self._strides is None:
                 sums = self.lengths().view(len(self._keys), self.stride()).sum(1)
@@ -161,18 +172,33 @@ class KeyedRows(Rows):
         made = object.__new__(type(self))
         made._set_rows(values, weights, lengths, None)
         made._keys = tuple(self._keys[i] for i in places)
-        made._stride = None if made._keys else self.stride()
+        made._stride = None if made._keys and self._strides is None else self.stride()
         made._strides = None if self._strides is None else tuple(self._strides[i] for i in places)
         made._length_per_key = known
         made._inverse_keys, made._inverse = None, None
         return made
 
+    def _bounds_by_key(self) -> dict[str, list[int]]:
+        """Where each row of a feature begins, and the end; for its text."""
+        bounds, rows = self.offsets().tolist(), self.lengths_offset_per_key()
+        return {key: bounds[rows[i] : rows[i + 1] + 1] for i, key in enumerate(self._keys)}
+
     def __repr__(self) -> str:
         if not self._is_shown():
             return f"KeyedJaggedTensor({list(self._keys)}, {self._summary()}, stride={self.stride()})"
-        bounds, rows = self.offsets().tolist(), self.lengths_offset_per_key()
-        of_key = {key: bounds[rows[i] : rows[i + 1] + 1] for i, key in enumerate(self._keys)}
-        weights = ""
+        of_key, weights = self._bounds_by_key(), ""
         if self._weights is not None:
             weights = f", weights={ {key: rows_of(self._weights, x) for key, x in of_key.items()} }"
         return f"KeyedJaggedTensor({ {key: rows_of(self._values, x) for key, x in of_key.items()} }{weights})"
+
+    def __str__(self) -> str:
+        if not self._is_shown():
+            return repr(self)
+        entries = []
+        for key, bounds in self._bounds_by_key().items():
+            shown = str(rows_of(self._values, bounds))
+            if self._weights is not None:
+                weights = rows_of(self._weights, bounds)
+                shown = f'{{\n        "values": {shown},\n        "weights": {weights}\n    }}'
+            entries.append(f'"{key}": {shown}')
+        return self._in_lines(entries)

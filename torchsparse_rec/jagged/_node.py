@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 NodeT = TypeVar("NodeT", bound="Node")
+_SHOWN = 100  # elements of an object whose text still shows them all
 _Names = tuple[str, ...]
 
 
@@ -46,6 +47,18 @@ class Node:
         """Say that the tensors are in use on another stream: :meth:`torch.Tensor.record_stream` of each."""
         for x in self._tensors().values():
             x.record_stream(stream)
+
+    def _is_shown(self) -> bool:
+        """Whether its text shows what it holds: little, on the CPU, and real (no fake, batched or meta tensors)."""
+        return all(
+            type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.numel() <= _SHOWN
+            for x in self._tensors().values()
+        )
+
+    def _in_lines(self, entries: list[str]) -> str:
+        """TorchRec's ``str()``: an entry a line."""
+        shown = "{\n" + ",\n".join(f"    {entry}" for entry in entries) + "\n}" if entries else ""
+        return f"{type(self).__name__}({shown})\n"
 
     def _summary(self) -> str:
         """Dtypes and shapes of the tensors and their device, for repr of what is too large to be shown, or not here."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..ops.jagged import lengths_to_offsets
 from ._node import Node
-
-_SHOWN = 100  # values and rows of an object whose repr still shows them all
 
 
 class Rows(Node):
@@ -78,12 +75,6 @@ class Rows(Node):
             return self._lengths.shape[0]
         assert self._offsets is not None
         return self._offsets.shape[0] - 1
-
-    def _is_shown(self) -> bool:
-        """Whether repr shows the values: few, on the CPU, and real (no fake, batched or meta tensors)."""
-        return all(
-            type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" for x in self._tensors().values()
-        ) and (max(self._values.numel(), self._num_rows()) <= _SHOWN)
 
 
 def rows_of(values: Tensor, offsets: list[int]) -> list:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..ops.jagged import jagged_to_padded
-from ._checks import check_rows, check_tensor
+from ._checks import as_no_rows, check_rows, check_tensor
 from ._node import register
 from ._rows import Rows, rows_of
 
@@ -28,7 +28,9 @@ class JaggedTensor(Rows):
         lengths: ``[S]``, int32 or int64: the number of values in each row; they add up to N.
         offsets: ``[S + 1]``, int32 or int64: row ``r`` is ``values[offsets[r] : offsets[r + 1]]``. Lengths or offsets
             must be given. That they are those of N values is not checked here: on CUDA it would wait for the device.
-            The operators check it.
+            The operators check it. Of no values, tensors without elements mean no rows, whatever their dtype.
+
+    ``str()`` is TorchRec's. Where there are many values, or they are not on the CPU, it shows shapes, as ``repr()``.
 
     Raises:
         TypeError: an argument that is no tensor.
@@ -57,6 +59,7 @@ class JaggedTensor(Rows):
     ) -> None:
         # In a graph sizes are symbols, of which a check would make conditions of the graph.
         if not torch.compiler.is_compiling():
+            lengths, offsets = as_no_rows(values, lengths, offsets)
             check_rows("JaggedTensor", values, weights, lengths, offsets)
         self._set_rows(values, weights, lengths, offsets)
 
@@ -79,6 +82,8 @@ class JaggedTensor(Rows):
             values_dtype: default: torch's default dtype.
             weights_dtype: default: torch's default dtype.
             lengths_dtype: int32 (default) or int64.
+
+        Its offsets are one 0, as those of any object without rows; TorchRec's have no element.
         """
         return JaggedTensor(
             torch.empty(0, dtype=values_dtype, device=device),
@@ -228,3 +233,12 @@ class JaggedTensor(Rows):
         bounds = self.offsets().tolist()
         weights = "" if self._weights is None else f", weights={rows_of(self._weights, bounds)}"
         return f"JaggedTensor({rows_of(self._values, bounds)}{weights})"
+
+    def __str__(self) -> str:
+        if not self._is_shown():
+            return repr(self)
+        bounds = self.offsets().tolist()
+        values = rows_of(self._values, bounds)
+        if self._weights is None:
+            return self._in_lines([str(values)])
+        return self._in_lines([f'"values": {values}', f'"weights": {rows_of(self._weights, bounds)}'])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops.jagged import lengths_to_offsets, offsets_to_row_ids
-from ._checks import check_keyed_rows, check_keys, check_sizes
+from ._checks import as_no_rows, check_keyed_rows, check_keys, check_sizes
 from ._keyed_rows import InverseIndices, KeyedRows
 from ._node import register
 from .jagged_tensor import JaggedTensor
@@ -23,7 +23,8 @@ class KeyedJaggedTensor(KeyedRows):
     Rows lie feature after feature: with F features and a batch of B examples, row ``f * B + b`` holds the ids of
     feature ``f`` in example ``b``. Features may have batches of different sizes. Names and argument order are those of
     TorchRec's class. A pytree node: it can be an argument and a result of compiled and exported functions. Under
-    ``torch.compile`` and ``torch.export`` nothing is checked.
+    ``torch.compile`` and ``torch.export`` nothing is checked. ``str()`` is TorchRec's; where there are many values, or
+    they are not on the CPU, it shows shapes, as ``repr()``.
 
     What waits for a CUDA device is where values of one feature begin: :meth:`length_per_key`, :meth:`offset_per_key`
     and what needs them, ``x[key]``, :meth:`to_dict`, :meth:`split` and :meth:`permute` to fewer features. They read it
@@ -38,7 +39,7 @@ class KeyedJaggedTensor(KeyedRows):
             the features' own batch sizes.
         offsets: ``[S + 1]``, int32 or int64: where each row begins, and the end. Lengths or offsets must be given.
             That they are those of N values is not checked here: on CUDA it would wait for the device. The operators
-            check it.
+            check it. Of no values, tensors without elements mean no rows, whatever their dtype.
         stride: the batch size B. Default: from the number of rows.
         stride_per_key_per_rank: for features with batches of different sizes: for each feature the sizes that its own
             adds up from, one for each process of a distributed program. Lists, or a tensor on the CPU.
@@ -90,6 +91,7 @@ class KeyedJaggedTensor(KeyedRows):
         elif strides is None and stride_per_key is not None:
             strides = [[size] for size in stride_per_key]
         if not torch.compiler.is_compiling():
+            lengths, offsets = as_no_rows(values, lengths, offsets)
             check_keyed_rows(keys, values, weights, lengths, offsets)
             check_sizes(keys, values, lengths, offsets, stride, strides, stride_per_key, length_per_key)
         self._set_rows(values, weights, lengths, offsets)

@@ -19,12 +19,13 @@ class KeyedTensor(Node):
     Dense tensors side by side in one, each known by its key: the pooled embeddings of several features.
 
     Names and argument order are those of TorchRec's class. A pytree node: it can be an argument and a result of
-    compiled and exported functions. Under ``torch.compile`` and ``torch.export`` nothing is checked.
+    compiled and exported functions. Under ``torch.compile`` and ``torch.export`` nothing is checked. ``str()`` is
+    TorchRec's; where there are many values, or they are not on the CPU, it shows shapes, as ``repr()``.
 
     Args:
         keys: K distinct strings.
         length_per_key: K sizes in the dimension ``key_dim``; they add up to that of ``values``.
-        values: any dtype and rank above ``key_dim``.
+        values: any dtype and rank above ``key_dim``; without keys and elements any rank.
         key_dim: the dimension in which the tensors lie side by side. Default 1, after the batch.
         offset_per_key, index_per_key: TorchRec's caches, for its argument order; not used.
 
@@ -57,7 +58,8 @@ class KeyedTensor(Node):
         if not torch.compiler.is_compiling():
             check_keys("KeyedTensor", keys)
             check_tensor("KeyedTensor", "values", values)
-            if not 0 <= key_dim < values.dim():
+            nothing = len(keys) == 0 and values.numel() == 0
+            if not nothing and not 0 <= key_dim < values.dim():
                 raise ValueError(
                     f"KeyedTensor: key_dim must be a dimension of values, 0 to {values.dim() - 1}, got {key_dim}"
                 )
@@ -66,7 +68,7 @@ class KeyedTensor(Node):
                     f"KeyedTensor: length_per_key must have one length for each of the {len(keys)} keys, got "
                     f"{list(length_per_key)}"
                 )
-            if min(length_per_key, default=0) < 0 or sum(length_per_key) != values.shape[key_dim]:
+            if not nothing and (min(length_per_key, default=0) < 0 or sum(length_per_key) != values.shape[key_dim]):
                 raise ValueError(
                     f"KeyedTensor: length_per_key must add up to the size of values in dimension {key_dim}, "
                     f"{values.shape[key_dim]}, got {list(length_per_key)}"
@@ -85,8 +87,9 @@ class KeyedTensor(Node):
             keys: K distinct strings.
             tensors: K tensors of the same sizes but for dimension ``cat_dim``.
             key_dim: the dimension of :class:`KeyedTensor`. Default 1.
-            cat_dim: the dimension to concatenate in, which must be ``key_dim``; it is there for TorchRec's argument
-                order. Default 1.
+            cat_dim: the dimension to concatenate in: for several tensors ``key_dim``, which may be counted from the
+                end. It is there for TorchRec's argument order; TorchRec takes any, of which no key can be read then.
+                Default 1.
 
         Raises:
             ValueError: not as many tensors as keys, none, or another ``cat_dim``.
@@ -101,7 +104,7 @@ class KeyedTensor(Node):
                 f"KeyedTensor.from_tensor_list: tensors must be as many as keys and at least one, got {len(tensors)} "
                 f"for {len(keys)} keys"
             )
-        if cat_dim != key_dim:
+        if len(tensors) > 1 and cat_dim not in (key_dim, key_dim - tensors[0].dim()):
             raise ValueError(f"KeyedTensor.from_tensor_list: cat_dim must be key_dim, {key_dim}, got {cat_dim}")
         return KeyedTensor(keys, [x.shape[key_dim] for x in tensors], torch.cat(list(tensors), key_dim), key_dim)
 
@@ -134,6 +137,8 @@ class KeyedTensor(Node):
 
     def to_dict(self) -> dict[str, Tensor]:
         """The tensor of every key: views."""
+        if not self._keys:
+            return {}
         return dict(zip(self._keys, self._values.split(self._length_per_key, self._key_dim), strict=True))
 
     @staticmethod
@@ -225,3 +230,8 @@ class KeyedTensor(Node):
     def __repr__(self) -> str:
         sizes = dict(zip(self._keys, self._length_per_key, strict=True))
         return f"KeyedTensor({sizes}, {self._summary()}, key_dim={self._key_dim})"
+
+    def __str__(self) -> str:
+        if not self._is_shown():
+            return repr(self)
+        return self._in_lines([f'"{key}": {x.tolist()}' for key, x in self.to_dict().items()])

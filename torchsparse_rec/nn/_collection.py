@@ -141,6 +141,11 @@ class Collection(HasGradMode):
         return list(self._names)
 
     @property
+    def device(self) -> torch.device:
+        """Where the tables are now. TorchRec's names the device that they were made on."""
+        return self._tables[0]._stored_weight().device
+
+    @property
     def _tables(self) -> list[CollectionTable | EmbeddingVariable]:
         return list(self._modules[self._children]._modules.values())  # type: ignore[arg-type, union-attr]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import os
 import queue
 import threading
+import time
 import urllib.request
 import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +23,10 @@ from ...data._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, read_
 ENVIRONMENT_VARIABLE = "TORCHSPARSE_REC_DATA"
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 MD5 = "6e47046882bad158b0efbb84cd5cb987"
-CONNECT_SECONDS = 10.0
+MEMBER = "ml-100k/u.data"
+CONNECT_SECONDS, TOTAL_SECONDS = 10.0, 60.0
+# The archive has 5 MB, the file in it 2 MB: what is larger is something else.
+MOST_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ def load(dataset: str = "ml-100k", data_dir: str | Path | None = None) -> tuple[
         raise ValueError(f"{dataset} is not downloaded: give its folder by --data-dir or ${ENVIRONMENT_VARIABLE}")
     try:
         path = download()
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
+    except (OSError, ValueError) as error:
         return generate(), (
             f"ml-100k could not be downloaded ({error}): this run trains on GENERATED data of the same shape; "
             f"give the real file by --data-dir or ${ENVIRONMENT_VARIABLE}"
@@ -147,22 +153,24 @@ def cache_file() -> Path:
     return Path.home() / ".cache" / "torchsparse_rec" / "ml-100k" / "u.data"
 
 
-def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS) -> Path:
+def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS, total_seconds: float = TOTAL_SECONDS) -> Path:
     """
-    The file of ml-100k in the cache, downloaded unless it is there already with the right checksum.
+    Find the file of ml-100k in the cache, where it is downloaded to unless it is there with the right checksum.
+
+    Args:
+        url: of the archive that holds it.
+        connect_seconds: how long the first answer, and each part of it, may take.
+        total_seconds: how long all of it may take.
 
     Raises:
-        OSError: if there is no answer within ``connect_seconds``, or the cache cannot be written.
-        ValueError: if what came is not the file.
+        OSError: if it does not come in time, or the cache cannot be written.
+        ValueError: if what came is not the file; no more than :data:`MOST_BYTES` are taken, and unpacked.
     """
     path = cache_file()
-    if path.is_file() and hashlib.md5(path.read_bytes()).hexdigest() == MD5:
-        return path
-    with zipfile.ZipFile(io.BytesIO(_fetch(url, connect_seconds))) as archive:
-        try:
-            content = archive.read("ml-100k/u.data")
-        except KeyError:
-            raise ValueError(f"{url} holds no ml-100k/u.data") from None
+    if path.is_file() and path.stat().st_size <= MOST_BYTES:
+        if hashlib.md5(path.read_bytes()).hexdigest() == MD5:
+            return path
+    content = _unpack(url, _fetch(url, connect_seconds, total_seconds))
     if hashlib.md5(content).hexdigest() != MD5:
         raise ValueError(f"{url}: wrong checksum of u.data, expected md5 {MD5}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,25 +183,73 @@ def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS) -> Path:
     return path
 
 
-def _fetch(url: str, connect_seconds: float) -> bytes:
-    """The body behind ``url``. A thread opens it, since looking up a name has no time limit of its own."""
-    answers: queue.Queue = queue.Queue()
+def _unpack(url: str, archive: bytes) -> bytes:
+    """The file in the archive. What it declares to have is not trusted: bytes are counted as they come."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as members:
+            member = members.getinfo(MEMBER)
+            # Other methods unpack a block of any size at once.
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{url}: {MEMBER} must be stored or deflated, got method {member.compress_type}")
+            if member.file_size > MOST_BYTES:
+                raise ValueError(f"{url}: {MEMBER} declares {member.file_size:,} bytes, more than {MOST_BYTES:,}")
+            with members.open(member) as stream:
+                content = stream.read(MOST_BYTES + 1)
+    except KeyError:
+        raise ValueError(f"{url} holds no {MEMBER}") from None
+    # RuntimeError: it is encrypted.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise ValueError(f"{url} is no archive that can be unpacked: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{url}: {MEMBER} unpacks to more than {MOST_BYTES:,} bytes")
+    return content
 
-    def connect() -> None:
+
+def _fetch(url: str, connect_seconds: float, total_seconds: float) -> bytes:
+    """
+    The body behind ``url``.
+
+    A thread gets it: looking up a name, and a server that sends byte after byte, have no time limit of their own.
+    """
+    begun, answers, given_up = time.monotonic(), queue.Queue[Any](), threading.Event()
+
+    def get() -> None:
         try:
-            answers.put(urllib.request.urlopen(url, timeout=connect_seconds))
+            with urllib.request.urlopen(url, timeout=connect_seconds) as answer:
+                answers.put(None)
+                answers.put(_body(url, answer, given_up))
+        except http.client.HTTPException as error:
+            answers.put(OSError(f"{url}: no proper answer, {error!r}"))
         except Exception as error:  # handed to the caller
             answers.put(error)
 
-    threading.Thread(target=connect, daemon=True).start()
+    def next_answer(seconds: float, problem: str) -> Any:
+        try:
+            answer = answers.get(timeout=max(seconds, 0.0))
+        except queue.Empty:
+            raise TimeoutError(problem) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    threading.Thread(target=get, daemon=True).start()
     try:
-        answer = answers.get(timeout=connect_seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer from {url} within {connect_seconds:g} s") from None
-    if isinstance(answer, Exception):
-        raise answer
-    with answer:
-        return answer.read()
+        next_answer(connect_seconds, f"no answer from {url} within {connect_seconds:g} s")
+        left = begun + total_seconds - time.monotonic()
+        return next_answer(left, f"{url} was not complete within {total_seconds:g} s")  # type: ignore[no-any-return]
+    finally:
+        given_up.set()
+
+
+def _body(url: str, answer: Any, given_up: threading.Event) -> bytes:
+    """What is read of an answer until it ends, is too long, or nobody waits for it."""
+    parts, size = [], 0
+    while not given_up.is_set() and (part := answer.read1(1 << 16)):
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise ValueError(f"{url} sends more than {MOST_BYTES:,} bytes: it is not the archive")
+    return b"".join(parts)
 
 
 def generate(
