@@ -60,7 +60,7 @@ MUTATIONS = [
         "places <= offsets[1:].unsqueeze",
         "jagged",
     ),
-    Mutation("torchsparse_rec/nn/embedding_bag.py", "bound", "if 0 <= end < count:", "if 0 < end < count:", "nn"),
+    Mutation("torchsparse_rec/nn/embedding_bag.py", "bound", "if length == 0:", "if length < 0:", "nn"),
     Mutation(
         "torchsparse_rec/data/_epoch.py",
         "bound",

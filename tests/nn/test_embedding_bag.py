@@ -69,15 +69,6 @@ def test_agrees_with_torch(grad_mode, mode, kwargs, form):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("end", [0, 1])
-def test_ids_after_the_last_offset_are_not_looked_at(end):
-    """As by torch: they may be anything."""
-    module = nn.EmbeddingBag(V, D, mode="sum", include_last_offset=True)
-    input, weights = torch.tensor([3, V + 99, -5]), torch.tensor([2.0, 1.0, 1.0])
-    output = module(input, torch.tensor([0, 0, end]), weights)
-    assert torch.equal(output, torch.stack([torch.zeros(D), 2 * end * module.weight[3]]))
-
-
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
 @pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -167,14 +158,6 @@ def test_nested_input():
     assert torch.equal(module(nested[0], None, nested[1]), want)
 
 
-def test_ids_after_the_last_offset_are_left_out():
-    kwargs = {"mode": "sum", "include_last_offset": True}
-    ours, theirs = nn.EmbeddingBag(V, D, **kwargs), torch.nn.EmbeddingBag(V, D, **kwargs)
-    theirs.load_state_dict(ours.state_dict())
-    arguments = (ids(), torch.tensor([0, 2, 5]), torch.rand(9))
-    torch.testing.assert_close(ours(*arguments), theirs(*arguments))
-
-
 def test_bags_without_ids():
     module = nn.EmbeddingBag(V, D)
     nothing = torch.zeros(0, dtype=torch.int64)
@@ -252,6 +235,12 @@ def test_bad_offsets(offsets, message, last):
     offsets = [*offsets, 9] if last else offsets
     with pytest.raises(ValueError, match=message):
         nn.EmbeddingBag(V, D, include_last_offset=last)(ids(), torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("end", [0, 2, 5, 10])
+def test_a_last_offset_that_is_not_the_end_of_the_ids(end):
+    with pytest.raises(ValueError, match=rf"offsets\[2\], the last, must be the number of indices, 9, got {end}"):
+        nn.EmbeddingBag(V, D, include_last_offset=True)(ids(), torch.tensor([0, 0, end]))
 
 
 @cpu_only

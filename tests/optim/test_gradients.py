@@ -180,6 +180,12 @@ def test_an_engine_may_step_by_itself():
 # ---- The optimizer as torch's ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("cls", [optim.SGD, optim.LAMB])
+def test_a_module_in_place_of_its_parameters(cls):
+    with pytest.raises(TypeError, match=f"{cls.__name__}: params must be .* got the module Linear itself"):
+        cls(torch.nn.Linear(1, 1))
+
+
 OUR_ARGUMENTS = "lazy", "stochastic_rounding", "in_backward", "tensorflow_eps"
 
 

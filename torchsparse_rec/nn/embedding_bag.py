@@ -62,8 +62,8 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             * ``"max"``: the elementwise maximum, without weights.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
         _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one.
-        include_last_offset: ``offsets`` has one element more than there are bags, where the last bag ends. On CPU ids
-            after it are left out, as by torch; on CUDA it must be the length of the input. Default False.
+        include_last_offset: ``offsets`` has one element more than there are bags, where the last bag ends: the length
+            of the input. (Of ids after it torch leaves out some in forward and counts them in backward.) Default False.
         padding_idx: a row that starts as zeros, is left out of the bags and gets no gradient. Default: none.
         device: where a drawn table lives.
         dtype: of a drawn table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
@@ -177,11 +177,6 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         count = input.shape[0]
         if not self.include_last_offset:
             return input, torch.cat([offsets, offsets.new_full((1,), count)]), per_sample_weights
-        if input.device.type == "cpu" and not torch.compiler.is_compiling() and offsets.shape[0]:
-            end = int(offsets[-1])
-            if 0 <= end < count:
-                input = input[:end]
-                per_sample_weights = None if per_sample_weights is None else per_sample_weights[:end]
         return input, offsets, per_sample_weights
 
     def extra_repr(self) -> str:

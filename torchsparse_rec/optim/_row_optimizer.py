@@ -157,6 +157,11 @@ class RowOptimizer(Checkpoints):
     def __init__(
         self, params: Any, *args: Any, lazy: bool, stochastic_rounding: bool, in_backward: bool, **kwargs: Any
     ) -> None:
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                f"{type(self).__name__}: params must be parameters or groups of them, such as module.parameters(), got "
+                f"the module {type(params).__name__} itself"
+            )
         self.in_backward = in_backward
         self._row_defaults = {"lazy": lazy, "stochastic_rounding": stochastic_rounding}
         if "tensorflow_eps" in kwargs:
