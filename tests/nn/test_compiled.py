@@ -219,16 +219,6 @@ def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
     torch.testing.assert_close(compiled(everything), want)
 
 
-@pytest.mark.parametrize("grad_mode", ["sparse", "fused"])
-def test_exported_lookups_know_nothing_of_the_module(grad_mode: str) -> None:
-    module, theirs = one_table("bag", grad_mode)
-    module.requires_grad_(False)
-    ids = torch.tensor([[1, 2]])
-    program = torch.export.export(module.eval(), (ids,))
-    assert "torchsparse_rec_nn" not in str(program.graph)
-    torch.testing.assert_close(program.module()(ids), theirs(ids).detach().sum(1))
-
-
 # ---- The table itself in a graph -------------------------------------------------------------------------------------
 
 

@@ -240,6 +240,8 @@ class Collection(HasGradMode):
 
     def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[str]:
         """The layout of each table's gradient."""
+        if torch.compiler.is_exporting():
+            return [self._kind_to_export(self._grad_mode)] * len(weights)
         if not torch.is_grad_enabled():
             return ["dense"] * len(weights)
         if self._grad_mode != "auto":

@@ -99,9 +99,8 @@ class EmbeddingBagCollection(Collection):
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         bags = x.stride_per_key()
         places = self._places(x)
-        sizes = {bags[place] for place in places}
         names, widths = self._names, self._widths
-        if len(sizes) <= 1:
+        if all(bags[place] == bags[places[0]] for place in places):
             values = self._look_up(places, self._ids(x, bags, True), self._lengths(x))
             if values.shape[1] != self._width:
                 raise RuntimeError(

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from .. import ops
 from ..ops._reduction import SUM
-from ..optim._tables import table_of
+from ..optim._tables import is_growing_behind, table_of
 from ._lookup import check_ids, look_up
 from ._plan import Ids
 from ._read import Tables, read
@@ -158,6 +158,8 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
 
     def forward(self, input: Tensor) -> Tensor:
         """Look up ``input``; see the class."""
+        if torch.compiler.is_exporting():
+            return self._look_up_in_program(input)
         if torch.compiler.is_compiling():
             return forward_untraced(self, input)
         check_ids("EmbeddingVariable", input)
@@ -201,14 +203,7 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         with self._guard.reading():
             weight = self._stored_weight()
             if self.cold is None and not table_of(weight).is_behind():
-                values = ops.table_lookup(
-                    self.keys.index,
-                    self.keys.entries,
-                    weight.detach(),
-                    ids,
-                    missing=self._no_permission(weight),
-                    **self.initial.options(weight.dtype),
-                )
+                values = self._rows_of_storage(ids)
             else:
                 rows = self.keys.find(ids)
                 plan = self._plan_of(SUM, weight.shape[0], weight.shape[1], -1, False)
@@ -216,6 +211,34 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
                 values = values.reshape(len(ids), self.embedding_dim)
                 values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
         return values.reshape(*input.shape, self.embedding_dim)
+
+    def _rows_of_storage(self, ids: Tensor) -> Tensor:
+        """What keys have, where no row is behind or elsewhere."""
+        weight = self._stored_weight()
+        return ops.table_lookup(
+            self.keys.index,
+            self.keys.entries,
+            weight.detach(),
+            ids,
+            missing=self._no_permission(weight),
+            **self.initial.options(weight.dtype),
+        )
+
+    def _look_up_in_program(self, input: Tensor) -> Tensor:
+        """Look up in a program that is being exported, which has the keys and rows as they are now."""
+        check_ids("EmbeddingVariable", input)
+        why = None
+        if self.training:
+            why = "a program cannot insert keys: call eval() on the model"
+        elif self.cold is not None:
+            why = "a program has no tiers: export a table whose storage is in memory alone"
+        elif is_growing_behind(self):
+            why = "rows are behind: call flush() of their optimizer"
+        if why is not None:
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r} cannot be exported as it is: {why} before torch.export"
+            )
+        return self._rows_of_storage(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
 
     def train(self, mode: bool = True):
         """As :meth:`torch.nn.Module.train`. Rows need not be brought up to date: lookups read what they are now."""

@@ -65,6 +65,20 @@ class HasGradMode(FusedOwner):
         wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
         return self._may_lag() and not wanted and not torch.compiler.is_exporting()
 
+    def _kind_to_export(self, kind: str | None) -> str:
+        """
+        That of a plain lookup: nobody asks a program in ``eval()`` for gradients by rows.
+
+        Raises:
+            RuntimeError: the module is in ``train()``, and its tables train by rows.
+        """
+        if self.training and kind not in (None, "dense"):
+            raise RuntimeError(
+                f"{type(self).__name__}: grad_mode={kind!r} cannot be exported in train(), as its gradients are no "
+                "part of a program: call eval() on the model before torch.export, or train it with grad_mode='dense'"
+            )
+        return "dense"
+
     def _kind(self, auto: AutoChoice, weight: Tensor, ids: int | None) -> str:
         """The layout of the gradient that a lookup of ``ids`` ids gives a table, None where they are not known."""
         if self._grad_mode != "auto" or not weight.requires_grad:
@@ -168,6 +182,8 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _gradient_kind(self, weight: Tensor, ids: int) -> str:
         """The layout of the gradient of a lookup of so many ids."""
+        if torch.compiler.is_exporting():
+            return self._kind_to_export("sparse" if self._grad_mode is None and self._sparse else self._grad_mode)
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return "dense"
         if self._grad_mode is None:

@@ -30,6 +30,7 @@ __all__ = [
     "forget_collected",
     "Growing",
     "growing_among",
+    "is_growing_behind",
     "note_change",
     "table_if_any",
     "table_of",
@@ -217,6 +218,12 @@ def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     references = [table.growing for table in tables if table is not None and table.growing is not None]
     found = [growing for reference in references if (growing := reference()) is not None]
     return sorted(found, key=lambda growing: growing.lock_number()) if len(found) > 1 else found
+
+
+def is_growing_behind(growing: Growing) -> bool:
+    """Whether rows of a table that grows are behind, whatever stands for its parameter while a program is traced."""
+    tables = [table for table in list(_tables.values()) if table.growing is not None and table.growing() is growing]
+    return any(table.is_behind() for table in tables)
 
 
 @contextmanager
