@@ -26,7 +26,7 @@ from torch.nn import Parameter
 
 from ..optim._gradients import merged, update
 from ..optim._row_optimizer import SECOND_BACKWARD, RowOptimizer, StepGroup
-from ..optim._tables import Collected, Gradient, Table, are_same, changes, table_of, writing
+from ..optim._tables import Gradient, Table, are_same, changes, table_of, writing
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
 from .gradients import has_hooks, is_in_ddp
@@ -94,11 +94,10 @@ class FusedLookups:
         """
         wanted = [weight.requires_grad for weight in tables.weights]
         self._by_optimizer(tables, wanted)
-        for weight, want in zip(tables.weights, wanted, strict=True):
-            if want and weight.grad is not None:
-                raise RuntimeError(_HAS_GRAD)
-            if want and has_hooks(weight):
-                raise RuntimeError(_HAS_HOOKS)
+        if any(weight.grad is not None for weight, want in zip(tables.weights, wanted, strict=True) if want):
+            raise RuntimeError(_HAS_GRAD)
+        if any(has_hooks(weight) for weight, want in zip(tables.weights, wanted, strict=True) if want):
+            raise RuntimeError(_HAS_HOOKS)
         if is_in_ddp():
             raise RuntimeError(_IN_DDP)
 
@@ -176,12 +175,8 @@ class FusedLookups:
         backward = torch._C._current_graph_task_id()
         chosen = [k for k, want in enumerate(wanted) if want]
         for k in chosen:
-            table = tables.tables[k]
-            if table.collected is None:
-                table.collected = Collected(backward, [])
-            elif table.collected.backward != backward:
+            if not tables.tables[k].collect(backward, Gradient(rows[k], _wide(values[k]))):
                 raise RuntimeError(SECOND_BACKWARD)
-            table.collected.parts.append(Gradient(rows[k], _wide(values[k])))
         end = partial(self._end, backward, [tables.weights[k] for k in chosen])
         Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined]
 

@@ -60,8 +60,10 @@ def keep_coalesced(weight: Tensor) -> None:
 
 def has_hooks(weight: Tensor) -> bool:
     """Whether anybody but this package has hooks on a table's gradient."""
-    both = weight._backward_hooks, weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    found = [hook for hooks in both if hooks for hook in hooks.values()]
+    before, after = weight._backward_hooks, weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    if not before and not after:  # asked of all tables at every lookup
+        return False
+    found = [hook for hooks in (before, after) if hooks for hook in hooks.values()]
     return not all(str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found)
 
 

@@ -41,6 +41,9 @@ __all__ = [
 # torch.load then refuses.
 _tables: dict[int, Table] = {}
 
+# Tables of which a backward has collected something.
+_collecting: weakref.WeakSet[Table] = weakref.WeakSet()
+
 # The optimizers that exist, in the order in which they were made: a table made after its optimizer finds it here.
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
@@ -202,9 +205,20 @@ class Table:
         """Whether this backward has brought something that the table is still to be updated with."""
         return self.collected is not None and self.collected.backward == backward
 
+    def collect(self, backward: int, gradient: Gradient) -> bool:
+        """Keep what a backward has brought; False if another one's is here."""
+        if self.collected is None:
+            self.collected = Collected(backward, [])
+            _collecting.add(self)
+        if self.collected.backward != backward:
+            return False
+        self.collected.parts.append(gradient)
+        return True
+
     def take_collected(self) -> list[Gradient]:
         """What a backward has brought; it is collected no longer."""
         collected, self.collected = self.collected, None
+        _collecting.discard(self)
         return collected.parts if collected is not None else []
 
     def weight(self) -> Tensor:
@@ -253,10 +267,10 @@ def table_of(parameter: Tensor) -> Table:
 
 def forget_collected(parameters: Iterable[Tensor]) -> None:
     """Forget what backwards that have raised had brought of gradients of tables among the parameters."""
-    tables = [_tables.get(id(parameter)) for parameter in parameters]
-    for table in tables:
-        if table is not None:
-            table.collected = None
+    if _collecting:  # asked of all parameters at every step
+        for table in [_tables.get(id(parameter)) for parameter in parameters]:
+            if table is not None:
+                table.take_collected()
 
 
 def are_same(a: Collection[object], b: Collection[object]) -> bool:
