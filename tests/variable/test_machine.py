@@ -293,7 +293,6 @@ class Programs(RuleBasedStateMachine):
         for tiers, trained in zip((False, True), self.both, strict=True):
             trained.variable.restore(self._path(tiers != crossed), version=number)
         self.reference.restored(self.checkpoints[False][number])
-        self.reference.seen = self.plain.variable._eviction._seen
         self.has_base = not crossed
 
     @rule(capacity=st.sampled_from([2, 200]))
@@ -304,7 +303,6 @@ class Programs(RuleBasedStateMachine):
             if before.optimizer is not None:
                 after.optimizer.load_state_dict(before.optimizer.state_dict())
             setattr(self, name, after)
-        self.reference.seen = self.plain.variable._eviction._seen
         self.has_base = False
 
 

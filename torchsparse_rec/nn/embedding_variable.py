@@ -32,6 +32,7 @@ from .variable.memory import new_zeros
 from .variable.optimizer_rows import OptimizerRows
 from .variable.options import EmbeddingVariableOption
 from .variable.parts import Part
+from .variable.restoring import Restoring
 from .variable.saving import Saving
 
 __all__ = ["EmbeddingVariable", "Export"]
@@ -39,7 +40,7 @@ __all__ = ["EmbeddingVariable", "Export"]
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
+class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -344,10 +345,7 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
     def _write_default_row(self, weight: Tensor) -> None:
         # Training wrote it, as it does every row that is looked up.
         weight.data[0] = self.ev_option.init_option.default_value_no_permission
-        rows = OptimizerRows(weight)  # type: ignore[arg-type]
-        first = torch.zeros(1, dtype=torch.int64, device=weight.device)
-        rows.reset(first)
-        rows.begin(first)
+        OptimizerRows(weight).begin(torch.zeros(1, dtype=torch.int64, device=weight.device))  # type: ignore[arg-type]
 
     # ---- What an optimizer tells: see optim/_tables.py's Growing -----------------------------------------------------
 
@@ -385,13 +383,14 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
             )
         state = dict(super().__getstate__())
         state["cold"] = None if self.cold is None else self.cold.tensors()
-        del state["_eviction"]
+        state["_eviction"] = self._eviction.seen
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`."""
         super().__setstate__(state)
-        self._eviction = Eviction(self)
+        seen, self._eviction = self.__dict__.get("_eviction", 0), Eviction(self)
+        self._eviction.seen = seen
         cold, self.cold = self.cold, cold_rows_of(self)
         if self.cold is not None and cold:
             self.cold.put(Part.of_tensors(cold, self._stored_weight().device))  # type: ignore[arg-type]

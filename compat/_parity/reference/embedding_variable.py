@@ -32,6 +32,7 @@ class Snapshot:
     present: dict[int, Known]
     waiting: dict[int, Known]
     step: int
+    seen: int
     weight: Tensor
     optimizer: dict | None
     evicted: int
@@ -188,11 +189,12 @@ class ReferenceVariable:
     def saved(self) -> Snapshot:
         optimizer = None if self.optimizing is None else copy.deepcopy(self.optimizing.state_dict())
         weight = self.weight.detach().clone()
-        return Snapshot(*copy.deepcopy((self.present, self.waiting)), self.step, weight, optimizer, self.evicted)
+        known = copy.deepcopy((self.present, self.waiting))
+        return Snapshot(*known, self.step, self.seen, weight, optimizer, self.evicted)
 
     def restored(self, saved: Snapshot) -> None:
         self.present, self.waiting = copy.deepcopy((saved.present, saved.waiting))
-        self.step, self.evicted = saved.step, saved.evicted
+        self.step, self.seen, self.evicted = saved.step, saved.seen, saved.evicted
         self.weight.detach().copy_(saved.weight)
         if self.optimizing is not None and saved.optimizer is not None:
             self.optimizing.load_state_dict(copy.deepcopy(saved.optimizer))
