@@ -173,6 +173,8 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
     for shard in shards:
         for name, kind in (("name", str), ("nbytes", int), ("crc32c", str), ("tensors", dict)):
             _check_type(f"{name} of {shard.file}", getattr(shard, name), kind)
+        for described in shard.tensors.values():
+            _check_type(f"a tensor of {shard.file}", described, list)
     if manifest.kind not in KINDS or (manifest.base is not None) != (manifest.kind == "delta"):
         raise ValueError(f"kind {manifest.kind!r} with base {manifest.base!r}")
     # A base is older: so no chain goes in circles.
