@@ -149,6 +149,8 @@ class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
             self._take_capacity(self.cold.most_rows())
             self.keys.clear(self.cold.most_rows(), self._stored_weight().device)
         self._looked_up, self._found_cold, self._evicted = 0, 0, 0
+        self._newcomers: list[tuple[Tensor, Tensor]] = []
+        self._newcomers_step = 0
         self.register_buffer("_filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self._init_saving()
         self._init_grad_mode(grad_mode, apply)
@@ -200,6 +202,9 @@ class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
         if input.is_nested:
             return _nested_like(input, self.lookup(input.values()))
         ids = self._as_keys(input)
+        if self._newcomers and not self._waits_for_a_step():
+            with self._guard.writing():
+                self._let_in()
         with self._guard.reading():
             weight = self._stored_weight()
             if self.cold is None and not table_of(weight).is_behind():
@@ -253,7 +258,7 @@ class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
         """What a key that is not admitted has; None where all are."""
         if self.admission is None:
             return None
-        return weight.new_full((self.embedding_dim,), self.ev_option.init_option.default_value_no_permission)
+        return weight.new_full((self.embedding_dim,), self._default())
 
     def _absent(self, ids: Tensor, rows: Tensor) -> Tensor:
         """The values of keys without a row here; those of the others are not looked at."""
@@ -322,6 +327,8 @@ class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
         self._tend(weight)
         if table_of(weight).optimizer is None:
             self.global_step += 1
+        if self._newcomers and (self._newcomers_step != self.global_step or not self._waits_for_a_step()):
+            self._let_in()
         self._eviction.on_schedule()
         self._looked_up += count
 
@@ -337,14 +344,45 @@ class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
         self._inserted_before = -1 if born.is_cuda else self.keys.inserted
         weight = self._stored_weight()
         # By its data: graphs of earlier lookups are not concerned with rows that they have not seen.
-        self.initial.write(weight.data, born, ids)
+        if self.admission is None:
+            self.initial.write(weight.data, born, ids)
+        else:
+            ops.table_initialize_(weight.data, born, ids, kind="constant", parameters=(self._default(),))
+            its = born >= 0
+            self._newcomers.append((born, ids) if born.is_cuda else (born[its], ids[its]))  # the former does not wait
+            self._newcomers_step = self.global_step
         OptimizerRows(weight).begin(born)
 
     _inserted_before = 0
 
+    # ---- Keys that a filter has just admitted ------------------------------------------------------------------------
+
+    # DeepRec admits a key when its gradient comes: lookups of that step have what the key had before, and the gradient
+    # is the first of the row as it begins. So new rows hold the default value, until the optimizer's step begins.
+
+    def _default(self) -> float:
+        return float(self.ev_option.init_option.default_value_no_permission)
+
+    def _waits_for_a_step(self) -> bool:
+        """Whether an optimizer will say when this step's lookups have ended."""
+        weight = self._stored_weight()
+        return weight.requires_grad and table_of(weight).optimizer is not None
+
+    @torch.no_grad()
+    def _let_in(self) -> None:
+        """Have the rows of keys that a filter has admitted begin."""
+        newcomers, self._newcomers = self._newcomers, []
+        weight = self._stored_weight().data
+        default = weight.new_full((), self._default())
+        for rows, keys in newcomers:
+            rows, keys = rows.to(weight.device), keys.to(weight.device)
+            # Nothing, unless another optimizer than ours has stepped the row.
+            moved = weight.index_select(0, rows.clamp_min(0)) - default
+            ops.table_assign_(weight, rows, self.initial.rows_of(keys, weight, rows >= 0) + moved)
+
     def _write_default_row(self, weight: Tensor) -> None:
         # Training wrote it, as it does every row that is looked up.
-        weight.data[0] = self.ev_option.init_option.default_value_no_permission
+        weight.data[0] = self._default()
         OptimizerRows(weight).begin(torch.zeros(1, dtype=torch.int64, device=weight.device))  # type: ignore[arg-type]
 
     # ---- What an optimizer tells: see optim/_tables.py's Growing -----------------------------------------------------
@@ -358,6 +396,12 @@ class EmbeddingVariable(Contents, Growth, Saving, Restoring, GradModeMixin):
     def lock_number(self) -> int:
         """Of the lock: who takes several begins with the lowest."""
         return self._guard.number
+
+    def steps(self) -> None:
+        """A step of the optimizer begins."""
+        if self._newcomers:
+            with self._guard.writing():
+                self._let_in()
 
     def stepped(self) -> None:
         """A step of the optimizer has ended."""

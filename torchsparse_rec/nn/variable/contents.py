@@ -20,16 +20,16 @@ __all__ = ["Contents", "Export"]
 
 
 class Export(NamedTuple):
-    """What :meth:`EmbeddingVariable.export` returns, in the order of rows."""
+    """What :meth:`EmbeddingVariable.export` returns, in the order of rows; its parts are in DeepRec's order."""
 
     #: ``[K]``, the variable's key_dtype.
     keys: Tensor
     #: ``[K, D]``.
     values: Tensor
-    #: How often each has been looked up in training, ``[K]`` int64.
-    frequencies: Tensor
     #: The step of its last lookup in training, ``[K]`` int64; -1: none.
     versions: Tensor
+    #: How often each has been looked up in training, ``[K]`` int64.
+    frequencies: Tensor
 
 
 class Contents(VariablePart):
@@ -66,7 +66,7 @@ class Contents(VariablePart):
                 frequencies.append(part.frequencies)
                 versions.append(part.versions)
         return Export(
-            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(frequencies), torch.cat(versions)
+            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(versions), torch.cat(frequencies)
         )
 
     @torch.no_grad()
@@ -106,6 +106,7 @@ class Contents(VariablePart):
             self._given_numbers("versions", versions, len(keys), -1),
         ]
         with self._guard.writing():
+            self._let_in()
             self._tend(weight)
             if self.cold is None:
                 self._insert(keys, values, *numbers)
@@ -259,6 +260,7 @@ class Contents(VariablePart):
         """
         keys = self._given_keys("erase", keys)
         with self._guard.writing():
+            self._let_in()
             erased = self._erase(keys)
             if self.cold is not None:
                 erased += self.cold.erase(keys)
@@ -292,6 +294,7 @@ class Contents(VariablePart):
             (1, tensor([2]))
         """
         with self._guard.writing():
+            self._let_in()
             return self._eviction.run()
 
     def prefetch(self, input: Tensor) -> None:

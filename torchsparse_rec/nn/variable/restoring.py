@@ -109,6 +109,7 @@ class Restoring(VariablePart):
     def _forget_everything(self, metadata: Mapping[str, Any]) -> None:
         self.keys.clear(self.keys.capacity, self.keys.entries.device)
         self._inserted_before = -1
+        self._newcomers = []
         if self.cold is not None:
             self.cold.clear()
         if isinstance(self.admission, CounterAdmission):

@@ -70,6 +70,7 @@ class Saving(VariablePart):
         Args:
             since: only rows whose version is not below this step, and those of :meth:`_note_written`. Default: all.
         """
+        self._let_in()
         numbers = self.keys.entries[: self.keys.used, 1]
         mask = numbers != -1
         if since is not None:
@@ -262,6 +263,7 @@ class Saving(VariablePart):
         Beside training all of it is of one moment; what is the table's own is trained on: copy it, or :meth:`save`.
         """
         with self._guard.writing():
+            self._let_in()
             return super().state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> dict[str, int]:
@@ -309,6 +311,7 @@ class Saving(VariablePart):
             self._take_capacity(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._inserted_before = -1
+        self._newcomers = []
         if weight is not None:
             self._note_saved(None)  # these rows are of another history than the checkpoint's
         if self.cold is not None:
