@@ -47,8 +47,9 @@ class Restoring(VariablePart):
 
         Raises:
             FileNotFoundError: there is no checkpoint.
-            ValueError: it is of a table of another embedding_dim or key_dtype, or damaged: the error names the file.
-                Then the variable is as it was.
+            OSError: a file cannot be read. One that goes while rows are written leaves what has been read until then.
+            ValueError: it is of a table of another embedding_dim or key_dtype, damaged, or not what a variable writes:
+                the error names the file. All of it is read and checked first: the variable is as it was.
 
         Example:
             See :meth:`save`.
