@@ -209,9 +209,9 @@ MUTATIONS = [
         "variable",
     ),
     Mutation(
-        "torchsparse_rec/nn/variable/_writer.py",
+        "torchsparse_rec/nn/variable/_lock.py",
         "lock",
-        "        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
         "variable",
     ),

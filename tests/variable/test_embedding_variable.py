@@ -18,7 +18,6 @@ from torchsparse_rec.nn import (
     EmbeddingVariable,
     EmbeddingVariableOption,
     GlobalStepEvict,
-    InitializerOption,
     L2WeightEvict,
     LFUEvict,
     LRUEvict,
@@ -53,40 +52,6 @@ def test_the_demo_of_deeprec(grad_mode: str) -> None:
     assert seen[1] == pytest.approx([1.8006, 2.7037], abs=5e-5)
     assert table.total_count() == 4
     assert table.export().frequencies.tolist() == [6, 3, 3, 3]
-
-
-def test_a_counter_filter_admits_at_the_nth_occurrence() -> None:
-    option = EmbeddingVariableOption(
-        filter_option=CounterFilter(3), init_option=InitializerOption(default_value_no_permission=0.25)
-    )
-    table = EmbeddingVariable(2, initializer=1.0, ev_option=option)
-    assert table(torch.tensor([7, 7, 8]))[:, 0].tolist() == [0.25, 0.25, 0.25]
-    assert table(torch.tensor([7, 8]))[:, 0].tolist() == [1.0, 0.25]
-    assert table(torch.tensor([8, 8, 9]))[:, 0].tolist() == [1.0, 1.0, 0.25]
-    assert table.export().frequencies.tolist() == [3, 4]
-    stats = table.stats()
-    assert [stats[name] for name in ("keys", "admitted", "filtered", "waiting")] == [2, 2, 5, 1]
-
-
-def test_keys_that_are_not_admitted_are_not_trained() -> None:
-    table = EmbeddingVariable(2, initializer=1.0, ev_option=EmbeddingVariableOption(filter_option=CounterFilter(2)))
-    optimizer = optim.Adam(table.parameters(), lr=0.1)
-    for _ in range(3):
-        step(table, optimizer, [1, 1, *range(table.global_step * 10 + 2, table.global_step * 10 + 9)])
-    assert list(rows_of(table)) == [1]
-    assert table(torch.tensor([50])).tolist() == [[0.0, 0.0]]
-
-
-def test_a_bloom_filter_is_never_late() -> None:
-    option = CBFFilter(3, max_element_size=1000, false_positive_probability=0.01, counter_type=torch.int8)
-    table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(filter_option=option))
-    keys = torch.arange(1000)
-    table(keys)
-    table(keys)
-    assert table.total_count() <= 30
-    table(keys)
-    assert table.total_count() == 1000
-    assert table.stats()["bytes_filter"] == option.nbytes
 
 
 def test_evictions() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, LFUEvict, LRUEvict
 from torchsparse_rec.nn.variable.eviction import coldest
+from torchsparse_rec.nn.variable.keys import packed
 
 # Beside the row: its share of a bucket of 9 keys, and the entry.
 BYTES_OF_KEY = 64 / 9 + 16
@@ -79,17 +80,20 @@ def test_the_keys_that_remain_are_those_of_an_ordered_dictionary() -> None:
     ("rows", "most_frequency", "most_version"),
     [(1, 1, 1), (500, 3, 4), (100_000, 2**31 - 1, 2**31 - 2), (100_000, 5, 70_000)],
 )
-def test_the_coldest_are_the_first_of_a_stable_order(
+def test_the_coldest_are_the_first_and_of_equal_ones_the_lowest_keys(
     rows: int, most_frequency: int, most_version: int, by_frequency: bool
 ) -> None:
     draw = torch.Generator().manual_seed(rows)
     frequencies = torch.randint(0, most_frequency + 1, (rows,), generator=draw)
     versions = torch.randint(-1, most_version, (rows,), generator=draw)
-    order = torch.argsort(versions, stable=True)
+    keys = torch.randperm(rows, generator=draw) - rows // 2
+    order = torch.argsort(keys)
+    order = order[torch.argsort(versions[order], stable=True)]
     if by_frequency:
         order = order[torch.argsort(frequencies[order], stable=True)]
+    entries = torch.stack([keys, packed(frequencies, versions)], 1)
     for count in {1, (rows + 1) // 2, rows}:
-        assert torch.equal(coldest(frequencies, versions, count, by_frequency), order[:count].sort().values)
+        assert torch.equal(coldest(entries, count, by_frequency), order[:count].sort().values)
 
 
 def _resident() -> int:

@@ -19,7 +19,6 @@ from ._plan import Ids
 from ._read import Tables, read
 from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
-from .gradients import is_in_ddp
 from .variable.cold import ColdRows, cold_rows_of
 from .variable.contents import Contents
 from .variable.contents import Export as Export
@@ -30,17 +29,18 @@ from .variable.guard import Guard
 from .variable.initial import InitialRows
 from .variable.keys import KeyRows
 from .variable.memory import new_zeros
-from .variable.optimizer_rows import OptimizerRows
 from .variable.options import EmbeddingVariableOption
 from .variable.parts import Part
+from .variable.restoring import Restoring
 from .variable.saving import Saving
+from .variable.training_rows import TrainingRows
 
 __all__ = ["EmbeddingVariable", "Export"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
+class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradModeMixin):
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
@@ -147,6 +147,8 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
             self._take_capacity(self.cold.most_rows())
             self.keys.clear(self.cold.most_rows(), self._stored_weight().device)
         self._looked_up, self._found_cold, self._evicted = 0, 0, 0
+        self._newcomers: list[tuple[Tensor, Tensor]] = []
+        self._newcomers_step = 0
         self.register_buffer("_filtered", torch.zeros((), dtype=torch.int64, device=device), persistent=False)
         self._init_saving()
         self._init_grad_mode(grad_mode)
@@ -200,6 +202,9 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         if input.is_nested:
             return _nested_like(input, self.lookup(input.values()))
         ids = self._as_keys(input)
+        if self._newcomers and not self._waits_for_a_step():
+            with self._guard.writing():
+                self._let_in()
         with self._guard.reading():
             weight = self._stored_weight()
             if self.cold is None and not table_of(weight).is_behind():
@@ -274,7 +279,7 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         """What a key that is not admitted has; None where all are."""
         if self.admission is None:
             return None
-        return weight.new_full((self.embedding_dim,), self.ev_option.init_option.default_value_no_permission)
+        return weight.new_full((self.embedding_dim,), self._default())
 
     def _absent(self, ids: Tensor, rows: Tensor) -> Tensor:
         """The values of keys without a row here; those of the others are not looked at."""
@@ -290,92 +295,6 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
         """What ``grad_mode="auto"`` has found out."""
         return self._auto
 
-    # ---- Rows of keys, in training -----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def rows_of(self, ids: Tensor) -> Tensor:
-        """
-        The rows of ``weight`` that keys have for this training step; those that are new are made. For collections.
-
-        Args:
-            ids: ``[N]``. Nobody else may read or write the table meanwhile.
-
-        Returns:
-            ``[N]`` int64.
-        """
-        self._begin_lookup(len(ids))
-        weight, step = self._stored_weight(), self.global_step
-        if self.cold is not None:
-            self._found_cold += self.cold.promote(ids)
-        if self.admission is None:
-            rows, born = self.keys.insert(ids, version=step, count=True, make_room=self._find_room)
-            self._end_lookup(born, ids)
-            return rows
-        absent = self.keys.find(ids) < 0
-        allowed = counts = None
-        # Looking at it would wait for a device.
-        if absent.is_cuda or absent.any():
-            allowed, counts = self.admission.count(ids, absent, step)
-        rows, born = self.keys.insert(
-            ids, allowed=allowed, frequencies=counts, version=step, count=True, make_room=self._find_room
-        )
-        if allowed is not None:
-            self._begin_rows(born, ids)
-            self.admission.admitted(ids, born)
-            filtered = rows < 0
-            self._filtered += filtered.sum()
-            self._write_default_row(weight)
-        self._keep_capacity()
-        return rows.clamp_min_(0)
-
-    def takes_all(self) -> bool:
-        """Whether a lookup makes a row of every int64 that has none, with nobody to ask. For collections."""
-        return self.training and self.admission is None and self.cold is None and self.key_dtype == torch.int64
-
-    def _begin_lookup(self, count: int) -> None:
-        """Of so many ids, in training."""
-        if getattr(self, "_is_replica", False):
-            raise RuntimeError(
-                f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
-                "would be lost: use one process for each device"
-            )
-        if is_in_ddp():
-            raise RuntimeError(
-                f"EmbeddingVariable {self.name!r}: a table that grows cannot be in a DistributedDataParallel, whose "
-                "processes would give the same row to different keys: leave it out of the wrapped module"
-            )
-        weight = self._stored_weight()
-        self._tend(weight)
-        if table_of(weight).optimizer is None:
-            self.global_step += 1
-        self._eviction.on_schedule()
-        self._looked_up += count
-
-    def _end_lookup(self, born: Tensor, ids: Tensor) -> None:
-        """With the rows that it has made."""
-        self._begin_rows(born, ids)
-        self._keep_capacity()
-
-    def _begin_rows(self, born: Tensor, ids: Tensor) -> None:
-        """Give new rows what they begin with."""
-        if not born.is_cuda and self.keys.inserted == self._inserted_before:
-            return
-        self._inserted_before = -1 if born.is_cuda else self.keys.inserted
-        weight = self._stored_weight()
-        # By its data: graphs of earlier lookups are not concerned with rows that they have not seen.
-        self.initial.write(weight.data, born, ids)
-        OptimizerRows(weight).begin(born)
-
-    _inserted_before = 0
-
-    def _write_default_row(self, weight: Tensor) -> None:
-        # Training wrote it, as it does every row that is looked up.
-        weight.data[0] = self.ev_option.init_option.default_value_no_permission
-        rows = OptimizerRows(weight)  # type: ignore[arg-type]
-        first = torch.zeros(1, dtype=torch.int64, device=weight.device)
-        rows.reset(first)
-        rows.begin(first)
-
     # ---- What an optimizer tells: see optim/_tables.py's Growing -----------------------------------------------------
 
     @contextmanager
@@ -387,6 +306,12 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
     def lock_number(self) -> int:
         """Of the lock: who takes several begins with the lowest."""
         return self._guard.number
+
+    def steps(self) -> None:
+        """A step of the optimizer begins."""
+        if self._newcomers:
+            with self._guard.writing():
+                self._let_in()
 
     def stepped(self) -> None:
         """A step of the optimizer has ended."""
@@ -412,13 +337,14 @@ class EmbeddingVariable(Contents, Growth, Saving, GradModeMixin):
             )
         state = dict(super().__getstate__())
         state["cold"] = None if self.cold is None else self.cold.tensors()
-        del state["_eviction"]
+        state["_eviction"] = self._eviction.seen
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """See :meth:`__getstate__`."""
         super().__setstate__(state)
-        self._eviction = Eviction(self)
+        seen, self._eviction = self.__dict__.get("_eviction", 0), Eviction(self)
+        self._eviction.seen = seen
         cold, self.cold = self.cold, cold_rows_of(self)
         if self.cold is not None and cold:
             self.cold.put(Part.of_tensors(cold, self._stored_weight().device))  # type: ignore[arg-type]

@@ -294,6 +294,8 @@ class RowOptimizer(Checkpoints):
             in_backward: whether a backward does it, before :meth:`step`. Only one may.
         """
         parameters = list(parameters)
+        for growing in growing_among(parameters):
+            growing.steps()
         if self._together is None or not self._together.is_of(parameters, self.state):
             self._together = self._gather(parameters)
         groups = {id(group): group for group in self.param_groups}

@@ -86,6 +86,9 @@ class Growing(Protocol):
     def lock_number(self) -> int:
         """Whoever writes several tables begins with the one of the lowest number."""
 
+    def steps(self) -> None:
+        """A step of the optimizer begins, of which nothing has been written."""
+
     def stepped(self) -> None:
         """A step of the optimizer has ended."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ._dense import check_not_negative, dense_parameters, per_row, row_means
 from ._row_optimizer import RowOptimizer, Rule
+from ._tables import accumulator_dtype
 
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 
@@ -78,6 +79,12 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
 
     def _initial(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"]
+
+    def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
+        # Before the first step, torch's sums of a half parameter: what they start from is rounded there.
+        if state.get("step") == 0 and name in state and state[name].dtype != accumulator_dtype(parameter.dtype):
+            del state[name]
+        return super()._state_of(parameter, name, state)
 
 
 class RowWiseAdagrad(RowOptimizer):

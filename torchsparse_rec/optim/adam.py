@@ -48,7 +48,8 @@ class _Adam(RowOptimizer):
             self.param_groups = together
 
     def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
-        if name == "max_exp_avg_sq":  # amsgrad may be turned on later; the maximum is never below the average
+        # amsgrad may be turned on later; the maximum is never below the average, where there is one.
+        if name == "max_exp_avg_sq" and "exp_avg_sq" in state:
             return state["exp_avg_sq"].clone()
         return super()._new_state(parameter, name, dtype, state)
 

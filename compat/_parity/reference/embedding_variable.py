@@ -32,6 +32,7 @@ class Snapshot:
     present: dict[int, Known]
     waiting: dict[int, Known]
     step: int
+    seen: int
     weight: Tensor
     optimizer: dict | None
     evicted: int
@@ -47,7 +48,7 @@ class ReferenceVariable:
         initial: how a key's row begins, ``[D]``.
         optimizer: makes torch's. None: nothing is trained, and every lookup in training is a step.
         sparse: whether it gets the gradients of the rows that were looked up alone.
-        filter_freq: occurrences that a key must have; 0 or 1: any.
+        filter_freq: occurrences that a key must have had before the lookup; 0: there is no filter.
         forgets: whether a key's count ends with its admission, erasure and expiry: not so with a Bloom filter.
         no_permission: what a key has that is not admitted.
         steps_to_live: keys that have been idle for longer are evicted. None: they are not.
@@ -97,7 +98,7 @@ class ReferenceVariable:
     def evaluated(self, ids: Sequence[int]) -> Tensor:
         """What is looked up without training."""
         absent = torch.full((self.weight.shape[1],), self.no_permission, dtype=self.weight.dtype)
-        filtered = self.filter_freq > 1
+        filtered = self.filter_freq > 0
         rows = [self.row(key) if key in self.present else absent if filtered else self.initial(key) for key in ids]
         return torch.stack(rows) if rows else self.weight.detach()[:0]
 
@@ -107,17 +108,17 @@ class ReferenceVariable:
             self.step += 1
         self._evict_on_schedule()
         absent = [key for key in ids if key not in self.present]
-        for key in absent if self.filter_freq > 1 else ():
+        for key in absent if self.filter_freq > 0 else ():
             known = self.waiting.setdefault(key, Known(0, 0))
             known.frequency, known.version = min(known.frequency + 1, MOST), self.step
         for key in absent:
-            if key in self.present or (self.filter_freq > 1 and self.waiting[key].frequency < self.filter_freq):
+            if key in self.present or (self.filter_freq > 0 and self.waiting[key].frequency < self.filter_freq):
                 continue
             self._begin(key)
-            self.present[key] = Known(self.waiting[key].frequency if self.filter_freq > 1 else 0, self.step)
-            if self.filter_freq > 1 and self.forgets:
+            self.present[key] = Known(self.waiting[key].frequency if self.filter_freq > 0 else 0, self.step)
+            if self.filter_freq > 0 and self.forgets:
                 del self.waiting[key]
-        new = set(absent) if self.filter_freq > 1 else set()
+        new = set(absent) if self.filter_freq > 0 else set()
         for key in ids:
             if key in self.present:
                 known = self.present[key]
@@ -127,7 +128,9 @@ class ReferenceVariable:
         places = torch.tensor([self.places[key] for key in ids], dtype=torch.int64)
         has_row = torch.tensor([key in self.present for key in ids], dtype=torch.bool)[:, None]
         values = torch.nn.functional.embedding(places, self.weight, sparse=self.sparse)
-        return torch.where(has_row, values, self.no_permission)
+        is_served = has_row & torch.tensor([key not in new for key in ids], dtype=torch.bool)[:, None]
+        # Those that were admitted at this step have a gradient already.
+        return torch.where(is_served, values, self.no_permission + torch.where(has_row, values - values.detach(), 0.0))
 
     def trained(self, ids: Sequence[int], target: Tensor) -> Tensor:
         """A step on the sum of what is looked up times ``target``; returns what was looked up."""
@@ -143,7 +146,7 @@ class ReferenceVariable:
 
     def inserted(self, keys: Sequence[int], values: Tensor) -> None:
         for key, row in zip(keys, values, strict=True):
-            least = self.filter_freq if self.filter_freq > 1 else 0
+            least = self.filter_freq if self.filter_freq > 0 else 0
             self.present[key] = Known(least, max(self.step - 1, -1))
             if self.forgets:
                 self.waiting.pop(key, None)
@@ -188,11 +191,12 @@ class ReferenceVariable:
     def saved(self) -> Snapshot:
         optimizer = None if self.optimizing is None else copy.deepcopy(self.optimizing.state_dict())
         weight = self.weight.detach().clone()
-        return Snapshot(*copy.deepcopy((self.present, self.waiting)), self.step, weight, optimizer, self.evicted)
+        known = copy.deepcopy((self.present, self.waiting))
+        return Snapshot(*known, self.step, self.seen, weight, optimizer, self.evicted)
 
     def restored(self, saved: Snapshot) -> None:
         self.present, self.waiting = copy.deepcopy((saved.present, saved.waiting))
-        self.step, self.evicted = saved.step, saved.evicted
+        self.step, self.seen, self.evicted = saved.step, saved.seen, saved.evicted
         self.weight.detach().copy_(saved.weight)
         if self.optimizing is not None and saved.optimizer is not None:
             self.optimizing.load_state_dict(copy.deepcopy(saved.optimizer))

@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--top", type=widths, help=f"widths of the hidden layers over the products, default {top}")
     add("--lr", type=positive_float, help=f"Adagrad's learning rate, default {default.lr:g}")
     add("--seed", type=seed, help=f"of dense weights and generated examples, default {default.seed}")
-    add("--filter", type=positive_int, metavar="N", help="an id gets a row when it occurs for the N-th time")
+    add("--filter", type=positive_int, metavar="N", help="an id gets a row with the step of its N-th occurrence")
     add("--evict", type=positive_int, metavar="STEPS", help="drop the rows of ids that did not occur for so long")
     add("--evict-every", type=positive_int, metavar="STEPS", help="how often, default as long as they live")
     add("--tiers", choices=TIERS, help=f"where dynamic tables are, default {place.tiers}")

@@ -152,7 +152,9 @@ def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
         raise CheckpointError(path, "the checksum of the manifest is wrong: it is damaged, cut or of something else")
     try:
         manifest = _parsed(json.loads(data[:split] + b"}"))
-    except (KeyError, TypeError, ValueError) as error:
+    except RecursionError:
+        raise CheckpointError(path, "is no manifest of a checkpoint: too many lists in lists") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(path, f"is no manifest of a checkpoint: {error!r}") from error
     if manifest.number != number:
         raise CheckpointError(path, f"is the manifest of version {manifest.number}, expected that of {number}")
@@ -165,6 +167,14 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
         raise ValueError(f"expected the format {(FORMAT, VERSION)}, got {form}: written by a later version?")
     shards = [Shard(**shard) for shard in fields.pop("shards")]
     manifest = Manifest(**fields, shards=shards)
+    _check_type("version", manifest.number, int)
+    _check_type("base", manifest.base, (int, type(None)))
+    _check_type("metadata", manifest.metadata, dict)
+    for shard in shards:
+        for name, kind in (("name", str), ("nbytes", int), ("crc32c", str), ("tensors", dict)):
+            _check_type(f"{name} of {shard.file}", getattr(shard, name), kind)
+        for described in shard.tensors.values():
+            _check_type(f"a tensor of {shard.file}", described, list)
     if manifest.kind not in KINDS or (manifest.base is not None) != (manifest.kind == "delta"):
         raise ValueError(f"kind {manifest.kind!r} with base {manifest.base!r}")
     # A base is older: so no chain goes in circles.
@@ -174,3 +184,8 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
     if [shard.file for shard in shards] != [shard_file(index) for index in range(len(shards))]:
         raise ValueError(f"shards in files {[shard.file for shard in shards]}")
     return manifest
+
+
+def _check_type(what: str, value: Any, kind: type | tuple[type, ...]) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{what} is {value!r}")

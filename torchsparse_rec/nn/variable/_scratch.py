@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from ._lock import release_lock, take_lock
 
 # The lock names the process that holds it; beside it lies the one file of rows.
 LOCK, ROWS = "cold_rows.lock", "cold_rows.mdb"
@@ -32,28 +33,11 @@ class ScratchFolder:
         self._owner = owner
         self._made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._descriptor = self._lock()
+        self._descriptor = take_lock(self.path / LOCK, self._busy)
         self.rows.unlink(missing_ok=True)
 
-    def _lock(self) -> int:
-        import fcntl  # POSIX's alone, as is this tier
-
-        lock = self.path / LOCK
-        while True:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 20, 0).decode() or "unknown"
-                os.close(descriptor)
-                text = f"{self._owner}: path is in use by process {holder}; each tier needs a folder of its own"
-                raise BlockingIOError(errno.EWOULDBLOCK, text, str(self.path)) from None
-            # Whoever held it may have removed it before we had it: then it locks nothing.
-            if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-                return descriptor
-            os.close(descriptor)
+    def _busy(self, holder: str) -> str:
+        return f"{self._owner}: path is in use by process {holder}; each tier needs a folder of its own"
 
     def reserve(self, begin: int, end: int) -> None:
         """
@@ -85,7 +69,7 @@ class ScratchFolder:
         """Give the folder back, without the rows."""
         self.rows.unlink(missing_ok=True)
         (self.path / LOCK).unlink(missing_ok=True)
-        os.close(self._descriptor)
+        release_lock(self._descriptor)
         if self._made:
             with suppress(OSError):  # somebody else's files are in it
                 self.path.rmdir()

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._fork import tell_of_forks
+
 
 class Tier(ABC):
     """
@@ -38,6 +40,11 @@ class Tier(ABC):
         self.record_bytes = at_least_one(f"{self._name}: record_bytes", record_bytes)
         self._lock = threading.RLock()
         self._is_open = True
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """In a process that was forked: whoever held the lock is not here."""
+        self._lock = threading.RLock()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{self._name} cannot be pickled or copied: it is scratch space of one process; save the table")

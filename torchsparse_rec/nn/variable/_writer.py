@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from . import _shards
+from ._lock import release_lock, take_lock
 from ._manifest import (
     Manifest,
     Shard,
@@ -72,7 +72,8 @@ class Writer:
             raise RuntimeError(f"Writer: must be entered once, but is {self._state}")
         path = self._store.path
         _shards.make_folder(path)
-        self._lock = _take_lock(path / ".lock")
+        # It stays: removed, two writers could hold locks on two files of the same name.
+        self._lock = take_lock(path / ".lock", _busy)
         try:
             self._on_phase("sweep")
             self._store._sweep()
@@ -82,7 +83,7 @@ class Writer:
             self._folder = path / f".{self.number:06d}.partial"
             os.mkdir(self._folder)
         except BaseException:
-            _release_lock(self._lock)
+            release_lock(self._lock)
             raise
         self._state = "open"
         return self
@@ -199,35 +200,8 @@ class Writer:
                 with suppress(OSError):
                     _shards.remove_version(self._folder)
             self._state = "closed"
-            _release_lock(self._lock)
+            release_lock(self._lock)
 
 
-def _take_lock(path: Path) -> int:
-    """
-    The lock of a folder of versions, held until the descriptor is closed or the process ends.
-
-    The file stays: removed, two writers could hold locks on two files of the same name.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        # Of the open file, not of the process: two writers of one process exclude each other too.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Who it is only helps a person: on a full disk it is not said.
-        with suppress(OSError):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
-        os.close(descriptor)
-        problem = f"another writer (process {holder}) is writing a version here; one at a time can"
-        raise BlockingIOError(errno.EWOULDBLOCK, problem, str(path.parent)) from None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _release_lock(descriptor: int) -> None:
-    # Not only closed: a process that was forked meanwhile has it open too.
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+def _busy(holder: str) -> str:
+    return f"another writer (process {holder}) is writing a version here; one at a time can"

@@ -180,7 +180,7 @@ class CheckpointStore:
         given = dict(metadata or {})
         try:
             stored = json.loads(json.dumps(given))
-        except (TypeError, ValueError) as error:
+        except (RecursionError, TypeError, ValueError) as error:
             raise ValueError(f"CheckpointStore.writer: metadata must be what JSON can hold: {error}") from None
         if stored != given:
             raise ValueError(f"CheckpointStore.writer: metadata must be as JSON gives it back, {stored}, got {given}")
@@ -237,12 +237,12 @@ class CheckpointStore:
     def _sweep(self) -> None:
         """Remove what writers left that were killed. Only for who holds the lock."""
         for name in os.listdir(self.path):
-            if _PARTIAL.fullmatch(name):
+            if _PARTIAL.fullmatch(name) and not (self.path / name).is_symlink():
                 _shards.remove_version(self.path / name)
         for number in set(self._numbers(committed=False)).difference(self._numbers()):
             folder = self._folder(number)
             # A folder of somebody else may have a number for its name.
-            if folder.is_dir() and _shards.is_ours(folder):
+            if folder.is_dir() and not folder.is_symlink() and _shards.is_ours(folder):
                 _shards.remove_version(folder)
 
     def _prune(self) -> None:
@@ -296,10 +296,21 @@ class Chain:
             CheckpointError: if one is damaged or missing; it names the file.
             OSError: if one cannot be read; it names the file.
         """
-        for info, manifest in zip(self.versions, self._manifests, strict=True):
+        shards = ((info, shard) for info, m in zip(self.versions, self._manifests, strict=True) for shard in m.shards)
+        for (info, shard), (_, _, tensors) in zip(shards, self.read(), strict=True):
+            yield info, shard.name, tensors
+
+    def read(self) -> Iterator[tuple[Path, str, dict[str, Tensor]]]:
+        """The same, with the shard's file in place of its version."""
+        for manifest in self._manifests:
             folder = self._store._folder(manifest.number)
             for shard in manifest.shards:
-                yield info, shard.name, _shards.read_shard(folder, shard)
+                yield folder / shard.file, shard.name, _shards.read_shard(folder, shard)
+
+    @property
+    def manifest_path(self) -> Path:
+        """Of the version that was asked for."""
+        return self._store._folder(self.version.number) / MANIFEST
 
     def verify(self) -> None:
         """

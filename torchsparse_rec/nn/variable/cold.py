@@ -8,6 +8,7 @@ version, and the optimizer step as of which it is current.
 from __future__ import annotations
 
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ... import ops
 from ...optim._clock import ALL_ROWS
+from ._fork import tell_of_forks
 from .eviction import coldest
 from .keys import packed, unpacked
 from .optimizer_rows import BEFORE_HISTORY, OptimizerRows, catch_up
@@ -68,6 +70,11 @@ class ColdRows:
         self._reader: ThreadPoolExecutor | None = None
         self._read_ahead: tuple[Tensor, Future] | None = None  # keys, ascending, and their records
         self._changed: list[Tensor] = []  # keys, since the reading ahead began
+        tell_of_forks(self)
+
+    def after_fork(self) -> None:
+        """In a process that was forked: whoever reads ahead is not here."""
+        self._reader, self._read_ahead = None, None
 
     @property
     def owner(self) -> EmbeddingVariable:
@@ -110,7 +117,9 @@ class ColdRows:
         if name == "DRAM":
             return DramTier(self._layout.record_bytes(), pin_memory=self.owner._stored_weight().is_cuda)
         assert self._option.storage_path is not None
-        folder = os.path.join(self._option.storage_path, f"{self.owner.name}-{self._made}")
+        # A name may have slashes; the folder is one of storage_path's all the same.
+        name = re.sub("[/%\0]", lambda found: f"%{ord(found[0]):02X}", self.owner.name)
+        folder = os.path.join(self._option.storage_path, f"{name}-{self._made}")
         return SsdTier(folder, self._layout.record_bytes())
 
     def _see_layout(self, states: Mapping[str, Tensor] | None = None) -> None:
@@ -159,13 +168,9 @@ class ColdRows:
 
     def _spill(self, count: int) -> None:
         """The coldest rows go on to the last tier."""
-        keys, numbers = [], []
-        for some, records in self._tiers[0].items():
-            keys.append(some)
-            numbers.append(self._layout.numbers(records))
         often = self._option.cache_strategy is CacheStrategy.LFU
-        frequencies, versions = unpacked(torch.cat(numbers))
-        gone = torch.cat(keys)[coldest(frequencies, versions, min(count, len(frequencies)), often)]
+        entries = self._entries_of(self._tiers[0])
+        gone = entries[coldest(entries, min(count, len(entries)), often), 0]
         try:
             self._tiers[1].put(gone, self._tiers[0].get(gone)[1])
         except BaseException:
@@ -218,13 +223,7 @@ class ColdRows:
         owner.keys.entries[rows, 1] = packed(part.frequencies, versions).to(device)
         owner._inserted_before = -1
         weight.data.index_copy_(0, rows, part.values.to(device))
-        optimizer = OptimizerRows(weight)
-        for name, values, initial in optimizer.columns():
-            if name in part.states:
-                values.index_copy_(0, rows, part.states[name].to(device))
-            else:
-                values.index_fill_(0, rows, initial)
-        optimizer.begin(rows, steps.to(device))
+        OptimizerRows(weight).put(rows, part.states, steps.to(device))
 
     def _check_optimizer(self, optimizer: OptimizerRows) -> None:
         rows = optimizer.table.rows
@@ -250,7 +249,6 @@ class ColdRows:
                 tier.erase(keys.cpu())  # they are where they were
             raise
         owner.keys.erase(keys)
-        optimizer.reset(rows)
 
     def read(self, ids: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write the values of ids that are here into ``values``; ``rows`` are those that the first tier has."""
@@ -268,11 +266,11 @@ class ColdRows:
 
     def prefetch(self, ids: Tensor) -> None:
         """Read the records of the next step's ids in the background."""
-        self._see_layout()
-        self._forget_read_ahead()
-        if self._reader is None:
-            self._reader = ThreadPoolExecutor(1, thread_name_prefix="EmbeddingVariable")
-        with self.owner._guard.reading():
+        with self.owner._guard.writing():
+            self._see_layout()
+            self._forget_read_ahead()
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, thread_name_prefix="EmbeddingVariable")
             absent = ids[self.owner.keys.find(ids) < 0]
             keys = ops.unique(absent.long().cpu()).values.sort().values
             self._changed = []
@@ -350,17 +348,13 @@ class ColdRows:
         gone = [part.keys[goes(part)] for part in self.parts()]
         return self.erase(torch.cat(gone)) if gone else 0
 
-    def forget(self, count: int, by_frequency: bool) -> int:
-        """Evict so many of the coldest rows, as far as there are so many; how many."""
-        count = min(count, len(self))
-        if count <= 0:
-            return 0
-        parts = [self._layout.unpack(keys, records).part for tier in self._tiers for keys, records in tier.items()]
-        keys, frequencies, versions = (
-            torch.cat([part[k] for part in parts])  # type: ignore[misc]
-            for k in (0, 2, 3)
-        )
-        return self.erase(keys[coldest(frequencies, versions, count, by_frequency)])
+    def entries(self) -> Tensor:
+        """Keys and their numbers, as those of :class:`KeyRows`, on the host."""
+        return torch.cat([self._entries_of(tier) for tier in self._tiers])
+
+    def _entries_of(self, tier: Tier) -> Tensor:
+        pairs = [torch.stack([keys, self._layout.numbers(records)], 1) for keys, records in tier.items()]
+        return torch.cat([torch.empty(0, 2, dtype=torch.int64), *pairs])
 
     def make_current(self) -> None:
         """Bring all records up to date: what the steps so far did to idle rows is about to be forgotten."""

@@ -20,16 +20,16 @@ __all__ = ["Contents", "Export"]
 
 
 class Export(NamedTuple):
-    """What :meth:`EmbeddingVariable.export` returns, in the order of rows."""
+    """What :meth:`EmbeddingVariable.export` returns, in the order of rows; its parts are in DeepRec's order."""
 
     #: ``[K]``, the variable's key_dtype.
     keys: Tensor
     #: ``[K, D]``.
     values: Tensor
-    #: How often each has been looked up in training, ``[K]`` int64.
-    frequencies: Tensor
     #: The step of its last lookup in training, ``[K]`` int64; -1: none.
     versions: Tensor
+    #: How often each has been looked up in training, ``[K]`` int64.
+    frequencies: Tensor
 
 
 class Contents(VariablePart):
@@ -42,6 +42,10 @@ class Contents(VariablePart):
         Returns:
             The number. On CUDA it waits for the device.
         """
+        with self._guard.reading():
+            return self._count()
+
+    def _count(self) -> int:
         return len(self.keys) + (0 if self.cold is None else len(self.cold))
 
     @torch.no_grad()
@@ -62,7 +66,7 @@ class Contents(VariablePart):
                 frequencies.append(part.frequencies)
                 versions.append(part.versions)
         return Export(
-            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(frequencies), torch.cat(versions)
+            torch.cat(keys).to(self.key_dtype), torch.cat(values), torch.cat(versions), torch.cat(frequencies)
         )
 
     @torch.no_grad()
@@ -102,6 +106,7 @@ class Contents(VariablePart):
             self._given_numbers("versions", versions, len(keys), -1),
         ]
         with self._guard.writing():
+            self._let_in()
             self._tend(weight)
             if self.cold is None:
                 self._insert(keys, values, *numbers)
@@ -164,7 +169,6 @@ class Contents(VariablePart):
 
     def _insert(self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> None:
         weight = self._stored_weight()
-        optimizer = OptimizerRows(weight)
         known = self.keys.inserted
         if known == 0:
             self._grow_for(len(keys))  # they are all new, but for those that are repeated
@@ -176,9 +180,7 @@ class Contents(VariablePart):
             version=max(self.global_step - 1, -1) if is_plain else self.global_step,
             make_room=self._find_room,
         )
-        if self.keys.inserted - known < len(keys):
-            optimizer.reset(rows)
-        optimizer.begin(rows)
+        OptimizerRows(weight).begin(rows)
         self._inserted_before = -1
         ops.table_assign_(weight.data, rows, values)
         if not (is_plain and self.keys.inserted == len(keys)):
@@ -190,12 +192,15 @@ class Contents(VariablePart):
         self, keys: Tensor, values: Tensor, frequencies: Tensor | None, versions: Tensor | None
     ) -> None:
         assert self.cold is not None
-        self._erase(keys)
-        self.cold.erase(keys)
         part = Part(keys.long(), values, *self._numbers_of(keys, frequencies, versions), {})
         backwards = torch.arange(len(keys) - 1, -1, -1, device=keys.device)
         firsts = torch.ops.torchsparse_rec.unique_rows.default(part.keys[backwards])[0]
-        self._put(select(part, backwards[firsts]))
+        part = select(part, backwards[firsts])
+        if self.ev_option.capacity is not None:
+            self._eviction.keep_capacity(part.keys)
+        self._erase(keys)
+        self.cold.erase(keys)
+        self._put(part)
         if self.admission is not None:
             self.admission.admitted(keys, torch.zeros_like(keys))
 
@@ -255,6 +260,7 @@ class Contents(VariablePart):
         """
         keys = self._given_keys("erase", keys)
         with self._guard.writing():
+            self._let_in()
             erased = self._erase(keys)
             if self.cold is not None:
                 erased += self.cold.erase(keys)
@@ -267,7 +273,6 @@ class Contents(VariablePart):
         """Of the first tier."""
         rows = self.keys.erase(keys)
         if len(rows):
-            OptimizerRows(self._stored_weight()).reset(rows)
             self._note_erased(keys)
         return len(rows)
 
@@ -289,6 +294,7 @@ class Contents(VariablePart):
             (1, tensor([2]))
         """
         with self._guard.writing():
+            self._let_in()
             return self._eviction.run()
 
     def prefetch(self, input: Tensor) -> None:
@@ -318,24 +324,25 @@ class Contents(VariablePart):
             >>> EmbeddingVariable(2).stats()["keys"]
             0
         """
-        weight = self._stored_weight()
-        states = sum(c.values.numel() * c.values.element_size() for c in OptimizerRows(weight).columns())
-        first = "hbm" if weight.is_cuda else "dram"
-        looked_up = max(self._looked_up, 1)
-        numbers = {
-            "keys": self.total_count(),
-            "admitted": self.keys.inserted,
-            "filtered": int(self._filtered),
-            "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
-            "evicted": self._evicted,
-            "failed": self.keys.failed,
-            "capacity": self.keys.capacity,
-            "global_step": self.global_step,
-            f"rows_{first}": len(self.keys),
-            f"bytes_{first}": weight.numel() * weight.element_size() + states + self.keys.nbytes(),
-            f"hit_rate_{first}": 1 - self._found_cold / looked_up,
-            "bytes_filter": 0 if self.admission is None else self.admission.nbytes(),
-        }
-        if self.cold is not None:
-            numbers.update(self.cold.stats(looked_up))
-        return numbers
+        with self._guard.reading():
+            weight = self._stored_weight()
+            states = sum(c.values.numel() * c.values.element_size() for c in OptimizerRows(weight).columns())
+            first = "hbm" if weight.is_cuda else "dram"
+            looked_up = max(self._looked_up, 1)
+            numbers = {
+                "keys": self._count(),
+                "admitted": self.keys.inserted,
+                "filtered": int(self._filtered),
+                "waiting": len(self.admission) if isinstance(self.admission, CounterAdmission) else 0,
+                "evicted": self._evicted,
+                "failed": self.keys.failed,
+                "capacity": self.keys.capacity,
+                "global_step": self.global_step,
+                f"rows_{first}": len(self.keys),
+                f"bytes_{first}": weight.numel() * weight.element_size() + states + self.keys.nbytes(),
+                f"hit_rate_{first}": 1 - self._found_cold / looked_up,
+                "bytes_filter": 0 if self.admission is None else self.admission.nbytes(),
+            }
+            if self.cold is not None:
+                numbers.update(self.cold.stats(looked_up))
+            return numbers

@@ -38,8 +38,11 @@ class Eviction:
     def __init__(self, owner: EmbeddingVariable) -> None:
         self._owner = weakref.ref(owner)
         self._options = owner.ev_option.evictions
-        self._seen = 0  # the step of the last lookup
-        self._capacity = next((option for option in self._options if isinstance(option, LRUEvict)), None)
+        self.seen = 0
+        """The step of the last lookup, from which the schedule goes on."""
+        capacity = next((option for option in self._options if isinstance(option, LRUEvict)), None)
+        self._most = 0 if capacity is None else capacity.capacity
+        self._goes_by_frequency = isinstance(capacity, LFUEvict)
 
     @property
     def owner(self) -> EmbeddingVariable:
@@ -50,8 +53,8 @@ class Eviction:
 
     def on_schedule(self) -> None:
         """Before the first lookup of a step: evict where it is time."""
-        step, seen = self.owner.global_step, self._seen
-        self._seen = step
+        step, seen = self.owner.global_step, self.seen
+        self.seen = step
         for option in self._options:
             every = getattr(option, "every", 0)
             if every and step // every != seen // every:
@@ -113,47 +116,101 @@ class Eviction:
         if protected is not None:
             frequencies, _ = unpacked(keys.entries[protected, 1])
             keys.entries[protected, 1] = packed(frequencies, torch.full_like(frequencies, owner.global_step))
-        numbers = keys.entries[: keys.used, 1]
-        order = _Coldness(numbers, owner.global_step, self._by_frequency())
+        entries = keys.entries[: keys.used]
+        if owner.cold is None:
+            victims = self._coldest_of(entries, wanted, self._most, self._goes_by_frequency)
+            owner._evicted += owner._erase(keys.entries[victims, 0])
+        else:
+            by_frequency = owner.ev_option.storage_option.cache_strategy is CacheStrategy.LFU
+            victims = self._coldest_of(entries, wanted, keys.capacity, by_frequency)
+            owner.cold.demote(victims, keys.entries[victims, 0])
+
+    def keep_capacity(self, coming: Tensor | None = None) -> None:
+        """
+        Evict what is more than the capacity, of all tiers together: the keys that memory alone would evict.
+
+        Args:
+            coming: distinct keys that are about to come, or to be written anew. Default: none.
+
+        Raises:
+            RuntimeError: the table does not hold the ids of one step.
+        """
+        owner = self.owner
+        if owner.total_count() + (0 if coming is None else len(coming)) <= self._most:
+            return
+        entries, over = self._all_entries(), -self._most
+        if coming is not None:
+            entries = entries[~torch.isin(entries[:, 0], coming)]
+            over += len(coming)
+        over += len(entries)
+        if over > 0:
+            gone = self._coldest_of(entries, over, self._most, self._goes_by_frequency)
+            owner._evicted += self._erase(entries[gone, 0])
+
+    def shrink(self) -> None:
+        """As :meth:`keep_capacity`, of keys none of which waits for a step: those of a checkpoint."""
+        over = self.owner.total_count() - self._most
+        if over > 0:
+            entries = self._all_entries()
+            self._erase(entries[~self.staying(entries, over), 0])
+
+    def staying(self, entries: Tensor, over: int) -> Tensor:
+        """A mask of entries that is false for so many of the coldest, none of which waits for a step."""
+        stays = torch.ones(len(entries), dtype=torch.bool, device=entries.device)
+        stays[coldest(entries, over, self._goes_by_frequency)] = False
+        return stays
+
+    def _coldest_of(self, entries: Tensor, wanted: int, capacity: int, by_frequency: bool) -> Tensor:
+        """The positions of those that go where a table is full: so many at least, and a share of its capacity."""
+        order = _Coldness(entries, self.owner.global_step, by_frequency)
         if order.rows < wanted:
             raise RuntimeError(
-                f"EmbeddingVariable {owner.name!r}: a capacity of {keys.capacity} rows must hold the ids of one step, "
+                f"EmbeddingVariable {self.owner.name!r}: a capacity of {capacity} rows must hold the ids of one step, "
                 f"of which {wanted - order.rows} have no room"
             )
-        victims = order.coldest(min(order.rows, max(wanted, keys.capacity // _SHARE)))
-        gone = keys.entries[victims, 0]
-        if owner.cold is not None:
-            owner.cold.demote(victims, gone)
-        else:
-            owner._evicted += owner._erase(gone)
+        return order.coldest(min(order.rows, max(wanted, capacity // _SHARE)))
 
-    def _by_frequency(self) -> bool:
-        if self.owner.cold is not None:
-            return self.owner.ev_option.storage_option.cache_strategy is CacheStrategy.LFU
-        return isinstance(self._capacity, LFUEvict)
+    def _all_entries(self) -> Tensor:
+        """Those of all tiers."""
+        keys, cold = self.owner.keys, self.owner.cold
+        entries = keys.entries[keys.rows()]
+        return entries if cold is None else torch.cat([entries, cold.entries().to(entries.device)])
+
+    def _erase(self, keys: Tensor) -> int:
+        """Of all tiers."""
+        cold = self.owner.cold
+        return self.owner._erase(keys) + (0 if cold is None else cold.erase(keys))
 
 
-def coldest(frequencies: Tensor, versions: Tensor, count: int, by_frequency: bool) -> Tensor:
-    """The positions of so many that have been used least often, or least recently; of equal ones the first."""
-    return _Coldness(packed(frequencies, versions), int(versions.max()) + 1, by_frequency).coldest(count)
+def coldest(entries: Tensor, count: int, by_frequency: bool) -> Tensor:
+    """
+    The positions of so many that have been used least often, or least recently.
+
+    Args:
+        entries: ``[N, 2]``, as of :class:`KeyRows`. Of equal numbers the lowest keys go, wherever their rows are.
+        count: how many.
+        by_frequency: least often, and of these least recently; or only least recently.
+    """
+    return _Coldness(entries, int((entries[:, 1] >> 32).max()), by_frequency).coldest(count)
 
 
 class _Coldness:
     """
-    The order in which rows go: of those that have been used least often, or least recently, the first.
+    The order in which rows go: see :func:`coldest`.
 
     Part by part, so that it needs no memory of the table's size.
 
     Args:
-        numbers: the second numbers of entries.
+        entries: as there; those of rows that are free are passed over.
         step: rows of this version stay.
-        by_frequency: least often, and of these least recently; or only least recently.
+        by_frequency: as there.
     """
 
-    def __init__(self, numbers: Tensor, step: int, by_frequency: bool) -> None:
-        self._part = _CHUNK if numbers.is_cuda else _PART
+    def __init__(self, entries: Tensor, step: int, by_frequency: bool) -> None:
+        self._part = _CHUNK if entries.is_cuda else _PART
+        self._keys, numbers = entries.unbind(1)
         self._parts, self._step, self._by_frequency = numbers.split(self._part), step, by_frequency
-        self._device = numbers.device
+        self._device = entries.device
         # Versions, plus one, are no higher than the step; a frequency has 31 bits.
         self._bits = step.bit_length()
         self._digits = -(-(self._bits + (31 if by_frequency else 1)) // _BITS)
@@ -186,12 +243,11 @@ class _Coldness:
             limit = limit << _BITS | its
             if digit:
                 counts = self._count(digit - 1, limit)
-        positions = []
+        positions, ties = [], []
         for k, part in enumerate(self._parts):
             ranks = self._ranks(part)
-            ties = (ranks == limit).nonzero().flatten()[:rest]
-            rest -= len(ties)
-            goes = (ranks < limit) & (ranks >= 0)
-            goes[ties] = True
-            positions.append(goes.nonzero().flatten() + k * self._part)
-        return torch.cat(positions)
+            positions.append(((ranks < limit) & (ranks >= 0)).nonzero().flatten() + k * self._part)
+            ties.append((ranks == limit).nonzero().flatten() + k * self._part)
+        equal = torch.cat(ties)
+        lowest = self._keys[equal].topk(rest, largest=False, sorted=False).indices
+        return torch.cat([*positions, equal[lowest]]).sort().values

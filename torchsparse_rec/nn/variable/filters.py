@@ -115,7 +115,7 @@ def admission_of(
     name: str, option: CounterFilter | CBFFilter | None, device: torch.device | str | None
 ) -> CounterAdmission | SketchAdmission | None:
     """What an option asks for; None where it admits all keys."""
-    if option is None or option.filter_freq <= 1:
+    if option is None or option.filter_freq < 1:
         return None
     if isinstance(option, CounterFilter):
         return CounterAdmission(name, option, device)

@@ -14,7 +14,6 @@ from ...optim._tables import table_of
 from .base import VariablePart
 from .memory import new_zeros
 from .optimizer_rows import OptimizerRows
-from .options import LFUEvict
 
 __all__ = ["Growth"]
 
@@ -57,16 +56,7 @@ class Growth(VariablePart):
         most = self.ev_option.capacity
         if most is None or (self.cold is None and self.keys.capacity <= most + self.keys.reserved):
             return
-        over = self.total_count() - most
-        if over <= 0:
-            return
-        if self.cold is None:
-            self._eviction.make_room(over, None)
-            return
-        if over > len(self.cold):
-            self._eviction.make_room(over - len(self.cold), None)  # to the next tier first
-        often = any(isinstance(option, LFUEvict) for option in self.ev_option.evictions)
-        self._evicted += self.cold.forget(max(over, most // 32), often)
+        self._eviction.keep_capacity()
 
     def _grow(self, capacity: int) -> None:
         """Have so many rows; the Parameter stays, and those of keys stay where they are."""

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Condition, Lock, get_ident
 from typing import Any
 
+from ._fork import tell_of_forks
+
 __all__ = ["Guard", "reading"]
 
 _numbers = itertools.count()
@@ -20,10 +22,20 @@ class Guard:
     A writer that waits goes before readers that come after it; when it has written, the readers that waited go before
     the next writer: neither starves. The thread that writes may write and read again inside; one that reads must not
     write or read again inside. Whoever takes several guards takes them in the order of their numbers.
+
+    In a process that is forked there is but the thread that forked: what others read is free, what another one was
+    writing is half written for ever, so nobody gets in.
+
+    Raises:
+        RuntimeError: in both methods, in such a process.
     """
 
     def __init__(self) -> None:
         self.number = next(_numbers)
+        self._begin()
+        tell_of_forks(self)
+
+    def _begin(self) -> None:
         self._lock = Lock()
         self._readers_go, self._writer_goes = Condition(self._lock), Condition(self._lock)
         self._readers = 0  # that read
@@ -32,8 +44,17 @@ class Guard:
         self._writer: int | None = None  # the thread that writes
         self._depth = 0
         self._waiting = 0  # writers that wait
+        self._is_torn = False
         # A small lookup takes some 20 us: so these are no generators, and made once.
         self._reading, self._writing = _Reading(self), _Writing(self)
+
+    def after_fork(self) -> None:
+        """In the process that was forked: let go of what its threads held that are none of its own."""
+        writer, depth = self._writer, self._depth
+        self._begin()
+        if writer is not None:
+            self._writer, self._depth = writer, depth
+            self._is_torn = writer != get_ident()
 
     def reading(self) -> AbstractContextManager[None]:
         """Rows stay as they are in here."""
@@ -46,6 +67,7 @@ class Guard:
     # ---- All of these with the lock taken ----------------------------------------------------------------------------
 
     def _wait_to_read(self) -> None:
+        self._refuse_torn()
         turn = self._turn
         self._blocked += 1
         try:
@@ -63,7 +85,15 @@ class Guard:
         if self._waiting and not self._readers:
             self._writer_goes.notify()
 
+    def _refuse_torn(self) -> None:
+        if self._is_torn:
+            raise RuntimeError(
+                "a table was being written by another thread when this process was forked from its own: what it has "
+                "here is half written. Fork when nobody trains, or use the start method 'spawn'"
+            )
+
     def _wait_to_write(self) -> None:
+        self._refuse_torn()
         self._waiting += 1
         try:
             while self._writer is not None or self._readers:

@@ -52,7 +52,12 @@ class OptimizerRows:
         if self.table.rows is not None:
             return self.table.rows.state  # it outlives its optimizer
         optimizer = self.optimizer
-        return {} if optimizer is None else optimizer.state.get(self.weight, {})
+        if optimizer is None:
+            return {}
+        # States of half tables as they were loaded: they come and go with the rows from now on.
+        for name, values in optimizer._wide.pop(self.weight, {}).items():
+            optimizer.state[self.weight][name] = values.to(self.weight.device)
+        return optimizer.state.get(self.weight, {})
 
     def columns(self, rows: int | None = None) -> list[Column]:
         """The states, of a table of so many rows."""
@@ -62,6 +67,15 @@ class OptimizerRows:
             for name, values in sorted(self._state().items())
             if isinstance(values, Tensor) and values.dim() >= 1 and values.shape[0] == rows
         ]
+
+    def known_states(self) -> dict[str, bool]:
+        """The states that the optimizer's rule has, by name: whether they have one number for each row."""
+        optimizer = self.optimizer
+        return {} if optimizer is None else {name: name in optimizer._per_row for name in self._rule_states(optimizer)}
+
+    def _rule_states(self, optimizer: RowOptimizer) -> tuple[str, ...]:
+        group = next(group for group in optimizer.param_groups if any(p is self.weight for p in group["params"]))
+        return optimizer._rule(group).states
 
     def steps(self) -> int:
         """Steps that the optimizer has taken."""
@@ -105,19 +119,36 @@ class OptimizerRows:
             self.table.rows.last_step = last_step  # type: ignore[union-attr]
         self.replace(longer)
 
-    def reset(self, rows: Tensor) -> None:
-        """Have rows as those of a table that has never been stepped."""
-        for _, values, initial in self.columns():
-            values.index_fill_(0, rows, initial)
-
-    def begin(self, rows: Tensor, steps: Tensor | None = None) -> None:
+    def begin(self, rows: Tensor) -> None:
         """
-        Rows have come that are current: no step before is to be made up for.
+        Rows have come that have no past: whatever a row's last key, or a gradient of all rows, has left is forgotten.
 
         Args:
             rows: negative ones are left out.
+        """
+        for _, values, initial in self.columns():
+            of_rows = values if values.dim() > 1 else values.unsqueeze(1)
+            ops.table_initialize_(of_rows, rows, rows, kind="constant", parameters=(float(initial),))
+        self._note_current(rows, None)
+
+    def put(self, rows: Tensor, states: Mapping[str, Tensor], steps: Tensor | None = None) -> None:
+        """
+        Rows have come with their states.
+
+        Args:
+            rows: none is negative.
+            states: by name; those that are not given are as at the beginning.
             steps: as of which step each is current. Default: the last one.
         """
+        for name, values, initial in self.columns():
+            if name in states:
+                values.index_copy_(0, rows, states[name].to(values.device, values.dtype))
+            else:
+                values.index_fill_(0, rows, initial)
+        self._note_current(rows, steps)
+
+    def _note_current(self, rows: Tensor, steps: Tensor | None) -> None:
+        """As of which step rows are current, by default the last one; negative rows are left out."""
         last_step = None if self.table.rows is None else self.table.rows.last_step
         if last_step is None:
             return
@@ -168,12 +199,12 @@ class OptimizerRows:
         optimizer = self.optimizer
         if optimizer is None:
             return
+        self._state()
         state = optimizer.state[self.weight]
         there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
         dtype = accumulator_dtype(self.weight.dtype)
         # Those of another optimizer are of no use to this one.
-        group = next(group for group in optimizer.param_groups if any(p is self.weight for p in group["params"]))
-        known = optimizer._rule(group).states
+        known = self._rule_states(optimizer)
         kept = [name for name in names if name in known]
         if names and not kept:
             steps = 0

@@ -66,8 +66,11 @@ class CounterFilter:
     """
     Admit a key once it has occurred so many times; until then it is counted, exactly, at 24 bytes a key.
 
+    As in DeepRec, a key is admitted when the optimizer steps: its lookups in the step of the last of these occurrences
+    still have the default value, the row begins with that step's gradient, and lookups from then on have the row.
+
     Args:
-        filter_freq: occurrences, those in the present batch included. 0 and 1 admit all. Default 0.
+        filter_freq: occurrences, those in the present batch included. 0: there is no filter. Default 0.
 
     Source: DeepRec's ``CounterFilter``.
 
@@ -85,7 +88,7 @@ class CounterFilter:
 @dataclass(frozen=True)
 class CBFFilter:
     """
-    Admit a key once it has occurred so many times, as counted by a counting Bloom filter: in memory that is fixed.
+    Admit a key as :class:`CounterFilter` does, as counted by a counting Bloom filter: in memory that is fixed.
 
     Keys are never admitted late; early with a probability of at most ``false_positive_probability`` while no more than
     ``max_element_size`` distinct keys have been counted. It has ``counters`` of ``counter_type``, of which each key

@@ -1,19 +1,18 @@
-"""Saving and restoring a variable: its state_dict, and checkpoints in folders."""
+"""Saving a variable: its state_dict, and checkpoints in folders."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._contents import seen_of
 from .base import VariablePart
 from .checkpoint import CheckpointStore
 from .cold import STATE_DICT_BYTES
-from .eviction import coldest
 from .filters import CounterAdmission, SketchAdmission
 from .keys import packed, unpacked
 from .optimizer_rows import OptimizerRows
@@ -71,6 +70,7 @@ class Saving(VariablePart):
         Args:
             since: only rows whose version is not below this step, and those of :meth:`_note_written`. Default: all.
         """
+        self._let_in()
         numbers = self.keys.entries[: self.keys.used, 1]
         mask = numbers != -1
         if since is not None:
@@ -104,12 +104,7 @@ class Saving(VariablePart):
         rows, _ = keys.insert(part.keys, version=self.global_step, make_room=self._find_room)
         keys.entries[rows, 1] = packed(part.frequencies, part.versions)
         weight.data.index_copy_(0, rows, part.values.to(weight.dtype))
-        for name, values, initial in optimizer.columns():
-            if name in part.states:
-                values.index_copy_(0, rows, part.states[name].to(values.dtype))
-            else:
-                values.index_fill_(0, rows, initial)
-        optimizer.begin(rows)
+        optimizer.put(rows, part.states)
 
     def _hottest(self, part: Part, capacity: int) -> Part:
         """What a capacity leaves of new rows, whose room is made: the coldest go, of these and of those here."""
@@ -118,14 +113,13 @@ class Saving(VariablePart):
         over = len(keys) + int(new.sum()) - capacity
         if over <= 0:
             return part
-        rows = keys.rows()
-        theirs = unpacked(keys.entries[rows, 1])
-        frequencies = torch.cat([theirs[0], part.frequencies[new]])
-        versions = torch.cat([theirs[1], part.versions[new]])
-        gone = coldest(frequencies, versions, over, eviction._by_frequency())
-        self._erase(keys.entries[rows[gone[gone < len(rows)]], 0])
+        here = keys.entries[keys.rows()]
+        numbers = packed(part.frequencies, part.versions)
+        coming = torch.stack([part.keys, numbers], 1)[new]
+        stay = eviction.staying(torch.cat([here, coming]), over)
+        self._erase(here[~stay[: len(here)], 0])
         stays = torch.ones_like(new)
-        stays[new.nonzero().flatten()[gone[gone >= len(rows)] - len(rows)]] = False
+        stays[new] = stay[len(here) :]
         return select(part, stays)
 
     # ---- Checkpoints in folders --------------------------------------------------------------------------------------
@@ -241,6 +235,7 @@ class Saving(VariablePart):
             "key_dtype": str(self.key_dtype).removeprefix("torch."),
             "global_step": self.global_step,
             "evicted": self._evicted,
+            "seen": self._eviction.seen,
             "optimizer": type(optimizer.optimizer).__name__ if optimizer.optimizer is not None else None,
             "optimizer_steps": optimizer.steps(),
             "states": [column.name for column in optimizer.columns()],
@@ -259,141 +254,26 @@ class Saving(VariablePart):
             keys = entries[:, 0].contiguous()
             writer.write("candidates", {"keys": keys, "frequencies": frequencies, "versions": versions})
 
-    @torch.no_grad()
-    def restore(
-        self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        version: int | None = None,
-        shard: int = 0,
-        num_shards: int = 1,
-    ) -> None:
-        """
-        Become what a checkpoint holds, whatever tiers, capacity and device it was written from.
-
-        The states of the optimizer that holds ``weight`` are restored too, so it must exist: make it, and where it has
-        other parameters load its own state_dict, before.
-
-        Args:
-            path: a folder of :meth:`save`; or several, of the shards of one table.
-            version: its number. Default: the newest.
-            shard: keep the keys that belong to this shard alone, those with ``key mod num_shards == shard``.
-            num_shards: default 1: keep all.
-
-        Raises:
-            FileNotFoundError: there is no checkpoint.
-            ValueError: it is of a table of another embedding_dim or key_dtype, or damaged: the error names the file.
-                Then the variable is as it was.
-
-        Example:
-            See :meth:`save`.
-        """
-        if not 0 <= shard < num_shards:
-            raise ValueError(f"EmbeddingVariable.restore: shard must be in [0, {num_shards}), got {shard}")
-        paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        if not paths:
-            raise ValueError("EmbeddingVariable.restore: path must be a folder or several, got none")
-        chains = [CheckpointStore(one).open(version) for one in paths]
-        for chain in chains:
-            self._check_metadata(chain.version.metadata)
-            chain.verify()
-        with self._guard.writing():
-            self._note_saved(None)
-            self._forget_everything(chains[0].version.metadata)
-            self.global_step = max(chain.version.metadata["global_step"] for chain in chains)
-            for chain in chains:
-                for _, name, tensors in chain:
-                    self._apply_shard(name, tensors, shard, num_shards)
-            self._evicted = sum(chain.version.metadata["evicted"] for chain in chains)
-            alone = len(paths) == 1 and num_shards == 1
-            newest = chains[0].version
-            self._note_saved((self.global_step, os.path.abspath(paths[0]), newest.number) if alone else None)
-
-    def _check_metadata(self, metadata: Mapping[str, Any]) -> None:
-        for name, has in (
-            ("embedding_dim", self.embedding_dim),
-            ("key_dtype", str(self.key_dtype).removeprefix("torch.")),
-        ):
-            if metadata.get(name) != has:
-                raise ValueError(
-                    f"EmbeddingVariable.restore: the checkpoint's {name} must be {has}, got {metadata.get(name)}"
-                )
-
-    def _forget_everything(self, metadata: Mapping[str, Any]) -> None:
-        self.keys.clear(self.keys.capacity, self.keys.entries.device)
-        self._inserted_before = -1
-        if self.cold is not None:
-            self.cold.clear()
-        if isinstance(self.admission, CounterAdmission):
-            self.admission.candidates.clear(1024, self.keys.entries.device)
-        if isinstance(self.admission, SketchAdmission):
-            self.admission.sketch.zero_()
-        optimizer = OptimizerRows(self._stored_weight())
-        if optimizer.optimizer is None and metadata["states"]:
-            warnings.warn(
-                f"EmbeddingVariable.restore: the checkpoint has states of {metadata['optimizer']}, and no optimizer of "
-                "torchsparse_rec.optim holds the table: make it before, to have them",
-                stacklevel=4,
-            )
-        optimizer.start_over(metadata["states"], metadata["optimizer_steps"])
-
-    def _apply_shard(self, name: str, tensors: dict[str, Tensor], shard: int, num_shards: int) -> None:
-        device = self._stored_weight().device
-        if name == "sketch":
-            self._add_sketch(tensors["sketch"])
-            return
-        part_keys = tensors["keys"]
-        if num_shards > 1:
-            mine = part_keys.remainder(num_shards) == shard
-            tensors = {key: x[mine] for key, x in tensors.items()}
-        keys = tensors["keys"].to(device)
-        if name == "erased":
-            self._erase(keys)
-            if self.cold is not None:
-                self.cold.erase(keys)
-            if isinstance(self.admission, CounterAdmission):
-                self.admission.candidates.erase(keys)
-        elif name == "candidates":
-            self._put_candidates(keys, tensors["frequencies"].to(device), tensors["versions"].to(device))
-        elif name == "rows":
-            part = Part.of_tensors(tensors, device)
-            if self.cold is not None:
-                self.cold.erase(keys)
-            self._put(part)
-            if isinstance(self.admission, CounterAdmission):
-                self.admission.candidates.erase(keys)
-
-    def _put_candidates(self, keys: Tensor, frequencies: Tensor, versions: Tensor) -> None:
-        admission = self.admission
-        if not isinstance(admission, CounterAdmission):
-            return
-        # One that had no row when this was saved has none now.
-        absent = self.keys.find(keys) < 0
-        keys, frequencies, versions = keys[absent], frequencies[absent], versions[absent]
-        rows, _ = admission.candidates.insert(keys)
-        admission.candidates.entries[rows, 1] = packed(frequencies, versions)
-
-    def _add_sketch(self, sketch: Tensor) -> None:
-        admission = self.admission
-        if not isinstance(admission, SketchAdmission):
-            return
-        if sketch.shape != admission.sketch.shape or sketch.dtype != admission.sketch.dtype:
-            warnings.warn(
-                "EmbeddingVariable.restore: the checkpoint's counting Bloom filter has another size: it starts empty",
-                stacklevel=2,
-            )
-            return
-        admission.sketch.copy_(sketch)
-
     # ---- state_dict --------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As :meth:`torch.nn.Module.state_dict`: tensors that are the table's own, and copies of rows in other tiers.
+
+        Beside training all of it is of one moment; what is the table's own is trained on: copy it, or :meth:`save`.
+        """
+        with self._guard.writing():
+            self._let_in()
+            return super().state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> dict[str, int]:
         """Numbers that are no tensors, for ``state_dict()``."""
-        return {"global_step": self.global_step, "evicted": self._evicted}
+        return {"global_step": self.global_step, "evicted": self._evicted, "seen": self._eviction.seen}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         """See :meth:`get_extra_state`."""
         self.global_step, self._evicted = state["global_step"], state["evicted"]
+        self._eviction.seen = seen_of(state)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if self.cold is not None:
@@ -431,6 +311,7 @@ class Saving(VariablePart):
             self._take_capacity(weight.shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._inserted_before = -1
+        self._newcomers = []
         if weight is not None:
             self._note_saved(None)  # these rows are of another history than the checkpoint's
         if self.cold is not None:

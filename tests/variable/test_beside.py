@@ -1,0 +1,175 @@
+"""Other threads and processes beside training: states of one moment, and forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from variable.cases import on_disk, step
+from variable.test_threads import run_all, thread_of
+
+from torchsparse_rec import optim
+from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, StorageOption
+from torchsparse_rec.nn.variable.guard import Guard
+from torchsparse_rec.nn.variable.tiers import DramTier
+
+# ---- Threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_states_beside_training(tiers: bool, tmp_path: Path) -> None:
+    """Every key is there once, with as many rows as keys; and numbers do not come upon a tier that has just gone."""
+    option = EmbeddingVariableOption(storage_option=on_disk(tmp_path) if tiers else StorageOption())
+    table = EmbeddingVariable(2, initializer=0.5, capacity=2, ev_option=option)
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def train() -> None:
+        try:
+            for k in range(40):
+                # Now and then another optimizer, whose states the tiers' records must have room for.
+                if k % 8 == 0:
+                    kind: Any = optim.Adagrad if k % 16 else partial(optim.SGD, momentum=0.5)
+                    optimizer = kind(table.parameters(), lr=0.1)
+                step(table, optimizer, torch.arange(3 * k % 70, 3 * k % 70 + 16))
+        finally:
+            done.set()
+
+    def look(what: Callable[[], None]) -> None:
+        while not done.is_set():
+            what()
+
+    def see_state() -> None:
+        state = table.state_dict()
+        rows = state["keys.entries"].shape[0]
+        assert rows == state["weight"].shape[0]
+        assert "cold.keys" not in state or len(state["cold.keys"]) == len(state["cold.values"])
+        time.sleep(0.001)
+
+    def see_numbers() -> None:
+        assert table.stats()["keys"] <= 100
+        assert table.total_count() <= 100
+        table.prefetch(torch.arange(20, 40))
+
+    run_all(
+        [thread_of(partial(look, what), errors) for what in (see_state, see_numbers)] + [thread_of(train, errors)],
+        errors,
+    )
+
+
+# ---- Forks -----------------------------------------------------------------------------------------------------------
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="the system has no forks")
+
+
+def _forked(work: Callable[[], Any]) -> str:
+    """What work returns in a forked process, or the error's text; empty if that process hangs."""
+    out, into = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os.write(into, str(work()).encode())
+        except BaseException as error:
+            os.write(into, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(into)
+    for _ in range(2000):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            break
+        time.sleep(0.005)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    with open(out) as answer:
+        return answer.read()
+
+
+class _Held:
+    """Another thread is in a lock."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock, self._in, self._go = lock, threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+
+    def _hold(self) -> None:
+        with self._lock:
+            self._in.set()
+            self._go.wait()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        self._in.wait()
+
+    def __exit__(self, *error: object) -> None:
+        self._go.set()
+        self._thread.join()
+
+
+@needs_fork
+@pytest.mark.usefixtures("one_thread")
+def test_a_process_that_was_forked_while_another_thread_wrote_refuses_the_table() -> None:
+    table = EmbeddingVariable(2, initializer=0.5)
+    table(torch.tensor([1, 2]))
+    calls = (
+        lambda: table.lookup(torch.tensor([1])),
+        lambda: table(torch.tensor([1])),
+        lambda: table.total_count(),
+        lambda: table.state_dict(),
+    )
+    with _Held(table._guard.writing()):
+        for call in calls:
+            assert "RuntimeError: a table was being written by another thread when this process was" in _forked(call)
+    assert [_forked(table.total_count), table.total_count()] == ["2", 2]
+
+
+@needs_fork
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("held", ["reading", "the lock itself"])
+def test_a_process_that_was_forked_while_others_read_goes_on(held: str) -> None:
+    table = EmbeddingVariable(2, initializer=0.5)
+    table(torch.tensor([1, 2]))
+    with _Held(table._guard.reading() if held == "reading" else table._guard._lock):
+        assert _forked(lambda: table(torch.tensor([1, 3])).tolist()) == "[[0.5, 0.5], [0.5, 0.5]]"
+    assert table.total_count() == 2
+
+
+@needs_fork
+def test_who_forks_while_it_writes_goes_on_in_both_processes() -> None:
+    guard = Guard()
+
+    def work() -> str:
+        with guard.writing():
+            pass
+        return "done"
+
+    with guard.writing():
+        assert _forked(work) == "done"
+        work()
+    work()
+
+
+@needs_fork
+@pytest.mark.usefixtures("one_thread")
+def test_a_process_that_was_forked_while_rows_were_read_ahead(tmp_path: Path) -> None:
+    """Of the tier on disk it is told that this is another process's; nothing waits for a thread that is not there."""
+    table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(storage_option=on_disk(tmp_path)))
+    for begin in (0, 16):
+        table(torch.arange(begin, begin + 16))
+    assert table.cold is not None
+    with _Held(table.cold._tiers[0]._lock):
+        table.prefetch(torch.arange(8))  # which waits
+        assert "forked from it" in _forked(lambda: table(torch.arange(8)))
+    tier = DramTier(2)
+    tier.put(torch.tensor([7]), torch.ones(1, 2, dtype=torch.uint8))
+    with _Held(tier._lock):
+        assert _forked(lambda: len(tier)) == "1"

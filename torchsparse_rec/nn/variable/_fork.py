@@ -1,0 +1,31 @@
+"""What a process that is forked must put in order: it has copies of locks, and none of the threads that held them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+__all__ = ["tell_of_forks"]
+
+
+class _Forked(Protocol):
+    def after_fork(self) -> None:
+        """In the process that was forked: there is but the thread that forked."""
+
+
+_known: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+
+def tell_of_forks(known: _Forked) -> None:
+    """Have an object's ``after_fork`` called in every process that is forked from this one."""
+    _known.add(known)
+
+
+def _after_fork() -> None:
+    for known in list(_known):
+        known.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,132 @@
+"""Rows of keys in training: who gets one, and what it begins with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...optim._tables import table_of
+from ..gradients import is_in_ddp
+from .base import VariablePart
+from .optimizer_rows import OptimizerRows
+
+__all__ = ["TrainingRows"]
+
+
+class TrainingRows(VariablePart):
+    """The part of an EmbeddingVariable that is about a training step's keys."""
+
+    @torch.no_grad()
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """
+        The rows of ``weight`` that keys have for this training step; those that are new are made. For collections.
+
+        Args:
+            ids: ``[N]``. Nobody else may read or write the table meanwhile.
+
+        Returns:
+            ``[N]`` int64.
+        """
+        self._begin_lookup(len(ids))
+        weight, step = self._stored_weight(), self.global_step
+        if self.cold is not None:
+            self._found_cold += self.cold.promote(ids)
+        if self.admission is None:
+            rows, born = self.keys.insert(ids, version=step, count=True, make_room=self._find_room)
+            self._end_lookup(born, ids)
+            return rows
+        absent = self.keys.find(ids) < 0
+        allowed = counts = None
+        # Looking at it would wait for a device.
+        if absent.is_cuda or absent.any():
+            allowed, counts = self.admission.count(ids, absent, step)
+        rows, born = self.keys.insert(
+            ids, allowed=allowed, frequencies=counts, version=step, count=True, make_room=self._find_room
+        )
+        if allowed is not None:
+            self._begin_rows(born, ids)
+            self.admission.admitted(ids, born)
+            filtered = rows < 0
+            self._filtered += filtered.sum()
+            self._write_default_row(weight)
+        self._keep_capacity()
+        return rows.clamp_min_(0)
+
+    def takes_all(self) -> bool:
+        """Whether a lookup makes a row of every int64 that has none, with nobody to ask. For collections."""
+        return self.training and self.admission is None and self.cold is None and self.key_dtype == torch.int64
+
+    def _begin_lookup(self, count: int) -> None:
+        """Of so many ids, in training."""
+        if getattr(self, "_is_replica", False):
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
+                "would be lost: use one process for each device"
+            )
+        if is_in_ddp():
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: a table that grows cannot be in a DistributedDataParallel, whose "
+                "processes would give the same row to different keys: leave it out of the wrapped module"
+            )
+        weight = self._stored_weight()
+        self._tend(weight)
+        if table_of(weight).optimizer is None:
+            self.global_step += 1
+        if self._newcomers and (self._newcomers_step != self.global_step or not self._waits_for_a_step()):
+            self._let_in()
+        self._eviction.on_schedule()
+        self._looked_up += count
+
+    def _end_lookup(self, born: Tensor, ids: Tensor) -> None:
+        """With the rows that it has made."""
+        self._begin_rows(born, ids)
+        self._keep_capacity()
+
+    def _begin_rows(self, born: Tensor, ids: Tensor) -> None:
+        """Give new rows what they begin with."""
+        if not born.is_cuda and self.keys.inserted == self._inserted_before:
+            return
+        self._inserted_before = -1 if born.is_cuda else self.keys.inserted
+        weight = self._stored_weight()
+        # By its data: graphs of earlier lookups are not concerned with rows that they have not seen.
+        if self.admission is None:
+            self.initial.write(weight.data, born, ids)
+        else:
+            ops.table_initialize_(weight.data, born, ids, kind="constant", parameters=(self._default(),))
+            its = slice(None) if born.is_cuda else born >= 0  # where it would wait for a device, all of them
+            self._newcomers.append((born[its].clone(), ids[its].clone()))
+            self._newcomers_step = self.global_step
+        OptimizerRows(weight).begin(born)
+
+    _inserted_before = 0
+
+    # ---- Keys that a filter has just admitted ------------------------------------------------------------------------
+
+    # DeepRec admits a key when its gradient comes: lookups of that step have what the key had before, and the gradient
+    # is the first of the row as it begins. So new rows hold the default value, until the optimizer's step begins.
+
+    def _default(self) -> float:
+        return float(self.ev_option.init_option.default_value_no_permission)
+
+    def _waits_for_a_step(self) -> bool:
+        """Whether an optimizer will say when this step's lookups have ended."""
+        weight = self._stored_weight()
+        return weight.requires_grad and table_of(weight).optimizer is not None
+
+    @torch.no_grad()
+    def _let_in(self) -> None:
+        """Have the rows of keys that a filter has admitted begin."""
+        newcomers, self._newcomers = self._newcomers, []
+        weight = self._stored_weight().data
+        default = weight.new_full((), self._default())
+        for rows, keys in newcomers:
+            rows, keys = rows.to(weight.device), keys.to(weight.device)
+            # Nothing, unless another optimizer than ours has stepped the row.
+            moved = weight.index_select(0, rows.clamp_min(0)) - default
+            ops.table_assign_(weight, rows, self.initial.rows_of(keys, weight, rows >= 0) + moved)
+
+    def _write_default_row(self, weight: Tensor) -> None:
+        # Training wrote it, as it does every row that is looked up.
+        weight.data[0] = self._default()
+        OptimizerRows(weight).begin(torch.zeros(1, dtype=torch.int64, device=weight.device))  # type: ignore[arg-type]
