@@ -311,7 +311,6 @@ def test_pyarrow_columns_are_refused():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([features.embedding_column(IDENTITY, 2, max_norm=1.0)], "column 'x_embedding': max_norm must be None"),
         (
             features.shared_embeddings([IDENTITY], 2, shared_embedding_collection_name="t")
             + features.shared_embeddings(

@@ -34,7 +34,7 @@ def columns() -> tuple[list[features.Column], list[features.Column]]:
     deep = [
         age,
         years,
-        features.embedding_column(user, 3),
+        features.embedding_column(user, 3, max_norm=0.8),
         features.embedding_column(tags, 2, "sqrtn"),
         features.indicator_column(tags),
         features.indicator_column(city),

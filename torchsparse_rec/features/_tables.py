@@ -119,17 +119,13 @@ class Tables:
 
     def _arguments(self, name: str, sharing: list[Any], kind: str) -> dict[str, Any]:
         first = sharing[0]
-        if first.max_norm is not None:
-            raise ValueError(
-                f"column {first.name!r}: max_norm must be None for a table of a collection, got {first.max_norm}: look "
-                "it up by torchsparse_rec.ops.safe_embedding_lookup_sparse(..., max_norm=...)"
-            )
         return {
             "num_embeddings": first.categorical_column.num_buckets,
             "embedding_dim": first.dimension,
             "name": _dotless(name),
             "feature_names": [self._key_of(kind, x) for x in sharing],
             "init_fn": first.initializer,
+            "max_norm": first.max_norm,
         }
 
 

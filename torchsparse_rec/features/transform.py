@@ -285,7 +285,7 @@ class FeatureTransform(torch.nn.Module):
         The tables of ``Features.sparse``, for an :class:`EmbeddingBagCollection`; shared ones once, with all features.
 
         Raises:
-            ValueError: for a column with ``max_norm``, or one that ``adapt()`` has not seen.
+            ValueError: for a column that ``adapt()`` has not seen.
         """
         return self._tables.bag_configs("sparse")
 
