@@ -278,6 +278,8 @@ class FeatureTransform(torch.nn.Module):
                 if made is None:
                     raise ValueError(f"dense_features: {argument} must hold the result of column {column!r}, got None")
                 parts[column] = made[result]
+        if not parts:
+            raise ValueError("dense_features: there must be a column that is no sequence, got none")
         return torch.cat([parts[name] for name in sorted(parts)], 1)
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:

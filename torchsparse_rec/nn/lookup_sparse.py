@@ -40,7 +40,7 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         combiners: ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each: with weights w and rows e, ``sum(w * e)``, that over
             ``sum(w)``, or that over the root of ``sum(w * w)``.
         sp_weights: the ids' weights, a list of tensors ``[N]``, or None for ids without; or of anything that has
-            ``values``. Default: those that the indices carry, or 1.
+            ``values()``, or a ``SparseTensor``. Default: those that the indices carry, or 1.
 
     Returns:
         A list of ``[B, D]``; rows of examples without ids are 0. A single tensor where ``params`` is no list.
@@ -97,7 +97,8 @@ def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor |
         else:
             if not isinstance(given, Tensor) and not hasattr(given, "values"):
                 raise TypeError(
-                    f"lookup_sparse: sp_weights[{k}] must be a tensor, None or have values, got {type(given).__name__}"
+                    f"lookup_sparse: sp_weights[{k}] must be a tensor, None or have values(), got "
+                    f"{type(given).__name__}"
                 )
             part = given
             if not isinstance(given, Tensor) or given.is_nested:
