@@ -81,9 +81,10 @@ class FeatureTransform(torch.nn.Module):
 
         * a tensor, a numpy array (masked ones too) or a list ``[B]`` or ``[B, k]`` of numbers, or of strings (arrays
           and lists); for numeric columns also ``[B, *shape]``, and rows that are all as long as the column is wide;
-        * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, or
-          ``(values, offsets)`` with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an
-          array, is always this; rows go into a list);
+        * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, a
+          ``SparseTensor`` or ``RaggedTensor`` of :mod:`torchsparse_rec.compat.tensorflow`, or ``(values, offsets)``
+          with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an array, is always this;
+          rows go into a list);
         * a pyarrow array: scalars, fixed-size lists (``k``) or lists (rows), dictionary-encoded or not; nulls are
           missing, as ``None`` is in lists.
 
