@@ -185,6 +185,8 @@ def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> lis
             if given:
                 raise ValueError(f"{argument} must have the dtype of the weights, {dtype}, got {tensor.dtype}")
             tensor = tensor.to(dtype)
+        if tensor.dim() == 0:
+            raise ValueError(f"{argument} must have rank >= 1, got a scalar; a list is one of shards")
         shards.append(tensor)
     return shards
 
