@@ -21,7 +21,7 @@ class Discretization(Layer):
     Put numbers into bins.
 
     Bin ``b`` is ``bin_boundaries[b - 1] <= x < bin_boundaries[b]``, with boundaries in float32; NaN falls into the last
-    one. Floats are compared in the layer's dtype.
+    one. Floats are compared in float32, whatever the layer's dtype is.
 
     Args:
         bin_boundaries: ascending.
@@ -117,16 +117,10 @@ class Discretization(Layer):
         if boundaries is None:
             raise ValueError("bin_boundaries must be given, or found by adapt(), before the layer is called")
         x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
-        bins = mapped_values(x, lambda values: _binned(self._in_own_dtype(values), boundaries))
+        bins = mapped_values(x, lambda values: _binned(values, boundaries))
         if self.output_mode == "int":
             return mapped_values(bins, lambda values: values.to(torch.int32))
         return encode(bins, self.output_mode, len(boundaries) + 1, self.dtype, self.sparse)
-
-    def _in_own_dtype(self, values: Any) -> Any:
-        """Keras converts floats to a layer's dtype before the layer sees them."""
-        if isinstance(values, Tensor) and values.is_floating_point() and self.dtype.is_floating_point:
-            return values.to(self.dtype)
-        return values
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal layer, and the boundaries that ``adapt`` found."""
@@ -174,6 +168,8 @@ def _binned(values: Any, boundaries: list[float]) -> Tensor:
         values = values.to(torch.int32)
     elif values.dtype in (torch.uint32, torch.uint64):
         values = values.to(torch.int64)
+    elif values.is_floating_point():
+        values = values.to(torch.float32)  # as Keras, before the layer sees them
     limits = torch.tensor(boundaries, dtype=torch.float32, device=values.device)
     if bool((limits[:-1] > limits[1:]).any()):
         raise ValueError(f"bin_boundaries must be ascending, got {boundaries}")
@@ -197,7 +193,8 @@ class CategoryEncoding(Layer):
         Of ids as for :class:`Hashing`; floats are truncated. ``count_weights`` are of their shape, for ``"count"``.
 
     Raises:
-        ValueError: for arguments or inputs that Keras refuses too, such as negative ids.
+        ValueError: for arguments or inputs that Keras refuses too, such as negative ids, unless the inputs are a
+            ``SparseTensor`` of rank 2 and the vectors strided: then these do not count.
 
     Source: ``keras.layers.CategoryEncoding``.
 

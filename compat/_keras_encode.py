@@ -77,14 +77,15 @@ def encode(x: Any, mode: str, depth: int, dtype: torch.dtype, sparse: bool, weig
             dimensions.
         mode: ``"one_hot"``: of each id; ``"multi_hot"``, ``"count"``: of each row of ids.
         depth: of the vectors. Ids that are not below it do not count, negative ones neither, except that those of
-            inputs of up to two dimensions are refused for ``"multi_hot"`` and ``"count"``.
+            inputs of up to two dimensions are refused for ``"multi_hot"`` and ``"count"``. Rows of a ``SparseTensor``
+            may have negative ones if the vectors are strided.
         dtype: of the vectors.
         sparse: whether they are given as a ``SparseTensor``.
         weights: of ``x``'s shape, for ``"count"``.
     """
     counts_all = mode == "count"
     if isinstance(x, SparseTensor):
-        return encoded(_sparse_entries(x, mode, weights), depth, counts_all, dtype, sparse)
+        return encoded(_sparse_entries(x, mode, weights, sparse), depth, counts_all, dtype, sparse)
     if isinstance(x, RaggedTensor):
         return _encode_ragged(x, mode, depth, dtype, sparse, weights)
     if mode == "one_hot":
@@ -99,13 +100,14 @@ def encode(x: Any, mode: str, depth: int, dtype: torch.dtype, sparse: bool, weig
     return encoded(entries, depth, counts_all, dtype, sparse)
 
 
-def _sparse_entries(x: SparseTensor, mode: str, weights: Tensor | None) -> Entries:
+def _sparse_entries(x: SparseTensor, mode: str, weights: Tensor | None, sparse: bool) -> Entries:
     rank = len(x.shape)
     if mode == "one_hot" or rank > 2:
         raise ValueError(f"inputs must not be sparse of rank {rank} for output_mode {mode!r}")
     if weights is not None:
         raise ValueError("count_weights must not be given for sparse inputs")
-    _refuse_negative(x.values)
+    if rank < 2 or sparse:
+        _refuse_negative(x.values)
     rows = x.indices[:, 0].to(x.values.device) if rank == 2 else torch.zeros_like(x.values, dtype=torch.int64)
     return Entries(rows, x.values, tuple(x.shape[:-1]))
 

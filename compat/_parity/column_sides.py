@@ -57,7 +57,9 @@ def run_tensorflow(tf: Any, arguments: dict[str, Any]) -> Any:
         if isinstance(column, v2.DenseColumn):
             dense = column.get_dense_tensor(cache, None)
             results["dense"] = tf.reshape(dense, [dense.shape[0], -1])
-        if isinstance(column, v2.CategoricalColumn):
+        if isinstance(column, v2.SequenceCategoricalColumn):
+            results |= steps_of(tf, column.get_sparse_tensors(cache, None).id_tensor, column.num_buckets)
+        elif isinstance(column, v2.CategoricalColumn):
             results |= rows_of(tf, column.get_sparse_tensors(cache, None))
         if type(column).__name__ == "SequenceNumericColumn":
             dense, lengths = column.get_sequence_dense_tensor(cache, None)
@@ -75,6 +77,25 @@ def rows_of(tf: Any, pair: Any) -> dict[str, Any]:
     if pair.weight_tensor is not None:
         found["weights"] = tf.boolean_mask(pair.weight_tensor.values, kept)
     return found
+
+
+def steps_of(tf: Any, ids: Any, num_buckets: int) -> dict[str, Any]:
+    """The id of each step, -1 where a table has no row for it, and the lengths of the sequences."""
+    utils = importlib.import_module("tensorflow.python.feature_column.utils")
+    lengths = utils.sequence_length_from_sparse_tensor(ids)
+    steps = tf.sparse.to_dense(tf.sparse.reshape(ids, ids.dense_shape[:2]), -1)
+    longest = tf.reduce_max(tf.concat([lengths, [0]], 0))
+    return {"steps": tf.clip_by_value(tf.cast(steps[:, :longest], tf.int64), -1, num_buckets), "lengths": lengths}
+
+
+def our_steps(rows: Any, num_buckets: int) -> dict[str, Any]:
+    """The same of a sequence's ids: ``num_buckets`` stands for none, and too large ones are larger still."""
+    ids = rows.values()
+    steps = torch.where(ids == num_buckets, -1, torch.where(ids > num_buckets, num_buckets, ids))
+    lengths = rows.lengths()
+    padded = torch.full((len(lengths), int(lengths.max()) if len(lengths) else 0), -1)
+    padded[torch.arange(padded.shape[1]) < lengths.unsqueeze(1)] = steps
+    return {"steps": padded, "lengths": lengths}
 
 
 def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
@@ -102,8 +123,11 @@ def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
     results: dict[str, Any] = {}
     if features.dense is not None:
         results["dense"] = features.dense
-    ids = features.sparse or features.weighted or features.sequence
-    if ids is not None:
+    ids = features.sparse or features.weighted
+    if features.sequence is not None:
+        assert isinstance(column, ours.CategoricalColumn)
+        results |= our_steps(features.sequence["x"], column.num_buckets)
+    elif ids is not None:
         results |= {"ids": ids.values(), "lengths": ids.lengths()}
         if ids.weights_or_none() is not None:
             results["weights"] = ids.weights()
@@ -113,8 +137,14 @@ def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
     return results
 
 
+def has_holes(x: SparseTensor) -> bool:
+    """Whether a row's values do not follow one another, which only a sparse tensor can say."""
+    rows, places = x.indices.unbind(1)
+    return not torch.equal(places, torch.arange(len(rows)) - torch.searchsorted(rows.contiguous(), rows.contiguous()))
+
+
 def _ours(x: Any) -> Any:
-    if not isinstance(x, SparseTensor):
+    if not isinstance(x, SparseTensor) or has_holes(x):
         return x
     batch = int(x.dense_shape[0])
     counts = torch.bincount(x.indices[:, 0], minlength=batch)

@@ -245,7 +245,18 @@ def _embedding(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, di
 def _sequence(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
     make = one_of(rng, (_identity, _hashed, _vocabulary_list))
     column, features = make(rng, key, batch)
+    if isinstance(features[key], SparseTensor):
+        features[key] = _with_holes(rng, features[key])
     return spec("sequence_" + column["function"], **column["arguments"]), features
+
+
+def _with_holes(rng: np.random.Generator, x: SparseTensor) -> SparseTensor:
+    """The same values, perhaps further to the right."""
+    rows, places = x.indices.unbind(1)
+    if rng.random() < 0.5:
+        places = places * int(rng.integers(1, 3)) + int(rng.integers(0, 2))
+    shape = [int(x.dense_shape[0]), int(x.dense_shape[1]) * 2 + 1]
+    return SparseTensor(torch.stack([rows, places], 1), x.values, torch.tensor(shape))
 
 
 def _sequence_numeric(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
@@ -254,6 +265,11 @@ def _sequence_numeric(rng: np.random.Generator, key: str, batch: int) -> tuple[S
     lengths = rng.integers(0, 4, batch) * step
     lengths[0] = 4 * step  # TensorFlow reshapes what is as wide as its longest row
     numbers = _rows(lengths, lambda n: torch.from_numpy(rng.standard_normal(n)).to(torch.float32))
+    if rng.random() < 0.3:
+        # Without some numbers, but with the last of all, as far as which TensorFlow's result goes.
+        kept = torch.from_numpy(rng.random(len(numbers.values)) < 0.7)
+        kept |= numbers.indices[:, 1] == int(lengths.max()) - 1
+        numbers = SparseTensor(numbers.indices[kept], numbers.values[kept], numbers.dense_shape)
     return spec("sequence_numeric_column", key=key, shape=shape), {key: numbers}
 
 

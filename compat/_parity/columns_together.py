@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..tensorflow import SparseTensor
 from .case import Case, Operator, Outcome, Reference
-from .column_sides import built, rows_of
+from .column_sides import built, has_holes, our_steps, rows_of, steps_of
 from .columns import DRAWS, Spec, batch_size, draw_integers, draw_words, laid_out, spec
 from .draw import one_of
 
@@ -127,7 +127,9 @@ def _run_tensorflow(tf: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         columns = built(arguments["columns"], tf.feature_column, folder, tf.as_dtype, itertools.count())
         for column in columns:
             cache = v2.FeatureTransformationCache(features)
-            if isinstance(column, v2.CategoricalColumn):
+            if isinstance(column, v2.SequenceCategoricalColumn):
+                found = steps_of(tf, column.get_sparse_tensors(cache, None).id_tensor, column.num_buckets)
+            elif isinstance(column, v2.CategoricalColumn):
                 found = rows_of(tf, column.get_sparse_tensors(cache, None))
             elif isinstance(column, v2.DenseColumn):
                 dense = column.get_dense_tensor(cache, None)
@@ -164,10 +166,11 @@ def _run_ours(_: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         if isinstance(column, ours.SequenceNumericColumn):
             steps = made.sequence_dense[column.name]
             found = {"steps": steps.to_padded_dense(), "lengths": steps.lengths()}
+        elif isinstance(column, ours.SequenceCategoricalColumn):
+            found = our_steps(made.sequence[column.name], column.num_buckets)
         elif isinstance(column, ours.CategoricalColumn):
             is_weighted = isinstance(column, ours.WeightedCategoricalColumn)
-            is_sequence = isinstance(column, ours.SequenceCategoricalColumn)
-            found = _ids((made.weighted if is_weighted else made.sequence if is_sequence else made.sparse)[column.name])
+            found = _ids((made.weighted if is_weighted else made.sparse)[column.name])
         elif made.dense is not None:
             found = {"dense": made.dense[:, slices[column.name]]}
         results |= {f"{column.name}: {name}": x for name, x in found.items()}
@@ -187,7 +190,7 @@ def _ids(rows: Any) -> dict[str, Tensor]:
 def _formed(rng: np.random.Generator, x: Any, nulls: bool) -> Any:
     """A feature in any of the forms that mean the same."""
     if isinstance(x, SparseTensor):
-        return one_of(rng, _ROWS)(x)
+        return x if has_holes(x) else one_of(rng, _ROWS)(x)
     flat = x if isinstance(x, np.ndarray) else x.numpy()
     if isinstance(x, Tensor) and not x.is_floating_point() and rng.random() < 0.2 and not bool((x < 0).any()):
         return x.to(torch.uint8) if x.numel() == 0 or int(x.max()) < 256 else x.to(torch.uint64)
@@ -215,6 +218,7 @@ def _arrow_lists(x: SparseTensor) -> Any:
 
 
 _ROWS: tuple[Callable[[SparseTensor], Any], ...] = (
+    lambda x: x,
     lambda x: (x.values, _offsets(x)),
     lambda x: _lists(x) if x.values.shape[0] else (x.values, _offsets(x)),
     _arrow_lists,

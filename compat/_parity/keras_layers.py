@@ -156,6 +156,8 @@ def _random_bins(rng: np.random.Generator, operator: str, elements: int) -> Case
     mode = str(one_of(rng, _MODES[:4]))
     sparse = bool(mode != "int" and rng.random() < 0.3)
     arguments: dict[str, Any] = {"output_mode": mode, "sparse": sparse}
+    if mode == "int":
+        arguments["dtype"] = str(one_of(rng, ("float32", "float64", "float16", "bfloat16")))
     inputs = _laid_out(rng, _reals, mode, sparse)
     if rng.random() < 0.5:
         bounds = np.sort(np.round(rng.standard_normal(int(rng.integers(1, 9))) * 3, int(rng.integers(0, 3))))

@@ -31,12 +31,19 @@ def as_tensor(
     if isinstance(value, Tensor):
         return value
     try:
-        array = np.array(value)
-        if not isinstance(value, (np.ndarray, np.generic)):
+        array = np.array(_array_of(value))
+        if not hasattr(value, "__array__"):
             array = _as_tensorflow_would(array, empty)
         return torch.from_numpy(array).to(device)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{argument} must be a tensor or numbers, got {type(value).__name__}: {error}") from error
+
+
+def _array_of(value: Any) -> Any:
+    """What an object of another library gives as its array; numpy would ask for a dtype and a copy, which few know."""
+    if isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__"):
+        return value
+    return value.__array__()
 
 
 def _as_tensorflow_would(array: np.ndarray, empty: torch.dtype) -> np.ndarray:
@@ -89,6 +96,7 @@ def as_strings(argument: str, value: Any) -> np.ndarray | None:
         return None
     if type(value).__module__.partition(".")[0] == "pyarrow":
         value = value.to_pylist()
+    value = _array_of(value)
     array = np.array(value, dtype=object)
     if array.size == 0 and isinstance(value, np.ndarray) and value.dtype.kind in "SUO":
         return array

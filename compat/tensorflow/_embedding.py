@@ -99,11 +99,8 @@ def _combined(
     if shards[0].dtype not in _FLOATS:
         return _integer_lookup(shards, ids, weights, rows, partition_strategy, combiner, max_norm)
     _prepare_sparse_gradients(shards, sparse_gradient)
-    norm = None if max_norm is None else float(max_norm)
-    if weights is not None and weights.dtype != shards[0].dtype:
-        if shards[0].dtype in _HALVES:
-            return _wide_lookup(shards, ids, weights, rows, partition_strategy, combiner, norm, sparse_gradient)
-        weights = weights.to(shards[0].dtype)
+    if weights is not None and not weights.is_floating_point():
+        weights = weights.to(torch.float32 if shards[0].dtype in _HALVES else shards[0].dtype)
     return ops.embedding_lookup_sparse(
         shards,
         ids,
@@ -111,8 +108,9 @@ def _combined(
         weights=weights,
         combiner=combiner,
         partition_strategy=partition_strategy,
-        max_norm=norm,
+        max_norm=None if max_norm is None else float(max_norm),
         sparse=sparse_gradient,
+        nan_weights=True,
     )
 
 
@@ -145,7 +143,11 @@ def safe_lookup_sparse(
             raise IndexError(f"default_id must be in [0, {total}) where rows are empty, got {default_id}")
         default_id = None
     if shards[0].dtype not in _FLOATS:
-        raise ValueError(f"embedding_weights must be floating, got {shards[0].dtype}")
+        if weights is not None:
+            raise ValueError(f"sparse_weights must be None for embedding_weights of integers, got {weights.dtype}")
+        ids, rows = _pruned(ids, row_ids, num_rows, default_id)
+        result = _integer_lookup(shards, ids, None, rows, partition_strategy, combiner, max_norm, "embedding_weights")
+        return result.reshape([*shape, *shards[0].shape[1:]])
     _prepare_sparse_gradients(shards, sparse_gradient)
     result = ops.safe_embedding_lookup_sparse(
         shards,
@@ -158,8 +160,9 @@ def safe_lookup_sparse(
         partition_strategy=partition_strategy,
         max_norm=None if max_norm is None else float(max_norm),
         sparse=sparse_gradient,
+        nan_weights=True,
     )
-    return result.reshape(*shape, *shards[0].shape[1:])
+    return result.reshape([*shape, *shards[0].shape[1:]])
 
 
 # ---- Arguments ------------------------------------------------------------------------------------------------------
@@ -182,6 +185,8 @@ def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> lis
             if given:
                 raise ValueError(f"{argument} must have the dtype of the weights, {dtype}, got {tensor.dtype}")
             tensor = tensor.to(dtype)
+        if tensor.dim() == 0:
+            raise ValueError(f"{argument} must have rank >= 1, got a scalar; a list is one of shards")
         shards.append(tensor)
     return shards
 
@@ -284,6 +289,18 @@ def _picked(shards: list[Tensor], ids: Tensor, partition_strategy: str) -> Tenso
     return picked.reshape(*ids.shape, *shards[0].shape[1:])
 
 
+def _pruned(ids: Tensor, row_ids: Tensor, num_rows: int, default_id: int | None) -> tuple[Tensor, dict[str, Any]]:
+    """The ids that a safe lookup does not leave out, ordered by row, with the default in rows without any."""
+    kept = ids >= 0
+    ids, row_ids = ids[kept], row_ids[kept]
+    if default_id is not None:
+        has_ids = torch.bincount(row_ids, minlength=num_rows) > 0
+        empty = (~has_ids).nonzero().squeeze(1)
+        ids, row_ids = torch.cat([ids, ids.new_full(empty.shape, default_id)]), torch.cat([row_ids, empty])
+    row_ids, order = torch.sort(row_ids, stable=True)
+    return ids[order], {"row_ids": row_ids, "num_rows": num_rows}
+
+
 def _integer_lookup(
     shards: list[Tensor],
     ids: Tensor,
@@ -292,42 +309,23 @@ def _integer_lookup(
     partition_strategy: str,
     combiner: str,
     max_norm: Any,
+    argument: str = "params",
 ) -> Tensor:
     """Integers: sums wrap, and a weighted mean is cut towards zero."""
     allowed = ("sum",) if weights is None else ("sum", "mean")
     if combiner not in allowed or max_norm is not None:
-        raise ValueError(f"params must be floating for combiner {combiner!r} with max_norm={max_norm}")
-    row_ids = rows.get("row_ids")
+        raise ValueError(f"{argument} must be floating for combiner {combiner!r} with max_norm={max_norm}")
+    row_ids, num_rows = rows.get("row_ids"), rows.get("num_rows")
     if row_ids is None:
-        offsets = rows["offsets"]
-        numbers = torch.arange(len(offsets) - 1, device=offsets.device)
-        row_ids = torch.repeat_interleave(numbers, offsets.diff(), output_size=ids.shape[0])
+        row_ids, num_rows = ops.offsets_to_row_ids(rows["offsets"], ids.shape[0]), len(rows["offsets"]) - 1
     picked = _picked(shards, ids, partition_strategy)
     entries = torch.arange(len(ids), device=ids.device)
     if weights is None:
-        return segment_reduce("sum", picked, entries, row_ids, None, False)
+        return segment_reduce("sum", picked, entries, row_ids, num_rows, False)
     weights = weights.to(picked.dtype).reshape(-1, *[1] * (picked.dim() - 1))
-    total = segment_reduce("sum", picked * weights, entries, row_ids, None, False)
+    total = segment_reduce("sum", picked * weights, entries, row_ids, num_rows, False)
     if combiner == "sum":
         return total
-    denominator = segment_reduce("sum", weights, entries, row_ids, None, False)
+    denominator = segment_reduce("sum", weights, entries, row_ids, num_rows, False)
     quotient = torch.div(total, denominator.masked_fill(denominator == 0, 1), rounding_mode="trunc")
     return quotient.masked_fill(denominator == 0, 0)
-
-
-def _wide_lookup(
-    shards: list[Tensor],
-    ids: Tensor,
-    weights: Tensor,
-    rows: dict[str, Any],
-    partition_strategy: str,
-    combiner: str,
-    max_norm: float | None,
-    sparse_gradient: bool,
-) -> Tensor:
-    """Half tables with weights of another dtype: as TensorFlow, all in float32, at the cost of a row per id."""
-    picked = ops.embedding_lookup(shards, ids, partition_strategy=partition_strategy, sparse=sparse_gradient).float()
-    entries = torch.arange(len(ids), device=ids.device)
-    weights = weights.to(torch.float32)
-    pooled = ops.embedding_lookup_sparse(picked, entries, **rows, weights=weights, combiner=combiner, max_norm=max_norm)
-    return pooled.to(shards[0].dtype)

@@ -302,6 +302,8 @@ class RaggedTensor:
         """
         The lengths of rows along ``axis``: a vector for 1, a RaggedTensor beyond, the number of rows for 0.
 
+        Of a uniform inner dimension they are all the same, one for each place of the dimensions before it.
+
         Raises:
             ValueError: for an axis that there is not.
         """
@@ -316,14 +318,25 @@ class RaggedTensor:
             return lengths
         if isinstance(self.values, RaggedTensor):
             return self.with_values(self.values.row_lengths(axis - 1))
-        return self.with_values(torch.full((_count(self.values),), self.values.shape[axis - 1]))
+        *places, length = self.values.shape[:axis]
+        return self.with_values(torch.full(places, length, device=self.row_splits.device))
 
     def bounding_shape(self, axis: Any = None, name: str | None = None, out_type: torch.dtype | None = None) -> Tensor:
-        """The shape of the smallest dense tensor that holds all rows, or its sizes along ``axis``."""
+        """
+        The shape of the smallest dense tensor that holds all rows, or its sizes along ``axis``: one, or a list of them.
+
+        Raises:
+            ValueError: for an axis that there is not.
+        """
         longest = int(self.row_splits.diff().max()) if self.row_splits.shape[0] > 1 else 0
         inner = self.values.bounding_shape().tolist() if isinstance(self.values, RaggedTensor) else self.values.shape
         shape = torch.tensor([self.row_splits.shape[0] - 1, longest, *inner[1:]], dtype=out_type or torch.int64)
-        return shape if axis is None else shape[axis]
+        if axis is None:
+            return shape
+        axes, rank = as_int64("axis", axis), len(shape)
+        if bool(((axes < -rank) | (axes >= rank)).any()):
+            raise ValueError(f"axis must be in [{-rank}, {rank}), got {axes.tolist()}")
+        return shape[axes]
 
     # ---- Other forms ----
 

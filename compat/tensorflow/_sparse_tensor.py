@@ -45,12 +45,14 @@ def as_scalar_like(argument: str, value: Any, values: Tensor | np.ndarray) -> An
         if strings.ndim != 0:
             raise ValueError(f"{argument} must be a scalar, got shape {list(strings.shape)}")
         return strings.item()
-    if isinstance(value, (Tensor, np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic)) and value.ndim == 0:
+        value = value.item()  # TensorFlow converts such numbers as it does Python's
+    if isinstance(value, (Tensor, np.ndarray)):
         tensor = as_tensor(argument, value, device=values.device)
         if tensor.dtype != values.dtype:
             raise ValueError(f"{argument} must have the dtype of the values, {values.dtype}, got {tensor.dtype}")
     else:
-        _check_kind(argument, value, values.dtype)
+        check_kind(argument, value, values.dtype)
         try:
             tensor = torch.tensor(value, dtype=values.dtype, device=values.device)
         except (OverflowError, RuntimeError, TypeError, ValueError) as error:
@@ -60,7 +62,7 @@ def as_scalar_like(argument: str, value: Any, values: Tensor | np.ndarray) -> An
     return tensor
 
 
-def _check_kind(argument: str, value: Any, dtype: torch.dtype) -> None:
+def check_kind(argument: str, value: Any, dtype: torch.dtype) -> None:
     """Numbers are converted to wider kinds only: integers to floats, floats to complex numbers; bools to nothing."""
     kinds: tuple[type, ...] = (int,)
     if dtype == torch.bool:

@@ -15,12 +15,20 @@ from ._sparse import reorder as reorder
 from ._sparse import reshape as reshape
 from ._sparse import retain as retain
 from ._sparse import to_dense as to_dense
+from ._sparse_parts import concat as concat
+from ._sparse_parts import expand_dims as expand_dims
+from ._sparse_parts import slice as slice
+from ._sparse_sums import bincount as bincount
+from ._sparse_sums import sparse_dense_matmul as sparse_dense_matmul
 from ._sparse_tensor import SparseTensor as SparseTensor
 
 __all__ = [
     "SparseTensor",
+    "bincount",
+    "concat",
     "cross",
     "cross_hashed",
+    "expand_dims",
     "fill_empty_rows",
     "from_dense",
     "reorder",
@@ -29,6 +37,8 @@ __all__ = [
     "segment_mean",
     "segment_sqrt_n",
     "segment_sum",
+    "slice",
+    "sparse_dense_matmul",
     "to_dense",
 ]
 

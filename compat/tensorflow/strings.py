@@ -137,7 +137,8 @@ def as_string(
         scientific: floats with an exponent.
         shortest: floats with an exponent or without, whichever is shorter.
         width: the least length of a text; -1: as it comes. Not for booleans.
-        fill: what a shorter text is padded with: a space or nothing, "0"; or "+", "-" and "#" with C's meaning.
+        fill: what a shorter text is padded with: a space or nothing, "0"; or "+", "-" and "#" with C's meaning, in
+            which " " and "+" stand before numbers that are not negative, and before no unsigned ones.
         name: ignored.
 
     Returns:
@@ -158,14 +159,16 @@ def as_string(
     if fill not in ("", " ", "0", "+", "-", "#"):
         raise ValueError(f"fill must be one of ' ', '0', '+', '-' and '#', got {fill!r}")
     result = np.empty(numbers.numel(), dtype=object)
-    if numbers.dtype == torch.bool:
-        result[:] = [b"true" if value else b"false" for value in numbers.reshape(-1).tolist()]
-        return result.reshape(numbers.shape)
     floating = numbers.is_floating_point()
     if (scientific or shortest or precision >= 0) and not floating:
         raise ValueError(f"precision, scientific and shortest must not be given for {numbers.dtype}")
     if scientific and shortest:
         raise ValueError("scientific and shortest must not be given together")
+    if numbers.dtype == torch.bool:
+        result[:] = [b"true" if value else b"false" for value in numbers.reshape(-1).tolist()]
+        return result.reshape(numbers.shape)
+    if not numbers.dtype.is_signed:
+        fill = fill.strip(" +")
     kind = "d" if not floating else "e" if scientific else "g" if shortest else "f"
     digits = f".{precision}" if precision >= 0 else ""
     rest = f"{width if width >= 0 else ''}{digits}{kind}"

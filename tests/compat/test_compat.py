@@ -121,6 +121,42 @@ def test_strings_from_pyarrow():
     assert tf.strings.to_hash_bucket_fast(array, 97).tolist() == tf.strings.to_hash_bucket_fast(words, 97).tolist()
 
 
+# ---- As TensorFlow 2.21 answers, by hand ----------------------------------------------------------------------------
+
+
+def test_lengths_of_uniform_inner_rows():
+    rows = tf.RaggedTensor.from_row_splits(np.zeros((3, 2, 3)), [0, 1, 3])
+    assert rows.row_lengths(2).to_list() == [[2], [2, 2]]
+    assert rows.row_lengths(3).to_list() == [[[3, 3]], [[3, 3], [3, 3]]]
+
+
+def test_safe_lookups_of_vectors_and_integers():
+    ids = tf.SparseTensor([[0], [3]], [1, 2], [5])
+    assert tf.nn.safe_embedding_lookup_sparse(torch.tensor([1.0, 2.0, 4.0]), ids, default_id=0).item() == 3.0
+    with pytest.raises(ValueError, match="embedding_weights must have rank >= 1, got a scalar; a list is"):
+        tf.nn.safe_embedding_lookup_sparse([1.0, 2.0, 4.0], ids, default_id=0)
+    ids = tf.SparseTensor([[2, 0], [0, 0], [0, 1]], [2, -1, 1], [4, 2])
+    table = torch.tensor([[3, -4], [7, 8], [0, 5]])
+    found = tf.nn.safe_embedding_lookup_sparse(table, ids, combiner="sum", default_id=0)
+    assert found.dtype == torch.int64 and found.tolist() == [[7, 8], [3, -4], [0, 5], [3, -4]]
+    with pytest.raises(ValueError, match="embedding_weights must be floating for combiner 'mean'"):
+        tf.nn.safe_embedding_lookup_sparse(table, ids)
+
+
+def test_parts_and_sums_of_sparse_tensors():
+    x = tf.SparseTensor([[1, 0], [0, 2], [1, 0]], [2.0, 3.0, 4.0], [2, 3])
+    both = tf.sparse.concat(-1, [x, x])
+    assert both.shape == (2, 6) and both.values.tolist() == [3, 3, 2, 4, 2, 4]
+    assert tf.sparse.slice(x, [1, 0], [1, 9]).values.tolist() == [2, 4]
+    assert tf.sparse.expand_dims(x).shape == (2, 3, 1)
+    assert tf.sparse.sparse_dense_matmul(x, torch.eye(3)).tolist() == [[0, 0, 3], [6, 0, 0]]
+    assert tf.sparse.sparse_dense_matmul(torch.eye(2), x).tolist() == [[0, 0, 3], [6, 0, 0]]
+    counts = tf.sparse.bincount([[1, 1, 3], [0, 7, 7]], axis=-1, maxlength=4)
+    assert counts.indices.tolist() == [[0, 1], [0, 3], [1, 0]] and counts.values.tolist() == [2, 1, 1]
+    crossed = tf.ragged.cross([[["a"], ["e"]], tf.RaggedTensor.from_row_lengths([5, 6, 7], [2, 1])])
+    assert crossed.to_list() == [[b"a_X_5", b"a_X_6"], [b"e_X_7"]]
+
+
 # ---- Gradients ------------------------------------------------------------------------------------------------------
 
 

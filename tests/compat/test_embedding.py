@@ -118,6 +118,7 @@ def test_safe_lookup_sparse(tensorflow: Any, problem: Problem) -> None:
 
 # ---- Odd ones, by hand ----------------------------------------------------------------------------------------------
 
+INTEGERS = np.array([[3, -4], [7, 8], [0, 5]], dtype=np.int32)
 TABLE = np.array([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0]], dtype=np.float32)
 
 
@@ -194,6 +195,28 @@ ODD = {
         TABLE, _sparse(tf, [[1, 0, 1], [0, 1, 0], [0, 1, 2]], [2, 0, 2], [2, 2, 3])
     ),
     "safe, rank 1": lambda tf: tf.nn.safe_embedding_lookup_sparse(TABLE, _sparse(tf, [[0], [3]], [2, 0], [5])),
+    "safe, rank 1 and a table of numbers": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        TABLE[:, 1].copy(), _sparse(tf, [[0], [3]], [0, 2], [5]), default_id=1
+    ),
+    "safe, rank 1, integers": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        INTEGERS, _sparse(tf, [[0], [3]], [0, 2], [5]), combiner="sum"
+    ),
+    "safe, integers": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        INTEGERS, _sparse(tf, [2, 0, 0, 1], [2, -1, 1, -3], [4, 2]), combiner="sum"
+    ),
+    "safe, integers, shards, default": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        [INTEGERS, INTEGERS + 100], _sparse(tf, [0, 0, 1], [5, 1, -3], [4, 2]), combiner="sum", default_id=3
+    ),
+    "safe, integers, mean": lambda tf: tf.nn.safe_embedding_lookup_sparse(INTEGERS, _sparse(tf, [0], [1], [4, 2])),
+    "safe, integers, max_norm": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        INTEGERS, _sparse(tf, [0], [1], [4, 2]), combiner="sum", max_norm=1.0
+    ),
+    "safe, integers, weights": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        INTEGERS, _sparse(tf, [0], [1], [4, 2]), _sparse(tf, [0], [1], [4, 2], "int32"), combiner="sum"
+    ),
+    "safe, integers, too large id": lambda tf: tf.nn.safe_embedding_lookup_sparse(
+        INTEGERS, _sparse(tf, [0], [3], [4, 2]), combiner="sum"
+    ),
     "safe, column beyond": lambda tf: tf.nn.safe_embedding_lookup_sparse(TABLE, _sparse(tf, [[0, 7]], [0], [2, 2])),
     "safe, it carries over": lambda tf: tf.nn.safe_embedding_lookup_sparse(
         TABLE, _sparse(tf, [[0, 0, 3]], [0], [2, 2, 2])
@@ -216,6 +239,24 @@ ODD = {
     "safe, NaN weight": lambda tf: tf.nn.safe_embedding_lookup_sparse(
         TABLE, _sparse(tf, [0, 0], [0, 2], [2, 2]), _sparse(tf, [0, 0], [np.nan, 2], [2, 2], "float32")
     ),
+}
+
+
+def _nan(api: Any, **arguments: Any) -> Any:
+    """Row 0 has a NaN among its weights, row 2 none."""
+    table = arguments.pop("table", TABLE)
+    ids, weights = (
+        _sparse(api, [0, 0, 2], [2, 0, 0], [3, 2]),
+        _sparse(api, [0, 0, 2], [np.nan, 2, 3], [3, 2], "float32"),
+    )
+    return arguments.pop("call", api.nn.embedding_lookup_sparse)(table, ids, weights, **arguments)
+
+
+ODD |= {f"NaN weight, {combiner}": lambda tf, c=combiner: _nan(tf, combiner=c) for combiner in ("sum", "mean", "sqrtn")}
+ODD |= {
+    "NaN weight, clipped shards": lambda tf: _nan(tf, table=[TABLE[:2], TABLE], max_norm=2.0),
+    "NaN weight, half table": lambda tf: _nan(tf, table=TABLE.astype(np.float16), combiner="sqrtn"),
+    "NaN weight, safe sum": lambda tf: _nan(tf, call=tf.nn.safe_embedding_lookup_sparse, combiner="sum"),
 }
 
 

@@ -276,3 +276,92 @@ def test_tf_idf_of_data_that_has_nothing_but_the_token_for_others() -> None:
     layer = ours.StringLookup(output_mode="tf_idf")
     layer.adapt(["[UNK]", "[UNK]"])
     assert layer.get_vocabulary() == ["[UNK]"] and torch.isnan(layer.idf_weights).all()
+
+
+# ---- Precision, negative ids, other libraries' arrays ---------------------------------------------------------------
+
+
+class Foreign:
+    """An array of a library that knows of no dtype and no copy."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.array(array)
+
+    def __array__(self) -> np.ndarray:
+        return self.array
+
+
+NUMBERS = (
+    np.array([0.1, 0.10001, 1.00001, 0.99999, 2049.0], np.float32),
+    np.array([0.1, 0.1000000001, 1.00000000001, 0.99999999999]),
+    np.array([0.1, 1.0, 2048.0], np.float16),
+)
+
+
+def test_bins_are_found_in_float32() -> None:
+    """float16 has neither 0.99999 nor 2049; as Keras 3.15 answers."""
+    for dtype in ("float16", "bfloat16", "float64"):
+        layer = ours.Discretization([0.1, 1.0, 2048.5], dtype=dtype)
+        assert layer(NUMBERS[0]).tolist() == [1, 1, 2, 1, 3]
+        assert layer(NUMBERS[1]).tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_bins_of_every_dtype_are_keras(tensorflow: Any, dtype: str) -> None:
+    import keras
+
+    for mode in ("int", "one_hot"):
+        arguments: dict[str, Any] = {"bin_boundaries": [0.1, 1.0, 2048.5], "dtype": dtype, "output_mode": mode}
+        for numbers in NUMBERS:
+            wanted = keras.layers.Discretization(**arguments)(numbers)
+            made = ours.Discretization(**arguments)(numbers)
+            assert str(made.dtype).removeprefix("torch.") == wanted.dtype.name
+            assert made.tolist() == wanted.numpy().astype(np.float64).tolist()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("mode", ["multi_hot", "count", "one_hot"])
+@pytest.mark.parametrize("shape", [[2, 2], [4]], ids=str)
+def test_negative_ids_of_sparse_inputs(tensorflow: Any, shape: list[int], mode: str, sparse: bool) -> None:
+    """Padding is left out where Keras leaves it out, and refused where it refuses."""
+    import keras
+
+    places = [[0, 0], [0, 1], [1, 0], [1, 1]] if len(shape) == 2 else [[0], [1], [2], [3]]
+    arguments: dict[str, Any] = {"num_tokens": 4, "output_mode": mode, "sparse": sparse}
+    given = tensorflow.SparseTensor(places, np.array([1, -1, 3, -2]), shape)
+    layer, own = ours.CategoryEncoding(**arguments), SparseTensor(places, np.array([1, -1, 3, -2]), shape)
+    try:
+        wanted = keras.layers.CategoryEncoding(**arguments)(given)
+    except (ValueError, tensorflow.errors.InvalidArgumentError):
+        with pytest.raises(ValueError, match="inputs must not be"):
+            layer(own)
+        return
+    assert layer(own).tolist() == wanted.numpy().tolist()
+
+
+def test_padding_of_sparse_inputs_does_not_count() -> None:
+    inputs = SparseTensor([[0, 0], [0, 1], [1, 0]], [1, -1, 3], [2, 2])
+    assert ours.CategoryEncoding(4, "count")(inputs).tolist() == [[0, 1, 0, 0], [0, 0, 0, 1]]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of numpy, called by Keras
+@pytest.mark.filterwarnings("ignore:Exception encountered when calling:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("layer", "arguments", "inputs"),
+    [
+        ("Discretization", {"bin_boundaries": [0.0, 1.0]}, [0.5, 3.0]),
+        ("CategoryEncoding", {"num_tokens": 4}, [[1, 2]]),
+        ("Hashing", {"num_bins": 7}, [1, 2]),
+        ("IntegerLookup", {"vocabulary": [1, 2]}, [1, 5]),
+        ("StringLookup", {"vocabulary": ["a"]}, ["a", "b"]),
+    ],
+)
+def test_arrays_of_other_libraries(tensorflow: Any, layer: str, arguments: dict[str, Any], inputs: Any) -> None:
+    import keras
+
+    wanted = getattr(keras.layers, layer)(**arguments)(Foreign(inputs))
+    made = getattr(ours, layer)(**arguments)(Foreign(inputs))
+    assert made.tolist() == wanted.numpy().tolist()

@@ -341,7 +341,7 @@ def test_gradients_that_do_not_fit_change_nothing(kind):
     ids = torch.tensor([0, 1])
     for error, match, gradient in [
         (ValueError, r"gradient 1 must have the shape \[4, 2\], got \[4, 3\]", torch.ones(4, 3)),
-        (ValueError, "gradient 1 must have the dtype and device of its parameter", torch.ones(4, 2).double()),
+        (ValueError, "gradient 1 must have the dtype and device of its parameter", torch.ones(4, 2).long()),
         (ValueError, "gradient 1 must be a tensor or IndexedSlices, got str", "1"),
         (ValueError, "gradient 1 must be strided, sparse COO or IndexedSlices", torch.ones(4, 2).to_sparse_csr()),
         (ValueError, "gradient 1 must have one sparse dimension", torch.ones(4, 2).to_sparse()),

@@ -11,6 +11,7 @@ from torchsparse_rec.compat._parity import optimizers as family
 from torchsparse_rec.compat._parity.compare import compare
 from torchsparse_rec.compat._parity.convert import to_tensorflow
 from torchsparse_rec.compat._parity.evaluate import run_ours, run_tensorflow
+from torchsparse_rec.compat.tensorflow import optimizers
 from torchsparse_rec.compat.tensorflow.optimizers import export_slots, import_slots
 
 pytestmark = pytest.mark.tensorflow
@@ -272,3 +273,23 @@ def test_a_schedule_of_keras(tensorflow):
     import_slots(again, theirs)
     assert again.iterations == 4
     assert torch.allclose(again.state[mine]["momentum"], ours.state[parameter]["momentum"])
+
+
+@pytest.mark.parametrize("kind", ["dense", "slices"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "Ftrl"])
+def test_gradients_of_another_dtype(name, kind, tensorflow):
+    import keras
+
+    table, gradient = np.array([[1.0], [2.0], [3.0]], np.float32), np.array([[0.1], [0.3], [0.7]], np.float16)
+    variable, parameter = keras.Variable(table), torch.nn.Parameter(torch.from_numpy(table.copy()))
+    theirs = getattr(keras.optimizers, name)(0.1, clipvalue=0.5)
+    own = getattr(optimizers.keras, name)([parameter], 0.1, clipvalue=0.5)
+    given = tensorflow.constant(gradient), torch.from_numpy(gradient)
+    if kind == "slices":
+        given = tensorflow.IndexedSlices(given[0], [2, 0, 2], [3, 1]), compat.IndexedSlices(given[1], [2, 0, 2], [3, 1])
+    theirs.apply_gradients([(given[0], variable)])
+    own.apply_gradients([(given[1], parameter)])
+    assert parameter.dtype == torch.float32
+    np.testing.assert_allclose(parameter.detach().numpy(), variable.numpy(), rtol=1e-6)
+    with pytest.raises(ValueError, match="must have the dtype and device of its parameter"):
+        optimizers.v1.GradientDescentOptimizer([parameter], 0.1).apply_gradients([(given[1], parameter)])

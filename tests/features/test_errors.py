@@ -130,7 +130,6 @@ SEQUENCE = features.sequence_categorical_column_with_identity("x", 10)
             lambda: features.indicator_column(5),
             "indicator_column: categorical_column must be a categorical column, got 5",
         ),
-        (lambda: features.indicator_column(SEQUENCE), "categorical_column must not be a sequence"),
         (lambda: features.SequenceCategoricalColumn(WEIGHTED), "must be a plain one"),
         (
             lambda: features.embedding_column(IDENTITY, 0),
@@ -312,7 +311,6 @@ def test_pyarrow_columns_are_refused():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([features.embedding_column(IDENTITY, 2, max_norm=1.0)], "column 'x_embedding': max_norm must be None"),
         (
             features.shared_embeddings([IDENTITY], 2, shared_embedding_collection_name="t")
             + features.shared_embeddings(

@@ -355,3 +355,41 @@ def test_compiles_to_one_graph():
         batch = {f"{kind}{k}": torch.arange(2 * size).reshape(size, 2) for kind in "ch" for k in range(3)}
         batch["n"] = torch.randn(size)
         assert_same(compiled(batch), transform(batch))
+
+
+def test_dense_features_are_sorted_by_name_together():
+    """Whatever collection they come from, and whatever names the results have there."""
+    user = features.categorical_column_with_identity("user", 5)
+    word = features.weighted_categorical_column(features.categorical_column_with_identity("word", 5), "w")
+    transform = FeatureTransform(
+        [
+            features.numeric_column("z"),
+            features.numeric_column("a"),
+            features.embedding_column(user, 1, initializer=features.Constant(1.0)),
+            *features.shared_embeddings(
+                [user, features.categorical_column_with_identity("m", 5)], 2, "sum", features.Constant(2.0)
+            ),
+            features.embedding_column(word, 1, "sum", features.Constant(3.0)),
+            features.embedding_column(features.sequence_categorical_column_with_identity("q", 5), 2),
+        ]
+    )
+    pooled = EmbeddingBagCollection(transform.embedding_bag_configs())
+    weighted = EmbeddingBagCollection(transform.weighted_embedding_bag_configs(), is_weighted=True)
+    batch = {"z": [0.5], "a": [0.25], "user": [3], "m": [[1, 1]], "word": [[1]], "w": [[2.0]], "q": [[1]]}
+    made = transform(batch)
+    given = made, pooled(made.sparse), weighted(made.weighted)
+    # a, m_shared_embedding, user_embedding, user_shared_embedding, word_weighted_by_w_embedding, z
+    assert transform.dense_features(*given).tolist() == [[0.25, 4, 4, 1, 2, 2, 6, 0.5]]
+    with pytest.raises(ValueError, match="dense_features: weighted must hold the result of column 'word_weighted_by_w"):
+        transform.dense_features(*given[:2])
+    with pytest.raises(ValueError, match="dense_features: there must be a column that is no sequence"):
+        steps = FeatureTransform([features.sequence_numeric_column("q")])
+        steps.dense_features(steps({"q": [[1]]}))
+
+
+def test_sequences_are_compiled():
+    column = features.sequence_categorical_column_with_identity("x", 9)
+    transform = FeatureTransform([column, features.indicator_column(column)], drop_missing=False)
+    compiled = torch.compile(transform, fullgraph=True, backend="eager")
+    batch = {"x": torch.tensor([[3, 1], [8, 0]])}
+    assert_same(compiled(batch), transform(batch))

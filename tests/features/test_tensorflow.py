@@ -34,7 +34,7 @@ def columns() -> tuple[list[features.Column], list[features.Column]]:
     deep = [
         age,
         years,
-        features.embedding_column(user, 3),
+        features.embedding_column(user, 3, max_norm=0.8),
         features.embedding_column(tags, 2, "sqrtn"),
         features.indicator_column(tags),
         features.indicator_column(city),
@@ -70,9 +70,7 @@ def test_the_input_layer_of_tensorflow(tensorflow):
             bags.embedding_bags[config.name].weight.copy_(torch.from_numpy(variables[name]))
         made = transform(BATCH)
         pooled = bags(made.sparse)
-    parts = {name: made.dense[:, where] for name, where in transform.dense_slices().items()}
-    parts |= {"user_embedding": pooled["user"], "tags_embedding": pooled["tags"]}
-    ours = torch.cat([parts[name] for name in sorted(parts)], 1)
+        ours = transform.dense_features(made, pooled)
     assert torch.allclose(ours, torch.from_numpy(expected), rtol=1e-6, atol=1e-6)
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedCollate, KeyedJaggedTensor, ops
+from torchsparse_rec.compat.tensorflow import RaggedTensor, SparseTensor
 from torchsparse_rec.jagged._inputs import as_keyed_jagged_tensor
+from torchsparse_rec.nn import lookup_sparse
 
 Row = list[int]
 
@@ -26,6 +28,30 @@ def rows(x: JaggedTensor) -> list[Row]:
 
 def features(x: KeyedJaggedTensor) -> dict[str, list[Row]]:
     return {key: rows(x[key]) for key in x.keys()}
+
+
+# ---- Tensors of compat.tensorflow ----------------------------------------------------------------------------------
+
+
+def test_tensors_of_compat_are_rows() -> None:
+    ragged = RaggedTensor.from_row_lengths([3, 1, 4], [2, 0, 1])
+    for tensor in (ragged, ragged.to_sparse(), SparseTensor([[0, 1], [0, 5], [2, 0]], [3, 1, 4], [3, 9])):
+        assert features(as_keyed_jagged_tensor({"f": tensor})) == {"f": [[3, 1], [], [4]]}
+    with pytest.raises(ValueError, match=r"'f'.*must be \[N, 2\], \[N\] and of two sizes"):
+        as_keyed_jagged_tensor({"f": SparseTensor([[0, 1, 0]], [3], [3, 9, 1])})
+    with pytest.raises(TypeError, match="'f'.*must be a JaggedTensor"):
+        as_keyed_jagged_tensor({"f": SparseTensor([[0, 1]], ["a"], [3, 9])})
+
+
+def test_lookups_of_sparse_tensors() -> None:
+    """SparseOperationKit's own call."""
+    table = torch.nn.Parameter(torch.arange(10.0).reshape(5, 2))
+    ids = SparseTensor([[0, 0], [0, 3], [2, 1]], [3, 1, 4], [3, 4])
+    weights = SparseTensor(ids.indices, [0.5, 2.0, 1.0], ids.dense_shape)
+    (plain,) = lookup_sparse([table], [ids], ["sum"])
+    assert plain.tolist() == [[8, 10], [0, 0], [8, 9]]
+    assert lookup_sparse(table, ids, "sum", weights).tolist() == [[7, 9.5], [0, 0], [8, 9]]
+    assert lookup_sparse(table, ids, "mean", weights.values).tolist()[2] == [8, 9]
 
 
 # ---- Inputs ---------------------------------------------------------------------------------------------------------

@@ -297,3 +297,60 @@ def test_same_bits_for_every_number_of_threads(max_norm: float | None, kernels: 
     for other in results[1:]:
         for mine, first in zip(other, results[0], strict=True):
             assert_same_bits(mine, first)
+
+
+# ---- Weights of other dtypes, and NaN among them --------------------------------------------------------------------
+
+WEIGHTS = torch.tensor([0.3, 2.0, 1e-3, 0.5])
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_weights_of_another_dtype(dtype: torch.dtype, combiner: str, safe: bool) -> None:
+    """Half tables are computed in float32, so that their weights lose nothing; others cast the weights."""
+    call: Callable[..., Tensor] = ops.safe_embedding_lookup_sparse if safe else ops.embedding_lookup_sparse
+    for other in (torch.float32, torch.float64, torch.float16):
+        table, weights = TABLE.clone().to(dtype).requires_grad_(), WEIGHTS.clone().to(other).requires_grad_()
+        arguments: dict = {"num_rows": 4, "combiner": combiner, "max_norm": 5.0}
+        made = call(table, IDS, ROWS, weights=weights, **arguments)
+        half = dtype in (torch.float16, torch.bfloat16) and other != dtype
+        wide = table.detach().float() if half else table.detach()
+        plain = call(wide, IDS, ROWS, weights=weights.detach().to(wide.dtype), **arguments)
+        assert made.dtype == dtype and torch.equal(made, plain.to(dtype))
+        made.sum().backward()
+        assert table.grad is not None and weights.grad is not None and weights.grad.dtype == other
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_half_tables_keep_sparse_gradients_with_other_weights(shards: int) -> None:
+    parts = [part.half().requires_grad_() for part in split(TABLE, shards, "mod")]
+    ids = torch.tensor([0, -1, 2, 2])
+    made = ops.safe_embedding_lookup_sparse(parts, ids, ROWS, num_rows=3, weights=WEIGHTS, combiner="sum", sparse=True)
+    gradients = torch.autograd.grad(made.sum(), parts)
+    rows = [gradient.indices().flatten().tolist() for gradient in gradients]
+    assert rows == ([[0, 2]] if shards == 1 else [[0, 1], []])
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_nan_weights_by_a_switch(combiner: str) -> None:
+    weights = torch.tensor([torch.nan, 2.0, 3.0, 0.0], requires_grad=True)
+    table = TABLE.clone().requires_grad_()
+    with pytest.raises(ValueError, match="nan"):
+        ops.embedding_lookup_sparse(TABLE, IDS, ROWS, num_rows=4, weights=weights, combiner=combiner)
+    made = ops.embedding_lookup_sparse(
+        table, IDS, ROWS, num_rows=4, weights=weights, combiner=combiner, nan_weights=True
+    )
+    assert made[0].isnan().all()
+    plain = ops.embedding_lookup_sparse(TABLE, IDS[2:], ROWS[2:], num_rows=4, weights=weights[2:], combiner=combiner)
+    torch.testing.assert_close(made[1:], plain[1:])
+    made[2].sum().backward()
+    assert table.grad is not None and table.grad[3].tolist() == [0.0, 0.0]
+
+
+def test_safe_lookups_leave_nan_weights_out_unless_they_add_up() -> None:
+    weights = torch.tensor([torch.nan, 2.0, 3.0, 0.0])
+    arguments = {"num_rows": 4, "weights": weights, "nan_weights": True}
+    assert not ops.safe_embedding_lookup_sparse(TABLE, IDS, ROWS, **arguments).isnan().any()
+    summed = ops.safe_embedding_lookup_sparse(TABLE, IDS, ROWS, combiner="sum", **arguments)
+    assert summed[0].isnan().all() and not summed[1:].isnan().any()

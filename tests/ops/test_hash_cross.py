@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference.hash import fingerprint_cat
+from torchsparse_rec.ops.hash import DEFAULT_HASH_KEY
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -200,3 +201,17 @@ def test_crosses_as_in_tensorflow(tensorflow: Any, columns: list[Any], buckets: 
     assert values.tolist() == wanted.values.numpy().tolist()
     rows = wanted.indices.numpy()[:, 0]
     assert offsets.diff().tolist() == np.bincount(rows, minlength=len(columns[0])).tolist()
+
+
+def test_a_cross_is_made_of_joined_fingerprints() -> None:
+    """And the joined fingerprint is the reference's, of numbers with every bit set or none."""
+    words, numbers = ops.fingerprint64(["a", "b", "é"]), torch.tensor([-1, 0, -(2**63)])
+    key = torch.tensor(DEFAULT_HASH_KEY)
+    joined = ops.fingerprint_cat64(ops.fingerprint_cat64(key, words), numbers)
+    wanted = [fingerprint_cat(x % 2**64, y % 2**64) for x, y in zip(words.tolist(), numbers.tolist(), strict=True)]
+    assert [x % 2**64 for x in ops.fingerprint_cat64(words, numbers).tolist()] == wanted
+    crossed, _ = ops.cross_hashed([["a", "b", "é"], numbers], 1000)
+    assert [x % 2**64 % 1000 for x in joined.tolist()] == crossed.tolist()
+    assert ops.fingerprint_cat64(words[:, None], numbers).shape == (3, 3)
+    with pytest.raises(ValueError, match="fingerprint_cat64: y must be an int64 tensor, got torch.int32"):
+        ops.fingerprint_cat64(words, numbers.int())

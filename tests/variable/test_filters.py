@@ -56,13 +56,13 @@ def _deeprec(frequency: int, batches: list[list[int]], default: float, initial: 
     return served
 
 
-@pytest.mark.parametrize("way", ["sparse", "dense", "fused", "fused in backward", "pooled", "collection", "other"])
+@pytest.mark.parametrize("way", ["sparse", "dense", "fused", "pooled", "collection", "other"])
 @pytest.mark.parametrize("frequency", [1, 2, 3])
 def test_filters_serve_what_deeprecs_serve(frequency: int, way: str) -> None:
     option = EmbeddingVariableOption(
         filter_option=CounterFilter(frequency), init_option=InitializerOption(default_value_no_permission=0.25)
     )
-    mode = way.split()[0] if way.split()[0] in ("sparse", "dense", "fused") else "sparse"
+    mode = way if way in ("sparse", "dense", "fused") else "sparse"
     look_up: Any
     if way == "collection":
         configs = [
@@ -74,14 +74,14 @@ def test_filters_serve_what_deeprecs_serve(frequency: int, way: str) -> None:
         look_up = lambda ids: bags({k: (ids, torch.arange(len(ids) + 1)) for k in "fg"}).values()[:, :1]  # noqa: E731
         parameters = list(bags.parameters())
     else:
-        options: Any = {"apply": "backward"} if way == "fused in backward" else {}
-        table = EmbeddingVariable(1, initializer=1.0, ev_option=option, capacity=2, grad_mode=mode, **options)
+        table = EmbeddingVariable(1, initializer=1.0, ev_option=option, capacity=2, grad_mode=mode)
         look_up = table
         if way == "pooled":
             look_up = lambda ids: lookup_sparse(table, (ids, torch.arange(len(ids) + 1)), "sum")  # noqa: E731
         parameters = list(table.parameters())
-    kind: Any = torch.optim.SGD if way == "other" else optim.SGD
-    optimizer = kind(parameters, lr=0.5)
+    optimizer: Any = torch.optim.SGD(parameters, lr=0.5)
+    if way != "other":
+        optimizer = optim.SGD(parameters, lr=0.5, in_backward=True)
     batches = [[1, 2, 1], [2, 3], [1, 2, 3, 3, 4], [4, 1], [5, 5, 5, 4, 2], [5, 1, 2, 3, 4]]
     served = []
     for ids in batches:

@@ -139,10 +139,6 @@ class IndicatorColumn(DenseColumn):
 
     def __post_init__(self) -> None:
         check_categorical("indicator_column", self.categorical_column)
-        if isinstance(self.categorical_column, SequenceCategoricalColumn):
-            raise ValueError(
-                f"indicator_column: categorical_column must not be a sequence, got {self.categorical_column!r}"
-            )
 
     @property
     def name(self) -> str:
@@ -218,7 +214,8 @@ def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
     How often each id occurs in an example, or the sum of its weights: ``num_buckets`` dense numbers.
 
     Args:
-        categorical_column: of the ids; those that are negative or too large do not count.
+        categorical_column: of the ids; those that are negative or too large do not count. Of a sequence each step has
+            its numbers: they go to ``Features.sequence_dense``.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.

@@ -101,8 +101,7 @@ def embedding_column(
         initializer: what fills the table: :class:`TruncatedNormal`, :class:`RandomNormal`, :class:`RandomUniform`,
             :class:`Constant`, or any function of a tensor, which cannot be written as a configuration. Default:
             ``TruncatedNormal(stddev=1 / sqrt(dimension))``.
-        max_norm: the largest norm with which a row counts. Collections of tables have none: such a column is refused
-            by ``embedding_bag_configs``, and is for :func:`torchsparse_rec.ops.safe_embedding_lookup_sparse`.
+        max_norm: the largest norm with which a row counts, see :class:`EmbeddingBagConfig`.
         trainable: whether the table learns; see :meth:`FeatureTransform.freeze`.
 
     Raises:

@@ -19,7 +19,7 @@ from ._categorical import (
 )
 from ._composed import CrossedColumn, IndicatorColumn, SequenceCategoricalColumn, WeightedCategoricalColumn
 from ._functions import is_own
-from ._ids import Ids, has_negative
+from ._ids import Ids, has_negative, in_places
 from ._inputs import Batch
 from ._numeric import BucketizedColumn, NumericColumn, SequenceNumericColumn
 from ._raw import Raw, Strings
@@ -59,7 +59,17 @@ class Evaluation:
             self.present(raw),
             prune=prunes(column) and (self.drops_missing or isinstance(column, VocabularyColumn)),
             borrowed=isinstance(column, IdentityCategoricalColumn),
+            places=raw.places,
         )
+
+    def steps(self, column: CategoricalColumn) -> Ids:
+        """The ids of a sequence, each in its place: ``num_buckets`` where a step has none, as for negative ids."""
+        ids, nothing = self.ids(column), column.num_buckets
+        # An id that is too large stays so.
+        values = ids.values + (ids.values == nothing)
+        if ids.prune and has_negative(values):
+            values = torch.where(values < 0, nothing, values)
+        return in_places(replace(ids, values=values, prune=False, borrowed=False), nothing, column.name)
 
     def raw_for(self, column: Any) -> Raw:
         """The raw feature of a column that reads one, of the right kind."""
@@ -175,11 +185,19 @@ class Evaluation:
         """``[B, elements]``: the bucket of each number, int64."""
         return torch.bucketize(self.numbers(column.source_column), self._lookups[column].boundaries, right=True)  # type: ignore[arg-type]
 
-    def sequence_of_numbers(self, column: SequenceNumericColumn) -> JaggedTensor:
-        """Steps of numbers."""
+    def dense_steps(self, column: SequenceNumericColumn | IndicatorColumn) -> JaggedTensor:
+        """Steps of numbers, or of counts."""
+        if isinstance(column, IndicatorColumn):
+            values, offsets, _ = self.steps(column.categorical_column).compact()
+            each = torch.arange(column.width, device=values.device)
+            return JaggedTensor((values.unsqueeze(1) == each).to(torch.float32), offsets=offsets)
         raw = self._number_raw(column)
         assert isinstance(raw.values, Tensor)
-        values, offsets, _ = Ids(raw.values, raw.batch, [(raw.width, raw.offsets)], raw.valid).compact()
+        given = raw.values
+        if not given.is_floating_point() and (raw.valid is not None or raw.places is not None):
+            given = given.to(torch.float32)  # which has room for the default
+        steps = Ids(given, raw.batch, [(raw.width, raw.offsets)], raw.valid, places=raw.places)
+        values, offsets, _ = in_places(steps, column.default_value, column.name, column.width).compact()
         lengths = offsets.diff()
         if column.width > 1:
             wrong = lengths % column.width != 0
@@ -271,7 +289,9 @@ def _normalized(x: Tensor, column: Any) -> Tensor:
 def _check_width(raw: Raw, column: NumericColumn) -> None:
     """Whether every example has as many numbers as the column; none has a number too many where there are none."""
     given = f"{raw.width}"
-    if raw.offsets is not None:
+    if raw.places is not None:
+        given = "a sparse tensor with holes"
+    elif raw.offsets is not None:
         lengths = raw.offsets.diff()
         if raw.count() == raw.batch * column.width and bool((lengths == column.width).all()):
             return

@@ -43,16 +43,17 @@ def _kind(column: Any) -> tuple | None:
 
 
 def evaluate_groups(
-    evaluation: Evaluation, groups: Sequence[Group], assembler: Assembler, weighted: bool = False
+    evaluation: Evaluation, groups: Sequence[Group], assembler: Assembler, kind: str
 ) -> KeyedJaggedTensor:
     """The ids of all features."""
     pieces: list[Ids] = []
     dropped: list[Tensor | None] = []
     for group in groups:
         merged = _merged(evaluation, group) if len(group.features) > 1 else None
-        made = [evaluation.ids(feature.column) for feature in group.features] if merged is None else [merged]
+        ids_of = evaluation.steps if kind == "sequence" else evaluation.ids
+        made = [ids_of(feature.column) for feature in group.features] if merged is None else [merged]
         for k, ids in enumerate(made):
-            if weighted and ids.weights is None:
+            if kind == "weighted" and ids.weights is None:
                 ids = replace(ids, weights=torch.ones_like(ids.values, dtype=torch.float32))
             pieces.append(ids)
             weights = ids.weights if group.features[k].drops_weights else None

@@ -29,6 +29,8 @@ class Ids:
     prune: bool = False
     #: Whether the values may lie in the batch's own memory.
     borrowed: bool = False
+    #: The step of each id, where they do not follow one another.
+    places: Tensor | None = None
 
     def lengths(self) -> Tensor:
         """Of all rows, ids that are not kept counted."""
@@ -55,6 +57,46 @@ class Ids:
             rows = torch.arange(self.batch, device=self.values.device)
             return rows if width == 1 else rows.repeat_interleave(width or 0, output_size=count)
         return torch.repeat_interleave(offsets.diff(), output_size=count)
+
+
+def in_places(ids: Ids, filler: float | int, name: str, step: int = 1) -> Ids:
+    """
+    Sequences with every value in its place, and ``filler`` where there is none.
+
+    A row ends with the last value that is there, and with the whole of its step, where one has several values.
+
+    Raises:
+        ValueError: for two values in one place, naming the column.
+    """
+    if ids.keep is None and ids.places is None:
+        return ids
+    rows, places, values, lengths = ids.row_ids(), ids.places, ids.values, ids.lengths()
+    if places is None:
+        places = torch.arange(len(rows), device=rows.device) - lengths_to_offsets(lengths)[rows]
+    if ids.keep is not None:
+        rows, places, values = rows[ids.keep], places[ids.keep], values[ids.keep]
+    ends = places.new_zeros(ids.batch).scatter_reduce_(0, rows, places + 1, "amax")
+    if step > 1:
+        whole = (ends + step - 1) // step * step
+        ends = whole if ids.places is not None else torch.minimum(whole, lengths)
+    offsets = lengths_to_offsets(ends)
+    targets = offsets[rows] + places
+    if ids.places is not None:
+        _check_places(targets, rows, places, name)
+    return Ids(
+        values.new_full((int(offsets[-1]),), filler).index_copy_(0, targets, values), ids.batch, [(None, offsets)]
+    )
+
+
+def _check_places(targets: Tensor, rows: Tensor, places: Tensor, name: str) -> None:
+    counts = torch.bincount(targets)
+    twice = (counts > 1).nonzero()
+    if len(twice):
+        first = int((targets == twice[0]).nonzero()[0])
+        raise ValueError(
+            f"column {name!r}: a step of a sequence must have at most one value, got {int(counts[twice[0]])} in step "
+            f"{int(places[first])} of example {int(rows[first])}"
+        )
 
 
 def _kept(

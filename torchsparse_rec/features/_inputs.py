@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..jagged import JaggedTensor
-from ..ops.jagged import nested_to_jagged
+from ..ops.jagged import nested_to_jagged, row_ids_to_offsets
 from ._arrow import is_arrow, raw_of_arrow
 from ._raw import Raw, Strings
 
 _FORMS = (
     "a tensor, a numpy array or a list of [B] or [B, k], a list of lists, a JaggedTensor, a torch.nested jagged "
-    "tensor, (values, offsets), or a pyarrow array"
+    "tensor, (values, offsets), a SparseTensor, a RaggedTensor, or a pyarrow array"
 )
 
 
@@ -87,6 +87,10 @@ def read_raw(x: Any, name: str) -> Raw:
         return _of_offsets(x[0], x[1], name)
     if isinstance(x, (list, tuple)):
         return _of_list(x, name)
+    if all(hasattr(x, part) for part in ("indices", "values", "dense_shape")):
+        return _of_sparse(x, name)
+    if hasattr(x, "row_splits") and hasattr(x, "values"):
+        return _of_offsets(x.values, x.row_splits, name)
     raise ValueError(f"column {name!r}: must be {_FORMS}, got {type(x).__name__}")
 
 
@@ -136,6 +140,33 @@ def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
         raise ValueError(f"column {name!r}: offsets must rise from 0 to the number of values, {flat.count()}")
     flat.offsets, flat.width, flat.batch = bounds.to(torch.int64), None, bounds.shape[0] - 1
     return flat
+
+
+def _of_sparse(x: Any, name: str) -> Raw:
+    """``compat.tensorflow.SparseTensor``: rows, and where they have holes the place of each value."""
+    indices, shape = x.indices, x.dense_shape.tolist()
+    if len(shape) == 3 and 1 in shape[1:]:
+        indices = indices[:, [0, 2 if shape[1] == 1 else 1]]
+    elif len(shape) != 2:
+        raise ValueError(
+            f"column {name!r}: a SparseTensor must have the shape [B, k], [B, 1, k] or [B, k, 1], got {shape}: look "
+            "ids of higher rank up by compat.tensorflow.nn.safe_embedding_lookup_sparse"
+        )
+    rows, places = indices.unbind(1)
+    wrong = ((rows < 0) | (rows >= shape[0]) | (places < 0)).nonzero()
+    if len(wrong):
+        place = int(wrong[0])
+        raise ValueError(
+            f"column {name!r}: indices must be in rows [0, {shape[0]}) and not negative, got "
+            f"{x.indices[place].tolist()} at position {place}"
+        )
+    if bool((rows.diff() < 0).any()):
+        raise ValueError(f"column {name!r}: indices must be sorted by row, got rows {repr(rows.tolist()):.200}")
+    found = _of_offsets(x.values, row_ids_to_offsets(rows, shape[0]), name)
+    assert found.offsets is not None
+    following = torch.arange(len(rows), device=rows.device) - found.offsets[rows]
+    found.places = None if torch.equal(places, following) else places
+    return found
 
 
 def _of_numpy(x: np.ndarray, name: str) -> Raw:

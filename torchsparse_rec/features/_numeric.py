@@ -231,7 +231,8 @@ def sequence_numeric_column(
     Args:
         key: the feature: rows of any length.
         shape: of one step. Default ``(1,)``; of ``(2,)``, a row of 6 numbers has 3 steps.
-        default_value: the padding, for :meth:`JaggedTensor.to_padded_dense`.
+        default_value: what a number is that is missing before others; and the padding, for
+            :meth:`JaggedTensor.to_padded_dense`.
         dtype: as for :func:`numeric_column`.
         normalizer_fn: as for :func:`numeric_column`, but a ``Standardize`` must have its numbers.
 

@@ -41,6 +41,8 @@ class Raw:
     valid: Tensor | None = None
     #: What the memory of the values belongs to.
     owner: Any = None
+    #: Of sparse tensors whose rows have holes: the step of each value. None: values follow one another.
+    places: Tensor | None = None
     #: What an example has: the sizes of all dimensions but the first. None: no array with dimensions was given.
     shape: tuple[int, ...] | None = None
 
@@ -73,8 +75,8 @@ class Raw:
     def to(self, device: torch.device) -> Raw:
         """The same on a device."""
         values: Any = self.values.to(device) if isinstance(self.values, Strings) else _moved(self.values, device)
-        offsets, valid = _moved(self.offsets, device), _moved(self.valid, device)
-        return replace(self, values=values, offsets=offsets, valid=valid)
+        offsets, valid, places = (_moved(x, device) for x in (self.offsets, self.valid, self.places))
+        return replace(self, values=values, offsets=offsets, valid=valid, places=places)
 
     def present(self) -> Tensor | None:
         """

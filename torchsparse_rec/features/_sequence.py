@@ -20,6 +20,9 @@ def sequence_categorical_column_with_identity(
     """
     Sequences of ids, whose rows are not pooled: they go to ``Features.sequence``.
 
+    A step keeps its place if its id is negative, or missing before others: its id becomes ``num_buckets``, the row of
+    zeros that tables of :meth:`FeatureTransform.embedding_configs` end with.
+
     Args: as for :func:`categorical_column_with_identity`.
 
     Source: ``tf.feature_column.sequence_categorical_column_with_identity``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
+from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig, embedding_names_by_table
 from ._base import CategoricalColumn, Column, DenseColumn
 from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn
 from ._embedding import EmbeddingColumn, SharedEmbeddingColumn
@@ -74,10 +74,30 @@ class Tables:
             for name, sharing in self._of_kind(kind)
         ]
 
+    def results(self, kind: str) -> dict[str, str]:
+        """By embedding column, the name of its result in that of the collection of ``bag_configs(kind)``."""
+        configs = self.bag_configs(kind) if kind in self._kinds.values() else []
+        names = {
+            (config.name, feature): name
+            for config, its in zip(configs, embedding_names_by_table(configs), strict=True)
+            for feature, name in zip(config.feature_names, its, strict=True)
+        }
+        return {
+            x.name: names[_dotless(x.table_name), self._key_of(kind, x)]
+            for x in self._embeddings
+            if self._kinds[x.table_name] == kind
+        }
+
+    def _key_of(self, kind: str, embedding: Any) -> str:
+        column = embedding.categorical_column
+        return self._keys[kind, column, _drops(column, embedding.combiner)]
+
     def sequence_configs(self) -> list[EmbeddingConfig]:
         """The tables whose lookups are not."""
         return [
-            EmbeddingConfig(**self._arguments(name, sharing, "sequence")) for name, sharing in self._of_kind("sequence")
+            EmbeddingConfig(padding_idx=arguments["num_embeddings"], **_with_one_more(arguments))
+            for name, sharing in self._of_kind("sequence")
+            for arguments in [self._arguments(name, sharing, "sequence")]
         ]
 
     def _of_kind(self, kind: str) -> list[tuple[str, list[Any]]]:
@@ -108,19 +128,19 @@ class Tables:
 
     def _arguments(self, name: str, sharing: list[Any], kind: str) -> dict[str, Any]:
         first = sharing[0]
-        if first.max_norm is not None:
-            raise ValueError(
-                f"column {first.name!r}: max_norm must be None for a table of a collection, got {first.max_norm}: look "
-                "it up by torchsparse_rec.ops.safe_embedding_lookup_sparse(..., max_norm=...)"
-            )
-        keys = [self._keys[kind, x.categorical_column, _drops(x.categorical_column, x.combiner)] for x in sharing]
         return {
             "num_embeddings": first.categorical_column.num_buckets,
             "embedding_dim": first.dimension,
             "name": _dotless(name),
-            "feature_names": keys,
+            "feature_names": [self._key_of(kind, x) for x in sharing],
             "init_fn": first.initializer,
+            "max_norm": first.max_norm,
         }
+
+
+def _with_one_more(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A table with a last row for steps without an id."""
+    return arguments | {"num_embeddings": arguments["num_embeddings"] + 1}
 
 
 def _dotless(name: str) -> str:

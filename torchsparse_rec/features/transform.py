@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..jagged import JaggedTensor, KeyedJaggedTensor
+from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
 from ._adapt import adapted, from_state, to_state, with_leaves
 from ._base import CategoricalColumn, Column, DenseColumn, checked_columns, column_from_config
 from ._categorical import VocabularyColumn
+from ._composed import IndicatorColumn, SequenceCategoricalColumn
 from ._embedding import COMBINERS
 from ._evaluate import Evaluation
 from ._groups import Group, evaluate_groups, groups_of
@@ -33,8 +34,9 @@ class Features(NamedTuple):
         dense: ``[B, D]``, float32: numeric, bucketized and indicator columns, side by side, sorted by name.
         sparse: ids for an :class:`EmbeddingBagCollection` of ``embedding_bag_configs()``.
         weighted: ids with weights, for one with ``is_weighted=True`` of ``weighted_embedding_bag_configs()``.
-        sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``.
-        sequence_dense: by column, the numbers of ``sequence_numeric_column``.
+        sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``. A step without an id has the
+            number of the column's buckets, which is the row of zeros that these tables end with.
+        sequence_dense: by column, the numbers of ``sequence_numeric_column``, and of indicators of sequences.
 
     Example:
         >>> Features(dense=torch.ones(2, 3)).sparse is None
@@ -79,9 +81,10 @@ class FeatureTransform(torch.nn.Module):
 
         * a tensor, a numpy array (masked ones too) or a list ``[B]`` or ``[B, k]`` of numbers, or of strings (arrays
           and lists); for numeric columns also ``[B, *shape]``, and rows that are all as long as the column is wide;
-        * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, or
-          ``(values, offsets)`` with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an
-          array, is always this; rows go into a list);
+        * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, a
+          ``SparseTensor`` or ``RaggedTensor`` of :mod:`torchsparse_rec.compat.tensorflow`, or ``(values, offsets)``
+          with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an array, is always this;
+          rows go into a list);
         * a pyarrow array: scalars, fixed-size lists (``k``) or lists (rows), dictionary-encoded or not; nulls are
           missing, as ``None`` is in lists.
 
@@ -158,9 +161,9 @@ class FeatureTransform(torch.nn.Module):
             kind: Assembler([feature.key for group in groups for feature in group.features])
             for kind, groups in self._groups.items()
         }
-        dense = [x for x in self.columns if isinstance(x, DenseColumn) and not isinstance(x, SequenceNumericColumn)]
-        self._dense = sorted(dense, key=lambda column: column.name)
-        self._sequences = [x for x in self.columns if isinstance(x, SequenceNumericColumn)]
+        dense = [x for x in self.columns if isinstance(x, DenseColumn)]
+        self._sequences: list[Any] = [x for x in dense if _has_steps(x)]
+        self._dense = sorted((x for x in dense if not _has_steps(x)), key=lambda column: column.name)
         self._lookups = torch.nn.ModuleList()
         self._place: dict[Column, int] = {}
         for column in self._all_columns():
@@ -209,12 +212,12 @@ class FeatureTransform(torch.nn.Module):
         lookups = {column: self._lookups[place] for column, place in self._place.items()}
         evaluation = Evaluation(Batch(batch, self._home.device), lookups, self.drop_missing)
         made = {
-            kind: evaluate_groups(evaluation, groups, self._assemblers[kind], kind == "weighted")
+            kind: evaluate_groups(evaluation, groups, self._assemblers[kind], kind)
             for kind, groups in self._groups.items()
             if groups
         }
         dense = [evaluation.dense(column) for column in self._dense]
-        steps = {column.name: evaluation.sequence_of_numbers(column) for column in self._sequences}
+        steps = {column.name: evaluation.dense_steps(column) for column in self._sequences}
         return Features(
             torch.cat(dense, 1) if dense else None,
             made.get("sparse"),
@@ -238,13 +241,55 @@ class FeatureTransform(torch.nn.Module):
             start += column.width
         return found
 
+    def dense_features(
+        self, features: Features, pooled: KeyedTensor | None = None, weighted: KeyedTensor | None = None
+    ) -> Tensor:
+        """
+        Put dense columns and looked-up embeddings side by side, all sorted by their columns' names.
+
+        Args:
+            features: what the module made of a batch.
+            pooled: what the collection of ``embedding_bag_configs()`` made of ``features.sparse``.
+            weighted: what that of ``weighted_embedding_bag_configs()`` made of ``features.weighted``.
+
+        Returns:
+            ``[B, D]``. Sequences are not in it.
+
+        Raises:
+            ValueError: for embedding columns whose results are not given.
+
+        Source: ``keras.layers.DenseFeatures`` of TensorFlow 2.12, ``tf.compat.v1.feature_column.input_layer``.
+
+        Example:
+            >>> from torchsparse_rec.features import *
+            >>> from torchsparse_rec.nn import EmbeddingBagCollection
+            >>> city = embedding_column(categorical_column_with_identity("city", 3), 2, initializer=Constant(0.5))
+            >>> transform = FeatureTransform([numeric_column("age"), numeric_column("size"), city])
+            >>> tables = EmbeddingBagCollection(transform.embedding_bag_configs())
+            >>> features = transform({"age": [17, 42], "size": [1, 2], "city": [0, -1]})
+            >>> transform.dense_features(features, tables(features.sparse)).detach()
+            tensor([[17.0000,  0.5000,  0.5000,  1.0000],
+                    [42.0000,  0.0000,  0.0000,  2.0000]])
+        """
+        parts: dict[str, Tensor] = {}
+        if features.dense is not None:
+            parts = {name: features.dense[:, where] for name, where in self.dense_slices().items()}
+        for argument, kind, made in (("pooled", "sparse", pooled), ("weighted", "weighted", weighted)):
+            for column, result in self._tables.results(kind).items():
+                if made is None:
+                    raise ValueError(f"dense_features: {argument} must hold the result of column {column!r}, got None")
+                parts[column] = made[result]
+        if not parts:
+            raise ValueError("dense_features: there must be a column that is no sequence, got none")
+        return torch.cat([parts[name] for name in sorted(parts)], 1)
+
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """
         The tables of ``Features.sparse``, for an :class:`EmbeddingBagCollection`; shared ones once, with all features.
 
         Raises:
-            ValueError: for a column with ``max_norm``, or one that ``adapt()`` has not seen; if there are categorical
-                columns, and none has an embedding column.
+            ValueError: for a column that ``adapt()`` has not seen; if there are categorical columns, and none has an
+                embedding column.
         """
         return self._tables.bag_configs("sparse")
 
@@ -253,7 +298,11 @@ class FeatureTransform(torch.nn.Module):
         return self._tables.bag_configs("weighted")
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Those of ``Features.sequence``, for an :class:`EmbeddingCollection`."""
+        """
+        Those of ``Features.sequence``, for an :class:`EmbeddingCollection`.
+
+        Each has a row more than its column has ids: ``padding_idx``, zeros that learn nothing, for steps without an id.
+        """
         return self._tables.sequence_configs()
 
     def linear_bag_configs(self) -> list[EmbeddingBagConfig]:
@@ -372,6 +421,13 @@ def _checked(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
             )
         names[column.name] = column
     return found
+
+
+def _has_steps(column: DenseColumn) -> bool:
+    """Whether its numbers are those of the steps of sequences."""
+    if isinstance(column, IndicatorColumn):
+        return isinstance(column.categorical_column, SequenceCategoricalColumn)
+    return isinstance(column, SequenceNumericColumn)
 
 
 def _lookup_of(column: Column) -> torch.nn.Module | None:

@@ -21,7 +21,8 @@ from .keyed_jagged_tensor import KeyedJaggedTensor
 
 _FORMS = (
     "a JaggedTensor, a tensor of rank 1 (one id per example) or 2 (ids of each example), torch.nested jagged, a sparse "
-    "COO or CSR tensor, (values, offsets), (values, offsets, weights) or (indices, values, dense_shape)"
+    "COO or CSR tensor, (values, offsets), (values, offsets, weights), (indices, values, dense_shape), a SparseTensor "
+    "or a RaggedTensor"
 )
 
 
@@ -39,7 +40,8 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
             * a sparse COO tensor ``[B, L]``, whose entries are ids: entries in row-major order, none added up; or CSR;
             * a pair ``(values [N], offsets [B + 1])``, or with weights ``(values, offsets, weights [N])``. Offsets end
               with N, as ``torch.nn.EmbeddingBag`` has them with ``include_last_offset=True``;
-            * TensorFlow's ``(indices [N, 2], values [N], dense_shape)``, sorted by row.
+            * TensorFlow's ``(indices [N, 2], values [N], dense_shape)``, sorted by row, or such a SparseTensor of
+              :mod:`torchsparse_rec.compat.tensorflow`; its RaggedTensor of rank 2.
 
             If some features have weights and others none, these get ones. Dtypes of ids that differ are promoted as by
             :func:`torch.cat`. Batch sizes may differ.
@@ -133,6 +135,10 @@ def _as_jagged(x: Any, owner: str) -> JaggedTensor:
         return _of_tensor(x, owner)
     if _has(x, "values", "lengths", "weights_or_none") and not _has(x, "keys"):
         return _rows(owner, x.values(), x.weights_or_none(), lengths=x.lengths().reshape(-1))
+    if _has(x, "indices", "values", "dense_shape") and isinstance(x.values, Tensor):
+        return _of_sparse(x.indices, x.values, x.dense_shape, owner)
+    if _has(x, "values", "row_splits") and isinstance(x.values, Tensor):
+        return _of_offsets(x.values, x.row_splits, owner=owner)
     if isinstance(x, tuple) and len(x) in (2, 3) and all(isinstance(part, Tensor) for part in x[:2]):
         if len(x) == 3 and x[0].dim() == 2:
             return _of_sparse(*x, owner)

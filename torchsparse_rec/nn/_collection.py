@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
+from ._max_norm import look_up_clipped
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
 from ._read import look_up_behind, read
@@ -130,6 +132,7 @@ class Collection(HasGradMode):
             tuple(config.embedding_dim for config in configs),
             tuple(_padding(config) for config in configs),
         )
+        self._max_norms = [getattr(config, "max_norm", None) for config in configs]
         self._plans: dict[tuple, Plan] = {}
         self._growing = {k: child for k, child in enumerate(self._tables) if isinstance(child, EmbeddingVariable)}
         self._in_order = list(range(len(self._features)))
@@ -204,17 +207,22 @@ class Collection(HasGradMode):
         return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 
     def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> Tensor:
-        if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1:
+        clips = self._max_norms
+        if kinds.count(kinds[0]) == len(kinds) and len({weight.dtype for weight in weights}) == 1 and not any(clips):
             return self._look_up_part(plan, range(len(weights)), weights, kinds[0], ids)
-        parts: dict[tuple[str, torch.dtype], list[int]] = {}
+        parts: dict[tuple[str, torch.dtype, float | None], list[int]] = {}
         for k, (kind, weight) in enumerate(zip(kinds, weights, strict=True)):
-            parts.setdefault((kind, weight.dtype), []).append(k)
+            parts.setdefault((kind, weight.dtype, clips[k]), []).append(k)
         results = []
-        for (kind, _), tables in parts.items():
+        for (kind, _, clip), tables in parts.items():
             part = plan.part(tables)
-            its = [weights[k] for k in tables]
-            results.append((plan.lookups_of(tables), self._look_up_part(plan, tables, its, kind, ids), part.sizes(ids)))
+            look_up = partial(self._look_up_of, tables, [weights[k] for k in tables], kind)
+            result = look_up(plan, ids) if clip is None else look_up_clipped(look_up, plan, part, ids, clip)
+            results.append((plan.lookups_of(tables), result, part.sizes(ids)))
         return joined(results)
+
+    def _look_up_of(self, tables: Sequence[int], weights: list[Parameter], kind: str, plan: Plan, ids: Ids) -> Tensor:
+        return self._look_up_part(plan, tables, weights, kind, ids)
 
     def _look_up_part(self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids) -> Tensor:
         """Some tables of one dtype, whose gradients are of one kind."""
@@ -346,3 +354,6 @@ def _check_configs(owner: str, configs: Sequence[Any]) -> None:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None with ev_option, got {padding}")
         if padding is not None and not -rows <= padding < rows:
             raise ValueError(f"{owner}: tables[{k}].padding_idx must be None or in [{-rows}, {rows}), got {padding}")
+        max_norm = getattr(config, "max_norm", None)
+        if max_norm is not None and not (isinstance(max_norm, (int, float)) and max_norm > 0):
+            raise ValueError(f"{owner}: tables[{k}].max_norm must be None or above 0, got {max_norm!r}")

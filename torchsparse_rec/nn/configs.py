@@ -55,6 +55,10 @@ class BaseEmbeddingConfig:
             ``num_embeddings`` is then how many rows it has at first. Default: a table of fixed size. (Not in TorchRec.)
         initializer: with ``ev_option``, how rows begin, as of :class:`EmbeddingVariable`. Default: as
             ``weight_init_max`` and ``weight_init_min`` or ``init_fn`` say.
+        max_norm: the largest norm with which a row counts: a longer one is clipped as it is read, before it is pooled,
+            and the derivative goes through that; the table stays as it is, unlike that of ``torch.nn.Embedding``. It
+            costs a row for each id, on CUDA bags wait for the device, and ``torch.compile`` breaks the graph there.
+            Default: none. (Not in TorchRec.)
 
     Source: ``torchrec.modules.embedding_configs``.
     """
@@ -70,6 +74,7 @@ class BaseEmbeddingConfig:
     padding_idx: int | None = None
     ev_option: EmbeddingVariableOption | None = None
     initializer: Any = None
+    max_norm: float | None = None
 
     def num_features(self) -> int:
         """How many features look it up."""

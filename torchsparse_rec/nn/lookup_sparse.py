@@ -35,11 +35,12 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
         params: the tables, a list: each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
             :class:`torch.nn.EmbeddingBag` (ours or torch's), or a parameter ``[V, D]``. One may be given several times.
         indices: the ids, a list as long: each in one of the forms that :mod:`torchsparse_rec.jagged` takes, such as a
-            :class:`JaggedTensor`, a sparse COO tensor ``[B, L]`` or ``(values, offsets)``.
+            :class:`JaggedTensor`, a sparse COO tensor ``[B, L]``, ``(values, offsets)`` or a ``SparseTensor`` of
+            :mod:`torchsparse_rec.compat.tensorflow`.
         combiners: ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each: with weights w and rows e, ``sum(w * e)``, that over
             ``sum(w)``, or that over the root of ``sum(w * w)``.
         sp_weights: the ids' weights, a list of tensors ``[N]``, or None for ids without; or of anything that has
-            ``values()``. Default: those that the indices carry, or 1.
+            ``values()``, or a ``SparseTensor``. Default: those that the indices carry, or 1.
 
     Returns:
         A list of ``[B, D]``; rows of examples without ids are 0. A single tensor where ``params`` is no list.
@@ -99,7 +100,9 @@ def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor |
                     f"lookup_sparse: sp_weights[{k}] must be a tensor, None or have values(), got "
                     f"{type(given).__name__}"
                 )
-            part = given if isinstance(given, Tensor) and not given.is_nested else given.values()
+            part = given
+            if not isinstance(given, Tensor) or given.is_nested:
+                part = given.values() if callable(given.values) else given.values
             if part.layout != torch.strided:
                 part = part.coalesce().values() if part.layout == torch.sparse_coo else part.values()
             part = part.reshape(-1)

@@ -10,6 +10,7 @@ from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
 from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
 from .hash import cross_hashed as cross_hashed
 from .hash import fingerprint64 as fingerprint64
+from .hash import fingerprint_cat64 as fingerprint_cat64
 from .hash import string_fingerprint64 as string_fingerprint64
 from .hash import string_to_hash_bucket as string_to_hash_bucket
 from .hash import string_to_hash_bucket_fast as string_to_hash_bucket_fast

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import _embedding_shards, _reduction
 from .embedding import _embedding_bag, embedding
+from .segment_rows import segment_sum
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 
@@ -23,6 +24,7 @@ _COMBINERS = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reductio
 _STRATEGIES = {"mod": 0, "div": 1}
 _NO_PADDING = -1
 _NO_CLIP = -1.0
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def embedding_lookup(
@@ -88,6 +90,7 @@ def embedding_lookup_sparse(
     partition_strategy: str = "mod",
     max_norm: float | None = None,
     sparse: bool = False,
+    nan_weights: bool = False,
 ) -> Tensor:
     """
     Look up rows of a table and combine those of each row of sparse ids, in one pass.
@@ -104,11 +107,14 @@ def embedding_lookup_sparse(
         offsets: ``[num_rows + 1]``, int32 or int64, instead of ``row_ids``: row ``r`` has
             ``ids[offsets[r] : offsets[r + 1]]``.
         num_rows: must be given with ``row_ids``.
-        weights: ``[N]``, with the dtype of ``params``.
+        weights: ``[N]``, floating. Of another dtype than ``params`` they are cast to it, but for half types to float32,
+            in which all is then computed, at the cost of a row for each id.
         combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
         partition_strategy: as in :func:`embedding_lookup`.
         max_norm: as in :func:`embedding_lookup`.
         sparse: as in :func:`embedding_lookup`.
+        nan_weights: whether weights may be NaN, which their rows then are, gradients too. Default: an error. With it
+            weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
 
     Returns:
         ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
@@ -137,7 +143,7 @@ def embedding_lookup_sparse(
     elif row_ids is not None or num_rows is not None:
         raise ValueError("row_ids and num_rows must be None where offsets are given")
     places = _places(flat, ids, partition_strategy, keep_padding=False)
-    pooled = _pool(flat, places, offsets, weights, mode, _NO_PADDING, max_norm, sparse)
+    pooled = _pool(flat, places, offsets, weights, mode, _NO_PADDING, max_norm, sparse, nan_weights)
     return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
 
@@ -154,6 +160,7 @@ def safe_embedding_lookup_sparse(
     partition_strategy: str = "mod",
     max_norm: float | None = None,
     sparse: bool = False,
+    nan_weights: bool = False,
 ) -> Tensor:
     """
     :func:`embedding_lookup_sparse` that leaves out invalid ids and fills rows without any.
@@ -166,12 +173,13 @@ def safe_embedding_lookup_sparse(
         row_ids: as in :func:`embedding_lookup_sparse`, but in any order.
         offsets: as in :func:`embedding_lookup_sparse`.
         num_rows: as in :func:`embedding_lookup_sparse`.
-        weights: as in :func:`embedding_lookup_sparse`; NaN counts as not positive.
+        weights: as in :func:`embedding_lookup_sparse`; NaN counts as not positive where such are left out.
         combiner: as in :func:`embedding_lookup_sparse`.
         default_id: the id, of weight 1, of a row in which none is left; default: such a row gives zeros.
         partition_strategy: as in :func:`embedding_lookup`.
         max_norm: as in :func:`embedding_lookup`.
         sparse: as in :func:`embedding_lookup`.
+        nan_weights: as in :func:`embedding_lookup_sparse`.
 
     Returns:
         ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
@@ -215,7 +223,7 @@ def safe_embedding_lookup_sparse(
     )
     weights = None if weights is None else kept_weights
     places = _places(flat, indices, partition_strategy, keep_padding=True)
-    pooled = _pool(flat, places, offsets, weights, mode, total, max_norm, sparse)
+    pooled = _pool(flat, places, offsets, weights, mode, total, max_norm, sparse, nan_weights)
     return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
 
@@ -285,8 +293,39 @@ def _pool(
     padding: int,
     max_norm: float | None,
     sparse: bool,
+    nan_weights: bool,
 ) -> Tensor:
+    dtype = shards[0].dtype
+    if weights is not None and weights.dtype != dtype and weights.is_floating_point():
+        if dtype in _HALVES:
+            rows = _rows(shards, indices, padding, None, sparse).to(torch.float32)
+            entries = torch.arange(len(indices), device=indices.device)
+            rest = (offsets, weights.to(torch.float32), mode, _NO_PADDING, max_norm, False, nan_weights)
+            return _pool([rows], entries, *rest).to(dtype)
+        weights = weights.to(dtype)
+    if nan_weights and weights is not None and bool(weights.isnan().any()):
+        return _pool_with_nan(_rows(shards, indices, padding, max_norm, sparse), offsets, weights, mode)
     if len(shards) == 1 and max_norm is None:
         bags = (indices, offsets, weights, mode, padding)
         return _embedding_bag(shards[0], *bags, False, sparse)[0]
     return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
+
+
+def _rows(shards: list[Tensor], indices: Tensor, padding: int, max_norm: float | None, sparse: bool) -> Tensor:
+    """A row for each index; zeros for padding."""
+    return _ops.embedding_bag_shards.default(
+        shards, indices, None, None, _reduction.SUM, padding, _clip(max_norm), sparse
+    )
+
+
+def _pool_with_nan(rows: Tensor, offsets: Tensor, weights: Tensor, mode: int) -> Tensor:
+    """The reductions step by step, as arithmetic has them: our kernels refuse a NaN among the weights."""
+    wide = torch.float32 if rows.dtype in _HALVES else rows.dtype
+    weights = weights.to(wide)
+    total = segment_sum(rows.to(wide) * weights.unsqueeze(1), offsets=offsets)
+    if mode != _reduction.SUM:
+        summed = segment_sum(weights if mode == _reduction.MEAN else weights * weights, offsets=offsets)
+        none = (summed == 0).unsqueeze(1)
+        divisor = summed.unsqueeze(1).masked_fill(none, 1)
+        total = (total / (divisor if mode == _reduction.MEAN else divisor.sqrt())).masked_fill(none, 0)
+    return total.to(rows.dtype)

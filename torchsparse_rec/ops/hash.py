@@ -20,6 +20,7 @@ from ._vmap import elementwise
 __all__ = [
     "cross_hashed",
     "fingerprint64",
+    "fingerprint_cat64",
     "string_fingerprint64",
     "string_to_hash_bucket",
     "string_to_hash_bucket_fast",
@@ -34,6 +35,9 @@ Column: TypeAlias = Hashable | tuple[Hashable, Tensor]
 
 #: The key that TensorFlow starts the hash of a cross with.
 DEFAULT_HASH_KEY = 0xDECAFCAFFE
+
+#: Murmur's multiplier, as int64.
+_CAT_FACTOR = 0xC6A4A7935BD1E995 - 2**64
 
 _ops = torch.ops.torchsparse_rec
 _REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
@@ -96,6 +100,40 @@ def string_fingerprint64(bytes: Tensor, offsets: Tensor) -> Tensor:
         tensor([7697512358431268704,  991092756973969910])
     """
     return _ops.string_fingerprint64.default(bytes, offsets)
+
+
+def fingerprint_cat64(x: Tensor, y: Tensor) -> Tensor:
+    """
+    Join two fingerprints to one: the step with which :func:`cross_hashed` goes from column to column.
+
+    Args:
+        x: int64, the bits of unsigned numbers, as of :func:`fingerprint64`.
+        y: int64, of a shape that broadcasts with x's.
+
+    Returns:
+        int64: the 64 bits of each hash. Not differentiable.
+
+    Raises:
+        ValueError: for another dtype.
+
+    Source:
+        TensorFlow's ``FingerprintCat64`` (tsl/platform/fingerprint.h), which ``tf.sparse.cross_hashed`` is made of.
+
+    Example:
+        >>> from torchsparse_rec import ops
+        >>> ops.fingerprint_cat64(ops.fingerprint64(["hello"]), ops.fingerprint64(["world"]))
+        tensor([9142259856993324256])
+    """
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor) or value.dtype != torch.int64:
+            raise ValueError(f"fingerprint_cat64: {name} must be an int64 tensor, got {getattr(value, 'dtype', value)}")
+    joined = ((x ^ _CAT_FACTOR) ^ (_mixed(y * _CAT_FACTOR) * _CAT_FACTOR)) * _CAT_FACTOR
+    return _mixed(_mixed(joined) * _CAT_FACTOR)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """The upper bits brought down; torch's shift of int64 copies the sign, a hash's does not."""
+    return x ^ ((x >> 47) & 0x1FFFF)
 
 
 def to_hash_bucket_fast(x: Hashable, num_buckets: int) -> Tensor:

@@ -51,7 +51,7 @@ def dense(gradient: Gradient) -> Tensor:
     return ops.indexed_slices_to_dense(gradient.values, gradient.indices, gradient.num_rows)
 
 
-def as_gradient(gradient: Any, parameter: Tensor, position: int) -> Gradient:
+def as_gradient(gradient: Any, parameter: Tensor, position: int, any_float: bool = False) -> Gradient:
     """
     What may be given as the gradient of a parameter.
 
@@ -59,6 +59,7 @@ def as_gradient(gradient: Any, parameter: Tensor, position: int) -> Gradient:
         gradient: strided; sparse COO, whose indices may repeat unless it is coalesced; or :class:`.IndexedSlices`.
         parameter: what it is the gradient of.
         position: of the parameter in the optimizer, or of the pair in the list; for errors.
+        any_float: whether it may have another floating dtype than the parameter.
 
     Raises:
         ValueError: for another shape, dtype, device or layout.
@@ -80,7 +81,7 @@ def as_gradient(gradient: Any, parameter: Tensor, position: int) -> Gradient:
     elif gradient.layout != torch.strided:
         raise ValueError(f"{name} must be strided, sparse COO or IndexedSlices, got {gradient.layout}")
     else:
-        _check(name, gradient, parameter, parameter.shape)
+        _check(name, gradient, parameter, parameter.shape, any_float)
         return gradient.detach()
     if parameter.dim() == 0:
         raise ValueError(f"{name} must be strided, as its parameter is a scalar, got slices")
@@ -89,16 +90,17 @@ def as_gradient(gradient: Any, parameter: Tensor, position: int) -> Gradient:
             f"{name} must have int32 or int64 indices of rank 1 on {parameter.device}, got {indices.dtype} of shape "
             f"{list(indices.shape)} on {indices.device}"
         )
-    _check(name, values, parameter, (indices.shape[0], *parameter.shape[1:]))
+    _check(name, values, parameter, (indices.shape[0], *parameter.shape[1:]), any_float)
     if isinstance(gradient, IndexedSlices) or indices.device.type == "cpu":
         _check_indices(name, indices, parameter.shape[0])
     return Slices(values.detach(), indices, parameter.shape[0], merged)
 
 
-def _check(name: str, values: Tensor, parameter: Tensor, shape: tuple[int, ...]) -> None:
+def _check(name: str, values: Tensor, parameter: Tensor, shape: tuple[int, ...], any_float: bool) -> None:
     if values.shape != torch.Size(shape):
         raise ValueError(f"{name} must have the shape {list(shape)}, got {list(values.shape)}")
-    if values.dtype != parameter.dtype or values.device != parameter.device:
+    fits = values.dtype == parameter.dtype or (any_float and values.is_floating_point())
+    if not fits or values.device != parameter.device:
         raise ValueError(
             f"{name} must have the dtype and device of its parameter, {parameter.dtype} on {parameter.device}, got "
             f"{values.dtype} on {values.device}"

@@ -38,6 +38,7 @@ class KerasOptimizer(Optimizer):
 
     #: The slots in the order in which Keras makes them: a group of all parameters, then the next; by default one group.
     slot_groups: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    _any_float = True
     _kept = (
         *Optimizer._kept,
         "clipnorm",
@@ -96,7 +97,8 @@ class KerasOptimizer(Optimizer):
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO
-                (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter stays as it is.
+                (its indices may repeat), :class:`.IndexedSlices`, or None: then its parameter stays as it is. It may
+                have another floating dtype than the parameter, to which it is cast after it has been clipped.
 
         Returns:
             The number of steps done.
@@ -150,7 +152,7 @@ class KerasOptimizer(Optimizer):
                 decay, lr = cast(group["weight_decay"], parameter.dtype), cast(group["lr"], parameter.dtype)
                 parameter.sub_((parameter * decay).mul_(lr))
         for (parameter, _, group), gradient in zip(updates, gradients, strict=True):
-            self._update(parameter, gradient, group)
+            self._update(parameter, _in_dtype_of(parameter, gradient), group)
         if self.use_ema:
             self._average()
 
@@ -196,6 +198,10 @@ class KerasOptimizer(Optimizer):
             average.copy_(average * momentum + parameter * rounded(1 - momentum, parameter.dtype))
             if self.ema_overwrite_frequency and (done + 1) % self.ema_overwrite_frequency == 0:
                 parameter.copy_(average)
+
+
+def _in_dtype_of(parameter: Tensor, gradient: Gradient) -> Gradient:
+    return changed(gradient, lambda x: x.to(parameter.dtype))
 
 
 def _clip_by_norm(values: Tensor, limit: float) -> Tensor:

@@ -23,6 +23,8 @@ class Optimizer(torch.optim.Optimizer):
 
     #: The names of the slots that a parameter may have, in the order in which TensorFlow makes them.
     slot_names: ClassVar[tuple[str, ...]] = ()
+    #: Whether gradients may have other floating dtypes than their parameters.
+    _any_float: ClassVar[bool] = False
     #: The attributes that copies and pickles keep beside torch's.
     _kept: ClassVar[tuple[str, ...]] = ("name", "_schedule")
 
@@ -97,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
             if id(parameter) not in groups:
                 raise ValueError(f"grads_and_vars[{position}]: the tensor is no parameter of this optimizer")
             if gradient is not None:
-                converted = as_gradient(gradient, parameter, position)
+                converted = as_gradient(gradient, parameter, position, self._any_float)
                 updates.append((parameter, converted, groups[id(parameter)]))
         if self._schedule:
             lr = self._scheduled(self.iterations)

@@ -1,0 +1,61 @@
+"""Tables whose rows count with a largest norm: clipped as they are read, before they are pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..ops import _reduction
+from ..ops.embedding import _embedding_bag
+from ._plan import Ids, Plan
+
+
+def look_up_clipped(
+    rows_of: Callable[[Plan, Ids], Tensor], plan: Plan, part: Plan, ids: Ids, max_norm: float
+) -> Tensor:
+    """
+    The results of a plan's part, whose tables all have this ``max_norm``, at the cost of a row for each id.
+
+    Args:
+        rows_of: looks up the part's tables, by the whole plan.
+        plan: the whole.
+        part: of the tables that are looked up.
+        ids: of all keys. On CUDA it is read back how many each has, where they come in bags.
+        max_norm: a row ``x`` becomes ``x * max_norm / max(||x||, max_norm)``, and the derivative goes through that.
+    """
+    if ids.offsets is None:
+        return torch.cat([_clipped(x, max_norm).reshape(-1) for x in _matrices(rows_of(plan, ids), part, ids)])
+    firsts = [0, *accumulate(ids.bags)]
+    bounds = ids.offsets[torch.tensor(firsts, device=ids.offsets.device)].tolist()
+    counts = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+    single = Ids(ids.indices, None, None, counts, False)
+    flat = rows_of(plan._replace(modes=(_reduction.SUM,) * len(plan.modes)), single)
+    pooled = []
+    for rows, key, mode, table in zip(_matrices(flat, part, single), part.keys, part.modes, part.tables, strict=True):
+        begin, end = bounds[key], bounds[key + 1]
+        entries = torch.arange(end - begin, device=rows.device)
+        # What is padding in the table is padding here, behind the last row.
+        if part.padding[table] >= 0:
+            entries = entries.masked_fill(ids.indices[begin:end] == part.padding[table], end - begin)
+        offsets = ids.offsets[firsts[key] : firsts[key + 1] + 1] - begin
+        weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end].to(rows.dtype)
+        bags = _embedding_bag(_clipped(rows, max_norm), entries, offsets, weights, mode, end - begin, False, False)[0]
+        pooled.append(bags if ids.side_by_side else bags.reshape(-1))
+    return torch.cat(pooled, -1)
+
+
+def _matrices(flat: Tensor, part: Plan, ids: Ids) -> list[Tensor]:
+    """Rows end to end as a matrix for each lookup."""
+    return [x.reshape(-1, n) for x, n in zip(flat.split(part.sizes(ids)), part.columns(), strict=True)]
+
+
+def _clipped(rows: Tensor, max_norm: float) -> Tensor:
+    """Half types are clipped in float32 and rounded once."""
+    wide = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+    # No square root of 0, whose derivative is infinite: rows that are short enough stay.
+    squares = wide.square().sum(1, keepdim=True)
+    norms = squares.clamp(min=max_norm * max_norm).sqrt()
+    return (wide * (max_norm / norms)).to(rows.dtype)
