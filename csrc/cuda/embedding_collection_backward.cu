@@ -53,6 +53,7 @@ std::vector<Tensor> embedding_collection_dense_backward_cuda(
   DeviceCall call(op, grad);
   std::vector<Tensor> out;
   for (size_t k = 0; k < wanted.size(); ++k) {
+    call.asks("num_embeddings", num_embeddings[k]);
     out.push_back(call.empty({wanted[k] ? num_embeddings[k] : 0, dims[k]}, grad.scalar_type()));
   }
   const CollectionGradient in{c, grad, per_sample_weights, argmax, wanted};

@@ -132,8 +132,9 @@ Tensor sparse_segment_reduce_grad_cuda(const Tensor& grad, const Tensor& indices
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction_value);
   DeviceCall call("sparse_segment_reduce_grad", grad);
-  SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
+  call.asks("output_dim0", output_dim0);
   const Tensor out = call.empty(shape_with_rows(grad, output_dim0), grad.scalar_type());
+  SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
   write_dense_gradient(call, gradient, out);
   return out;
 }
@@ -143,10 +144,12 @@ void sparse_segment_reduce_grad_out_cuda(const Tensor& grad, const Tensor& indic
   const char* op = "sparse_segment_reduce_grad";
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction_value);
-  check_out(op, "out", out, "grad", grad);
+  const std::vector<int64_t> shape = shape_with_rows(grad, output_dim0);
+  check_dense_out(op, grad, indices, segment_ids, out, shape);
   DeviceCall call(op, grad);
+  call.asks("output_dim0", output_dim0);
+  resize_(out, shape, {op, "output_dim0", output_dim0});
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
-  resize_(out, shape_with_rows(grad, output_dim0));
   write_dense_gradient(call, gradient, out);
 }
 
@@ -170,13 +173,11 @@ void sparse_segment_reduce_grad_v2_out_cuda(const Tensor& grad, const Tensor& in
   const char* op = "sparse_segment_reduce_grad";
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
-  check_out(op, "values", values, "grad", grad);
-  check_out(op, "rows", rows, "indices", indices);
+  check_compact_out(op, grad, indices, segment_ids, values, rows);
   DeviceCall call(op, grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);
   const PresentRows present = present_rows(call, gradient.groups);
-  resize_(values, shape_with_rows(grad, present.count));
-  resize_(rows, {present.count});
+  resize_compact_out(op, grad, indices, segment_ids, values, rows, present.count);
   write_present_rows(call, gradient, present, values, rows);
 }
 
