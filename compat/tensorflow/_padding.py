@@ -15,7 +15,7 @@ from ._sparse_tensor import as_scalar_like
 def lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
     """The length of each row up to its last element that is not padding."""
     if isinstance(dense, Tensor):
-        differs = dense != default_like(dense.flatten(0, 1), padding)
+        differs = dense != default_like(dense.flatten(0, 1), padding, "padding")
     else:
         differs = torch.from_numpy((dense != as_scalar_like("padding", padding, dense)).astype(bool))
     if differs.dim() > 2:
@@ -34,21 +34,21 @@ def wanted_sizes(shape: Any, rank: int) -> list[int | None]:
     return sizes
 
 
-def default_like(values: Any, default: Any) -> Any:
-    """What pads: a scalar, or of the shape of one of ``values``."""
+def default_like(values: Any, default: Any, name: str = "default_value") -> Any:
+    """What pads, the argument ``name``: a scalar, or of the shape of one of ``values``."""
     if not isinstance(values, Tensor):
-        return b"" if default is None else as_scalar_like("default_value", default, values)
+        return b"" if default is None else as_scalar_like(name, default, values)
     if default is None:
         return values.new_zeros(())
     if isinstance(default, (list, tuple)):
-        given = as_tensor("default_value", default, device=values.device).to(values.dtype)
+        given = as_tensor(name, default, device=values.device).to(values.dtype)
     elif isinstance(default, Tensor) and default.dim() > 0:
         given = default
     else:
-        return as_scalar_like("default_value", default, values)
+        return as_scalar_like(name, default, values)
     if given.dtype != values.dtype or given.shape != values.shape[1:]:
         raise ValueError(
-            f"default_value must be a scalar or have shape {list(values.shape[1:])}, and dtype {values.dtype}, got "
+            f"{name} must be a scalar or have shape {list(values.shape[1:])}, and dtype {values.dtype}, got "
             f"{given.dtype} of shape {list(given.shape)}"
         )
     return given

@@ -319,11 +319,22 @@ class RaggedTensor:
         return self.with_values(torch.full((_count(self.values),), self.values.shape[axis - 1]))
 
     def bounding_shape(self, axis: Any = None, name: str | None = None, out_type: torch.dtype | None = None) -> Tensor:
-        """The shape of the smallest dense tensor that holds all rows, or its sizes along ``axis``."""
+        """
+        The shape of the smallest dense tensor that holds all rows, or its sizes along ``axis``: a number or several.
+
+        Raises:
+            ValueError: for an axis that there is not.
+        """
         longest = int(self.row_splits.diff().max()) if self.row_splits.shape[0] > 1 else 0
         inner = self.values.bounding_shape().tolist() if isinstance(self.values, RaggedTensor) else self.values.shape
         shape = torch.tensor([self.row_splits.shape[0] - 1, longest, *inner[1:]], dtype=out_type or torch.int64)
-        return shape if axis is None else shape[axis]
+        if axis is None:
+            return shape
+        rank = shape.shape[0]
+        axes = as_int64("axis", axis, shape.device)
+        if bool(((axes < -rank) | (axes >= rank)).any()):
+            raise ValueError(f"axis must be in [{-rank}, {rank}), got {axis}")
+        return shape[axes]
 
     # ---- Other forms ----
 

@@ -48,7 +48,8 @@ def gradient_of(optimizer: str, parameter: Tensor, table: Table, zero_rows_are_i
                 f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {grad.sparse_dim()}"
             )
         grad = coalesced(grad)
-        gradient = Gradient(grad._indices()[0], grad._values().reshape(-1, width))
+        values = grad._values()
+        gradient = Gradient(grad._indices()[0], values.reshape(values.shape[0], width))
     else:
         gradient = Gradient(None, grad.reshape(rows, width).contiguous())
         if zero_rows_are_idle:
