@@ -163,7 +163,16 @@ inline int64_t row_elements(const Tensor& x) {
 }
 
 // Not named contiguous: torch::stable has a function of that name, which a call would find too.
-inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+// Of a view that repeats its elements the copy may be larger than memory.
+inline Tensor as_contiguous(const Tensor& x) {
+  if (x.is_contiguous()) return x;
+  try {
+    return torch::stable::contiguous(x);
+  } catch (const std::exception&) {
+    const auto sizes = x.sizes();
+    throw_no_memory({}, x.is_cuda(), tensor_text({sizes.begin(), sizes.end()}, x.scalar_type()));
+  }
+}
 
 inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
   return x ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;

@@ -103,10 +103,11 @@ inline Reduction check_sparse_segment_reduce(const Tensor& data, const Tensor& i
 }
 
 inline Reduction check_sparse_segment_reduce_grad(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
-                                                  int64_t output_dim0, int64_t reduction) {
+                                                  int64_t output_dim0, int64_t reduction,
+                                                  const char* argument = "output_dim0") {
   const char* op = "sparse_segment_reduce_grad";
   check_segment_inputs(op, "grad", grad, indices, segment_ids);
-  check_count(op, "output_dim0", output_dim0);
+  check_count(op, argument, output_dim0);
   return check_reduction(op, reduction, /*allow_max=*/false);
 }
 

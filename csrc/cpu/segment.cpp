@@ -126,7 +126,8 @@ template <class Allocate>
 std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor& segment_ids_,
                                             int64_t num_rows, int64_t reduction_, OutputMemory memory,
                                             const Allocate& allocate) {
-  const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_);
+  const Reduction reduction =
+      check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_, "dense_output_dim0");
   const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
                segment_ids = as_contiguous(segment_ids_);
   std::tuple<Tensor, Tensor> out;

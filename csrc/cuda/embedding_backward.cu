@@ -167,7 +167,7 @@ Tensor embedding_dense_backward_cuda(const Tensor& grad, const Tensor& indices, 
   call.asks("num_embeddings", num_embeddings);
   const Tensor out = call.empty({num_embeddings, grad.size(1)}, grad.scalar_type());
   const WeightGradient gradient = group_weight_gradient(call, in, scale_grad_by_freq);
-  write_weight_gradient(call, gradient, dense_offsets(call, gradient.groups), out);
+  if (out.numel() > 0) write_weight_gradient(call, gradient, dense_offsets(call, gradient.groups), out);
   return out;
 }
 

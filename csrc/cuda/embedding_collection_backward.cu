@@ -58,7 +58,9 @@ std::vector<Tensor> embedding_collection_dense_backward_cuda(
   }
   const CollectionGradient in{c, grad, per_sample_weights, argmax, wanted};
   const CollectionGroups groups = group_collection(call, in, collection_input(call, indices, offsets));
-  write_gradients(call, in, groups, dense_offsets(call, groups.groups), groups.first_rows, out);
+  if (std::any_of(out.begin(), out.end(), [](const Tensor& x) { return x.numel() > 0; })) {
+    write_gradients(call, in, groups, dense_offsets(call, groups.groups), groups.first_rows, out);
+  }
   return out;
 }
 

@@ -112,6 +112,7 @@ SegmentGradient group_segment_gradient(DeviceCall& call, const Tensor& grad, con
 }
 
 void write_dense_gradient(DeviceCall& call, SegmentGradient& gradient, const Tensor& out) {
+  if (out.numel() == 0) return;
   gradient.pooling.offsets = dense_offsets(call, gradient.groups);
   gradient.pooling.bags = gradient.groups.rows;
   gradient.pooling.out = out.data_ptr();
@@ -156,8 +157,8 @@ void sparse_segment_reduce_grad_out_cuda(const Tensor& grad, const Tensor& indic
 std::tuple<Tensor, Tensor> sparse_segment_reduce_grad_v2_cuda(const Tensor& grad, const Tensor& indices,
                                                               const Tensor& segment_ids, int64_t dense_output_dim0,
                                                               int64_t reduction_value) {
-  const Reduction reduction =
-      check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
+  const Reduction reduction = check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0,
+                                                               reduction_value, "dense_output_dim0");
   DeviceCall call("sparse_segment_reduce_grad", grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);
   const PresentRows present = present_rows(call, gradient.groups);
@@ -171,8 +172,8 @@ void sparse_segment_reduce_grad_v2_out_cuda(const Tensor& grad, const Tensor& in
                                             int64_t dense_output_dim0, int64_t reduction_value, Tensor values,
                                             Tensor rows) {
   const char* op = "sparse_segment_reduce_grad";
-  const Reduction reduction =
-      check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
+  const Reduction reduction = check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0,
+                                                               reduction_value, "dense_output_dim0");
   check_compact_out(op, grad, indices, segment_ids, values, rows);
   DeviceCall call(op, grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);

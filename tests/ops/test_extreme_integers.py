@@ -25,6 +25,8 @@ from samples.record import RECORD_SAMPLES
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 
+from torchsparse_rec import ops
+
 NUMBERS = [sign * x for x in (2**31, 2**32, 2**40, 2**61, 2**63 - 1) for sign in (1, -1)]
 FEW_NUMBERS = [2**40, 2**63 - 1, -(2**31)]
 ROOM = 256 << 20
@@ -132,3 +134,30 @@ def test_a_few_of_them_emulated(name: str, emulated: object) -> None:
     operator(name)(*sample.map_tensors(torch.clone).arguments)
     for case in (*with_arguments(sample, FEW_NUMBERS), *with_elements(sample, FEW_NUMBERS[1:2])):
         check(*case)
+
+
+@pytest.mark.parametrize("size", [2**40, 2**63 - 1])
+def test_views_that_repeat_one_element(size: int) -> None:
+    """They are copied first, and no memory holds the copy."""
+    ids = torch.zeros(1, dtype=torch.int64).expand(size)
+    for call in (
+        lambda: ops.segment_sum(torch.ones(1, 1).expand(size, 1), ids, 1),
+        lambda: ops.unique(ids),
+        lambda: ops.to_hash_bucket_fast(ids, 10),
+    ):
+        with pytest.raises(RuntimeError, match=rf"cannot allocate a \w+ tensor of shape \[{size}(, 1)?\]$"):
+            call()
+
+
+def test_a_gradient_without_columns_asks_for_nothing(kernels: str) -> None:
+    grad, ids, rows = torch.ones(2, 0), torch.tensor([0, 1]), 2**61
+    none = (None, None, None)
+    lookups = ([0], [0], [0], [2], [-1], True, [True])
+    with little_memory():
+        assert ops.sparse_segment_sum_grad(grad, ids, ids, rows).shape == (rows, 0)
+        assert operator("embedding_dense_backward")(grad, ids, *none, rows, 0, -1, False).shape == (rows, 0)
+        (dense,) = operator("embedding_collection_dense_backward")(grad, ids, *none, [rows], [0], *lookups)
+        assert dense.shape == (rows, 0)
+        with pytest.raises(IndexError, match=rf"indices\[1\] must be in \[0, {rows}\), got -1"):
+            ops.sparse_segment_sum_grad(grad, torch.tensor([0, -1]), ids, rows)
+            torch.ops.torchsparse_rec.check_errors.default(grad)
