@@ -85,12 +85,12 @@ tiers:
 	$(BIN)/python tests/tiers.py .cache/costs.txt
 
 # Both sanitizers and the C++ runtime must be in the process before Python loads the first extension. What a sanitizer
-# writes before it ends the process must not be captured. A tensor too large to be had is torch's error, not a fault. The
+# writes before it ends the process must not be captured. What is too large to be had is an error, not a fault. The
 # sanitized libraries lie beside the ordinary ones: the CPU's is tested with the loops of every instruction set that the
 # machine has, then the emulated CUDA kernels.
 SANITIZERS = $(foreach library,libasan libubsan libstdc++,$(shell $(CXX) -print-file-name=$(library).so))
 EMPTY :=
-SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1 \
+SANITIZED = ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:allocator_may_return_null=1:max_allocation_size_mb=2048 \
   LD_PRELOAD="$(subst $(EMPTY) ,:,$(SANITIZERS))" $(PYTEST) --capture=sys \
   -m "not full and not slow$(if $(TOUCHED), and (touched or representative))" --touched "$(TOUCHED)"
 sanitize: sanitize-cpu sanitize-emulated races

@@ -110,20 +110,41 @@ struct signature<R (*)(A...)> {
 
 // ---- Tensors --------------------------------------------------------------------------------------------------------
 
+// The argument whose value says how much memory is asked for: it is named where there is not so much. Such memory is
+// asked for before anything is written; new_empty and Buffer refuse sizes that no int64 holds in bytes.
+struct Asked {
+  const char* op = nullptr;
+  const char* argument = nullptr;
+  int64_t value = 0;
+};
+
+[[noreturn]] inline void throw_no_memory(const Asked& asked, bool on_cuda, const std::string& what) {
+  std::ostringstream text;
+  if (on_cuda) text << "CUDA out of memory: ";
+  if (asked.op != nullptr) text << asked.op << ": ";
+  text << "cannot allocate " << what;
+  if (asked.op != nullptr) text << ", for " << asked.argument << " = " << asked.value;
+  throw std::runtime_error(text.str());
+}
+
+inline std::string tensor_text(const std::vector<int64_t>& sizes, ScalarType dtype) {
+  std::ostringstream text;
+  text << "a " << torch::headeronly::toString(dtype) << " tensor of shape [";
+  for (size_t d = 0; d < sizes.size(); ++d) text << (d ? ", " : "") << sizes[d];
+  return text.str() + "]";
+}
+
 // An uninitialised tensor on the device of `like`. torch's own text is lost when it cannot be had, so ours says the
 // size.
-inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype,
+                        const Asked& asked = {}) {
   try {
     Tensor out =
         torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size()), dtype);
     if (out.is_cpu()) prefer_huge_pages(out.data_ptr(), out.numel() * static_cast<int64_t>(out.element_size()));
     return out;
   } catch (const std::exception&) {
-    std::ostringstream text;
-    text << (like.is_cuda() ? "CUDA out of memory: " : "") << "cannot allocate a " << torch::headeronly::toString(dtype)
-         << " tensor of shape [";
-    for (size_t d = 0; d < sizes.size(); ++d) text << (d ? ", " : "") << sizes[d];
-    throw std::runtime_error(text.str() + "]");
+    throw_no_memory(asked, like.is_cuda(), tensor_text(sizes, dtype));
   }
 }
 
@@ -142,20 +163,48 @@ inline int64_t row_elements(const Tensor& x) {
 }
 
 // Not named contiguous: torch::stable has a function of that name, which a call would find too.
-inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+// Of a view that repeats its elements the copy may be larger than memory.
+inline Tensor as_contiguous(const Tensor& x) {
+  if (x.is_contiguous()) return x;
+  try {
+    return torch::stable::contiguous(x);
+  } catch (const std::exception&) {
+    const auto sizes = x.sizes();
+    throw_no_memory({}, x.is_cuda(), tensor_text({sizes.begin(), sizes.end()}, x.scalar_type()));
+  }
+}
 
 inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
   return x ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
 }
 
 // aten::resize_ in place: the convention of torch's `out=` (storage is kept when it is large enough).
-inline void resize_(const Tensor& x, const std::vector<int64_t>& sizes) {
+inline void resize_(const Tensor& x, const std::vector<int64_t>& sizes, const Asked& asked = {}) {
   std::array<StableIValue, 3> stack{
       torch::stable::detail::from(x),
       torch::stable::detail::from(torch::headeronly::IntHeaderOnlyArrayRef(sizes.data(), sizes.size())),
       torch::stable::detail::from(std::optional<torch::headeronly::MemoryFormat>(std::nullopt))};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION));
+  try {
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::resize_", "", stack.data(), TORCH_ABI_VERSION));
+  } catch (const std::exception&) {
+    throw_no_memory(asked, x.is_cuda(),
+                    tensor_text(sizes, x.scalar_type()) + " in place of one that may be fixed in size");
+  }
   Tensor released = torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline int64_t storage_bytes(const Tensor& x) {
+  int64_t bytes = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(x.get(), &bytes));
+  return bytes;
+}
+
+// Where a storage of some bytes begins: of a tensor without elements torch says no address.
+inline const void* storage_data(const Tensor& x) {
+  const int64_t one = 1;
+  AtenTensorHandle first = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(x.get(), 1, &one, &one, /*storage_offset=*/0, &first));
+  return Tensor(first).data_ptr();
 }
 
 // ---- CPU threads ----------------------------------------------------------------------------------------------------
@@ -217,10 +266,16 @@ template <class T>
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(int64_t size) {
+  explicit Buffer(int64_t size, const Asked& asked = {}) {
     const size_t bytes = static_cast<size_t>(size) * sizeof(T);
     const bool in_lines = bytes >= kLeastInLines;
-    void* memory = in_lines ? ::operator new(bytes, kLine) : ::operator new(bytes);
+    void* memory = nullptr;
+    if (size >= 0 && size <= INT64_MAX / static_cast<int64_t>(sizeof(T))) {
+      memory = in_lines ? ::operator new(bytes, kLine, std::nothrow) : ::operator new(bytes, std::nothrow);
+    }
+    if (memory == nullptr) {
+      throw_no_memory(asked, /*on_cuda=*/false, message(size, " elements of ", sizeof(T), " bytes on the host"));
+    }
     data_ = std::unique_ptr<T[], Free>(static_cast<T*>(memory), Free{in_lines});
     prefer_huge_pages(memory, static_cast<int64_t>(bytes));
   }

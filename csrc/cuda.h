@@ -87,22 +87,23 @@ inline void copy_to_host(int32_t device, void* to, const void* from, size_t byte
 }
 
 // Uninitialised memory of the caching allocator, in order with the current stream.
-inline Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
-  return new_empty(like, sizes, dtype);
+inline Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype,
+                           const Asked& asked) {
+  return new_empty(like, sizes, dtype, asked);
 }
 
 // Scratch memory of one call. Small arrays share an allocation: to ask torch for each would take the host longer than
 // the device takes for most kernels.
 class Scratch {
  public:
-  void* take(const Tensor& like, int64_t bytes) {
+  void* take(const Tensor& like, int64_t bytes, const Asked& asked) {
     constexpr int64_t kShared = int64_t{1} << 20, kAlignment = 512;
     // Whoever turns torch's cache off wants memory checkers to see the end of every array.
     static const bool apart = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
-    if (apart || bytes > kShared / 4) return allocate(like, bytes);
+    if (apart || bytes > kShared / 4) return allocate(like, bytes, asked);
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     if (bytes > left_) {
-      next_ = allocate(like, kShared);
+      next_ = allocate(like, kShared, asked);
       left_ = kShared;
     }
     left_ -= bytes;
@@ -110,8 +111,8 @@ class Scratch {
   }
 
  private:
-  uint8_t* allocate(const Tensor& like, int64_t bytes) {
-    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte));
+  uint8_t* allocate(const Tensor& like, int64_t bytes, const Asked& asked) {
+    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte, asked));
     return static_cast<uint8_t*>(kept_.back().data_ptr());
   }
 
@@ -151,12 +152,22 @@ class DeviceCall {
   // Where this call's kernels report bad values.
   const ErrorSink& errors() const { return errors_; }
 
-  Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype) const { return device_empty(like_, sizes, dtype); }
+  // What asks for the memory that is taken from now on.
+  void asks(const Asked& asked) { asked_ = asked; }
+  void asks(const char* argument, int64_t value) { asked_ = {op_, argument, value}; }
+
+  Tensor empty(const std::vector<int64_t>& sizes, ScalarType dtype) const {
+    return device_empty(like_, sizes, dtype, asked_);
+  }
 
   // Scratch for n elements of T, valid until the call ends: the allocator hands it out again in stream order.
   template <class T>
   T* workspace(int64_t n) {
-    return static_cast<T*>(scratch_.take(like_, std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))));
+    constexpr int64_t kBytes = sizeof(T);
+    if (n > INT64_MAX / kBytes) {
+      throw_no_memory(asked_, like_.is_cuda(), message(n, " elements of ", kBytes, " bytes"));
+    }
+    return static_cast<T*>(scratch_.take(like_, std::max<int64_t>(n, 1) * kBytes, asked_));
   }
 
   // Keeps x alive until the call ends, for a contiguous copy whose pointer a kernel takes.
@@ -195,6 +206,7 @@ class DeviceCall {
   DeviceGuard guard_;
   Stream stream_;
   ErrorSink errors_;
+  Asked asked_;
   Scratch scratch_;
   std::vector<Tensor> kept_;
 };

@@ -113,7 +113,7 @@ inline Reduction check_embedding_backward(const Tensor& grad, const Tensor& indi
   check_bags(op, "grad", grad, indices, offsets, per_sample_weights);
   const int64_t bags = offsets ? offsets->size(0) - 1 : indices.size(0);
   TSR_CHECK_VALUE(grad.size(0) == bags, op, ": grad must have one row per bag, ", bags, ", got ", grad.size(0));
-  TSR_CHECK_VALUE(num_embeddings >= 0, op, ": num_embeddings must be >= 0, got ", num_embeddings);
+  check_count(op, "num_embeddings", num_embeddings);
   check_bag_padding(op, padding_idx, num_embeddings);
   const Reduction reduction = check_reduction(op, mode, /*allow_max=*/true);
   if (reduction == Reduction::kMax) {

@@ -272,8 +272,13 @@ inline Collection check_embedding_collection_backward(const char* op, const Tens
   TSR_CHECK_VALUE(dims.size() == tables && wanted.size() == tables, op,
                   ": num_embeddings, dims and wanted must have one entry for each table, got ", tables, ", ",
                   dims.size(), " and ", wanted.size());
+  int64_t rows = 0;
   for (size_t k = 0; k < tables; ++k) {
     TSR_CHECK_VALUE(num_embeddings[k] >= 0, op, ": num_embeddings[", k, "] must be >= 0, got ", num_embeddings[k]);
+    TSR_CHECK_VALUE(num_embeddings[k] < INT64_MAX - rows, op,
+                    ": num_embeddings must add up to less than 2^63 - 1, got ", num_embeddings[k],
+                    " in num_embeddings[", k, "] after ", rows);
+    rows += num_embeddings[k];
     TSR_CHECK_VALUE(dims[k] >= 0, op, ": dims[", k, "] must be >= 0, got ", dims[k]);
   }
   Collection c = describe_collection(op, num_embeddings, dims, lists);
@@ -338,8 +343,9 @@ inline CollectionStep check_collection_step(const Collection& c, const std::vect
   check_optimizer_steps(c.op, step, base, /*least=*/1);
   check_optimizer_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps);
   CallMemory memory = c.read;
-  if (grad_scale) memory.add_read(Place{"grad_scale"}, *grad_scale);
-  check_written_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps, std::move(memory));
+  memory.add_read(Place{"grad_scale"}, grad_scale);
+  check_written_tables(c.op, result.rule, hyperparameters, result.weights, states, last_steps, history,
+                       std::move(memory));
   check_catching_up(c.op, last_steps, history, step - 1 - base);
   if (!last_steps.empty()) check_idle_rows(c.op, result.rule, hyperparameters);
   check_rounding_seeds(c.op, result.weights, rounding_seeds);
@@ -360,7 +366,10 @@ inline Collection check_embedding_collection_update(const std::vector<Tensor>& w
   check_collection_grad(c, "grad", grad);
   check_collection_argmax(c, grad, argmax);
   c.read.add_read(Place{"grad"}, grad);
-  if (per_sample_weights) c.read.add_read(Place{"per_sample_weights"}, *per_sample_weights);
+  c.read.add_read(Place{"indices"}, indices);
+  c.read.add_read(Place{"offsets"}, offsets);
+  c.read.add_read(Place{"per_sample_weights"}, per_sample_weights);
+  c.read.add_read(Place{"argmax"}, argmax);
   TSR_CHECK_VALUE(wanted.size() == weights.size(), op, ": wanted must have one entry for each table, ", weights.size(),
                   ", got ", wanted.size());
   return c;

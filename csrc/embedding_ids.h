@@ -78,6 +78,8 @@ inline Partition check_shard_rows(const Tensor& ids, const std::vector<int64_t>&
   int64_t total = 0;
   for (size_t s = 0; s < shard_sizes.size(); ++s) {
     TSR_CHECK_VALUE(shard_sizes[s] >= 0, op, ": shard_sizes[", s, "] must be >= 0, got ", shard_sizes[s]);
+    TSR_CHECK_VALUE(shard_sizes[s] < INT64_MAX - total, op, ": shard_sizes must add up to less than 2^63 - 1, got ",
+                    shard_sizes[s], " in shard_sizes[", s, "] after ", total);
     total += shard_sizes[s];
   }
   check_rows_fit(op, "the sum of shard_sizes", total, ids);
@@ -104,7 +106,7 @@ inline void check_pruned_bags(const Tensor& ids, const Tensor& row_ids, const st
     check_same_device(op, "weights", *weights, "ids", ids);
   }
   TSR_CHECK_VALUE(weights || !prune_weights, op, ": prune_weights needs weights");
-  TSR_CHECK_VALUE(num_bags >= 0, op, ": num_bags must be >= 0, got ", num_bags);
+  check_count(op, "num_bags", num_bags);
   TSR_CHECK_VALUE(num_embeddings >= 0, op, ": num_embeddings must be >= 0, got ", num_embeddings);
   check_rows_fit(op, "num_embeddings", num_embeddings, ids);
   TSR_CHECK_INDEX(!default_id || (*default_id >= 0 && *default_id < num_embeddings), op, ": default_id must be in [0, ",

@@ -37,6 +37,7 @@
 
 #include "abi.h"
 #include "dispatch.h"
+#include "shared_memory.h"
 
 namespace tsr {
 
@@ -91,16 +92,17 @@ inline PlaneDirectory check_join_byte_planes(const Tensor& out, const std::vecto
   TSR_CHECK_VALUE(out.dim() == 1 && out.scalar_type() == ScalarType::Byte && out.is_contiguous(), kOp,
                   ": out must be a contiguous uint8 vector, got ", dtype_name(out.scalar_type()), " of shape ",
                   shape_text(out));
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(out.data_ptr()), end = begin + out.size(0);
   for (size_t i = 0; i < sources.size(); ++i) {
     TSR_CHECK_VALUE(sources[i].dim() == 1 && sources[i].scalar_type() == ScalarType::Byte, kOp, ": sources[", i,
                     "] must be a uint8 vector, got ", dtype_name(sources[i].scalar_type()), " of shape ",
                     shape_text(sources[i]));
-    const uintptr_t first = reinterpret_cast<uintptr_t>(sources[i].data_ptr());
-    const uintptr_t last = first + (sources[i].size(0) ? (sources[i].size(0) - 1) * sources[i].stride(0) + 1 : 0);
-    TSR_CHECK_VALUE(begin == end || first == last || last <= begin || end <= first, kOp,
-                    ": out must share no memory with the sources, got some of sources[", i, "]");
   }
+  CallMemory memory;
+  memory.add_written(Place{"out"}, out);
+  memory.add_read("sources", sources);
+  memory.add_read(Place{"planes"}, planes);
+  memory.add_read(Place{"parts"}, parts);
+  memory.check(kOp);
   PlaneDirectory found;
   found.planes = check_int64_rows(kOp, "planes", planes, 3);
   found.parts = check_int64_rows(kOp, "parts", parts, 2);

@@ -25,7 +25,7 @@
 //   vector per table, strictly increasing, or none for all tables: then values[k] is [V_k, D_k]. last_steps: none, or
 //   one int32 [V_k] per table; numbers outside [0, step - base] count as the nearer end. grad_scale: one element of the
 //   accumulator's dtype or float32, on the device. Written rows may be any distance apart, each of them contiguous; no
-//   memory may be shared between what is written, nor with values or grad_scale (columns of one tensor share none).
+//   memory may be shared between what is written, nor with what is read (columns of one tensor share none).
 // * A step is computed in the accumulator's dtype and the weight rounded once, after catching up and stepping, to the
 //   nearest number; or, with rounding_seeds (one per table, for half types only), to one of the two neighbours by a
 //   generator of (seed, step, row, column), so that the mean is right (stochastic_rounding.h). A caught-up row that is
@@ -242,7 +242,8 @@ inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std
 // nor with what is read meanwhile, which `memory` holds.
 inline void check_written_tables(const char* op, OptimizerRule rule, const std::vector<double>& h,
                                  const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
-                                 const std::vector<Tensor>& last_steps, CallMemory memory) {
+                                 const std::vector<Tensor>& last_steps, const std::optional<Tensor>& history,
+                                 CallMemory memory) {
   const std::vector<const char*>& names = state_names(rule, h);
   for (size_t k = 0; k < weights.size(); ++k) {
     check_written_rows(op, Place{"weights", k}, weights[k]);
@@ -256,6 +257,7 @@ inline void check_written_tables(const char* op, OptimizerRule rule, const std::
     TSR_CHECK_VALUE(last_steps[k].is_contiguous(), op, ": last_steps[", k, "] must be contiguous");
     memory.add_written(Place{"last_steps", k}, last_steps[k]);
   }
+  memory.add_read(Place{"history"}, history);
   memory.check(op);
 }
 
@@ -315,9 +317,10 @@ inline OptimizerRule check_row_optimizer_update(const std::vector<Tensor>& weigh
   check_optimizer_steps(op, step, base, /*least=*/1);
   check_optimizer_tables(op, rule, h, weights, states, last_steps);
   CallMemory read;
-  for (size_t k = 0; k < values.size(); ++k) read.add_read(Place{"values", k}, values[k]);
-  if (grad_scale) read.add_read(Place{"grad_scale"}, *grad_scale);
-  check_written_tables(op, rule, h, weights, states, last_steps, std::move(read));
+  read.add_read("rows", rows);
+  read.add_read("values", values);
+  read.add_read(Place{"grad_scale"}, grad_scale);
+  check_written_tables(op, rule, h, weights, states, last_steps, history, std::move(read));
   check_catching_up(op, last_steps, history, step - 1 - base);
   if (!last_steps.empty() && !rows.empty()) check_idle_rows(op, rule, h);
   check_rounding_seeds(op, weights, rounding_seeds);
@@ -386,7 +389,7 @@ inline OptimizerRule check_row_optimizer_make_current(const std::vector<Tensor>&
   const OptimizerRule rule = check_optimizer_rule(op, rule_value, h);
   check_optimizer_steps(op, step, base, /*least=*/0);
   check_optimizer_tables(op, rule, h, weights, states, last_steps);
-  check_written_tables(op, rule, h, weights, states, last_steps, CallMemory());
+  check_written_tables(op, rule, h, weights, states, last_steps, history, CallMemory());
   check_catching_up(op, last_steps, history, step - base);
   check_rounding_seeds(op, weights, rounding_seeds);
   return rule;

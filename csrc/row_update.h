@@ -9,8 +9,8 @@
 // * dtypes: weight, states and grad float16, bfloat16, float32 or float64, all the same; indices int32 or int64. Half
 //   types are computed in float32 and rounded when stored, after every item.
 // * Layout: weight and states of rank >= 1 and one shape. Their rows may be any number of elements apart, but the
-//   elements of a row must be contiguous, and no memory may be shared between them or with grad. N, V and the elements
-//   of a row may be 0.
+//   elements of a row must be contiguous, and no memory may be shared between them or with grad or indices. N, V and
+//   the elements of a row may be 0.
 // * Errors: ValueError for shapes, dtypes, layouts, a number of states or hyperparameters that is not the rule's, and
 //   hyperparameters outside their range; IndexError for an index outside [0, V). After an error nothing is written. On
 //   CUDA an item with a bad index is skipped and reported, and the others are applied.
@@ -369,12 +369,10 @@ void check_written_rows(const char* op, const Name& argument, const Tensor& x) {
 }
 
 inline void check_row_tensors(const char* op, const Tensor& weight, const RowStates& states,
-                              const std::vector<const char*>& names, const Tensor& grad) {
+                              const std::vector<const char*>& names, const Tensor& grad, const Tensor& indices) {
   check_written_rows(op, "weight", weight);
-  const auto apart = [&](const char* name, const Tensor& x, const char* other_name, const Tensor& other) {
-    TSR_CHECK_VALUE(!share_memory(x, other), op, ": ", name, " must not share memory with ", other_name);
-  };
-  apart("grad", grad, "weight", weight);
+  CallMemory memory;
+  memory.add_written(Place{"weight"}, weight);
   for (size_t k = 0; k < names.size(); ++k) {
     const Tensor& state = *states[k];
     TSR_CHECK_VALUE(state.sizes().equals(weight.sizes()), op, ": ", names[k], " must have the shape of weight, ",
@@ -383,10 +381,11 @@ inline void check_row_tensors(const char* op, const Tensor& weight, const RowSta
                     dtype_name(weight.scalar_type()), ", got ", dtype_name(state.scalar_type()));
     check_same_device(op, names[k], state, "weight", weight);
     check_written_rows(op, names[k], state);
-    apart(names[k], state, "weight", weight);
-    apart("grad", grad, names[k], state);
-    for (size_t other = 0; other < k; ++other) apart(names[k], state, names[other], *states[other]);
+    memory.add_written(Place{names[k]}, state);
   }
+  memory.add_read(Place{"grad"}, grad);
+  memory.add_read(Place{"indices"}, indices);
+  memory.check(op);
 }
 
 inline RowRule check_row_update(const Tensor& weight, const RowStates& states, const Tensor& grad,
@@ -411,7 +410,7 @@ inline RowRule check_row_update(const Tensor& weight, const RowStates& states, c
   for (int64_t d = 1; fits && d < weight.dim(); ++d) fits = grad.size(d) == weight.size(d);
   TSR_CHECK_VALUE(fits, op, ": grad must have one row of weight, whose shape is ", shape_text(weight),
                   ", for each of the ", indices.size(0), " indices, got shape ", shape_text(grad));
-  check_row_tensors(op, weight, states, words.states, grad);
+  check_row_tensors(op, weight, states, words.states, grad, indices);
   check_hyperparameters(rule, hyperparameters);
   return rule;
 }

@@ -20,7 +20,8 @@
 // sparse_segment_reduce_grad_v2 returns only the rows that have entries: values [U, ...] and their ids, sorted, unique,
 // in the dtype of indices.
 // * Errors: IndexError for an index outside [0, output_dim0) or a segment id outside [0, S).
-// The _out forms write into given tensors, resized as torch's `out=` does (memory is kept where it suffices).
+// The _out forms write into given tensors, resized as torch's `out=` does (memory is kept where it suffices). They
+// share no memory with what is read, and no storage where they are resized.
 //
 // Determinism: every output row is computed by one thread in the order above: the same bits on every run, for every
 // number of threads and every instruction set. On CUDA too the bits are the same on every run; there the entries of a
@@ -32,6 +33,7 @@
 #pragma once
 #include "abi.h"
 #include "dispatch.h"
+#include "shared_memory.h"
 
 namespace tsr {
 
@@ -59,6 +61,24 @@ inline void check_float_dtype(const char* op, const char* argument, const Tensor
   dispatch_float(x.scalar_type(), op, argument, [](auto) {});
 }
 
+// A number of rows, segments or bags that offsets, one more, are made of.
+inline void check_count(const char* op, const char* argument, int64_t count) {
+  TSR_CHECK_VALUE(count >= 0, op, ": ", argument, " must be >= 0, got ", count);
+  TSR_CHECK_VALUE(count < INT64_MAX, op, ": ", argument, " must be below 2^63 - 1, got ", count);
+}
+
+// The number of segments where the last of sorted ids says it.
+inline int64_t segments_up_to(const char* op, int64_t last_id, int64_t position) {
+  TSR_CHECK_VALUE(last_id >= 0 && last_id < INT64_MAX - 1, op, ": segment_ids[", position,
+                  "] must be in [0, 2^63 - 2), got ", last_id);
+  return last_id + 1;
+}
+
+// What asks for as many segments: num_segments, or without it the last id.
+inline Asked asked_segments(const char* op, bool given, int64_t segments) {
+  return given ? Asked{op, "num_segments", segments} : Asked{op, "the last of segment_ids", segments - 1};
+}
+
 // What forward and gradients share: a floating tensor of rank >= 1 and two index vectors of one length.
 inline void check_segment_inputs(const char* op, const char* values_name, const Tensor& values, const Tensor& indices,
                                  const Tensor& segment_ids) {
@@ -78,15 +98,16 @@ inline Reduction check_sparse_segment_reduce(const Tensor& data, const Tensor& i
                                              std::optional<int64_t> num_segments, int64_t reduction) {
   const char* op = "sparse_segment_reduce";
   check_segment_inputs(op, "data", data, indices, segment_ids);
-  TSR_CHECK_VALUE(!num_segments || *num_segments >= 0, op, ": num_segments must be >= 0, got ", *num_segments);
+  if (num_segments) check_count(op, "num_segments", *num_segments);
   return check_reduction(op, reduction, /*allow_max=*/false);
 }
 
 inline Reduction check_sparse_segment_reduce_grad(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
-                                                  int64_t output_dim0, int64_t reduction) {
+                                                  int64_t output_dim0, int64_t reduction,
+                                                  const char* argument = "output_dim0") {
   const char* op = "sparse_segment_reduce_grad";
   check_segment_inputs(op, "grad", grad, indices, segment_ids);
-  TSR_CHECK_VALUE(output_dim0 >= 0, op, ": output_dim0 must be >= 0, got ", output_dim0);
+  check_count(op, argument, output_dim0);
   return check_reduction(op, reduction, /*allow_max=*/false);
 }
 
@@ -97,6 +118,45 @@ inline void check_out(const char* op, const char* argument, const Tensor& out, c
                   ", ", dtype_name(like.scalar_type()), ", got ", dtype_name(out.scalar_type()));
   TSR_CHECK_VALUE(out.is_contiguous(), op, ": ", argument, " must be contiguous");
   check_same_device(op, argument, out, like_name, like);
+}
+
+// What the _out forms read, for the outputs to lie apart from.
+inline CallMemory segment_gradient_memory(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids) {
+  CallMemory memory;
+  memory.add_read(Place{"grad"}, grad);
+  memory.add_read(Place{"indices"}, indices);
+  memory.add_read(Place{"segment_ids"}, segment_ids);
+  return memory;
+}
+
+inline void check_dense_out(const char* op, const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
+                            const Tensor& out, const std::vector<int64_t>& shape) {
+  check_out(op, "out", out, "grad", grad);
+  CallMemory memory = segment_gradient_memory(grad, indices, segment_ids);
+  memory.add_resized(Place{"out"}, out, shape);
+  memory.check(op);
+}
+
+inline void check_compact_out(const char* op, const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
+                              const Tensor& values, const Tensor& rows) {
+  check_out(op, "values", values, "grad", grad);
+  check_out(op, "rows", rows, "indices", indices);
+  CallMemory memory = segment_gradient_memory(grad, indices, segment_ids);
+  memory.add_written(Place{"values"}, values);
+  memory.add_written(Place{"rows"}, rows);
+  memory.check(op);
+}
+
+// Gives the outputs, which have been checked, their shapes, now that the rows are known that have entries.
+inline void resize_compact_out(const char* op, const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
+                               const Tensor& values, const Tensor& rows, int64_t count) {
+  const std::vector<int64_t> shape = shape_with_rows(grad, count);
+  CallMemory memory = segment_gradient_memory(grad, indices, segment_ids);
+  memory.add_resized(Place{"values"}, values, shape);
+  memory.add_resized(Place{"rows"}, rows, {count});
+  memory.check(op);
+  resize_(values, shape);
+  resize_(rows, {count});
 }
 
 }  // namespace tsr

@@ -86,7 +86,7 @@ inline Reduction check_segment_reduce(const Tensor& data, const std::optional<Te
   check_segments(op, segment_ids, offsets, data.size(0), "data", data);
   TSR_CHECK_VALUE(!num_segments || !offsets, op, ": num_segments must be None when offsets say it, got ",
                   *num_segments);
-  TSR_CHECK_VALUE(!num_segments || *num_segments >= 0, op, ": num_segments must be >= 0, got ", *num_segments);
+  if (num_segments) check_count(op, "num_segments", *num_segments);
   return check_reduced_data(op, data, reduction);
 }
 
@@ -103,7 +103,7 @@ inline Reduction check_unsorted_segment_reduce(const Tensor& data, const Tensor&
                                                int64_t reduction) {
   const char* op = "unsorted_segment_reduce";
   check_prefix(op, "data", data, segment_ids);
-  TSR_CHECK_VALUE(num_segments >= 0, op, ": num_segments must be >= 0, got ", num_segments);
+  check_count(op, "num_segments", num_segments);
   return check_reduced_data(op, data, reduction);
 }
 

@@ -48,6 +48,7 @@
 //
 // * ids: int32 or int64; weight: any float dtype, computed in float64 and rounded once; or uint8, for table_assign_ and
 //   table_lookup with `missing`: rows of bytes.
+// * What is written shares no memory with anything else of the call: ValueError.
 // * Rows beyond the weight: IndexError. State that cannot be a table's: ValueError, or rows that mean nothing, but no
 //   access outside of the tensors.
 // * Deterministic: state and results are functions of state and arguments, on both devices the same bits.
@@ -59,6 +60,7 @@
 #include "abi.h"
 #include "dispatch.h"
 #include "hash_words.h"
+#include "shared_memory.h"
 #include "table_initial.h"
 
 namespace tsr {
@@ -173,17 +175,33 @@ inline void check_table_find(const char* op, const Tensor& index, const Tensor& 
   check_of_each_id(op, "mask", mask, ids, ScalarType::Bool);
 }
 
+inline void check_table_erase(const Tensor& index, const Tensor& entries, const Tensor& ids,
+                              const std::optional<Tensor>& mask) {
+  const char* op = "table_erase_";
+  check_table_find(op, index, entries, ids, mask);
+  CallMemory memory;
+  memory.add_written(Place{"index"}, index);
+  memory.add_written(Place{"entries"}, entries);
+  memory.add_read(Place{"ids"}, ids);
+  memory.add_read(Place{"mask"}, mask);
+  memory.check(op);
+}
+
 inline void check_table_rehash(const Tensor& entries, const Tensor& counters, int64_t buckets) {
   const char* op = "table_rehash";
   TSR_CHECK_VALUE(buckets >= 1 && buckets < (int64_t{1} << 40), op, ": buckets must be in [1, 2^40), got ", buckets);
   check_table_entries(op, entries);
   check_table_counters(op, counters, entries);
+  CallMemory memory;
+  memory.add_read(Place{"entries"}, entries);
+  memory.add_written(Place{"counters"}, counters);
+  memory.check(op);
 }
 
-inline void check_table_insert(const Tensor& index, const Tensor& entries, const Tensor& counters,
+// All but that the tensors share no memory.
+inline void check_table_insert(const char* op, const Tensor& index, const Tensor& entries, const Tensor& counters,
                                const Tensor& free_rows, const Tensor& ids, const std::optional<Tensor>& allowed,
                                const std::optional<Tensor>& frequencies, int64_t version) {
-  const char* op = "table_find_or_insert_";
   check_table_find(op, index, entries, ids);
   check_table_counters(op, counters, entries);
   TSR_CHECK_VALUE(free_rows.dim() == 1 && free_rows.scalar_type() == ScalarType::Int && free_rows.is_contiguous(), op,
@@ -194,6 +212,22 @@ inline void check_table_insert(const Tensor& index, const Tensor& entries, const
   check_of_each_id(op, "allowed", allowed, ids, ScalarType::Bool);
   check_of_each_id(op, "frequencies", frequencies, ids, ScalarType::Int);
   TSR_CHECK_VALUE(version >= -1 && version <= INT32_MAX, op, ": version must be in [-1, 2^31), got ", version);
+}
+
+inline void check_table_insert(const Tensor& index, const Tensor& entries, const Tensor& counters,
+                               const Tensor& free_rows, const Tensor& ids, const std::optional<Tensor>& allowed,
+                               const std::optional<Tensor>& frequencies, int64_t version) {
+  const char* op = "table_find_or_insert_";
+  check_table_insert(op, index, entries, counters, free_rows, ids, allowed, frequencies, version);
+  CallMemory memory;
+  memory.add_written(Place{"index"}, index);
+  memory.add_written(Place{"entries"}, entries);
+  memory.add_written(Place{"counters"}, counters);
+  memory.add_read(Place{"free_rows"}, free_rows);
+  memory.add_read(Place{"ids"}, ids);
+  memory.add_read(Place{"allowed"}, allowed);
+  memory.add_read(Place{"frequencies"}, frequencies);
+  memory.check(op);
 }
 
 inline void check_tables_insert(const std::vector<Tensor>& index, const std::vector<Tensor>& entries,
@@ -213,8 +247,16 @@ inline void check_tables_insert(const std::vector<Tensor>& index, const std::vec
                     "] and ends[", k, "] must be a part of ids, ", ids.size(0), " long, after the one before, got ",
                     begins[k], " and ", ends[k]);
     last = ends[k];
-    check_table_insert(index[k], entries[k], counters[k], free_rows[k], ids, std::nullopt, std::nullopt, versions[k]);
+    check_table_insert(op, index[k], entries[k], counters[k], free_rows[k], ids, std::nullopt, std::nullopt,
+                       versions[k]);
   }
+  CallMemory memory;
+  memory.add_written("index", index);
+  memory.add_written("entries", entries);
+  memory.add_written("counters", counters);
+  memory.add_read("free_rows", free_rows);
+  memory.add_read(Place{"ids"}, ids);
+  memory.check(op);
 }
 
 inline void check_rows_of(const char* op, const Tensor& weight, bool bytes) {
@@ -254,7 +296,14 @@ inline Initial check_table_initialize(const Tensor& weight, const Tensor& rows, 
                   keys.size(0));
   check_same_device(op, "rows", rows, "weight", weight);
   check_same_device(op, "keys", keys, "weight", weight);
-  return check_initial(op, weight, values, kind, parameters, seed);
+  const Initial initial = check_initial(op, weight, values, kind, parameters, seed);
+  CallMemory memory;
+  memory.add_written(Place{"weight"}, weight);
+  memory.add_read(Place{"rows"}, rows);
+  memory.add_read(Place{"keys"}, keys);
+  memory.add_read(Place{"values"}, values);
+  memory.check(op);
+  return initial;
 }
 
 inline Initial check_table_lookup(const Tensor& index, const Tensor& entries, const Tensor& weight, const Tensor& ids,
@@ -287,6 +336,11 @@ inline void check_table_assign(const Tensor& weight, const Tensor& rows, const T
                   "], got ", dtype_name(values.scalar_type()), " ", shape_text(values));
   check_same_device(op, "rows", rows, "weight", weight);
   check_same_device(op, "values", values, "weight", weight);
+  CallMemory memory;
+  memory.add_written(Place{"weight"}, weight);
+  memory.add_read(Place{"rows"}, rows);
+  memory.add_read(Place{"values"}, values);
+  memory.check(op);
 }
 
 template <class F>
@@ -328,6 +382,11 @@ inline void check_count_min_sketch(const Tensor& sketch, const Tensor& ids, cons
   check_same_device(op, "ids", ids, "sketch", sketch);
   check_of_each_id(op, "mask", mask, ids, ScalarType::Bool);
   TSR_CHECK_VALUE(num_hashes >= 1 && num_hashes <= 64, op, ": num_hashes must be in [1, 64], got ", num_hashes);
+  CallMemory memory;
+  memory.add_written(Place{"sketch"}, sketch);
+  memory.add_read(Place{"ids"}, ids);
+  memory.add_read(Place{"mask"}, mask);
+  memory.check(op);
 }
 
 }  // namespace tsr

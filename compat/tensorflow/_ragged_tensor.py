@@ -333,9 +333,10 @@ class RaggedTensor:
         shape = torch.tensor([self.row_splits.shape[0] - 1, longest, *inner[1:]], dtype=out_type or torch.int64)
         if axis is None:
             return shape
-        axes, rank = as_int64("axis", axis), len(shape)
+        rank = shape.shape[0]
+        axes = as_int64("axis", axis, shape.device)
         if bool(((axes < -rank) | (axes >= rank)).any()):
-            raise ValueError(f"axis must be in [{-rank}, {rank}), got {axes.tolist()}")
+            raise ValueError(f"axis must be in [{-rank}, {rank}), got {axis}")
         return shape[axes]
 
     # ---- Other forms ----

@@ -74,8 +74,6 @@ def segment_grad_v2(
     indices = as_tensor("indices", indices, empty=torch.int32, device=grad.device)
     segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=grad.device)
     size = as_size("dense_output_dim0", dense_output_dim0, (torch.int32,))
-    if size < 0:  # the operator calls it by another name
-        raise ValueError(f"dense_output_dim0 must be >= 0, got {size}")
     return _GRAD_V2[reduction](grad, indices, segment_ids, size)
 
 

@@ -32,6 +32,8 @@ def segment_reduce(reduction: str, data: Any, segment_ids: Any) -> Tensor:
     """Over sorted ids; the result has the last id + 1 rows."""
     data = as_tensor("data", data)
     segment_ids = as_tensor("segment_ids", segment_ids, device=data.device)
+    if data.dim() == 0:  # before torch.view_as_real gives it a rank
+        raise ValueError("segment_reduce: data must have rank >= 1, got a scalar")
     if data.is_complex() and reduction in ("sum", "mean"):
         return torch.view_as_complex(_SORTED[reduction](torch.view_as_real(data), segment_ids))
     if data.is_complex() and reduction == "prod":
@@ -49,7 +51,7 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
         segment_ids = segment_ids.int()
     if data.numel() == 0 and reduction not in ("mean", "sqrt_n") and segment_ids.dtype in (torch.int32, torch.int64):
         segment_ids = torch.full_like(segment_ids, -1)  # nobody looks at the ids then
-    if data.is_complex() and reduction == "sum":
+    if data.is_complex() and reduction == "sum" and data.dim() >= segment_ids.dim():
         parts = ops.unsorted_segment_sum(torch.view_as_real(data), segment_ids, num_segments)
         return torch.view_as_complex(parts)
     if data.is_complex() and reduction == "prod":

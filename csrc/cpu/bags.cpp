@@ -43,7 +43,7 @@ void throw_bad_index(const char* op, const char* argument, const Tensor& indices
 
 Buffer<int64_t> offsets_of_sorted_ids(const char* op, const Tensor& segment_ids, int64_t num_segments, bool given) {
   const int64_t n = segment_ids.size(0);
-  Buffer<int64_t> offsets(num_segments + 1);
+  Buffer<int64_t> offsets(num_segments + 1, asked_segments(op, given, num_segments));
   int64_t* starts = offsets.data();
   std::fill_n(starts, num_segments + 1, 0);
   FirstPosition first_bad;

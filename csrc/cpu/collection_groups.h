@@ -57,16 +57,17 @@ class CollectionGroups {
 
   // Runs f(worker, table, meaning, slice, scratch) over all slices of all tables, where meaning is the table's or the
   // same of a copy of its grad, and f starts with the slice's rows; prepare(workers) comes before. dense: room for all
-  // rows of a slice, else for those that have entries.
+  // rows of a slice, else for those that have entries; a table without columns has nothing dense.
   template <class Prepare, class F>
   void for_each_slice(bool dense, const Prepare& prepare, const F& f) const {
     int64_t work = 0, items = 0, rows = 0;
     bool weighted = false, max = false;
     for (const TableEntries<T, U>& table : all_.tables) {
       const RowGroups<U>& mine = groups(table);
-      work += (group_of(table).entries + (dense ? group_of(table).rows : 0)) * std::max<int64_t>(table.meaning.dim, 1);
+      work += group_of(table).entries * std::max<int64_t>(table.meaning.dim, 1);
+      if (dense) work += group_of(table).rows * table.meaning.dim;
       items = std::max(items, mine.most_items());
-      rows = std::max(rows, dense ? mine.most_rows() : mine.most_items());
+      if (!dense || table.meaning.dim > 0) rows = std::max(rows, dense ? mine.most_rows() : mine.most_items());
       weighted |= table.meaning.weighted();
       max |= table.meaning.winners != nullptr;
     }
@@ -107,7 +108,7 @@ class CollectionGroups {
     int64_t window = -1, run_work = 0;
     for (const TableEntries<T, U>& table : all_.tables) {
       for (const Slice& slice : groups(table).slices()) {
-        if (!dense && slice.groups == 0) continue;
+        if (dense ? table.meaning.dim == 0 : slice.groups == 0) continue;
         const int64_t elements = slice.end - slice.begin + (dense ? slice.end_row - slice.first_row : 0);
         const int64_t work = elements * std::max<int64_t>(table.meaning.dim, 1);
         if (table.window < 0 || table.window != window || run_work + work > most_work) {

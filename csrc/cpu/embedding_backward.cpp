@@ -100,7 +100,8 @@ Tensor embedding_dense_backward_cpu(const Tensor& grad, const Tensor& indices, c
                                     int64_t padding_idx, bool scale_grad_by_freq) {
   const BackwardInputs inputs = checked_inputs(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode,
                                                padding_idx, scale_grad_by_freq);
-  const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type());
+  const Tensor out = new_empty(grad, {num_embeddings, inputs.dim()}, grad.scalar_type(),
+                               {kBackwardOp, "num_embeddings", num_embeddings});
   inputs.with_groups(GradientRows::kAll, [&](const auto& groups, const auto& meaning, auto element) {
     using T = decltype(element);
     const GradientOutput<T, int64_t> to{out.mutable_data_ptr<T>(), nullptr, num_embeddings};

@@ -5,6 +5,8 @@
 namespace tsr {
 namespace {
 
+constexpr const char* kDenseOp = "embedding_collection_dense_backward";
+
 // The arguments of both gradients, contiguous.
 struct BackwardInputs {
   Collection c;
@@ -70,11 +72,12 @@ std::vector<Tensor> embedding_collection_dense_backward_cpu(
     const std::vector<int64_t>& keys, const std::vector<int64_t>& modes, const std::vector<int64_t>& bags,
     const std::vector<int64_t>& padding_idx, bool side_by_side, const std::vector<bool>& wanted) {
   const BackwardInputs inputs =
-      checked_inputs("embedding_collection_dense_backward", grad, indices, offsets, per_sample_weights, argmax,
-                     num_embeddings, dims, {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
+      checked_inputs(kDenseOp, grad, indices, offsets, per_sample_weights, argmax, num_embeddings, dims,
+                     {tables, keys, modes, bags, padding_idx, side_by_side}, wanted);
   std::vector<Tensor> result;
   for (size_t k = 0; k < dims.size(); ++k) {
-    result.push_back(new_empty(grad, {wanted[k] ? num_embeddings[k] : 0, dims[k]}, grad.scalar_type()));
+    result.push_back(new_empty(grad, {wanted[k] ? num_embeddings[k] : 0, dims[k]}, grad.scalar_type(),
+                               {kDenseOp, "num_embeddings", num_embeddings[k]}));
   }
   inputs.with_groups(GradientRows::kAll, [&](const auto& groups, auto element) {
     using T = decltype(element);

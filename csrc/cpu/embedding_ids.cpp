@@ -137,11 +137,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cpu(const Tensor& ids_, c
   check_pruned_bags(ids_, row_ids, weights_, num_bags, num_embeddings, prune_weights, default_id);
   const Tensor ids = as_contiguous(ids_);
   const std::optional<Tensor> weights = as_contiguous(weights_);
+  const Asked asked{op, "num_bags", num_bags};
+  const Tensor offsets = new_empty(ids, {num_bags + 1}, ScalarType::Long, asked);
   const int64_t n = ids.size(0), extra = default_id ? 1 : 0, total = n + extra * num_bags;
-  const Tensor indices = new_empty(ids, {total}, ids.scalar_type());
-  const Tensor offsets = new_empty(ids, {num_bags + 1}, ScalarType::Long);
+  const Tensor indices = new_empty(ids, {total}, ids.scalar_type(), asked);
   const Tensor weights_out =
-      weights ? new_empty(ids, {total}, weights->scalar_type()) : new_empty(ids, {0}, ScalarType::Float);
+      weights ? new_empty(ids, {total}, weights->scalar_type(), asked) : new_empty(ids, {0}, ScalarType::Float);
   const Tensor positions = new_empty(ids, {with_positions ? n : 0}, ScalarType::Long);
 
   int64_t* starts = offsets.mutable_data_ptr<int64_t>();

@@ -166,6 +166,7 @@ void write_slice(const Item<U>* all_items, const Slice& slice, const ItemMeaning
 template <class T, class U, class I>
 void write_gradient(const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning, const GradientOutput<T, I>& to) {
   if (to.count == 0) return;  // the rows of an empty compact gradient are null too
+  if (to.rows == nullptr && meaning.dim == 0) return;
   const std::vector<Slice>& slices = groups.slices();
   std::vector<SliceScratch<T, U>> scratch;
   for (int64_t worker = 0; worker < groups.workers(); ++worker) {

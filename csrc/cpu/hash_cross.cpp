@@ -96,7 +96,9 @@ std::tuple<Tensor, Tensor> cross_hashed_cpu(const std::vector<Tensor>& values, c
     if (counted < end) first_bad.report(counted);
   });
   if (first_bad.found()) throw_bad_row(columns, first_bad.position(), most);
-  Tensor out = new_empty(values[0], {counts_to_offsets(starts, rows)}, ScalarType::Long);
+  const int64_t crosses_in_all = counts_to_offsets(starts, rows);
+  Tensor out = new_empty(values[0], {crosses_in_all}, ScalarType::Long,
+                         {"cross_hashed", "the crosses of values", crosses_in_all});
   int64_t* const crosses = out.mutable_data_ptr<int64_t>();
   const BucketRemainder bucket = cross_buckets(num_buckets);
   const CrossColumn* const first = columns.data();

@@ -109,7 +109,10 @@ uint8_t* write_entry(uint8_t* to, const SourceColumn& column, int64_t r, const E
 class Encoder {
  public:
   Encoder(std::vector<SourceColumn> columns, int64_t rows, int64_t values)
-      : columns_(std::move(columns)), rows_(rows), values_(rows * count()), features_(rows) {
+      : columns_(std::move(columns)),
+        rows_(rows),
+        values_(rows * count(), {kOp, "rows", rows}),
+        features_(rows, {kOp, "rows", rows}) {
     // Small features share a thread, large ones have one each.
     const int64_t average = values / std::max<int64_t>(rows * count(), 1) + 1;
     grain_ = std::max<int64_t>(kWorkPerThread / (8 * average), 1);
@@ -224,7 +227,7 @@ std::tuple<Tensor, Tensor> encode_examples_cpu(const Tensor& name_bytes, const T
                                                const std::vector<Tensor>& columns, int64_t rows) {
   const FeatureNames names = checked_names(kOp, name_bytes, name_offsets);
   check_columns(kOp, names, dtypes, sizes);
-  TSR_CHECK_VALUE(rows >= 0, kOp, ": rows must be >= 0, got ", rows);
+  TSR_CHECK_VALUE(rows >= 0 && rows < INT64_MAX, kOp, ": rows must be in [0, 2^63 - 1), got ", rows);
   TSR_CHECK_VALUE(columns.size() == kTensorsPerColumn * dtypes.size(), kOp, ": columns must have ",
                   kTensorsPerColumn * dtypes.size(), " tensors, four for each name, got ", columns.size());
   std::vector<Tensor> dense;
@@ -237,7 +240,7 @@ std::tuple<Tensor, Tensor> encode_examples_cpu(const Tensor& name_bytes, const T
     sources.push_back(checked_column(dense, kTensorsPerColumn * c, name, dtypes[c], sizes[c], rows));
     values += dense[kTensorsPerColumn * c].numel();
   }
-  Tensor offsets = new_empty(name_bytes, {rows + 1}, ScalarType::Long);
+  Tensor offsets = new_empty(name_bytes, {rows + 1}, ScalarType::Long, {kOp, "rows", rows});
   int64_t* const at = offsets.mutable_data_ptr<int64_t>();
   Encoder encoder(std::move(sources), rows, values);
   encoder.measure(at);

@@ -7,6 +7,8 @@
 namespace tsr {
 namespace {
 
+constexpr const char* kOp = "parse_examples";
+
 // Records that are one task of a thread.
 constexpr int64_t kRecordBlock = 128;
 // Bytes of messages in the time of one element of kWorkPerThread.
@@ -226,10 +228,11 @@ void make_room(Column& column, const Batch& batch, const Tensor& like) {
     return offsets[batch.records];
   };
   const int64_t values = column.size == kAnyNumber ? add_up(column.record_offsets.data) : batch.records * column.size;
+  const Asked asked = column.size == kAnyNumber ? Asked{} : Asked{kOp, "sizes", column.size};
   const int64_t room = column.is_string() ? add_up(column.byte_offsets.data()) : values;
-  column.values = Output<void>(new_empty(like, {room}, scalar_type_of(column.dtype)));
+  column.values = Output<void>(new_empty(like, {room}, scalar_type_of(column.dtype), asked));
   if (!column.is_string()) return;
-  column.string_offsets = Output<int64_t>(new_empty(like, {values + 1}, ScalarType::Long));
+  column.string_offsets = Output<int64_t>(new_empty(like, {values + 1}, ScalarType::Long, asked));
   column.string_offsets.data[0] = 0;
 }
 
@@ -241,8 +244,6 @@ int64_t parse_counted(const std::vector<Column*>& columns, const Batch& batch, c
 }
 
 // ---- Columns --------------------------------------------------------------------------------------------------------
-
-constexpr const char* kOp = "parse_examples";
 
 std::string element(const char* name, size_t i) { return message(name, "[", i, "]"); }
 
@@ -283,7 +284,7 @@ void allocate(Column& column, const Batch& batch, const Tensor& like) {
   const bool counted = column.is_counted(), any = column.size == kAnyNumber;
   const bool reported = column.absent == AbsentFeature::kReported;
   const std::vector<int64_t> shape = counted ? std::vector<int64_t>{0} : std::vector<int64_t>{n, column.size};
-  column.values = Output<void>(new_empty(like, shape, scalar_type_of(column.dtype)));
+  column.values = Output<void>(new_empty(like, shape, scalar_type_of(column.dtype), {kOp, "sizes", column.size}));
   column.string_offsets = Output<int64_t>(new_empty(like, {0}, ScalarType::Long));
   column.record_offsets = Output<int64_t>(new_empty(like, {any ? n + 1 : 0}, ScalarType::Long));
   column.present = Output<uint8_t>(new_empty(like, {reported ? n : 0}, ScalarType::Byte));

@@ -104,9 +104,9 @@ template <class U>
 void RowGroups<U>::plan(int64_t n, int64_t padding, int64_t row_elements, GradientRows written) {
   int64_t work = n * row_elements;
   slice_rows_ = INT64_MAX;
-  if (written == GradientRows::kAll) {
+  if (written == GradientRows::kAll && row_elements > 0) {
     work += num_rows_ * row_elements;
-    slice_rows_ = std::max<int64_t>(1, kSliceElements / std::max<int64_t>(row_elements, 1));
+    slice_rows_ = std::max<int64_t>(1, kSliceElements / row_elements);
   }
   workers_ = workers_for(work);
   const int64_t for_cache = n / kBucketItems;

@@ -17,10 +17,7 @@ int64_t last_id_plus_one(const Tensor& segment_ids) {
   if (n == 0) return 0;
   return dispatch_index(segment_ids.scalar_type(), kReduceOp, "segment_ids", [&](auto tag) -> int64_t {
     using I = typename decltype(tag)::type;
-    const int64_t last = segment_ids.const_data_ptr<I>()[n - 1];
-    TSR_CHECK_VALUE(last >= 0 && last < INT64_MAX, kReduceOp, ": segment_ids[", n - 1,
-                    "] must be in [0, 2^63 - 1), got ", last);
-    return last + 1;
+    return segments_up_to(kReduceOp, segment_ids.const_data_ptr<I>()[n - 1], n - 1);
   });
 }
 
@@ -109,14 +106,13 @@ Tensor dense_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor&
   const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, rows, reduction_);
   const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
                segment_ids = as_contiguous(segment_ids_);
-  Tensor out;
+  const Tensor out = allocate(shape_with_rows(grad, rows));
   dispatch_float(grad.scalar_type(), kGradOp, "grad", [&](auto value_tag) {
     using T = typename decltype(value_tag)::type;
     dispatch_width(fits_32_bits(rows, indices.size(0), grad.size(0)), [&](auto width_tag) {
       using U = typename decltype(width_tag)::type;
       with_groups<T, U>(grad, indices, segment_ids, rows, reduction, GradientRows::kAll,
                         [&](const RowGroups<U>& groups, const ItemMeaning<T, U>& meaning) {
-                          out = allocate(shape_with_rows(grad, rows));
                           write_gradient<T, U, int64_t>(groups, meaning,
                                                         {out.mutable_data_ptr<T>(), nullptr, rows, memory});
                         });
@@ -130,7 +126,8 @@ template <class Allocate>
 std::tuple<Tensor, Tensor> compact_gradient(const Tensor& grad_, const Tensor& indices_, const Tensor& segment_ids_,
                                             int64_t num_rows, int64_t reduction_, OutputMemory memory,
                                             const Allocate& allocate) {
-  const Reduction reduction = check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_);
+  const Reduction reduction =
+      check_sparse_segment_reduce_grad(grad_, indices_, segment_ids_, num_rows, reduction_, "dense_output_dim0");
   const Tensor grad = as_contiguous(grad_), indices = as_contiguous(indices_),
                segment_ids = as_contiguous(segment_ids_);
   std::tuple<Tensor, Tensor> out;
@@ -162,7 +159,8 @@ Tensor sparse_segment_reduce_cpu(const Tensor& data_, const Tensor& indices_, co
   const Tensor data = as_contiguous(data_), indices = as_contiguous(indices_),
                segment_ids = as_contiguous(segment_ids_);
   const int64_t segments = num_segments ? *num_segments : last_id_plus_one(segment_ids);
-  const Tensor out = new_empty(data, shape_with_rows(data, segments), data.scalar_type());
+  const Tensor out = new_empty(data, shape_with_rows(data, segments), data.scalar_type(),
+                               asked_segments(kReduceOp, num_segments.has_value(), segments));
   const Buffer<int64_t> offsets = offsets_of_sorted_ids(kReduceOp, segment_ids, segments, num_segments.has_value());
   FirstPosition first_bad;
   dispatch_float(data.scalar_type(), kReduceOp, "data", [&](auto value_tag) {
@@ -181,15 +179,17 @@ Tensor sparse_segment_reduce_cpu(const Tensor& data_, const Tensor& indices_, co
 Tensor sparse_segment_reduce_grad_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                       int64_t output_dim0, int64_t reduction) {
   return dense_gradient(grad, indices, segment_ids, output_dim0, reduction, OutputMemory::kFresh,
-                        [&](const std::vector<int64_t>& shape) { return new_empty(grad, shape, grad.scalar_type()); });
+                        [&](const std::vector<int64_t>& shape) {
+                          return new_empty(grad, shape, grad.scalar_type(), {kGradOp, "output_dim0", output_dim0});
+                        });
 }
 
 void sparse_segment_reduce_grad_out_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                         int64_t output_dim0, int64_t reduction, Tensor out) {
-  check_out(kGradOp, "out", out, "grad", grad);
   dense_gradient(grad, indices, segment_ids, output_dim0, reduction, OutputMemory::kReused,
                  [&](const std::vector<int64_t>& shape) {
-                   resize_(out, shape);
+                   check_dense_out(kGradOp, grad, indices, segment_ids, out, shape);
+                   resize_(out, shape, {kGradOp, "output_dim0", output_dim0});
                    return out;
                  });
 }
@@ -206,12 +206,10 @@ std::tuple<Tensor, Tensor> sparse_segment_reduce_grad_v2_cpu(const Tensor& grad,
 
 void sparse_segment_reduce_grad_v2_out_cpu(const Tensor& grad, const Tensor& indices, const Tensor& segment_ids,
                                            int64_t dense_output_dim0, int64_t reduction, Tensor values, Tensor rows) {
-  check_out(kGradOp, "values", values, "grad", grad);
-  check_out(kGradOp, "rows", rows, "indices", indices);
+  check_compact_out(kGradOp, grad, indices, segment_ids, values, rows);
   compact_gradient(grad, indices, segment_ids, dense_output_dim0, reduction, OutputMemory::kReused,
                    [&](const std::vector<int64_t>& shape) {
-                     resize_(values, shape);
-                     resize_(rows, {shape[0]});
+                     resize_compact_out(kGradOp, grad, indices, segment_ids, values, rows, shape[0]);
                      return std::make_tuple(values, rows);
                    });
 }

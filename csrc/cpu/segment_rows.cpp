@@ -51,9 +51,8 @@ void reduce_block(ReduceArguments<T> a, Reduction reduction, bool is_signed) {
   }
 }
 
-Tensor reduce(const Tensor& data, const SegmentRows& rows, const RowShape& shape, int64_t id_dimensions,
-              Reduction reduction, bool unsorted) {
-  const Tensor out = new_empty(data, shape_of_segments(data, id_dimensions, rows.segments), data.scalar_type());
+void reduce(const Tensor& data, const SegmentRows& rows, const RowShape& shape, Reduction reduction, bool unsorted,
+            const Tensor& out) {
   const bool is_signed = is_signed_dtype(data.scalar_type());
   const int64_t dim = shape.elements, workers = segment_workers(rows, dim);
   dispatch_reduced(data.scalar_type(), kSorted, [&](auto tag) {
@@ -72,7 +71,6 @@ Tensor reduce(const Tensor& data, const SegmentRows& rows, const RowShape& shape
       }
     });
   });
-  return out;
 }
 
 Tensor segment_reduce_cpu(const Tensor& data_, const std::optional<Tensor>& segment_ids,
@@ -80,8 +78,12 @@ Tensor segment_reduce_cpu(const Tensor& data_, const std::optional<Tensor>& segm
                           int64_t reduction_) {
   const Reduction reduction = check_segment_reduce(data_, segment_ids, offsets, num_segments, reduction_);
   const Tensor data = as_contiguous(data_);
+  const int64_t segments = count_segments(kSorted, segment_ids, offsets, num_segments);
+  const Tensor out = new_empty(data, shape_of_segments(data, 1, segments), data.scalar_type(),
+                               offsets ? Asked{} : asked_segments(kSorted, num_segments.has_value(), segments));
   const SegmentRows rows = sorted_segment_rows(kSorted, segment_ids, offsets, num_segments, data.size(0));
-  return reduce(data, rows, RowShape(data, 1), 1, reduction, /*unsorted=*/false);
+  reduce(data, rows, RowShape(data, 1), reduction, /*unsorted=*/false, out);
+  return out;
 }
 
 Tensor unsorted_segment_reduce_cpu(const Tensor& data_, const Tensor& segment_ids, int64_t num_segments,
@@ -89,9 +91,12 @@ Tensor unsorted_segment_reduce_cpu(const Tensor& data_, const Tensor& segment_id
   const Reduction reduction = check_unsorted_segment_reduce(data_, segment_ids, num_segments, reduction_);
   const Tensor data = as_contiguous(data_);
   const RowShape shape(data, segment_ids.dim());
+  const Tensor out = new_empty(data, shape_of_segments(data, segment_ids.dim(), num_segments), data.scalar_type(),
+                               asked_segments(kUnsorted, /*given=*/true, num_segments));
   const SegmentRows rows = grouped_segment_rows(kUnsorted, kept_segment_ids(kUnsorted, segment_ids, num_segments),
                                                 num_segments, shape.elements);
-  return reduce(data, rows, shape, segment_ids.dim(), reduction, /*unsorted=*/true);
+  reduce(data, rows, shape, reduction, /*unsorted=*/true, out);
+  return out;
 }
 
 // ---- Gradient -------------------------------------------------------------------------------------------------------

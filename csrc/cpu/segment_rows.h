@@ -13,6 +13,10 @@ struct SegmentRows {
   const int64_t* order_or_null() const { return order.data(); }
 };
 
+// num_segments, or what offsets or the last of sorted ids say.
+int64_t count_segments(const char* op, const std::optional<Tensor>& segment_ids, const std::optional<Tensor>& offsets,
+                       std::optional<int64_t> num_segments);
+
 // Of sorted ids or of offsets; num_segments as in segment_reduce.
 SegmentRows sorted_segment_rows(const char* op, const std::optional<Tensor>& segment_ids,
                                 const std::optional<Tensor>& offsets, std::optional<int64_t> num_segments,

@@ -4,18 +4,6 @@
 namespace tsr {
 namespace {
 
-int64_t last_id_plus_one(const char* op, const Tensor& segment_ids) {
-  const int64_t n = segment_ids.size(0);
-  if (n == 0) return 0;
-  return dispatch_index(segment_ids.scalar_type(), op, "segment_ids", [&](auto tag) -> int64_t {
-    using I = typename decltype(tag)::type;
-    const int64_t last = segment_ids.const_data_ptr<I>()[n - 1];
-    TSR_CHECK_VALUE(last >= 0 && last < INT64_MAX, op, ": segment_ids[", n - 1, "] must be in [0, 2^63 - 1), got ",
-                    last);
-    return last + 1;
-  });
-}
-
 template <class U>
 SegmentRows group(const char* op, const Tensor& kept_ids, int64_t segments, int64_t row_elements) {
   const RowGroups<U> groups(op, kept_ids, nullptr, segments + 1, /*padding=*/segments, row_elements,
@@ -23,7 +11,8 @@ SegmentRows group(const char* op, const Tensor& kept_ids, int64_t segments, int6
   const std::vector<Slice>& slices = groups.slices();
   int64_t entries = 0;
   for (const Slice& slice : slices) entries = std::max(entries, slice.end);
-  SegmentRows rows{Buffer<int64_t>(segments + 1), segments, Buffer<int64_t>(entries)};
+  SegmentRows rows{Buffer<int64_t>(segments + 1, asked_segments(op, /*given=*/true, segments)), segments,
+                   Buffer<int64_t>(entries)};
   int64_t* const starts = rows.starts.data();
   int64_t* const order = rows.order.data();
   const Item<U>* const items = groups.items();
@@ -42,12 +31,23 @@ SegmentRows group(const char* op, const Tensor& kept_ids, int64_t segments, int6
 
 }  // namespace
 
+int64_t count_segments(const char* op, const std::optional<Tensor>& segment_ids, const std::optional<Tensor>& offsets,
+                       std::optional<int64_t> num_segments) {
+  if (offsets) return offsets->size(0) - 1;
+  const int64_t n = segment_ids->size(0);
+  if (num_segments || n == 0) return num_segments.value_or(0);
+  return dispatch_index(segment_ids->scalar_type(), op, "segment_ids", [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    return segments_up_to(op, segment_ids->const_data_ptr<I>()[(n - 1) * segment_ids->stride(0)], n - 1);
+  });
+}
+
 SegmentRows sorted_segment_rows(const char* op, const std::optional<Tensor>& segment_ids_,
                                 const std::optional<Tensor>& offsets, std::optional<int64_t> num_segments,
                                 int64_t rows) {
   if (offsets) return {checked_offsets(op, *offsets, rows), offsets->size(0) - 1, {}};
   const Tensor segment_ids = as_contiguous(*segment_ids_);
-  const int64_t segments = num_segments ? *num_segments : last_id_plus_one(op, segment_ids);
+  const int64_t segments = count_segments(op, segment_ids, std::nullopt, num_segments);
   return {offsets_of_sorted_ids(op, segment_ids, segments, num_segments.has_value()), segments, {}};
 }
 

@@ -62,7 +62,7 @@ Tensor row_ids_to_offsets_cpu(const Tensor& row_ids, int64_t num_rows) {
   const char* op = "row_ids_to_offsets";
   check_row_ids_to_offsets(row_ids, num_rows);
   const int64_t items = row_ids.size(0);
-  const Tensor out = new_empty(row_ids, {num_rows + 1}, ScalarType::Long);
+  const Tensor out = new_empty(row_ids, {num_rows + 1}, ScalarType::Long, {op, "num_rows", num_rows});
   int64_t* offsets = out.mutable_data_ptr<int64_t>();
   dispatch_index(row_ids.scalar_type(), op, "row_ids", [&](auto tag) {
     using I = typename decltype(tag)::type;
@@ -99,7 +99,7 @@ Tensor offsets_to_row_ids_cpu(const Tensor& offsets_, int64_t num_items) {
     TSR_CHECK_VALUE(static_cast<int64_t>(offsets[rows]) == num_items, op, ": offsets[", rows,
                     "], the last, must be the number of items, ", num_items, ", got ", offsets[rows]);
   });
-  const Tensor out = new_empty(given, {num_items}, ScalarType::Long);
+  const Tensor out = new_empty(given, {num_items}, ScalarType::Long, {op, "num_items", num_items});
   int64_t* ids = out.mutable_data_ptr<int64_t>();
   dispatch_index(given.scalar_type(), op, "offsets", [&](auto tag) {
     using I = typename decltype(tag)::type;

@@ -167,8 +167,8 @@ Tensor sparse_to_dense_cpu(const Tensor& indices_, std::vector<int64_t> shape, c
                            const Tensor& default_value, bool validate) {
   const int64_t size = check_sparse_to_dense(indices_, shape, values_, default_value);
   const Tensor indices = as_contiguous(indices_), values = as_contiguous(values_);
+  const Tensor dense = new_empty(values, shape, values.scalar_type(), {kDenseOp, "the elements of shape", size});
   const Buffer<int64_t> elements = checked_elements(indices, shape, validate);
-  const Tensor dense = new_empty(values, shape, values.scalar_type());
   dispatch_element(kDenseOp, values, [&](auto tag) {
     using T = typename decltype(tag)::type;
     write_dense(elements.data(), static_cast<const T*>(values.const_data_ptr()), values.size(0),

@@ -107,7 +107,7 @@ RowCounts count_rows(Column<int64_t> rows, int64_t entries, int64_t num_rows) {
   // No more counters than a few per entry, but for those of one part.
   const int64_t most = std::max<int64_t>(1, 4 * entries / std::max<int64_t>(num_rows, 1));
   const int64_t parts = std::min(workers_for(8 * entries), most);
-  RowCounts result{parts, 0, Buffer<int64_t>(parts * num_rows)};
+  RowCounts result{parts, 0, Buffer<int64_t>(parts * num_rows, {kFillOp, "num_rows", num_rows})};
   int64_t* counts = result.counts.data();
   FirstPosition first_bad;
   parallel_tasks(parts, [&, rows, entries, num_rows, parts, counts](int64_t part) {
@@ -290,13 +290,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cpu(const Tens
   const Tensor indices = as_contiguous(indices_), values = as_contiguous(values_);
   const int64_t entries = indices.size(0), rank = indices.size(1);
   const Column<int64_t> column{indices.const_data_ptr<int64_t>(), rank};
+  const Asked asked{kFillOp, "num_rows", num_rows};
   const SortedRows scanned = scan_rows(column, entries, num_rows);
-  const Tensor is_empty = new_empty(indices, {num_rows}, ScalarType::Bool);
+  const Tensor is_empty = new_empty(indices, {num_rows}, ScalarType::Bool, asked);
   RowCounts counted{0, scanned.distinct, {}};
   if (!scanned.sorted) counted = count_rows(column, entries, num_rows);
   const int64_t filled = entries + num_rows - counted.distinct;
-  const Tensor out_indices = new_empty(indices, {filled, rank}, ScalarType::Long);
-  const Tensor out_values = new_empty(indices, {filled}, values.scalar_type());
+  const Tensor out_indices = new_empty(indices, {filled, rank}, ScalarType::Long, asked);
+  const Tensor out_values = new_empty(indices, {filled}, values.scalar_type(), asked);
   const Tensor reverse_map = new_empty(indices, {entries}, ScalarType::Long);
   dispatch_element(kFillOp, values, [&](auto tag) {
     using T = typename decltype(tag)::type;

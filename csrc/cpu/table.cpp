@@ -111,7 +111,7 @@ std::tuple<Tensor, Tensor> tables_find_or_insert_cpu(std::vector<Tensor> index, 
 Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids,
                        const std::optional<Tensor>& given_mask) {
   const char* op = "table_erase_";
-  check_table_find(op, index, entries, given_ids, given_mask);
+  check_table_erase(index, entries, given_ids, given_mask);
   const Tensor ids = as_contiguous(given_ids);
   const std::optional<Tensor> mask = as_contiguous(given_mask);
   const bool* wanted = mask ? mask->const_data_ptr<bool>() : nullptr;
@@ -140,7 +140,7 @@ Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor&
 
 Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t buckets) {
   check_table_rehash(entries, counters, buckets);
-  Tensor index = new_empty(entries, {buckets, kBucketWords}, ScalarType::Int);
+  Tensor index = new_empty(entries, {buckets, kBucketWords}, ScalarType::Int, {"table_rehash", "buckets", buckets});
   const TableView table = write_view(index, entries);
   parallel_for(0, buckets, kWorkPerThread / kBucketWords,
                [&](int64_t begin, int64_t end) { std::fill(table.bucket(begin), table.bucket(end), 0); });

@@ -164,9 +164,10 @@ Tensor embedding_dense_backward_cuda(const Tensor& grad, const Tensor& indices, 
       check_embedding_backward(grad, indices, offsets, per_sample_weights, argmax, num_embeddings, mode, padding_idx);
   DeviceCall call("embedding_backward", grad);
   const BackwardInputs in{grad, indices, offsets, per_sample_weights, argmax, num_embeddings, reduction, padding_idx};
+  call.asks("num_embeddings", num_embeddings);
   const Tensor out = call.empty({num_embeddings, grad.size(1)}, grad.scalar_type());
   const WeightGradient gradient = group_weight_gradient(call, in, scale_grad_by_freq);
-  write_weight_gradient(call, gradient, dense_offsets(call, gradient.groups), out);
+  if (out.numel() > 0) write_weight_gradient(call, gradient, dense_offsets(call, gradient.groups), out);
   return out;
 }
 

@@ -53,11 +53,14 @@ std::vector<Tensor> embedding_collection_dense_backward_cuda(
   DeviceCall call(op, grad);
   std::vector<Tensor> out;
   for (size_t k = 0; k < wanted.size(); ++k) {
+    call.asks("num_embeddings", num_embeddings[k]);
     out.push_back(call.empty({wanted[k] ? num_embeddings[k] : 0, dims[k]}, grad.scalar_type()));
   }
   const CollectionGradient in{c, grad, per_sample_weights, argmax, wanted};
   const CollectionGroups groups = group_collection(call, in, collection_input(call, indices, offsets));
-  write_gradients(call, in, groups, dense_offsets(call, groups.groups), groups.first_rows, out);
+  if (std::any_of(out.begin(), out.end(), [](const Tensor& x) { return x.numel() > 0; })) {
+    write_gradients(call, in, groups, dense_offsets(call, groups.groups), groups.first_rows, out);
+  }
   return out;
 }
 

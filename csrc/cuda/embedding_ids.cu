@@ -132,9 +132,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pruned_bags_cuda(const Tensor& ids, c
                                                             bool with_positions) {
   check_pruned_bags(ids, row_ids, weights, num_bags, num_embeddings, prune_weights, default_id);
   DeviceCall call("pruned_bags", ids);
+  call.asks("num_bags", num_bags);
+  const Tensor offsets = call.empty({num_bags + 1}, ScalarType::Long);
   const int64_t n = ids.size(0), total = n + (default_id ? num_bags : 0);
   const Tensor indices = call.empty({total}, ids.scalar_type());
-  const Tensor offsets = call.empty({num_bags + 1}, ScalarType::Long);
   const Tensor weights_out = weights ? call.empty({total}, weights->scalar_type()) : call.empty({0}, ScalarType::Float);
   const Tensor positions = call.empty({with_positions ? n : 0}, ScalarType::Long);
 

@@ -106,6 +106,7 @@ std::tuple<Tensor, Tensor> cross_hashed_cuda(const std::vector<Tensor>& values, 
     sums_before(call, counts, rows, starts);
     count = call.read_back(starts + rows, "the number of crosses");
   }
+  call.asks("the crosses of values", count);
   const Tensor out = call.empty({count}, ScalarType::Long);
   launch(call, one_thread_each(count), cross_kernel, columns, starts, rows, count, CrossHash(hash_key),
          cross_buckets(num_buckets), static_cast<int64_t*>(out.data_ptr()));

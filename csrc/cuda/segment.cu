@@ -112,6 +112,7 @@ SegmentGradient group_segment_gradient(DeviceCall& call, const Tensor& grad, con
 }
 
 void write_dense_gradient(DeviceCall& call, SegmentGradient& gradient, const Tensor& out) {
+  if (out.numel() == 0) return;
   gradient.pooling.offsets = dense_offsets(call, gradient.groups);
   gradient.pooling.bags = gradient.groups.rows;
   gradient.pooling.out = out.data_ptr();
@@ -132,8 +133,9 @@ Tensor sparse_segment_reduce_grad_cuda(const Tensor& grad, const Tensor& indices
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction_value);
   DeviceCall call("sparse_segment_reduce_grad", grad);
-  SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
+  call.asks("output_dim0", output_dim0);
   const Tensor out = call.empty(shape_with_rows(grad, output_dim0), grad.scalar_type());
+  SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
   write_dense_gradient(call, gradient, out);
   return out;
 }
@@ -143,18 +145,20 @@ void sparse_segment_reduce_grad_out_cuda(const Tensor& grad, const Tensor& indic
   const char* op = "sparse_segment_reduce_grad";
   const Reduction reduction =
       check_sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction_value);
-  check_out(op, "out", out, "grad", grad);
+  const std::vector<int64_t> shape = shape_with_rows(grad, output_dim0);
+  check_dense_out(op, grad, indices, segment_ids, out, shape);
   DeviceCall call(op, grad);
+  call.asks("output_dim0", output_dim0);
+  resize_(out, shape, {op, "output_dim0", output_dim0});
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, output_dim0, reduction);
-  resize_(out, shape_with_rows(grad, output_dim0));
   write_dense_gradient(call, gradient, out);
 }
 
 std::tuple<Tensor, Tensor> sparse_segment_reduce_grad_v2_cuda(const Tensor& grad, const Tensor& indices,
                                                               const Tensor& segment_ids, int64_t dense_output_dim0,
                                                               int64_t reduction_value) {
-  const Reduction reduction =
-      check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
+  const Reduction reduction = check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0,
+                                                               reduction_value, "dense_output_dim0");
   DeviceCall call("sparse_segment_reduce_grad", grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);
   const PresentRows present = present_rows(call, gradient.groups);
@@ -168,15 +172,13 @@ void sparse_segment_reduce_grad_v2_out_cuda(const Tensor& grad, const Tensor& in
                                             int64_t dense_output_dim0, int64_t reduction_value, Tensor values,
                                             Tensor rows) {
   const char* op = "sparse_segment_reduce_grad";
-  const Reduction reduction =
-      check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0, reduction_value);
-  check_out(op, "values", values, "grad", grad);
-  check_out(op, "rows", rows, "indices", indices);
+  const Reduction reduction = check_sparse_segment_reduce_grad(grad, indices, segment_ids, dense_output_dim0,
+                                                               reduction_value, "dense_output_dim0");
+  check_compact_out(op, grad, indices, segment_ids, values, rows);
   DeviceCall call(op, grad);
   SegmentGradient gradient = group_segment_gradient(call, grad, indices, segment_ids, dense_output_dim0, reduction);
   const PresentRows present = present_rows(call, gradient.groups);
-  resize_(values, shape_with_rows(grad, present.count));
-  resize_(rows, {present.count});
+  resize_compact_out(op, grad, indices, segment_ids, values, rows, present.count);
   write_present_rows(call, gradient, present, values, rows);
 }
 

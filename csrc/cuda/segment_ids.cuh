@@ -1,6 +1,7 @@
 // Segment ids as kernels read them: checked, searched and counted.
 #pragma once
 #include "../cuda.h"
+#include "../segment.h"
 #include "device.cuh"
 
 namespace tsr {
@@ -23,19 +24,22 @@ __global__ void segment_offsets_kernel(const S* segment_ids, int64_t entries, in
   write_offsets(segment_ids, entries, segments, offsets);
 }
 
-// num_segments, or the last id + 1.
-inline int64_t segment_count(const DeviceCall& call, const Tensor& segment_ids, std::optional<int64_t> num_segments) {
-  if (num_segments) return *num_segments;
+// num_segments, or the last id + 1: what the call asks for memory for from now on.
+inline int64_t segment_count(DeviceCall& call, const Tensor& segment_ids, std::optional<int64_t> num_segments) {
   const int64_t entries = segment_ids.size(0);
-  if (entries == 0) return 0;
+  if (num_segments || entries == 0) {
+    const int64_t segments = num_segments.value_or(0);
+    call.asks(asked_segments(call.op(), /*given=*/true, segments));
+    return segments;
+  }
   const int64_t last = dispatch_index(segment_ids.scalar_type(), call.op(), "segment_ids", [&](auto tag) -> int64_t {
     using S = typename decltype(tag)::type;
     return call.read_back(static_cast<const S*>(segment_ids.data_ptr()) + entries - 1,
                           "the last segment id, which num_segments=None asks for,");
   });
-  TSR_CHECK_VALUE(last >= 0 && last < INT64_MAX, call.op(), ": segment_ids[", entries - 1,
-                  "] must be in [0, 2^63 - 1), got ", last);
-  return last + 1;
+  const int64_t segments = segments_up_to(call.op(), last, entries - 1);
+  call.asks(asked_segments(call.op(), /*given=*/false, segments));
+  return segments;
 }
 
 // One thread per entry counts it for its segment, or one for all its neighbours in the warp that are in the same one:

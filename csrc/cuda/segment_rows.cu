@@ -145,10 +145,9 @@ void fold_rows(DeviceCall& call, const Pooling& pooling, const PoolView<T, int64
 }
 
 // `unsorted`: what a segment without rows becomes.
-Tensor reduce(DeviceCall& call, const Tensor& data, const SegmentEntries& entries, const RowShape& shape,
-              int64_t id_dimensions, Reduction reduction, bool unsorted) {
+void reduce(DeviceCall& call, const Tensor& data, const SegmentEntries& entries, const RowShape& shape,
+            Reduction reduction, bool unsorted, const Tensor& out) {
   const ScalarType dtype = data.scalar_type();
-  const Tensor out = call.empty(shape_of_segments(data, id_dimensions, entries.segments), dtype);
   Pooling pooling = pooling_of(entries, dtype, call.data(data), shape.elements);
   pooling.out = out.data_ptr();
   pooling.divisor = divisor_of(reduction);
@@ -169,7 +168,6 @@ Tensor reduce(DeviceCall& call, const Tensor& data, const SegmentEntries& entrie
       pool_rows(call, pooling);
     }
   });
-  return out;
 }
 
 Tensor segment_reduce_cuda(const Tensor& data, const std::optional<Tensor>& segment_ids,
@@ -178,17 +176,22 @@ Tensor segment_reduce_cuda(const Tensor& data, const std::optional<Tensor>& segm
   const Reduction reduction = check_segment_reduce(data, segment_ids, offsets, num_segments, reduction_value);
   DeviceCall call("segment_reduce", data);
   const SegmentEntries entries = sorted_segment_entries(call, segment_ids, offsets, num_segments, data.size(0));
-  return reduce(call, data, entries, RowShape(data, 1), 1, reduction, /*unsorted=*/false);
+  const Tensor out = call.empty(shape_of_segments(data, 1, entries.segments), data.scalar_type());
+  reduce(call, data, entries, RowShape(data, 1), reduction, /*unsorted=*/false, out);
+  return out;
 }
 
 Tensor unsorted_segment_reduce_cuda(const Tensor& data, const Tensor& segment_ids, int64_t num_segments,
                                     int64_t reduction_value) {
   const Reduction reduction = check_unsorted_segment_reduce(data, segment_ids, num_segments, reduction_value);
   DeviceCall call("unsorted_segment_reduce", data);
+  call.asks("num_segments", num_segments);
   const RowShape shape(data, segment_ids.dim());
+  const Tensor out = call.empty(shape_of_segments(data, segment_ids.dim(), num_segments), data.scalar_type());
   const SegmentEntries entries =
       grouped_segment_entries(call, kept_segment_ids(call, segment_ids, num_segments), shape.rows, num_segments);
-  return reduce(call, data, entries, shape, segment_ids.dim(), reduction, /*unsorted=*/true);
+  reduce(call, data, entries, shape, reduction, /*unsorted=*/true, out);
+  return out;
 }
 
 }  // namespace

@@ -248,6 +248,7 @@ Tensor segment_reduce_backward_cuda(const Tensor& grad, const std::optional<Tens
                                     int64_t rows, int64_t reduction_value) {
   const Reduction reduction = check_segment_reduce_backward(grad, data, segment_ids, offsets, rows, reduction_value);
   DeviceCall call("segment_reduce_backward", grad);
+  call.asks("rows", rows);
   const std::optional<int64_t> segments = segment_ids ? std::optional<int64_t>(grad.size(0)) : std::nullopt;
   const SegmentEntries entries = sorted_segment_entries(call, segment_ids, offsets, segments, rows);
   const int64_t* const segment_of = entry_bags(call, BagOf{entries.offsets, entries.segments}, rows);

@@ -58,6 +58,7 @@ __global__ void row_offsets_kernel(Column<I> row_ids, int64_t items, int64_t row
 Tensor row_ids_to_offsets_cuda(const Tensor& row_ids, int64_t num_rows) {
   check_row_ids_to_offsets(row_ids, num_rows);
   DeviceCall call("row_ids_to_offsets", row_ids);
+  call.asks("num_rows", num_rows);
   const int64_t items = row_ids.size(0);
   const Tensor out = call.empty({num_rows + 1}, ScalarType::Long);
   dispatch_index(row_ids.scalar_type(), call.op(), "row_ids", [&](auto tag) {
@@ -92,6 +93,7 @@ __global__ void row_ids_kernel(const I* offsets, int64_t rows, int64_t items, Er
 Tensor offsets_to_row_ids_cuda(const Tensor& offsets, int64_t num_items) {
   check_offsets_to_row_ids(offsets, num_items);
   DeviceCall call("offsets_to_row_ids", offsets);
+  call.asks("num_items", num_items);
   const Tensor out = call.empty({num_items}, ScalarType::Long);
   const int64_t rows = offsets.size(0) - 1;
   dispatch_index(offsets.scalar_type(), call.op(), "offsets", [&](auto tag) {

@@ -133,6 +133,7 @@ Tensor sparse_to_dense_cuda(const Tensor& indices, std::vector<int64_t> shape, c
                             const Tensor& default_value_, bool validate) {
   const int64_t size = check_sparse_to_dense(indices, shape, values_, default_value_), entries = indices.size(0);
   DeviceCall call("sparse_to_dense", indices);
+  call.asks("the elements of shape", size);
   const Tensor out = call.empty(shape, values_.scalar_type());
   const Elements elements{DenseShape(shape), call.data<int64_t>(indices), validate, call.errors()};
   dispatch_element(call.op(), values_, [&](auto tag) {

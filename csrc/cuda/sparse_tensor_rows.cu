@@ -118,6 +118,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sparse_fill_empty_rows_cuda(const Ten
                                                                        int64_t num_rows, const Tensor& default_value) {
   check_sparse_fill_empty_rows(indices_, values, num_rows, default_value);
   DeviceCall call("sparse_fill_empty_rows", indices_);
+  call.asks("num_rows", num_rows);
   const int64_t entries = indices_.size(0), rank = indices_.size(1), words = num_rows / kWarp + 1;
   const int64_t* const indices = call.data<int64_t>(indices_);
   const Column<int64_t> rows{indices, rank};

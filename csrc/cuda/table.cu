@@ -66,7 +66,7 @@ __global__ void erase_kernel(TableView table, Keys ids, int64_t n, const int32_t
 
 Tensor table_erase_cuda(const Tensor& index, const Tensor& entries, const Tensor& ids,
                         const std::optional<Tensor>& mask) {
-  check_table_find("table_erase_", index, entries, ids, mask);
+  check_table_erase(index, entries, ids, mask);
   DeviceCall call("table_erase_", ids);
   const int64_t n = ids.size(0);
   const TableView table = view_of(index, entries);
@@ -102,6 +102,7 @@ __global__ void fill_index_kernel(TableView table, RegionItems regions, unsigned
 Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t buckets) {
   check_table_rehash(entries, counters, buckets);
   DeviceCall call("table_rehash", entries);
+  call.asks("buckets", buckets);
   const Tensor index = call.empty({buckets, kBucketWords}, ScalarType::Int);
   const TableView table = view_of(index, entries);
   fill_bytes(call.stream(), table.index, 0, static_cast<size_t>(buckets * kBucketWords) * sizeof(int32_t));

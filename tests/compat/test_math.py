@@ -163,3 +163,12 @@ def test_complex_products_and_their_gradients(name: str, dtype: str, tensorflow)
     np.testing.assert_allclose(result.detach().numpy(), theirs.numpy(), rtol=tolerance, atol=tolerance)
     assert mine.grad is not None
     np.testing.assert_allclose(mine.grad.resolve_conj().numpy(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["segment_sum", "segment_mean", "segment_prod", "unsorted_segment_sum"])
+def test_a_complex_scalar_has_no_rows(name: str, tensorflow) -> None:
+    """Nor has one more dimension, of real and imaginary parts, anything to do with ids."""
+    size = () if name.startswith("segment") else (2,)
+    assert_same(tensorflow, name, np.array(1 + 2j, np.complex64), np.array([0, 1]), *size)
+    with pytest.raises(ValueError, match="segment_reduce: (data must have rank >= 1|the shape of data)"):
+        getattr(ours.math, name)(torch.tensor(1 + 2j), torch.tensor([0, 1]), *size)

@@ -345,3 +345,27 @@ def test_errors_name_padding_and_axis() -> None:
     with pytest.raises(ValueError, match=r"axis must be in \[-2, 2\), got 9"):
         ragged(ours).bounding_shape(axis=9)
     assert int(ragged(ours).bounding_shape(axis=-1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            lambda: ours.RaggedTensor.from_tensor(TABLE, padding=[1, 2, 3]),
+            r"padding must be a scalar or have shape \[\]",
+        ),
+        (lambda: ours.RaggedTensor.from_tensor(TABLE, padding="x"), "padding must be of the kind of"),
+        (lambda: ragged(ours).to_tensor("x"), "default_value must be of the kind of"),
+        (lambda: ragged(ours).bounding_shape(axis=9), r"axis must be in \[-2, 2\), got 9"),
+        (lambda: ragged(ours).bounding_shape(axis=[0, -3]), r"axis must be in \[-2, 2\), got \[0, -3\]"),
+    ],
+)
+def test_errors_name_the_argument(program: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        program()
+
+
+def test_bounding_shapes_along_axes() -> None:
+    assert ragged(ours).bounding_shape(axis=[1, 0, -1]).tolist() == [
+        ragged(ours).bounding_shape()[i] for i in (1, 0, 1)
+    ]

@@ -85,13 +85,13 @@ ErrorRecord* new_record();
 std::optional<std::string> device_without_code(int32_t device);
 
 // Filled with ones (NaN), between two guards that are checked after every launch while the tensor lives.
-Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype);
+Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype, const Asked& asked);
 
 // Every array by itself, so that its own ends are watched.
 class Scratch {
  public:
-  void* take(const Tensor& like, int64_t bytes) {
-    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte));
+  void* take(const Tensor& like, int64_t bytes, const Asked& asked) {
+    kept_.push_back(device_empty(like, {bytes}, ScalarType::Byte, asked));
     return kept_.back().data_ptr();
   }
 

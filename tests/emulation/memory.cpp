@@ -87,18 +87,21 @@ std::optional<std::string> device_without_code(int32_t) {
              : std::nullopt;
 }
 
-Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype) {
+Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype, const Asked& asked) {
+  constexpr int64_t kMost = int64_t{1} << 50;  // more than there is: no room for guards is added to it
   int64_t elements = 1;
-  for (const int64_t size : sizes) elements *= size;
+  bool fits = true;
+  for (const int64_t size : sizes) fits &= !__builtin_mul_overflow(elements, size, &elements);
+  if (!fits || elements > kMost) return new_empty(like, sizes, dtype, asked);
 #if defined(__SANITIZE_ADDRESS__)
   // Exactly what is asked for: the sanitizer watches the ends.
-  const Tensor result = new_empty(like, sizes, dtype);
+  const Tensor result = new_empty(like, sizes, dtype, asked);
   if (elements > 0) std::memset(result.data_ptr(), emulated::kUnwritten, elements * result.element_size());
   return result;
 #else
   const size_t element_bytes = new_empty(like, {0}, dtype).element_size();
   const int64_t margin = static_cast<int64_t>(emulated::kGuardBytes / element_bytes);
-  const Tensor flat = new_empty(like, {elements + 2 * margin}, dtype);
+  const Tensor flat = new_empty(like, {elements + 2 * margin}, dtype, asked);
   uint8_t* const bytes = static_cast<uint8_t*>(flat.data_ptr());
   const size_t size = static_cast<size_t>(elements) * element_bytes;
   std::memset(bytes, emulated::kGuard, emulated::kGuardBytes);

@@ -255,7 +255,7 @@ def test_bad_value_is_recorded_and_told(name: str, order: str) -> None:
 def test_negative_last_segment_id_is_told_at_once() -> None:
     """It has been read back, as the number of segments."""
     with pytest.raises(
-        ValueError, match=r"sparse_segment_reduce: segment_ids\[2\] must be in \[0, 2\^63 - 1\), got -1"
+        ValueError, match=r"sparse_segment_reduce: segment_ids\[2\] must be in \[0, 2\^63 - 2\), got -1"
     ):
         fixture.operator("sparse_segment_reduce")(TABLE, torch.zeros(3).long(), torch.tensor([0, 0, -1]), None, SUM)
 

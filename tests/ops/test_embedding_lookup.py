@@ -276,6 +276,22 @@ def test_bad_positions_in_bounds_checks() -> None:
         _ops.clip_rows_backward.default(TABLE[:2], [TABLE], torch.tensor([0, 5]), 1.0)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("shape", [(5, 0), (5, 0, 2), (0, 0)])
+def test_tables_without_columns_have_gradients(shape: tuple[int, ...], sparse: bool) -> None:
+    table = torch.zeros(shape, requires_grad=True)
+    ids = torch.tensor([0, 3, 3][: 3 * bool(shape[0])], dtype=torch.int64)
+    lookups = [
+        ops.embedding_lookup_sparse(table, ids, torch.zeros_like(ids), num_rows=2, sparse=sparse),
+        ops.safe_embedding_lookup_sparse(table, ids, torch.zeros_like(ids), num_rows=2, sparse=sparse),
+    ]
+    if len(shape) == 2:
+        lookups += [ops.embedding(table, x, sparse=sparse) for x in (ids, ids.unsqueeze(0), ids[:1].reshape(-1, 1, 1))]
+    for rows in lookups:
+        (grad,) = torch.autograd.grad(rows.sum(), table)
+        assert grad.shape == shape and grad.is_sparse == sparse
+
+
 # ---- Large ----------------------------------------------------------------------------------------------------------
 
 

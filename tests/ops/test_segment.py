@@ -395,9 +395,9 @@ def test_gradient_checks(reduction: str, wrong: dict, text: str) -> None:
 
 @each_reduction
 def test_negative_output_dim0(reduction: str) -> None:
-    with pytest.raises(ValueError, match="output_dim0 must be >= 0, got -2"):
+    with pytest.raises(ValueError, match=": output_dim0 must be >= 0, got -2"):
         GRAD[reduction](VALUES, INDICES, SEGMENT_IDS, -2)
-    with pytest.raises(ValueError, match="output_dim0 must be >= 0, got -2"):
+    with pytest.raises(ValueError, match=": dense_output_dim0 must be >= 0, got -2"):
         GRAD_V2[reduction](VALUES, INDICES, SEGMENT_IDS, -2)
 
 

@@ -221,7 +221,7 @@ def _embedding_backward(ctx, grad):
     (indices,) = ctx.saved_tensors
     result = _weight_grad(
         ctx.sparse,
-        grad.reshape(-1, grad.shape[-1]),
+        grad.reshape(indices.numel(), grad.shape[-1]),  # -1 would not do where there are no columns
         indices.reshape(-1),
         None,
         None,

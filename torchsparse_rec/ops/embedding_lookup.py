@@ -144,7 +144,7 @@ def embedding_lookup_sparse(
         raise ValueError("row_ids and num_rows must be None where offsets are given")
     places = _places(flat, ids, partition_strategy, keep_padding=False)
     pooled = _pool(flat, places, offsets, weights, mode, _NO_PADDING, max_norm, sparse, nan_weights)
-    return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
+    return pooled.reshape(pooled.shape[0], *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
 
 def safe_embedding_lookup_sparse(
@@ -224,7 +224,7 @@ def safe_embedding_lookup_sparse(
     weights = None if weights is None else kept_weights
     places = _places(flat, indices, partition_strategy, keep_padding=True)
     pooled = _pool(flat, places, offsets, weights, mode, total, max_norm, sparse, nan_weights)
-    return pooled.reshape(-1, *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
+    return pooled.reshape(pooled.shape[0], *shards[0].shape[1:]) if shards[0].dim() != 2 else pooled
 
 
 def _shards(params: Tensor | Sequence[Tensor]) -> list[Tensor]:
@@ -248,7 +248,8 @@ class _FlatRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        values = grad._values().reshape(-1, *ctx.shape[1:])
+        values = grad._values()
+        values = values.reshape(values.shape[0], *ctx.shape[1:])
         return torch.sparse_coo_tensor(grad._indices(), values, ctx.shape, is_coalesced=True, check_invariants=False)
 
 

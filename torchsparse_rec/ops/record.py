@@ -156,7 +156,7 @@ def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, pa
 
     Raises:
         ValueError: for a wrong dtype, rank or device, a plane that leaves its source, another number of planes than
-            the parts' elements have bytes, or an ``out`` that is too small or shares a source's memory.
+            the parts' elements have bytes, or an ``out`` that is too small or shares memory with another tensor.
 
     Source:
         The shuffle filter of HDF5 and Blosc.

@@ -196,14 +196,15 @@ def sparse_segment_sum_grad(
         segment_ids: ``[N]``, int32 or int64, in ``[0, S)``; they need not be sorted.
         output_dim0: rows of ``data`` in the forward operation.
         out: where to write the result; resized as torch's ``out=`` does, so that a buffer can be reused. Writing into
-            memory that is already mapped is several times faster than into fresh memory.
+            memory that is already mapped is several times faster than into fresh memory. It shares no memory with the
+            other tensors, and where it is resized no storage.
 
     Returns:
         ``[output_dim0, ...]``; rows without entries are zero. Differentiable in ``grad`` unless ``out`` is given.
 
     Raises:
         IndexError: an index outside ``[0, output_dim0)`` or a segment id outside ``[0, S)``.
-        ValueError: wrong shapes, dtypes or devices.
+        ValueError: wrong shapes, dtypes or devices; an ``out`` that shares memory.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it.
 
@@ -274,7 +275,8 @@ def sparse_segment_sum_grad_v2(
         indices: likewise.
         segment_ids: likewise.
         dense_output_dim0: rows of ``data`` in the forward operation.
-        out: ``(values, rows)`` to write into; both are resized as torch's ``out=`` does.
+        out: ``(values, rows)`` to write into; both are resized as torch's ``out=`` does. They share no memory with the
+            other tensors or each other, and where they are resized no storage.
 
     Returns:
         ``(values, rows)``: ``values [U, ...]`` and the sorted, unique ids ``rows [U]`` of those rows, in the dtype of

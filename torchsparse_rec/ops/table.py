@@ -104,7 +104,7 @@ def table_find_or_insert_(
         A tuple ``(rows, born)``, see :class:`InsertedRows`.
 
     Raises:
-        ValueError: wrong shapes, dtypes, layouts or counters.
+        ValueError: wrong shapes, dtypes, layouts or counters; tensors that share memory.
 
     On CUDA nothing waits for the device. A key that finds no room has row -1, and ``counters[2]`` says so.
 
@@ -151,7 +151,8 @@ def tables_find_or_insert_(
         A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts rows has the ids, and born -1.
 
     Raises:
-        ValueError: wrong shapes, dtypes, layouts or counters; parts that are none.
+        ValueError: wrong shapes, dtypes, layouts or counters; parts that are none; tensors that share memory, as of
+            one table named twice.
 
     On CUDA nothing waits for the device.
 
@@ -185,7 +186,7 @@ def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | 
         ``[N]`` int64: the rows that have become free; -1 where there was nothing to erase.
 
     Raises:
-        ValueError: wrong shapes, dtypes or layouts.
+        ValueError: wrong shapes, dtypes or layouts; tensors that share memory.
 
     On CUDA nothing waits for the device.
 
@@ -215,7 +216,7 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
         ``[buckets, 16]`` int32.
 
     Raises:
-        ValueError: wrong shapes, dtypes or layouts; buckets not in [1, 2^40).
+        ValueError: wrong shapes, dtypes or layouts; buckets not in [1, 2^40); tensors that share memory.
 
     On CUDA nothing waits for the device.
 
@@ -245,7 +246,7 @@ def count_min_sketch_(
         of about ``(1 - exp(-num_hashes * distinct / W)) ** num_hashes``. 0 where masked out.
 
     Raises:
-        ValueError: wrong shapes or dtypes; num_hashes outside [1, 64].
+        ValueError: wrong shapes or dtypes; num_hashes outside [1, 64]; tensors that share memory.
 
     On CUDA nothing waits for the device.
 

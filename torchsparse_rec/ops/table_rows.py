@@ -47,7 +47,7 @@ def table_initialize_(
     Raises:
         IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
         RuntimeError: ``weight`` requires grad and grad mode is enabled.
-        ValueError: wrong shapes, dtypes, kind or parameters.
+        ValueError: wrong shapes, dtypes, kind or parameters; tensors that share memory.
 
     Computed in float64 and rounded once. On CUDA nothing waits for the device.
 
@@ -127,7 +127,7 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
     Raises:
         IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
         RuntimeError: ``weight`` requires grad and grad mode is enabled.
-        ValueError: wrong shapes or dtypes.
+        ValueError: wrong shapes or dtypes; tensors that share memory.
 
     On CUDA nothing waits for the device.
 

@@ -44,7 +44,8 @@ def gradient_of(optimizer: str, parameter: Tensor, zero_rows_are_idle: bool) -> 
                 f"{optimizer}: a sparse gradient must have one sparse dimension, its rows, got {grad.sparse_dim()}"
             )
         grad = coalesced(grad)
-        return Gradient(grad._indices()[0], grad._values().reshape(-1, width))
+        values = grad._values()
+        return Gradient(grad._indices()[0], values.reshape(values.shape[0], width))
     values = grad.reshape(parameter.shape[0], width).contiguous()
     if not zero_rows_are_idle:
         return Gradient(None, values)
