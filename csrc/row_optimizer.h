@@ -33,7 +33,8 @@
 // * Errors: ValueError for shapes, dtypes, layouts, hyperparameters outside their range and rows that do not increase;
 //   IndexError for a row outside [0, V). After an error nothing is written. On CUDA a row that is outside, or not above
 //   its predecessor, is skipped and reported.
-// * NaN and infinite gradients follow the formulas. The mean over a row without elements is 0.
+// * NaN and infinite gradients follow the formulas. So does a second moment that has overflowed, in idle steps too: its
+//   element stays where it is, but for decay. The mean over a row without elements is 0.
 //
 // Determinism: one thread owns a row: the same bits on every run, for every number of threads and, on the CPU, every
 // instruction set. CUDA's differ: products are fused with additions.

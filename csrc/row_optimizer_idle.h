@@ -82,7 +82,7 @@ static_assert(sizeof(LinearMap) == kHistoryColumns * sizeof(double) && sizeof(Ad
 
 // A part of S: consecutive steps, expanded around their mean A. With x = a q / (a q + eps), in [0, 1]:
 //   S <- d S + (m0 + x^2 (m2 - x m3)) / (a q + eps)
-// a and the m count from the step where the row is, d is over this part's steps.
+// a and the m count from the step where the row is, d is over this part's steps. An infinite q gives 0.
 template <class A>
 struct AdamTerm {
   A a, m0, m2, m3, d;
@@ -90,7 +90,8 @@ struct AdamTerm {
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE A of(A q, A eps) const {
     const A shrunk = a * q;
     const A inverse = A(1) / (shrunk + eps);
-    const A x = shrunk * inverse;
+    const A ratio = shrunk * inverse;
+    const A x = ratio < A(1) ? ratio : A(1);  // also of infinity times 0
     return inverse * (m0 + x * x * (m2 - x * m3));
   }
 };

@@ -63,6 +63,13 @@ TSR_HOST_DEVICE AdamTerm<A> as_term(const AdamTerm<double>& term) {
 
 // ---- What rules share -----------------------------------------------------------------------------------------------
 
+// What is left of an average of squares. An infinite one stays, also where `kept` is 0 for being too small for A.
+template <class A>
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE A faded(A average, A kept) {
+  const A left = average * kept;
+  return average <= std::numeric_limits<A>::max() ? left : average;
+}
+
 // A decay of 0 leaves the gradient alone, whatever the weight is.
 template <class A>
 TSR_HOST_DEVICE TSR_ALWAYS_INLINE A decayed(A grad, A weight, A decay) {
@@ -210,7 +217,7 @@ struct AdamRule : ElementRule<A> {
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const AdamIdle<A>& idle, A sum, A& w, A* state) const {
     w = idle.d * w - state[0] * sum;
     state[0] *= idle.p1;
-    state[1] *= idle.p2;
+    state[1] = faded(state[1], idle.p2);
   }
 };
 
@@ -229,14 +236,16 @@ struct PartialRowwiseAdamRule {
 
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void gather(A, A*, A grad, A* sums) const { sums[0] += grad * grad; }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE A row(const A* sums, int64_t dim, A* row_state) const {
-    *row_state += at.incoming2 * (mean_of(sums[0], dim) - *row_state);
+    const A mean = mean_of(sums[0], dim);
+    // An infinite average stays, or becomes NaN by the mean alone.
+    *row_state += *row_state <= std::numeric_limits<A>::max() ? at.incoming2 * (mean - *row_state) : mean;
     return at.step_size / at.divisor(*row_state);
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void step(A& w, A* state, A grad, A rate) const {
     state[0] += at.incoming1 * (grad - state[0]);
     w = at.kept * w - rate * state[0];
   }
-  // The row's state is the caller's to multiply by p2, once.
+  // The row's state is the caller's to let fade by p2, once.
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const AdamIdle<A>& idle, A sum, A& w, A* state) const {
     w = idle.d * w - state[0] * sum;
     state[0] *= idle.p1;
@@ -274,7 +283,7 @@ struct RmspropRule : ElementRule<A> {
     }
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const LinearIdle<A>& idle, A& w, A* state) const {
-    state[0] *= idle.p;
+    state[0] = faded(state[0], idle.p);
     if constexpr (kCentered) state[kAverage] *= idle.p;
     if constexpr (kMomentum) idle.move(w, state[1]);
   }
@@ -312,8 +321,8 @@ struct AdadeltaRule : ElementRule<A> {
     w -= lr * delta;
   }
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void catch_up(const LinearIdle<A>& idle, A&, A* state) const {
-    state[0] *= idle.p;
-    state[1] *= idle.p;
+    state[0] = faded(state[0], idle.p);
+    state[1] = faded(state[1], idle.p);
   }
 };
 

@@ -191,7 +191,7 @@ class TableRow {
   // The row's own state as of now.
   __device__ A caught_up_own() const {
     if constexpr (Needs::kRowState && Needs::kAdam) {
-      if (behind_) return own_ * adam().p2;
+      if (behind_) return faded(own_, adam().p2);
     }
     return own_;
   }

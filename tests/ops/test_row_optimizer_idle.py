@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from calls import assert_same_bits
+from optim.dense_optimizers import Dense
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -58,3 +59,39 @@ def test_a_gap_does_not_depend_on_the_call() -> None:
         return ops.row_optimizer_current(weight, states, last, history, rows, **given)
 
     assert_same_bits(torch.cat([current(row) for row in rows.split(1)]), current(rows))
+
+
+# Second moments that are forgotten within a gap of the test.
+OVERFLOWING = {
+    "adam": (3, [0.01, 0.5, 0.5, 1e-8, 0.0, 0.0, 0.0]),
+    "adamw": (3, [0.01, 0.5, 0.5, 1e-8, 0.1, 1.0, 0.0]),
+    "amsgrad": (4, [0.01, 0.5, 0.5, 1e-8, 0.0, 0.0, 0.0]),
+    "partial_rowwise_adam": (5, [0.01, 0.5, 0.5, 1e-8, 0.1]),
+    "rmsprop": (6, [0.01, 0.5, 1e-8, 0.0, 0.5, 0.0]),
+    "rmsprop_centered": (6, [0.01, 0.9, 1e-8, 0.0, 0.0, 1.0]),
+    "adadelta": (8, [1.0, 0.5, 1e-6, 0.0]),
+}
+
+
+@pytest.mark.parametrize("gap", [1, 3, 200])
+@pytest.mark.parametrize("rule", OVERFLOWING)
+def test_an_overflowed_second_moment_moves_nothing(rule: str, gap: int, kernels: str) -> None:
+    """It stays infinite, as step by step, also where its factor is too small for float32; its weights are finite."""
+    number, h = OVERFLOWING[rule]
+    weight, last = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.zeros(2, dtype=torch.int32)
+    states = [torch.zeros(2, 3) for _ in range(states_of(number, h))]
+    if number == 5:
+        states[1] = torch.zeros(2)
+    dense, history = Dense(number, weight.clone(), [x.clone() for x in states]), ops.new_history(gap + 2)
+    everything, ones = torch.tensor([0, 1]), torch.ones(2, 3)
+    overflows = torch.tensor([[1e20, 1.0, -2.0], [1.0, 1.0, 1.0]])
+    plan = [(everything, overflows), *[(everything[1:], ones[1:])] * gap, (everything, ones)]
+    for step, (rows, values) in enumerate(plan, start=1):
+        given = {"rule": number, "hyperparameters": h, "step": step}
+        ops.row_optimizer_update_([weight], states, [last], history, [rows], [values], **given)
+        ops.row_optimizer_advance_(history, **given)
+        dense.step(torch.zeros(2, 3).index_copy(0, rows, values), h)
+        if step > gap:
+            current = ops.row_optimizer_current(weight, states, last, history, everything, **given)
+            assert torch.isfinite(dense.weight).all() and any(torch.isinf(x).any() for x in states)
+            torch.testing.assert_close(current, dense.weight, rtol=1e-5, atol=1e-6)
