@@ -11,7 +11,8 @@
 //   step together; at base all rows were current. row_optimizer_advance_ appends the map of step `step`, after its
 //   updates: learning rates and all other hyperparameters but eps may differ from step to step.
 // * last_steps empty: no rows are caught up. That is right where the rule does not move idle rows, where every step has
-//   rows = all, and is the rule called lazy otherwise.
+//   rows = all, and is the rule called lazy otherwise. A named row whose g is zero in every column (-0 is zero, NaN is
+//   not) then counts as one that is not named: it is left alone, states and all.
 // * row_optimizer_current(weight, states, last_step, history, rows, ...) -> [U, D]: what the rows of weight are as of
 //   step `step`, all written steps and all idle ones; nothing is written. Rows in any order, repeated as one likes.
 //   row_optimizer_make_current_ writes just that, for all rows; weights and states.
@@ -129,6 +130,12 @@ inline bool decay_is_coupled(OptimizerRule rule, const std::vector<double>& h) {
     default:
       return false;
   }
+}
+
+// Whether a step that catches up no rows must look for zeros among those that it names: plain descent does not move
+// them.
+inline bool must_skip_zeros(OptimizerRule rule, const std::vector<double>& h) {
+  return rule != OptimizerRule::kSgd || h[1] != 0 || h[4] != 0;
 }
 
 // A table that is only read may have any layout: where its rows are not whole, a copy.

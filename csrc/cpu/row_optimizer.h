@@ -36,8 +36,9 @@ struct RowBlock {
   A* state[kMostOptimizerStates];
   const int64_t* rows;
   int64_t state_stride[kMostOptimizerStates];
-  const A* grad;  // [count, dim]; null where there is no step
-  A scale;        // what grad is multiplied by
+  const A* grad;     // [count, dim]; null where there is no step
+  A scale;           // what grad is multiplied by
+  bool skips_zeros;  // leaves rows alone whose gradient is zero
   int64_t dim, count;
   const IdleSteps<A>* const* idle;  // [count], null for a row that is not behind; null: none is
   const AdamTerm<A>* terms;
@@ -85,7 +86,8 @@ class OptimizerStep {
         number(step),
         states(static_cast<int>(state_names(rule, hyperparameters).size())),
         row_state(tsr::row_state(rule)),
-        scale(static_cast<A>(scale)) {}
+        scale(static_cast<A>(scale)),
+        skips_zeros(history == nullptr && must_skip_zeros(rule, hyperparameters)) {}
   OptimizerStep(const OptimizerStep&) = delete;
   OptimizerStep& operator=(const OptimizerStep&) = delete;
 
@@ -102,6 +104,7 @@ class OptimizerStep {
   const int64_t number;
   const int states, row_state;
   const A scale;
+  const bool skips_zeros;  // among named rows
 };
 
 // Rows whose last steps are looked up together.
@@ -171,8 +174,8 @@ class RowStepper {
   int64_t dim() const { return dim_; }
   bool behind(int64_t row) const { return last_step_ != nullptr && last_step_[row] < step_->now; }
 
-  // Catches up the rows and makes the step with their gradients, values [count, dim]. R: int64_t or uint32_t. A row
-  // must not occur twice, nor be another thread's.
+  // Catches up the rows and makes the step with their gradients, values [count, dim], but for rows that it leaves alone
+  // because they are zero. R: int64_t or uint32_t. A row must not occur twice, nor be another thread's.
   template <class R>
   void step(StepWorker<A>& worker, const R* rows, const A* values, int64_t count) const;
 
@@ -188,7 +191,7 @@ class RowStepper {
  private:
   int64_t gap(int64_t row) const;
   RowBlock<A> block(StepWorker<A>& worker, const int64_t* rows, int64_t count) const;
-  void step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count) const;
+  void step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count, bool skips_zeros) const;
   void current_block(StepWorker<A>& worker, const int64_t* rows, int64_t count, T* out) const;
   void catch_up_block(StepWorker<A>& worker, const int64_t* rows, const int64_t* gaps, int64_t count) const;
   // For weights in a type of their own: the rows into scratch memory, as rows 0 .. count - 1 of the block; and back.

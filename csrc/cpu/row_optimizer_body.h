@@ -217,6 +217,15 @@ static inline __attribute__((always_inline)) void step_row(const RowLoop<Rule, A
   }
 }
 
+// Most rows say no at their first element.
+template <class A>
+static inline bool is_zero(const A* grad, A scale, int64_t dim) {
+  for (int64_t d = 0; d < dim; ++d) {
+    if (!(scale * grad[d] == A(0))) return false;
+  }
+  return true;
+}
+
 template <class Rule, class A>
 static RowLoop<Rule, A> row_loop(const void* rule, const RowBlock<A>& block) {
   return {*static_cast<const Rule*>(rule), block.dim, block.scale, block.terms, block.scratch};
@@ -228,7 +237,9 @@ static void step_rows(const void* rule, const RowBlock<A>& given) {
   const RowLoop<Rule, A> loop = row_loop<Rule>(rule, block);
   for (int64_t i = 0; i < block.count; ++i) {
     fetch_place<Rule>(block, i);
-    step_row(loop, row_place<Rule>(block, i), block.idle != nullptr ? block.idle[i] : nullptr);
+    const RowPlace<A> row = row_place<Rule>(block, i);
+    if (block.skips_zeros && is_zero(row.grad, block.scale, block.dim)) continue;
+    step_row(loop, row, block.idle != nullptr ? block.idle[i] : nullptr);
   }
 }
 

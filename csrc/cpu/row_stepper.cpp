@@ -178,9 +178,11 @@ void RowStepper<T>::narrow(const int64_t* rows, const RowBlock<A>& block) const 
 }
 
 template <class T>
-void RowStepper<T>::step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count) const {
+void RowStepper<T>::step_block(StepWorker<A>& worker, const int64_t* rows, const A* values, int64_t count,
+                               bool skips_zeros) const {
   RowBlock<A> at = block(worker, rows, count);
   at.grad = values;
+  at.skips_zeros = skips_zeros;
   const IdleSteps<A>* idle[kBlockRows];
   if (last_step_ != nullptr) {
     int64_t gaps[kBlockRows], most = 0;
@@ -206,7 +208,7 @@ void RowStepper<T>::step(StepWorker<A>& worker, const R* rows, const A* values, 
   for (int64_t begin = 0; begin < count; begin += kBlockRows) {
     const int64_t n = std::min(kBlockRows, count - begin);
     for (int64_t i = 0; i < n; ++i) block[i] = static_cast<int64_t>(rows[begin + i]);
-    step_block(worker, block, values + begin * dim_, n);
+    step_block(worker, block, values + begin * dim_, n, step_->skips_zeros);
   }
 }
 
@@ -216,7 +218,7 @@ void RowStepper<T>::step_all(StepWorker<A>& worker, const A* values, int64_t beg
   for (int64_t first = begin; first < end; first += kBlockRows) {
     const int64_t n = std::min(kBlockRows, end - first);
     for (int64_t i = 0; i < n; ++i) block[i] = first + i;
-    step_block(worker, block, values + (first - begin) * dim_, n);
+    step_block(worker, block, values + (first - begin) * dim_, n, /*skips_zeros=*/false);
   }
 }
 

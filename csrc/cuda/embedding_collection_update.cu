@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kStepThreads, sizeof(A) == sizeof(float) ? 4 :
     const Part& part = in.parts.parts[mine.w];
     const OptimizerTable& table = in.tables[mine.w];
     const RowTeam team(table.lanes_log2);
-    TableRow<A, Rules>(in.optimizer, table, mine.row).step(team, [&](int64_t column, A* to) {
+    TableRow<A, Rules>(in.optimizer, table, mine.row).template step<true>(team, [&](int64_t column, A* to) {
       if (mine.entries > kPiece) {
         const A* const values = in.values + in.slots[group_of_block(in, mine.w, block)] * in.stride + column;
 #pragma unroll

@@ -20,7 +20,7 @@ struct TableWork {
 constexpr int kRowThreads = 128;
 template <class Rules, class A>
 constexpr int blocks_at_once() {
-  return !RuleNeeds<Rules>::kAdam ? 6 : sizeof(A) == sizeof(float) ? 5 : 4;
+  return (sizeof(A) == sizeof(float) ? 6 : 5) - RuleNeeds<Rules>::kAdam;
 }
 
 // One launch for all tables: each has blocks of its own, for teams of its own width.
@@ -76,6 +76,21 @@ __device__ int64_t checked_row(const AllTables& all, int64_t k, int64_t u, bool 
   return row;
 }
 
+// A gradient that lies in memory is looked at before its row is: TableRow's step has no registers left for both.
+template <class A, class Gradient>
+__device__ bool is_zero(const OptimizerCall<A>& call, const RowTeam& team, int64_t columns, const Gradient& gradient) {
+  constexpr int width = kLaneColumns<A>;
+  for (int64_t first = 0; first < columns; first += team.lanes() * width) {
+    const int64_t column = first + team.lane() * width;
+    A grad[width] = {};
+    gradient(column, grad);
+#pragma unroll
+    for (int c = 0; c < width; ++c) grad[c] *= call.scale();
+    if (!are_zeros(team, grad, columns - column)) return false;
+  }
+  return true;
+}
+
 template <class Rules, class A>
 __global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
     row_optimizer_update_kernel(const __grid_constant__ OptimizerCall<A> call, const __grid_constant__ AllTables all,
@@ -85,11 +100,13 @@ __global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
     if (row < 0) return;
     const OptimizerTable& table = all.tables[k];
     const TableWork& work = all.work[k];
-    TableRow<A, Rules>(call, table, row).step(team, [&](int64_t column, A* to) {
+    const auto gradient = [&](int64_t column, A* to) {
       constexpr int width = kLaneColumns<A>;
       load_as<width>(static_cast<ScalarType>(work.values_dtype), work.values, u * table.columns + column,
                      table.columns - column, width <= work.values_vector, to);
-    });
+    };
+    if (work.rows != nullptr && skips_zeros(call, table) && is_zero(call, team, table.columns, gradient)) return;
+    TableRow<A, Rules>(call, table, row).template step</*kLooks=*/false>(team, gradient);
   });
 }
 
@@ -187,12 +204,12 @@ OptimizerCall<A> optimizer_call(DeviceCall& call, const OptimizerArguments& argu
     with_rules(result, [&](auto rules) { result.rule = index_of<Rule>(rules); });
     result.states = Rule::kStates;
     result.row_sums = Rule::kRowSums;
-    result.gather_writes = Rule::kGatherWrites;
     if constexpr (is_adam(idle_kind<Rule>())) result.eps = rule.eps();
     std::memcpy(result.scalars, &rule, sizeof(rule));
   });
   result.weight_dtype = arguments.weight_dtype;
   result.rounds_by_chance = arguments.rounds_by_chance;
+  result.skips_zeros = must_skip_zeros(arguments.rule, arguments.hyperparameters);
   result.sign = arguments.maximize ? A(-1) : A(1);
   if (arguments.grad_scale) {
     if (arguments.grad_scale->scalar_type() == ScalarType::Float) {

@@ -6,9 +6,9 @@
 // there.
 //
 //   TableRow<A, Rules> row(call, table, number);
-//   row.step(team, gradient)    catches the row up, makes the step, and writes it
-//   row.make_current(team)      catches the row up, and writes it
-//   row.now(column, weight)     some columns as of now; nothing is written
+//   row.step<kLooks>(team, gradient)    catches the row up, makes the step, and writes it
+//   row.make_current(team)              catches the row up, and writes it
+//   row.now(column, weight)             some columns as of now; nothing is written
 #pragma once
 #include "row_optimizer_columns.cuh"
 
@@ -60,26 +60,28 @@ class TableRow {
     if (team.lane() == 0) finish(caught_up_own());
   }
 
-  // All lanes of the team call it together.
+  // All lanes of the team call it together. kLooks: whether it leaves a row alone that skips zeros and is one.
   //
   // gradient(column, to) writes the gradient of columns [column, column + kWidth), before it is scaled, to `to`, an
   // A[kWidth] of zeros; beyond the last column it may write what it likes. All lanes call it together, those beyond the
-  // last column too. Where the rule needs sums over the row, and the row is wider than what a team's lanes hold at
-  // once, it is called twice for every column, and must give the same both times.
-  template <class Gradient>
+  // last column too. Where the row is wider than what a team's lanes hold at once, it may be called several times for a
+  // column, and must give the same each time.
+  template <bool kLooks, class Gradient>
   __device__ void step(const RowTeam& team, const Gradient& gradient) const {
     const int64_t tile = team.lanes() * kWidth;
-    const bool adds_up = Needs::kRowSums && call_.row_sums > 0, is_held = adds_up && table_.columns <= tile;
+    const bool adds_up = Needs::kRowSums && call_.row_sums > 0;
+    // As far as the row has been seen.
+    bool is_zero = kLooks && skips_zeros(call_, table_), is_held = false;
     team.wait();  // until all lanes have read
     A own = caught_up_own(), of_row = 0;
     RowColumns<A, kWidth> x;
     A grad[kWidth];
-    // The first pass adds up, the second steps.
-    for (int pass = adds_up ? 0 : 1; pass < 2; ++pass) {
+    // The first pass adds up and looks for anything but zeros; it writes nothing. The second steps.
+    for (int pass = adds_up || is_zero ? 0 : 1; pass < 2; ++pass) {
       A sums[2] = {};
       for (int64_t first = 0; first < table_.columns; first += tile) {
         const int64_t column = first + team.lane() * kWidth;
-        if (pass == 0 || !is_held) {
+        if (!is_held) {
           // First, as it may take many registers: of the row's columns there are none yet.
 #pragma unroll
           for (int c = 0; c < kWidth; ++c) grad[c] = 0;
@@ -87,10 +89,11 @@ class TableRow {
 #pragma unroll
           for (int c = 0; c < kWidth; ++c) grad[c] *= call_.scale();
           load(column, x);
+          gather(column, grad, x, sums);
         }
         if (pass == 0) {
-          gather(column, grad, x, sums);
-          if (Needs::kGatherWrites && call_.gather_writes && !is_held) store_states(column, x);
+          is_zero = is_zero && are_zeros(team, grad, table_.columns - column);
+          if (!is_zero && !adds_up) break;
           continue;
         }
         if (behind_) catch_up(x);
@@ -101,7 +104,10 @@ class TableRow {
         store_weights(column, x);
         store_states(column, x);
       }
-      if (pass == 0) of_row = value_of_row(team, sums, own);
+      if (pass == 1) break;
+      if (is_zero) return;
+      if (adds_up) of_row = value_of_row(team, sums, own);
+      is_held = table_.columns <= tile;
     }
     if (team.lane() == 0) finish(own);
   }

@@ -53,7 +53,6 @@ struct RuleNeeds<RuleList<Rules...>> {
   static constexpr bool kAdam = (is_adam(idle_kind<Rules>()) || ...);
   static constexpr bool kRowState = (Rules::kRowState || ...);
   static constexpr bool kRowSums = ((Rules::kRowSums > 0) || ...);
-  static constexpr bool kGatherWrites = (Rules::kGatherWrites || ...);
   static constexpr int kStates = std::max({Rules::kStates...});
 };
 
@@ -65,8 +64,8 @@ struct OptimizerCall {
   int32_t row_sums = 0;
   IdleKind idle = IdleKind::kNone;
   ScalarType weight_dtype{};
-  bool gather_writes = false;
   bool rounds_by_chance = false;
+  bool skips_zeros = false;       // among named rows of tables that are not caught up
   A eps = 0;                      // of Adam's family
   A sign = 1;                     // of gradients
   const A* grad_scale = nullptr;  // one of the two, or none
@@ -131,6 +130,8 @@ class RowTeam {
   }
   __device__ void wait() const { __syncwarp(mask()); }
 
+  __device__ bool any(bool value) const { return __any_sync(mask(), value) != 0; }
+
   // The sum over the lanes, in a fixed tree; every lane has it.
   template <class A>
   __device__ A sum(A value) const {
@@ -151,6 +152,21 @@ struct RowColumns {
   A state[width][kMostOptimizerStates] = {};
   A sums[width] = {};  // S of Adam's family, where it has parts
 };
+
+// Whether a step leaves named rows of the table alone whose gradient is zero.
+template <class A>
+__device__ __forceinline__ bool skips_zeros(const OptimizerCall<A>& call, const OptimizerTable& table) {
+  return call.skips_zeros && table.last_step == nullptr;
+}
+
+// Whether what the team's lanes have of a gradient is zero, each in `count` columns.
+template <class A, int width>
+__device__ __forceinline__ bool are_zeros(const RowTeam& team, const A (&grad)[width], int64_t count) {
+  bool found = false;
+#pragma unroll
+  for (int c = 0; c < width; ++c) found |= c < count && !(grad[c] == A(0));
+  return !team.any(found);
+}
 
 // f(c, from[c]) for c below count and width.
 template <int width, class T, class F>

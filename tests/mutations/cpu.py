@@ -78,6 +78,7 @@ MUTATIONS = [
         "RowBits(*rounding_seed_, 0, rows[i])",
         "row_optimizer",
     ),
+    Mutation("row_stepper.cpp", "bound", "n, step_->skips_zeros);", "n, false);", "row_optimizer"),
     Mutation(
         "table_insert.h",
         "step",

@@ -331,6 +331,22 @@ def test_gradient_of_a_current_lookup_is_that_of_the_current_tables() -> None:
         assert_same_bits(actual, wanted)
 
 
+@pytest.mark.parametrize("dim", [3, 130, 300])
+@pytest.mark.parametrize("name", ["lamb", "ftrl", "adamw", "rowwise_adagrad"])
+def test_update_leaves_rows_alone_whose_gradients_add_up_to_zeros(name: str, dim: int, kernels: str) -> None:
+    """Rows 0 and 1 get zeros, row 2 one number in its last column, row 3 what cancels."""
+    rule, h = RULES[name]
+    weight, grad = torch.ones(5, dim), torch.zeros(3, dim)
+    states = [torch.ones(5) if ROW_STATES.get(rule) == s else torch.ones(5, dim) for s in range(states_of(rule, h))]
+    grad[0, 0], grad[1, -1], grad[2] = -0.0, 0.5, 0.75
+    items = (torch.tensor([0, 1, 2, 3, 3]), torch.tensor([0, 2, 3, 5]), torch.tensor([1.0, 1.0, 1.0, 0.5, -0.5]))
+    lists = ([0], [0], [SUM], [3], [-1], True, [True])
+    arguments = ([weight], states, [], None, grad, *items, None, *lists, None, rule, h, 3, 0, False, [])
+    _ops.embedding_collection_update_.default(*arguments)
+    for x in (weight, *states):
+        assert (x[[0, 1, 3, 4]] == 1).all() and (x[2] != 1).any()
+
+
 # ---- Memory and compilation -----------------------------------------------------------------------------------------
 
 _PEAK = """

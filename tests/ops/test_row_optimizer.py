@@ -340,6 +340,28 @@ def test_other_rows_keep_their_bits(rule: str, kernels: str) -> None:
         assert not torch.equal(after[rows], before[rows])
 
 
+@pytest.mark.parametrize("dim", [3, 200])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gradient_of_zeros_leaves_its_row_alone(rule: str, dim: int, kernels: str) -> None:
+    """States and all, where rows are named and none is caught up. NaN is no zero, nor is one column among many."""
+    sample = update_sample("", rule, ((9, dim),), catch_up=False)
+    rows, values = torch.tensor([0, 2, 3, 5, 8]), torch.zeros(5, dim)
+    values[1] *= -1
+    values[2, -1], values[3, 0], values[4] = 0.5, torch.nan, 0.5
+    arguments = (*sample.arguments[:4], [rows], [values], *sample.arguments[6:])
+    after = call(type(sample)(sample.operator, "", arguments))
+    for before, x in zip((*sample.arguments[0], *sample.arguments[1]), after, strict=True):
+        assert_same_bits(x[[0, 1, 2, 4, 6, 7]], before[[0, 1, 2, 4, 6, 7]])
+        assert not any(torch.equal(x[row], before[row]) for row in (3, 5, 8))
+
+
+@pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
+def test_a_step_of_all_rows_steps_zeros_too(rule: str, kernels: str) -> None:
+    sample = update_sample("", rule, all_rows=True, catch_up=False, zeros=True)
+    for before, after in zip((*sample.arguments[0], *sample.arguments[1]), call(sample), strict=True):
+        assert not any(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gradient_without_sense_stays_in_its_row(rule: str, bad: float, kernels: str) -> None:

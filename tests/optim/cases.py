@@ -20,7 +20,7 @@ ROWS, DIM, IDS = 64, 4, 12
 
 
 class Reference(torch.optim.Optimizer):
-    """A dense optimizer, slow and obvious. ``parameter.touched`` says which rows have a gradient."""
+    """A dense optimizer, slow and obvious. ``parameter.touched`` says which rows have a gradient that is not zero."""
 
     def __init__(self, params, **defaults):
         super().__init__(params, defaults)
@@ -203,7 +203,7 @@ def set_gradient(parameter: Tensor, batch: Batch, rows: Tensor, dense: bool) -> 
     values = rows - batch.target.to(rows.dtype)
     grad = torch.sparse_coo_tensor(batch.ids[None], values, parameter.shape, check_invariants=True)
     parameter.grad = grad.to_dense() if dense else grad
-    parameter.touched = torch.zeros(parameter.shape[0], dtype=torch.bool).index_fill_(0, batch.ids, True)
+    parameter.touched = (grad.to_dense() != 0).any(1)
 
 
 def train(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list[Batch], peak: float, first: int = 0) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def train_densely(case: Case, run: list[Batch], pooling: str, start: Tensor) -> 
         optimizer.zero_grad()
         pooled = pooled_densely(parameter, batch, pooling)
         (pooled - batch.target.to(pooled.dtype)).square().sum().mul(0.5).backward()
-        parameter.touched = torch.zeros(len(start), dtype=torch.bool).index_fill_(0, batch.ids, True)
+        parameter.touched = (parameter.grad != 0).any(1)
         optimizer.step()
     return parameter.detach()
 
@@ -206,21 +206,46 @@ def test_training_with_both_kernels(chosen: tuple) -> None:
     compare(chosen, 20)
 
 
-def _all_choices() -> Iterator[object]:
-    """Yield every choice; those that are wrong today as such."""
-    for chosen in filter(is_possible, itertools.product(tuple(BY_NAME), *CHOICES[1:])):
-        name, mode, pooling = chosen[:3]
-        # A row that was looked up and whose gradient is exactly zero, as a maximum leaves them, is Ftrl's and LAMB's to
-        # move where gradients are sparse or fused, and not where they are dense.
-        differs = name.startswith(("ftrl", "lamb")) and mode in ("dense", "auto") and pooling == "max"
-        marks = pytest.mark.xfail(strict=True, reason="rows whose gradient is zero move or not") if differs else ()
-        yield pytest.param(chosen, id=named(chosen), marks=marks)
+ALL_CHOICES = list(filter(is_possible, itertools.product(tuple(BY_NAME), *CHOICES[1:])))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("chosen", list(_all_choices()))
+@pytest.mark.parametrize("chosen", ALL_CHOICES, ids=named)
 def test_all_of_them(chosen: tuple) -> None:
     compare(chosen, 300)
+
+
+# ---- Rows whose gradient is zero -------------------------------------------------------------------------------------
+
+MAKERS = {
+    "ftrl": partial(optim.Ftrl, lr=0.1),
+    "lamb": partial(optim.LAMB, lr=0.1),
+    "lazy-sgd": partial(optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, lazy=True),
+    "lazy-adam": partial(optim.Adam, lr=0.1, lazy=True),
+    "lazy-adagrad": partial(optim.Adagrad, lr=0.1, weight_decay=0.1, lazy=True),
+    "lazy-rmsprop": partial(optim.RMSprop, lr=0.1, momentum=0.9, lazy=True),
+    "adam": partial(optim.Adam, lr=0.1),
+    "adagrad": partial(optim.Adagrad, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_rows_whose_gradient_is_zero_count_as_not_looked_up(name: str, kernels: str) -> None:
+    """A loss that masks row 2 after the first step; row 3 is looked up twice, and what it gets adds up to zero."""
+    results = []
+    for mode in MODES:
+        module = nn.Embedding(5, 2, _weight=torch.full((5, 2), 2.0), grad_mode=mode)
+        optimizer = MAKERS[name](module.parameters(), in_backward=True)
+        for step in range(4):
+            optimizer.zero_grad()
+            factors = torch.tensor([1.0, 1.0 if step == 0 else 0.0, 0.5, -0.5])
+            (module(torch.tensor([1, 2, 3, 3])) * factors[:, None]).sum().backward()
+            optimizer.step()
+        results.append(module.weight.detach().clone())
+    for mode, result in zip(MODES, results, strict=True):
+        torch.testing.assert_close(result, results[0], msg=lambda text, mode=mode: f"{mode}: {text}")
+    idles = name not in ("adam", "adagrad")
+    assert torch.equal(results[0][[0, 3, 4]], torch.full((3, 2), 2.0)) or not idles
 
 
 # ---- Rows that are idle for long -------------------------------------------------------------------------------------

@@ -230,6 +230,13 @@ def update_samples(operator: str) -> Iterator[Sample]:
             given = (x.weights, states, last_steps, history, x.grad, *x.inputs, x.argmax(), *x.lists, x.wanted)
             step = (scale, rule, h, 4 + STEPS, 3, seed % 3 == 0, [])
             yield Sample(operator, f"{x.name}-{name}-{word}", (*given, *step), x.representative)
+    for seed, name in enumerate(("lamb", "ftrl", "rowwise_adagrad", "momentum", "partial_rowwise_adam", "amsgrad")):
+        rule, h = (OTHER_RULES | IDLE_RULES)[name]
+        x = random_collection("zeros", dims=(3, 130, 300), modes=(SUM,) * 3, weighted=seed % 2 == 0, seed=seed)
+        x.grad[:3] *= -0.0
+        states, *_ = _optimizer(x, [0, 1, 2], rule, h, seed, with_history=False)
+        given = (x.weights, states, [], None, x.grad, *x.inputs, None, *x.lists, x.wanted)
+        yield Sample(operator, f"zeros-{name}", (*given, None, rule, h, 4 + STEPS, 3, False, []))
 
 
 # ---- Derivatives ----------------------------------------------------------------------------------------------------

@@ -75,10 +75,15 @@ def update_sample(
     maximize: bool = False,
     narrow: bool = False,
     seeds: list[int] | None = None,
+    zeros: bool = False,
     representative: bool = False,
     seed: int = 0,
 ) -> Sample:
-    """About half of the rows of each table make step ``base + steps + 1``, and first what they have missed."""
+    """
+    About half of the rows of each table make step ``base + steps + 1``, and first what they have missed.
+
+    With ``zeros`` every second gradient is zero, of the others all but one column.
+    """
     random = Random(seed)
     number, h = RULES[rule]
     catch_up = catch_up and rule in IDLE_RULES
@@ -89,6 +94,9 @@ def update_sample(
     counts = [n for n, _ in shapes] if all_rows else [x.shape[0] for x in rows]
     wide = dtype if narrow or dtype == torch.float64 else torch.float32
     values = [random.floats(n, dim, dtype=wide) for n, (_, dim) in zip(counts, shapes, strict=True)]
+    for x in values if zeros else ():
+        x *= -0.0
+        x[::2, -1] = 0.75
     arguments = (
         weights,
         states,
@@ -136,6 +144,13 @@ def update_samples() -> Iterator[Sample]:
         yield update_sample("first_step", rule, steps=0)
         yield update_sample("long", rule, ((3, 5),), steps=70, base=2, seed=4, dtype=torch.float64)
         yield update_sample("maximize", rule, maximize=True)
+    for rule, dim in zip(RULES, itertools.cycle((3, 130)), strict=False):
+        yield update_sample("zeros", rule, ((9, dim), (4, 1)), catch_up=False, zeros=True, dtype=next(kinds))
+    for rule in ("adamw", "momentum", "lamb"):
+        yield update_sample("zeros_of_all_rows", rule, catch_up=False, zeros=True, all_rows=True)
+        yield update_sample("zeros_caught_up", rule, zeros=True)
+    yield update_sample("zeros_wide", "lamb", ((9, 300),), zeros=True, scale=torch.tensor(-2.0), representative=True)
+    yield update_sample("zero_scale", "ftrl", scale=torch.tensor(0.0))
     yield update_sample("scaled", "adam", scale=torch.tensor(0.25))
     yield update_sample("scaled", "adamw", scale=torch.tensor([0.125]), dtype=torch.float64, representative=True)
     shapes = ((6, 9), (2, 3))

@@ -143,7 +143,8 @@ def row_optimizer_update_(
             none: then no row is caught up.
         history: the steps from ``base`` to ``step - 1``, as :func:`row_optimizer_advance_` left it. None without
             ``last_steps``.
-        rows: K times int64 ``[U]``, strictly increasing; None: all rows.
+        rows: K times int64 ``[U]``, strictly increasing; None: all rows. Without ``last_steps``, a named row whose
+            gradient is zero is left alone, states and all.
         values: K gradients, ``[U, D]``, in the dtype of the states or the weights.
         rule: one of ``OPTIMIZER_RULES``' numbers.
         hyperparameters: the rule's, in the order of csrc/row_optimizer.h.

@@ -65,7 +65,8 @@ class Adam(_Adam, torch.optim.Adam):
             decoupled_weight_decay: as torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters
             that are no tables; ``fused`` also tables as long as all their gradients are strided. A ``weight_decay``
             that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
-        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does. Default False.
+        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also those that were looked up
+            but whose gradient is zero, which SparseAdam steps. Default False.
         stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
             says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.

@@ -297,11 +297,13 @@ def row_optimizer_update_(
     for k, weight in enumerate(weights):
         mine = rows[k].tolist() if rows else range(weight.shape[0])
         for u, index in enumerate(mine):
-            row = tables.row(k, index)
+            row, g = tables.row(k, index), scale * values[k][u].double()
             if last_steps:
                 assert history is not None
                 row = _caught_up(rule, h, row, int(last_steps[k][index]), history, step - 1 - base)
-            row = RULES[rule](row, scale * values[k][u].double(), step, *h)
+            elif rows and not g.any():
+                continue
+            row = RULES[rule](row, g, step, *h)
             tables.write(k, index, row, step - base)
     return tables.results()
 
