@@ -161,10 +161,13 @@ class _Producer:
         depth: int,
     ) -> None:
         self.ready: queue.Queue = queue.Queue(depth)
-        self._stop = threading.Event()
+        self._stop, self._ended = threading.Event(), threading.Event()
         # The interpreter waits for threads that are no daemons before it calls what ends this one.
         self._thread = threading.Thread(
-            target=_produce, args=(batches, state, prepare, self.ready, self._stop), daemon=True, name="DeviceLoader"
+            target=_produce,
+            args=(batches, state, prepare, self.ready, self._stop, self._ended),
+            daemon=True,
+            name="DeviceLoader",
         )
 
     def start(self) -> None:
@@ -177,13 +180,13 @@ class _Producer:
         self._stop.set()
         until = time.monotonic() + patience
         # A forked process has no thread, and perhaps a queue that is locked for ever.
-        while self._thread.is_alive() and self._thread is not threading.current_thread():
+        while self._thread.is_alive() and not self._ended.is_set() and self._thread is not threading.current_thread():
             # The thread may be waiting for room. What it puts after this is one thing, for which there is room then.
             with suppress(queue.Empty):
                 self.ready.get_nowait()
             if time.monotonic() > until:
                 return False
-            self._thread.join(0.001)
+            self._ended.wait(0.001)  # not join(), after whose interruption Python 3.11 takes the thread for dead
         _RUNNING.discard(self)
         return True
 
@@ -207,6 +210,7 @@ def _produce(
     prepare: Callable[[Any], tuple[Any, Any]],
     ready: queue.Queue,
     stop: threading.Event,
+    ended: threading.Event,
 ) -> None:
     taken = 0
     try:
@@ -222,6 +226,8 @@ def _produce(
             del batch
     except BaseException as error:
         ready.put((_ERROR, error, None, None))
+    finally:
+        ended.set()
 
 
 def _copy_to(device: torch.device) -> Callable[[Any], tuple[Any, Any]]:
