@@ -33,10 +33,13 @@ def test_many_steps(operator, dtype, tensorflow, parity_seed):
     assert verdict.mismatches == [], (parity_seed, case.arguments)
 
 
-def gradients(rng, dtype):
+def gradients(rng, dtype, repeats=True):
     """Of a table by slices, of a dense layer by tensors, whose weights torch has transposed."""
     count = int(rng.integers(1, 12))
     indices = torch.from_numpy(rng.integers(0, SHAPES["table"][0], count))
+    if not repeats:
+        indices = indices.unique()
+        count = len(indices)
     values = torch.from_numpy(rng.standard_normal((count, SHAPES["table"][1]))).to(dtype)
     slices = compat.IndexedSlices(values, indices, torch.tensor(SHAPES["table"]))
     return [slices, *(torch.from_numpy(rng.standard_normal(SHAPES[n])).to(dtype) for n in ("kernel", "bias"))]
@@ -120,8 +123,10 @@ def test_training_goes_on_as_it_was(operator, tensorflow, parity_seed):
     rng = np.random.default_rng([parity_seed, 1, len(operator)])
     given = configuration(operator, rng)
     theirs = Theirs(tensorflow, operator, given, str(dtype).removeprefix("torch."), rng)
+    # Keras's own division of slices by slices reads beyond its values where one is repeated, and raises.
+    repeats = operator != "keras.optimizers.RMSprop"
     for _ in range(7):
-        theirs.apply(gradients(rng, dtype))
+        theirs.apply(gradients(rng, dtype, repeats))
     all_ours = []
     for source, variables in sources(theirs, list(SHAPES)):
         ours = Ours(theirs, operator, given)
@@ -132,7 +137,7 @@ def test_training_goes_on_as_it_was(operator, tensorflow, parity_seed):
     import_slots(again.optimizer, exported, list(SHAPES), again.transposed)
     all_ours.append(again)
     for _ in range(8):
-        step = gradients(rng, dtype)
+        step = gradients(rng, dtype, repeats)
         for side in (theirs, *all_ours):
             side.apply(step)
     for ours in all_ours:

@@ -131,7 +131,8 @@ def slow(monkeypatch):
 
 
 def interrupt():
-    """Ctrl-C, soon."""
+    """Ctrl-C, soon. Who starts tests in the background of a shell has told them to ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
     threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
 
@@ -175,6 +176,8 @@ def test_what_needs_the_loader_waits_for_an_iteration_that_was_given_up(slow, ne
 CTRL_C = """
 import os, signal, threading, time
 from torchsparse_rec.data import DeviceLoader
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def batches():
     yield 0
