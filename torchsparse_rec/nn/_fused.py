@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
+from ..ops._autograd import current_backward, is_reached
 from ..optim._gradients import merged, update
-from ..optim._row_optimizer import SECOND_BACKWARD, RowOptimizer, StepGroup
+from ..optim._in_backward import SECOND_BACKWARD
+from ..optim._row_optimizer import RowOptimizer, StepGroup
 from ..optim._tables import Gradient, Table, are_same, changes, table_of, writing
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
@@ -121,10 +122,7 @@ class FusedLookups:
 
     def is_wanted(self) -> bool:
         """Within a backward: whether it is to reach parameters, or only the tensors that ``inputs`` names."""
-        try:
-            return torch._C._will_engine_execute_node(get_gradient_edge(self.leaf).node)
-        except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
-            return False
+        return is_reached(self.leaf)
 
     def finish(self, number: int, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """The backward of a lookup: update the tables. Grad mode must be off."""
@@ -172,7 +170,7 @@ class FusedLookups:
     def _collect(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Keep the rows of tables that other lookups may have gradients for, until this backward ends."""
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
-        backward = torch._C._current_graph_task_id()
+        backward = current_backward()
         chosen = [k for k, want in enumerate(wanted) if want]
         for k in chosen:
             if not tables.tables[k].collect(backward, Gradient(rows[k], _wide(values[k]))):

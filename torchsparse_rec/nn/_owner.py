@@ -107,6 +107,7 @@ class FusedOwner(torch.nn.Module):
     _known_tables: dict[tuple[int, ...], Tables]
     _leaf: Tensor
     _number: int
+    _grad_mode: str | None = None
 
     def _init_fused(self) -> None:
         self._forget_lookups()
@@ -175,7 +176,7 @@ class FusedOwner(torch.nn.Module):
 
     def _may_fuse(self) -> bool:
         """Whether the grad_mode can be one of fused lookups."""
-        raise NotImplementedError
+        return self._grad_mode in ("fused", "auto")
 
     def _apply(self, fn: Any, recurse: bool = True):
         result = super()._apply(fn, recurse)

@@ -29,8 +29,6 @@ _METADATA_KEY = "torchsparse_rec_lookups"
 class HasGradMode(FusedOwner):
     """A module with one or more tables and one ``grad_mode``."""
 
-    _grad_mode: str | None = None
-
     @property
     def grad_mode(self) -> str | None:
         """``None``, ``"sparse"``, ``"dense"``, ``"fused"`` or ``"auto"``; may be set at any time."""
@@ -48,9 +46,6 @@ class HasGradMode(FusedOwner):
             if isinstance(module, TableOwner):
                 module._grad_mode = value
         self._forget_lookups()
-
-    def _may_fuse(self) -> bool:
-        return self._grad_mode in ("fused", "auto")
 
     def _may_lag(self) -> bool:
         """Whether rows can fall behind: where lookups have gradients by rows."""

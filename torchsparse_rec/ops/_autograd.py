@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
 
 from .. import _library as _library  # loads the schemas
 
@@ -21,6 +23,19 @@ def is_transformed() -> bool:
 def is_watched() -> bool:
     """Whether a mode (tracing, fake tensors) wants to see the operators themselves."""
     return torch._C._len_torch_dispatch_stack() > 0
+
+
+def current_backward() -> int:
+    """The number of the backward that runs in this thread; -1: none does."""
+    return torch._C._current_graph_task_id()  # type: ignore[no-any-return]
+
+
+def is_reached(leaf: Tensor) -> bool:
+    """Within a backward: whether it goes as far as a leaf, or only to other tensors that ``inputs`` names."""
+    try:
+        return torch._C._will_engine_execute_node(get_gradient_edge(leaf).node)  # type: ignore[no-any-return]
+    except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
+        return False
 
 
 def differentiable(

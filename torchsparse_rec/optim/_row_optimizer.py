@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
-from ._checkpoints import Checkpoints
 from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
 from ._gradients import gradient_of, update
+from ._in_backward import InBackward
 from ._tables import (
     Gradient,
     Rows,
@@ -22,25 +22,13 @@ from ._tables import (
     are_same,
     changes,
     flat,
-    forget_collected,
     growing_among,
     table_if_any,
     table_of,
     writing,
 )
 
-__all__ = ["SECOND_BACKWARD", "Rule", "RowOptimizer", "StepGroup"]
-
-
-SECOND_BACKWARD = (
-    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first has updated "
-    "it already (in the same thread or another, or it raised). Add up the losses for one backward(), call step() after "
-    "each, or choose grad_mode='sparse' for the table, whose gradients accumulate"
-)
-_ALREADY_WRITTEN = (
-    "{}, but backward() has already written this step's rows of a table in grad_mode='fused': choose "
-    "grad_mode='sparse' for it, or an optimizer without in_backward=True where the mode is 'auto'"
-)
+__all__ = ["Rule", "RowOptimizer", "StepGroup"]
 
 
 class Rule(NamedTuple):
@@ -117,7 +105,7 @@ class _Together:
         return known
 
 
-class RowOptimizer(Checkpoints):
+class RowOptimizer(InBackward):
     """
     An optimizer that steps tables by rows, and everything else as torch does.
 
@@ -132,7 +120,6 @@ class RowOptimizer(Checkpoints):
     _warned: frozenset[str] = frozenset()
     # Of the last step.
     _together: _Together | None = None
-    _stepped: list[StepGroup]
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
@@ -300,10 +287,8 @@ class RowOptimizer(Checkpoints):
             self._together = self._gather(parameters)
         groups = {id(group): group for group in self.param_groups}
         together = self._together
-        if in_backward and self._stepped:
-            clocks = {id(done.clock) for done in self._stepped}
-            if any(id(clock) in clocks for clock, _ in together.tables):
-                raise RuntimeError(SECOND_BACKWARD)
+        if in_backward:
+            self._check_first_backward(clock for clock, _ in together.tables)
         begun = [self._begin(together, k, groups[clock.group]) for k, (clock, _) in enumerate(together.tables)]
         if in_backward:
             self._stepped = [*self._stepped, *begun]
@@ -434,62 +419,3 @@ class RowOptimizer(Checkpoints):
             group.clock.advance(group.hyperparameters, group.step)
             for growing in growing_among(group.parameters):
                 growing.stepped()
-
-    # ---- What others see ---------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
-        super().zero_grad(set_to_none)
-        if self.in_backward:
-            forget_collected(self._all_parameters())
-
-    # ---- Tables that backwards have stepped --------------------------------------------------------------------------
-
-    def _end_backwards(self) -> None:
-        """
-        End the step of tables that backwards have stepped.
-
-        Raises:
-            RuntimeError: the step would have been another one here: a hyperparameter has changed since, or there is a
-                gradient that it left out.
-        """
-        if not self.in_backward:
-            return
-        forget_collected(self._all_parameters())
-        stepped, self._stepped = self._stepped, []
-        groups = {id(group): group for group in self.param_groups}
-        for done in stepped:
-            group = groups[done.clock.group]
-            rule = self._rule(group)
-            now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
-            if now != (done.rule, done.hyperparameters, done.maximize):
-                raise RuntimeError(
-                    _ALREADY_WRITTEN.format(f"{type(self).__name__}: a hyperparameter has changed before step()")
-                )
-            if any(parameter.grad is not None for parameter in done.parameters):
-                raise RuntimeError(
-                    _ALREADY_WRITTEN.format(
-                        f"{type(self).__name__}: a table has a .grad, of something else than its lookups (tied "
-                        "weights, a penalty on weight)"
-                    )
-                )
-
-    def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
-        """Raise if a backward has stepped one of the parameters since the last step: ``what`` would not count."""
-        stepped = {id(parameter) for done in self._stepped for parameter in done.parameters}
-        if any(id(parameter) in stepped for parameter in parameters):
-            raise RuntimeError(_ALREADY_WRITTEN.format(what))
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Asked by a GradScaler before its step: to take its scale, as torch's fused steps do, instead of dividing."""
-        self.refuse_stepped("GradScaler.step() divides gradients by its scale", self._all_parameters())
-        return False
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        """Set by torch's constructors."""
-
-    def _all_parameters(self) -> Iterator[Tensor]:
-        return (parameter for group in self.param_groups for parameter in group["params"])

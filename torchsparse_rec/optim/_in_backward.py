@@ -1,0 +1,97 @@
+"""The part of optimizers that is about tables which backward() steps, before step()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..ops.row_optimizer import OPTIMIZER_RULES
+from ._checkpoints import Checkpoints
+from ._tables import forget_collected
+
+if TYPE_CHECKING:
+    from ._clock import Clock
+    from ._row_optimizer import Rule, StepGroup
+
+__all__ = ["SECOND_BACKWARD", "InBackward"]
+
+SECOND_BACKWARD = (
+    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first has updated "
+    "it already (in the same thread or another, or it raised). Add up the losses for one backward(), call step() after "
+    "each, or choose grad_mode='sparse' for the table, whose gradients accumulate"
+)
+_ALREADY_WRITTEN = (
+    "{}, but backward() has already written this step's rows of a table in grad_mode='fused': choose "
+    "grad_mode='sparse' for it, or an optimizer without in_backward=True where the mode is 'auto'"
+)
+
+
+class InBackward(Checkpoints):
+    """What an optimizer made with ``in_backward=True`` knows of the step that backwards have begun."""
+
+    _rule: Callable[[dict[str, Any]], Rule]
+    _stepped: list[StepGroup]
+
+    def _check_first_backward(self, clocks: Iterable[Clock]) -> None:
+        """Raise if a backward has stepped tables of one of the clocks since the last step."""
+        stepped = {id(done.clock) for done in self._stepped}
+        if stepped and any(id(clock) in stepped for clock in clocks):
+            raise RuntimeError(SECOND_BACKWARD)
+
+    def _end_backwards(self) -> None:
+        """
+        End the step of tables that backwards have stepped.
+
+        Raises:
+            RuntimeError: the step would have been another one here: a hyperparameter has changed since, or there is a
+                gradient that it left out.
+        """
+        if not self.in_backward:
+            return
+        forget_collected(self._all_parameters())
+        stepped, self._stepped = self._stepped, []
+        groups = {id(group): group for group in self.param_groups}
+        for done in stepped:
+            group = groups[done.clock.group]
+            rule = self._rule(group)
+            now = OPTIMIZER_RULES[rule.name], rule.hyperparameters, group.get("maximize", False)
+            if now != (done.rule, done.hyperparameters, done.maximize):
+                raise RuntimeError(
+                    _ALREADY_WRITTEN.format(f"{type(self).__name__}: a hyperparameter has changed before step()")
+                )
+            if any(parameter.grad is not None for parameter in done.parameters):
+                raise RuntimeError(
+                    _ALREADY_WRITTEN.format(
+                        f"{type(self).__name__}: a table has a .grad, of something else than its lookups (tied "
+                        "weights, a penalty on weight)"
+                    )
+                )
+
+    def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
+        """Raise if a backward has stepped one of the parameters since the last step: ``what`` would not count."""
+        stepped = {id(parameter) for done in self._stepped for parameter in done.parameters}
+        if any(id(parameter) in stepped for parameter in parameters):
+            raise RuntimeError(_ALREADY_WRITTEN.format(what))
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by a GradScaler before its step: to take its scale, as torch's fused steps do, instead of dividing."""
+        self.refuse_stepped("GradScaler.step() divides gradients by its scale", self._all_parameters())
+        return False
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """Set by torch's constructors."""
+
+    def _all_parameters(self) -> Iterator[Tensor]:
+        return (parameter for group in self.param_groups for parameter in group["params"])
+
+    @torch.no_grad()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
+        super().zero_grad(set_to_none)
+        if self.in_backward:
+            forget_collected(self._all_parameters())
