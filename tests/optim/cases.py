@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchsparse_rec import optim
+from torchsparse_rec.ops._autograd import as_stored
 from torchsparse_rec.ops.row_optimizer import row_optimizer_current
 from torchsparse_rec.optim._tables import table_of
 
@@ -153,8 +154,10 @@ def current_rows(parameter: Tensor, ids: Tensor) -> Tensor:
     if not table.is_behind():
         return parameter.detach()[ids]
     rows = table.rows
+    with as_stored():
+        stored = parameter.detach()
     return row_optimizer_current(
-        parameter.detach(),
+        stored,
         rows.states,
         rows.last_step,
         rows.clock.history,

@@ -55,7 +55,9 @@ def test_a_foreign_table_that_is_converted_goes_on():
         set_gradient(parameter, batch, current_rows(parameter, batch.ids), 0 < k < 5)
         set_gradient(other, batch, other.detach()[batch.ids], True)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Adam: a sparse gradient of a table whose lookups are not ours")
+            warnings.filterwarnings(
+                "ignore", "Adam: a sparse gradient of a table whose lookups, or parameter's class, are not ours"
+            )
             mine.step()
         reference.step()
     assert table_of(parameter).is_behind()

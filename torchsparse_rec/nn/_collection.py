@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..jagged import KeyedJaggedTensor
+from ..ops._autograd import as_stored
 from ..ops.embedding_collection import lookup
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
@@ -188,13 +189,15 @@ class Collection(HasGradMode):
         """Results of all lookups; ``lengths``, of each key, are needed where tables grow."""
         if not self._growing:
             plan, weights = self._plan(places), self._stored_weights()
-            return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids))
+            with as_stored():
+                return self._look_up_rows(plan, weights, ids, self._kinds(plan, weights, ids))
         if torch.compiler.is_compiling():
             return _look_up_growing_untraced(self, places, ids, lengths)
         assert lengths is not None
         plan, weights, ids = rows_of_keys(self._plan(places), self._stored_weights(), self._growing, ids, lengths)
-        kinds = self._kinds(plan, weights, ids)  # which may write the tables
         with ExitStack() as stack:
+            stack.enter_context(as_stored())
+            kinds = self._kinds(plan, weights, ids)  # which may write the tables
             for table in sorted(self._growing.values(), key=lambda table: table.lock_number()):
                 stack.enter_context(table._guard.reading())
             return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn import Parameter
 
-from ..ops._autograd import current_backward, is_reached
+from ..ops._autograd import as_stored, current_backward, is_reached
 from ..optim._gradients import merged, update
 from ..optim._in_backward import SECOND_BACKWARD
 from ..optim._row_optimizer import RowOptimizer, StepGroup
@@ -67,7 +67,7 @@ class FusedLookups:
         """The tables, as they are stored now."""
         weights, known = self._weights(), self._tables
         if known is not None and (weights is None or are_same(known.weights, weights)):
-            return known
+            return known.refresh()
         assert weights is not None
         self._tables = Tables(weights)
         return self._tables
@@ -127,8 +127,8 @@ class FusedLookups:
     def finish(self, number: int, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         """The backward of a lookup: update the tables. Grad mode must be off."""
         tables = self.tables()
-        wanted = [weight.requires_grad for weight in tables.weights]
-        with _lock:
+        with _lock, as_stored():
+            wanted = [weight.requires_grad for weight in tables.weights]
             awaited = _outstanding.remove(number, tables)
             if self.plan.scale_grad_by_freq:
                 alone = [False] * len(wanted)
@@ -150,20 +150,19 @@ class FusedLookups:
         for optimizer, parameters in self._by_optimizer(tables, wanted):
             with writing(parameters):
                 for group in optimizer.begin_step(parameters, in_backward=True):
-                    here = [True] * len(wanted)
-                    if len(group.parameters) < len(wanted):
-                        its = {id(parameter) for parameter in group.parameters}
-                        here = [id(weight) in its for weight in tables.weights]
-                    if group.all_rows:
-                        self._update_all_rows(tables, group, here, grad, ids, argmax)
-                    else:
-                        self.plan.update(tables.weights, group, here, grad, ids, argmax)
-                    optimizer.end_step([group])
+                    with group.clock.lock:
+                        self._update_group(tables, group, grad, ids, argmax)
+                        optimizer.end_step([group])
 
-    def _update_all_rows(
-        self, tables: Tables, group: StepGroup, wanted: list[bool], grad: Tensor, ids: Ids, argmax: Tensor | None
-    ) -> None:
-        """Update tables whose rows without gradient move in a way that only a pass over all of them follows."""
+    def _update_group(self, tables: Tables, group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
+        wanted = [True] * len(tables.weights)
+        if len(group.parameters) < len(wanted):
+            its = {id(parameter) for parameter in group.parameters}
+            wanted = [id(weight) in its for weight in tables.weights]
+        if not group.all_rows:
+            self.plan.update(tables.weights, group, wanted, grad, ids, argmax)
+            return
+        # Rows without gradient move in a way that only a pass over all of them follows.
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         update(group, [Gradient(rows[k], _wide(values[k])) for k, want in enumerate(wanted) if want])
 
@@ -181,7 +180,7 @@ class FusedLookups:
     @torch.no_grad()
     def _end(self, backward: int, weights: list[Tensor]) -> None:
         """The end of a backward that has come to it: update these tables with what it has collected for them."""
-        with _lock:
+        with _lock, as_stored():
             # Another lookup's end may have been here before.
             here = [weight for weight in weights if table_of(weight).is_collecting(backward)]
             if here:

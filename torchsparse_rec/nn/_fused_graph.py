@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..ops._autograd import as_stored
 from ._fused import FusedLookups
 from ._plan import Ids, Plan
 from ._read import Tables, read, weights_gradient
@@ -70,7 +71,8 @@ def _look_up(_leaf, indices, offsets, per_sample_weights, bags, side_by_side, *r
     number, tables, plan, recorded, training, _call = rest
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
     lookups, token = _lookups_of(number, tables, plan), torch.full((1,), -1)
-    reading = lookups.start(ids, recorded and training)
+    with as_stored():
+        reading = lookups.start(ids, recorded and training)
     if recorded:
         alive = StorageWeakRef(token.untyped_storage())
         token.fill_(lookups.expect(lambda: not alive.expired()))
@@ -138,7 +140,8 @@ def _tables_of(number, tables):
 
 def _read(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):
     ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
-    return tuple(read(Plan.of_numbers(plan), _tables_of(number, tables), ids))
+    with as_stored():
+        return tuple(read(Plan.of_numbers(plan), _tables_of(number, tables), ids))
 
 
 def _read_fake(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):

@@ -21,8 +21,8 @@ class TableOwner(torch.nn.Module):
     """
     A module with a table ``weight`` of which an optimizer of ours may leave rows behind.
 
-    They are brought up to date before anyone sees the table as a whole: by ``weight``, ``state_dict()``, ``eval()``,
-    copies, ``.to()``.
+    Its parameter's class brings them up to date before anyone else reads one (``optim/_lagging.py``). Compilers read
+    the storage: so do ``weight``, for their graphs, and ``eval()``, for programs that are exported.
     """
 
     # Of a table in a collection that of the collection.
@@ -38,7 +38,8 @@ class TableOwner(torch.nn.Module):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
             return self.__dict__["weight"]  # type: ignore[no-any-return]
         if not torch.compiler.is_compiling():
-            table_of(stored).make_current()
+            if table_of(stored).growing is not None:  # whose parameter's class brings nothing up to date
+                table_of(stored).make_current()
         elif self._may_lag() and not torch.compiler.is_exporting():
             _make_current_untraced(self)
         return stored
@@ -74,21 +75,18 @@ class TableOwner(torch.nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True):
-        self._make_current()
+        self._before_a_swap()
         return super()._apply(fn, recurse)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles."""
-        self._make_current()
-        return self.__dict__.copy()
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self._make_current()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._make_current()
+        self._before_a_swap()
         super()._load_from_state_dict(*args, **kwargs)
+
+    def _before_a_swap(self) -> None:
+        stored = self._parameters.get("weight")
+        if stored is not None and torch.__future__.get_swap_module_params_on_conversion():
+            if table_of(stored).growing is None:  # the hooks of those that grow know their parameter
+                table_of(stored).forget()
 
 
 @torch.compiler.disable(

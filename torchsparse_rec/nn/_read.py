@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops._autograd import as_stored
 from ..optim._tables import Rows, Table, changes, table_of
 from ._plan import CURRENT, Behind, Ids, Plan, joined, part_of
 
@@ -31,14 +33,7 @@ def owned_table(weight: Tensor) -> Table:
 
 
 class Part(NamedTuple):
-    """Tables that one call reads: those that are brought up to date by the same steps."""
-
-    places: list[int]
-    behind: Behind
-
-
-class _Clocked(NamedTuple):
-    """Tables of one clock, or of none, and their tensors."""
+    """Tables that one call reads: those of one clock, or of none, and their tensors."""
 
     clock: Clock | None
     places: list[int]
@@ -46,7 +41,12 @@ class _Clocked(NamedTuple):
     states: list[Tensor]
     last_steps: list[Tensor]
 
+    def lock(self) -> AbstractContextManager:
+        """Held from :meth:`behind` until the tables are read: others may bring them up to date at any time."""
+        return nullcontext() if self.clock is None else self.clock.lock
+
     def behind(self) -> Behind:
+        """What brings the rows up to date."""
         clock = self.clock
         if clock is None or all(rows.current == clock.step for rows in self.all_rows):
             return CURRENT
@@ -64,57 +64,61 @@ class Tables:
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         self.weights = list(weights)
-        self.tables = [owned_table(weight) for weight in weights]
-        self.set = frozenset(self.tables)
         self._changes = -1
-        self._clocked: list[_Clocked] = []
+        self.refresh()
 
     def is_behind(self) -> bool:
         """Whether a row of one of them may be behind its storage."""
-        return any(one.behind() is not CURRENT for one in self._gathered())
+        return any(part.behind() is not CURRENT for part in self.refresh()._parts)
 
-    def _gathered(self) -> list[_Clocked]:
-        """By clock; those without one, and those whose weights no clock moves, together."""
+    def refresh(self) -> Tables:
+        """Gather anew what has changed; return the object."""
         if self._changes == changes():
-            return self._clocked
-        found: dict[Clock | None, _Clocked] = {}
+            return self
+        self.tables = [owned_table(weight) for weight in self.weights]
+        self.set = frozenset(self.tables)
+        # Those without a clock, and those whose weights no clock moves, together.
+        found: dict[Clock | None, Part] = {}
         for k, table in enumerate(self.tables):
             rows = table.rows
             clock = rows.clock if rows is not None and rows.clock.moves_weights else None
-            one = found.setdefault(clock, _Clocked(clock, [], [], [], []))
-            one.places.append(k)
+            part = found.setdefault(clock, Part(clock, [], [], [], []))
+            part.places.append(k)
             if clock is not None and rows is not None and rows.last_step is not None:
-                one.all_rows.append(rows)
-                one.states.extend(rows.states)
-                one.last_steps.append(rows.last_step)
-        self._changes, self._clocked = changes(), list(found.values())
-        return self._clocked
+                part.all_rows.append(rows)
+                part.states.extend(rows.states)
+                part.last_steps.append(rows.last_step)
+        self._changes, self._parts = changes(), list(found.values())
+        return self
 
     def parts(self) -> list[Part]:
         """What to read by which call."""
-        parts = [Part(one.places, one.behind()) for one in self._gathered()]
-        if len(parts) == 1 or any(behind is not CURRENT for _, behind in parts):
+        parts = self.refresh()._parts
+        if len(parts) == 1 or self.is_behind():
             return parts
-        return [Part(list(range(len(self.tables))), CURRENT)]
+        return [Part(None, list(range(len(self.tables))), [], [], [])]
 
 
 def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
     """Look up the present values of rows, without a gradient."""
     parts, weights = tables.parts(), tables.weights
     if len(parts) == 1:
-        return Reading(*plan.forward(weights, ids, parts[0].behind))
+        with parts[0].lock():
+            return Reading(*plan.forward(weights, ids, parts[0].behind()))
     outputs, winners = [], []
-    for places, behind in parts:
-        part, lookups = plan.part(places), plan.lookups_of(places)
-        output, argmax = part.forward([weights[k] for k in places], ids, behind)
-        outputs.append((lookups, output, part.sizes(ids)))
-        winners.append((lookups, argmax, part.argmax_sizes(ids)))
+    for part in parts:
+        its, lookups = plan.part(part.places), plan.lookups_of(part.places)
+        with part.lock():
+            output, argmax = its.forward([weights[k] for k in part.places], ids, part.behind())
+        outputs.append((lookups, output, its.sizes(ids)))
+        winners.append((lookups, argmax, its.argmax_sizes(ids)))
     return Reading(joined(outputs), joined(winners))
 
 
 def versions(weights: Sequence[Tensor]) -> list[int]:
     """A record of the tables' values: it differs after any update, and not where rows were only made current."""
-    return [weight._version + _is_to_be_written(table_of(weight)) for weight in weights]
+    with as_stored():
+        return [weight._version + _is_to_be_written(table_of(weight)) for weight in weights]
 
 
 def _is_to_be_written(table: Table) -> bool:
@@ -126,13 +130,14 @@ def _is_to_be_written(table: Table) -> bool:
 def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
     """The gradient of ``per_sample_weights``, from the tables' present values."""
     total = None
-    with torch.no_grad():
-        for places, behind in tables.parts():
-            part, lookups = plan.part(places), plan.lookups_of(places)
+    with torch.no_grad(), as_stored():
+        for part in tables.parts():
+            its, lookups = plan.part(part.places), plan.lookups_of(part.places)
             sizes = plan.sizes(ids)
-            here = [tables.weights[k].detach() for k in places]
+            here = [tables.weights[k].detach() for k in part.places]
             its_grad, its_output = part_of(lookups, grad, sizes), part_of(lookups, output, sizes)
-            gradient = part.weights_gradient(its_grad, here, ids, its_output, behind)
+            with part.lock():
+                gradient = its.weights_gradient(its_grad, here, ids, its_output, part.behind())
             total = gradient if total is None else total + gradient
     assert total is not None
     return total

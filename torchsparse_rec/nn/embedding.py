@@ -7,8 +7,11 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from ..ops._autograd import as_stored
 from ..ops._reduction import SUM
+from ..optim._lagging import LaggingParameter
 from ._lookup import bad_id, check_ids, look_up, renormalise
 from ._plan import Ids
 from .grad_mode import GradModeMixin, forward_untraced
@@ -116,9 +119,15 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
             offsets, lengths = input.offsets(), input.lengths()  # type: ignore[attr-defined]
             return torch.nested.nested_tensor_from_jagged(rows, offsets=offsets, lengths=lengths)
         weight = self._stored_weight()
-        kind = self._gradient_kind(weight, input.numel())
-        if torch.compiler.is_compiling() and self._is_untraceable(kind):
+        if torch.compiler.is_compiling() and self._is_untraceable(weight, input.numel()):
             return forward_untraced(self, input)
+        if type(weight) is LaggingParameter:
+            with as_stored():
+                return self._look_up(weight, input)
+        return self._look_up(weight, input)
+
+    def _look_up(self, weight: Parameter, input: Tensor) -> Tensor:
+        kind = self._gradient_kind(weight, input.numel())
         if self.max_norm is not None:
             if not torch.compiler.is_compiling():
                 self._make_current()

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..ops import _reduction
+from ..ops._autograd import as_stored
+from ..optim._lagging import LaggingParameter
 from ._lookup import bad_id, check_ids, pool, renormalise
 from ._plan import Ids
 from .embedding import check_padding_idx
@@ -129,22 +131,29 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         _check_shapes(input, offsets, per_sample_weights)
         ids, ends, weights = self._bags(input, offsets, per_sample_weights)
         weight = self._stored_weight()
-        kind = self._gradient_kind(weight, ids.shape[0])
-        if torch.compiler.is_compiling() and self._is_untraceable(kind):
-            return forward_untraced(self, input, offsets, per_sample_weights)
-        if self.max_norm is not None:
-            if not torch.compiler.is_compiling():
-                self._make_current()
-            renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
         if torch.compiler.is_compiling():
-            return self._pooled(kind, weight, ids, ends, weights)
+            if self._is_untraceable(weight, ids.shape[0]):
+                return forward_untraced(self, input, offsets, per_sample_weights)
+            with as_stored():
+                return self._look_up(weight, ids, ends, weights)
         try:
-            return self._pooled(kind, weight, ids, ends, weights)
+            if type(weight) is LaggingParameter:
+                with as_stored():
+                    return self._look_up(weight, ids, ends, weights)
+            return self._look_up(weight, ids, ends, weights)
         except IndexError:
             error = bad_id("EmbeddingBag", input.values() if input.is_nested else input, weight.shape[0])
             if error is None:
                 raise
             raise error from None
+
+    def _look_up(self, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
+        kind = self._gradient_kind(weight, ids.shape[0])
+        if self.max_norm is not None:
+            if not torch.compiler.is_compiling():
+                self._make_current()
+            renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
+        return self._pooled(kind, weight, ids, ends, weights)
 
     def _pooled(self, kind: str, weight: Parameter, ids: Tensor, ends: Tensor, weights: Tensor | None) -> Tensor:
         if self._is_plain(weight, kind):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from ..ops._autograd import as_stored
 from ..optim._tables import table_of
 from ._lookup import WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
@@ -187,14 +188,15 @@ class GradModeMixin(HasGradMode, TableOwner):
             return "sparse" if self._grad_mode == "sparse" else "dense"
         return self._kind(self._auto, weight, ids)
 
-    def _is_untraceable(self, kind: str) -> bool:
+    def _is_untraceable(self, weight: Tensor, ids: int) -> bool:
         """
         Whether a compiler must leave the lookup out of its graph.
 
         It must where rows are written first, for ``max_norm``, then read by an operator that is not given the table.
         """
         writes = self.max_norm is not None and self._may_lag() and not torch.compiler.is_exporting()
-        return kind == "sparse" or writes
+        with as_stored():
+            return writes or self._gradient_kind(weight, ids) == "sparse"
 
     def _is_plain(self, weight: Tensor, kind: str) -> bool:
         """Whether storage and gradient are those of torch's modules: then the lookup needs nothing else."""

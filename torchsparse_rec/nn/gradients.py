@@ -11,6 +11,8 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
+from ..ops._autograd import as_stored
+
 __all__ = ["sparse_to_dense_grads"]
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
@@ -36,7 +38,8 @@ class _KeepCoalesced:
 
     def after(self, parameter: Tensor) -> None:
         """Mark what was stored, if it is what arrived."""
-        grad = parameter.grad
+        with as_stored():
+            grad = parameter.grad
         if grad is not None and grad.layout is torch.sparse_coo and grad._nnz() == self.rows:
             grad._coalesced_(True)
 

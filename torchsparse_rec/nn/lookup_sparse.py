@@ -12,6 +12,7 @@ from torch.nn import Parameter
 from ..jagged import KeyedJaggedTensor
 from ..jagged._inputs import as_keyed_jagged_tensor
 from ..ops import _reduction
+from ..ops._autograd import as_stored
 from ..ops.embedding_collection import lookup
 from ._growing import rows_of_keys
 from ._plan import Ids, Plan
@@ -185,7 +186,8 @@ class _Lookup:
             weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end]
             one = Ids(ids.indices[begin:end], offsets - begin, weights, (ids.bags[key],), True)
             padding = None if part.padding[0] < 0 else part.padding[0]
-            pieces.append(owner._look_up_otherwise(kind, weight, mode, padding, one).reshape(-1))
+            with as_stored():
+                pieces.append(owner._look_up_otherwise(kind, weight, mode, padding, one).reshape(-1))
         return torch.cat(pieces)
 
     def _kind(self, owner: Any, weight: Tensor) -> str:

@@ -14,6 +14,9 @@ from .. import _library as _library  # loads the schemas
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
+# No tensor's class has a say: for those who work on a table's storage, of which rows may be behind.
+as_stored = torch._C.DisableTorchFunctionSubclass
+
 
 def is_transformed() -> bool:
     """Whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from torch import Tensor
@@ -26,6 +27,24 @@ class Checkpoints(Optimizer):
     _row_defaults: dict[str, Any] = {}
     # States of half parameters as they were loaded, until the first step, which knows what is a table.
     _wide: dict[Tensor, dict[str, Any]] = {}
+    # Whether torch steps parameters that are no tables just now.
+    _steps_densely_now = False
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        """As of every optimizer, with all rows of all tables current."""
+        if not self._steps_densely_now:
+            self.flush()
+        return self._stored_state
+
+    @state.setter
+    def state(self, value: defaultdict[Tensor, Any]) -> None:
+        self.__dict__["state"] = value
+
+    @property
+    def _stored_state(self) -> defaultdict[Tensor, Any]:
+        """The same, as it is stored; in an attribute of the name under which torch saves, copies and loads it."""
+        return self.__dict__["state"]  # type: ignore[no-any-return]
 
     def _steps_taken(self, state: dict[str, Any]) -> int:
         """How many steps a parameter's state has seen; without a count, whether it has seen any."""

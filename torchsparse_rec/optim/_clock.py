@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..ops._autograd import as_stored
 from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
+from ._lagging import mark_current
 from ._tables import accumulator_dtype, growing_among, note_change, writing
 
 if TYPE_CHECKING:
-    from ._tables import Table
+    from ._tables import Rows, Table
 
 __all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "Plan"]
 
@@ -63,6 +66,8 @@ class Clock:
         self.history: Tensor | None = None
         self.steps = torch.empty(0)  # [tables]: what state["step"] of each is a view of
         self._tables: list[weakref.ref[Table]] = []
+        # Held while rows are written, by a step or by whoever reads them first. Tables that grow have their own.
+        self.lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -78,8 +83,12 @@ class Clock:
         """Let a table step with the others."""
         self._tables.append(weakref.ref(table))
 
-    def remove(self, table: Table) -> None:
-        """Let a table go, which may be behind."""
+    def part_from(self, table: Table) -> None:
+        """Let a table go that is current."""
+        self._remove(table)
+        mark_current(table.parameter)
+
+    def _remove(self, table: Table) -> None:
         self._tables = [reference for reference in self._tables if reference() is not table]
 
     def start(self, plan: Plan) -> None:
@@ -98,6 +107,8 @@ class Clock:
             rows.current = self.step
             later = plan.others == LATER
             rows.last_step = torch.zeros(weight.shape[0], dtype=torch.int32, device=device) if later else None
+            if not plan.moves_weights:
+                mark_current(weight)
         self._share_steps()
         note_change()
 
@@ -118,7 +129,7 @@ class Clock:
         other.history = self.history.clone() if self.history is not None else None
         for table in tables:
             assert table.rows is not None
-            self.remove(table)
+            self._remove(table)
             other.add(table)
             table.rows.clock = other
         other._share_steps()
@@ -156,12 +167,13 @@ class Clock:
     @torch.no_grad()
     def make_current(self, tables: list[Table]) -> None:
         """Bring weights and states of some of its tables up to date."""
-        if self.history is None:
+        if not self._behind(tables):
             return
-        behind = [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]
-        if not behind:
-            return
-        with writing(table.parameter for table, _ in behind):
+        with writing(table.parameter for table in tables), self.lock, as_stored():
+            behind = self._behind(tables)  # another thread may have done it
+            if not behind:
+                return
+            assert self.history is not None
             row_optimizer_make_current_(
                 [t.weight() for t, _ in behind],
                 [state for _, r in behind for state in r.states],
@@ -175,6 +187,12 @@ class Clock:
             )
             for _, rows in behind:
                 rows.current = self.step
+
+    def _behind(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
+        """Those among the tables of which a row may be behind."""
+        if self.history is None:
+            return []
+        return [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]
 
     def advance(self, hyperparameters: list[float], step: int) -> None:
         """End a step: write down what it does to the rows that it left alone."""

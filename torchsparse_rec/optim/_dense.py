@@ -19,7 +19,7 @@ def dense_parameters(optimizer: RowOptimizer) -> Iterator[tuple[dict[str, Any], 
     for group in optimizer.param_groups:
         names = optimizer._rule(group).states
         for parameter in group["params"]:
-            state = optimizer.state[parameter]
+            state = optimizer._stored_state[parameter]
             state.setdefault("step", torch.tensor(0.0))
             for name in names:
                 if name not in state:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..ops._autograd import as_stored
 from ..ops.row_optimizer import OPTIMIZER_RULES
 from ._checkpoints import Checkpoints
 from ._tables import forget_collected
@@ -92,6 +93,7 @@ class InBackward(Checkpoints):
     @torch.no_grad()
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
-        super().zero_grad(set_to_none)
+        with as_stored():
+            super().zero_grad(set_to_none)
         if self.in_backward:
             forget_collected(self._all_parameters())

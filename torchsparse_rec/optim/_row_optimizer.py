@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops._autograd import as_stored
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
 from ._gradients import gradient_of, update
 from ._in_backward import InBackward
+from ._lagging import can_lag, mark_lagging
 from ._tables import (
     Gradient,
     Rows,
@@ -205,20 +207,21 @@ class RowOptimizer(InBackward):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._end_backwards()
         dense: list[dict[str, Any]] = []
         tables: list[tuple[Tensor, Gradient]] = []
-        with torch.no_grad():
+        with torch.no_grad(), as_stored():
+            self._end_backwards()
             for group in self.param_groups:
                 others = self._collect(group, tables)
                 if others:
                     dense.append({**group, "params": others})
         if dense:
             groups, self.param_groups = self.param_groups, dense
+            self._steps_densely_now = True
             try:
                 self._dense_step()
             finally:
-                self.param_groups = groups
+                self.param_groups, self._steps_densely_now = groups, False
         if tables:
             self.step_tables(tables)
         self._wide = {}
@@ -264,10 +267,11 @@ class RowOptimizer(InBackward):
             return
         of = {id(parameter): gradient for parameter, gradient in gradients}
         parameters = [parameter for parameter, _ in gradients]
-        with writing(parameters):
+        with writing(parameters), as_stored():
             for group in self.begin_step(parameters, in_backward):
-                update(group, [of[id(parameter)] for parameter in group.parameters])
-                self.end_step([group])  # now: should another group's update raise, this one has had its step
+                with group.clock.lock:
+                    update(group, [of[id(parameter)] for parameter in group.parameters])
+                    self.end_step([group])  # now: should another group's update raise, this one has had its step
 
     def begin_step(self, parameters: Iterable[Tensor], in_backward: bool = False) -> list[StepGroup]:
         """
@@ -283,7 +287,7 @@ class RowOptimizer(InBackward):
         parameters = list(parameters)
         for growing in growing_among(parameters):
             growing.steps()
-        if self._together is None or not self._together.is_of(parameters, self.state):
+        if self._together is None or not self._together.is_of(parameters, self._stored_state):
             self._together = self._gather(parameters)
         groups = {id(group): group for group in self.param_groups}
         together = self._together
@@ -302,12 +306,12 @@ class RowOptimizer(InBackward):
             rows = table.rows
             if (
                 rows is None
-                or rows.state is not self.state.get(parameter)
+                or rows.state is not self._stored_state.get(parameter)
                 or rows.place != (parameter.dtype, parameter.device)
             ):
                 rows = self._adopt(table, parameter, new)
             by_clock.setdefault(rows.clock, []).append(table)
-        return _Together(parameters, self.state, list(by_clock.items()))
+        return _Together(parameters, self._stored_state, list(by_clock.items()))
 
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
         """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
@@ -316,10 +320,10 @@ class RowOptimizer(InBackward):
         everything = [(group, p) for group in self.param_groups for p in group["params"]]
         # Rounding depends on the place among the parameters: the same in a run that resumes this one.
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
-        state = self.state[parameter]
+        state = self._stored_state[parameter]
         state.update(self._wide.pop(parameter, {}))  # once: a later adoption finds what has become of them
         place = parameter.dtype, parameter.device
-        key = (id(group), table.owned, self._steps_taken(state), *place)
+        key = (id(group), table.owned and can_lag(parameter), self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
         rows = table.rows = Rows(self, state, clock, place, seed)
         clock.add(table)
@@ -397,9 +401,9 @@ class RowOptimizer(InBackward):
                 others = ALL_ROWS
             if motion == "weight" and not owned:
                 self._warn_once(
-                    f"{type(self).__name__}: a sparse gradient of a table whose lookups are not ours: every step "
-                    "updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a step costs what "
-                    "the batch touches; lazy=True leaves the other rows alone"
+                    f"{type(self).__name__}: a sparse gradient of a table whose lookups, or parameter's class, are not "
+                    "ours: every step updates all its rows, as torch does. After torchsparse_rec.nn.convert(model) a "
+                    "step costs what the batch touches; lazy=True leaves the other rows alone"
                 )
                 others = ALL_ROWS
             elif not rule.regular:
@@ -417,5 +421,7 @@ class RowOptimizer(InBackward):
         """End a step that :meth:`begin_step` began: its clocks go on."""
         for group in groups:
             group.clock.advance(group.hyperparameters, group.step)
+            if group.clock.moves_weights:
+                mark_lagging(group.parameters)
             for growing in growing_among(group.parameters):
                 growing.stepped()

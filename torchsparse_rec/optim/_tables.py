@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -123,7 +123,7 @@ class Table:
 
     def __init__(self, parameter: Tensor) -> None:
         tables, key = _tables, id(parameter)
-        self._parameter = weakref.ref(parameter, lambda _: tables.pop(key, None))
+        self._parameter: Callable[[], Tensor | None] = weakref.ref(parameter, lambda _: tables.pop(key, None))
         self.owned = False
         self.collected: Collected | None = None
         self.growing: weakref.ref[Growing] | None = None
@@ -198,11 +198,18 @@ class Table:
             for growing in growing_among([self.parameter]):
                 growing.history_ends()
             self.rows.clock.make_current([self])
-            self.rows.clock.remove(self)
+            self.rows.clock.part_from(self)
             state = self.rows.state
             if "step" in state:
                 state["step"] = state["step"].clone()  # it is a view of the clock's, which may go on
             self.rows = None
+
+    def forget(self) -> None:
+        """Let go of the parameter, which torch is about to swap: only one that nobody refers to weakly can be."""
+        self.release()
+        _tables.pop(id(self.parameter), None)
+        self._parameter = _nothing
+        note_change()
 
     def is_collecting(self, backward: int) -> bool:
         """Whether this backward has brought something that the table is still to be updated with."""
@@ -227,6 +234,10 @@ class Table:
     def weight(self) -> Tensor:
         """The parameter's storage as it is, ``[V, D]``."""
         return flat(self.parameter)
+
+
+def _nothing() -> None:
+    """What a weak reference to something that is gone gives."""
 
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:

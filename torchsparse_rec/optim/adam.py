@@ -37,7 +37,7 @@ class _Adam(RowOptimizer):
                 continue
             by_step: dict[int, list[Tensor]] = {}
             for parameter in group["params"]:
-                by_step.setdefault(self._steps_taken(self.state[parameter]), []).append(parameter)
+                by_step.setdefault(self._steps_taken(self._stored_state[parameter]), []).append(parameter)
             for step, parameters in by_step.items():
                 unbias = (1 - float(group["betas"][1]) ** (step + 1)) ** 0.5
                 split.append({**group, "params": parameters, "eps": float(group["eps"]) / unbias})

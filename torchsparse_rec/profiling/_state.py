@@ -18,7 +18,9 @@ from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from ..nn.auto import AutoChoice
+from ..ops._autograd import as_stored
 from ..optim._clock import Clock
+from ..optim._lagging import mark_current, mark_lagging
 from ..optim._row_optimizer import RowOptimizer
 from ..optim._tables import Rows, Table, note_change, table_if_any
 from ._find import Found
@@ -78,11 +80,12 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back. May be called again."""
-        for tensor, alias, kept in self._tensors.values():
-            if tensor.layout is torch.strided and tensor.data_ptr() != alias.data_ptr():
-                tensor.data = alias  # it was moved elsewhere
-            # A sparse tensor's .data is another one, whose indices would be replaced.
-            (tensor.data if tensor.layout is torch.strided else tensor).copy_(kept)
+        with as_stored():
+            for tensor, alias, kept in self._tensors.values():
+                if tensor.layout is torch.strided and tensor.data_ptr() != alias.data_ptr():
+                    tensor.data = alias  # it was moved elsewhere
+                # A sparse tensor's .data is another one, whose indices would be replaced.
+                (tensor.data if tensor.layout is torch.strided else tensor).copy_(kept)
         for part, training, buffers in self._modules:
             part.training = training
             part._buffers.clear()
@@ -107,7 +110,8 @@ class Snapshot:
     def _keep(self, tensor: Any) -> None:
         """Remember a tensor's values, once."""
         if isinstance(tensor, Tensor) and id(tensor) not in self._tensors:
-            alias = tensor.detach()
+            with as_stored():
+                alias = tensor.detach()
             self._tensors[id(tensor)] = (tensor, alias, alias.clone())
 
     def keep_tree(self, value: Any) -> Any:
@@ -133,7 +137,7 @@ class _OptimizerState:
         self._optimizer = optimizer
         self._snapshot = snapshot
         self._stepped = list(getattr(optimizer, "_stepped", []))
-        self._states = {p: (state, snapshot.keep_tree(state)) for p, state in optimizer.state.items()}
+        self._states = {p: (state, snapshot.keep_tree(state)) for p, state in _states_of(optimizer).items()}
         self._groups = [
             (group, {k: snapshot.keep_tree(v) for k, v in group.items() if k not in ("params", "param_names")})
             for group in optimizer.param_groups
@@ -142,7 +146,7 @@ class _OptimizerState:
     def restore(self) -> None:
         if isinstance(self._optimizer, RowOptimizer):
             self._optimizer._stepped = list(self._stepped)
-        states = self._optimizer.state
+        states = _states_of(self._optimizer)
         for parameter in [p for p in states if p not in self._states]:
             del states[parameter]
         for parameter, (state, kept) in self._states.items():
@@ -153,6 +157,11 @@ class _OptimizerState:
             for name in [k for k in group if k not in kept and k not in ("params", "param_names")]:
                 del group[name]
             group.update(_containers(kept))
+
+
+def _states_of(optimizer: Optimizer) -> Any:
+    """As they are stored: to bring rows up to date would change what is kept."""
+    return optimizer._stored_state if isinstance(optimizer, RowOptimizer) else optimizer.state
 
 
 class _ScalerState:
@@ -209,6 +218,8 @@ class _TableState:
                 setattr(self._rows, name, list(value) if name == "states" else value)
             self._clock.__dict__.update({**self._attributes, "_tables": list(self._attributes["_tables"])})
             table._rows = self._rows
+        mark_current(self._parameter)
+        mark_lagging([self._parameter])
 
 
 def _parameters_of(found: Found) -> list[Parameter]:

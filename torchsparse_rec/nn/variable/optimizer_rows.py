@@ -56,8 +56,8 @@ class OptimizerRows:
             return {}
         # States of half tables as they were loaded: they come and go with the rows from now on.
         for name, values in optimizer._wide.pop(self.weight, {}).items():
-            optimizer.state[self.weight][name] = values.to(self.weight.device)
-        return optimizer.state.get(self.weight, {})
+            optimizer._stored_state[self.weight][name] = values.to(self.weight.device)
+        return optimizer._stored_state.get(self.weight, {})
 
     def columns(self, rows: int | None = None) -> list[Column]:
         """The states, of a table of so many rows."""
@@ -200,7 +200,7 @@ class OptimizerRows:
         if optimizer is None:
             return
         self._state()
-        state = optimizer.state[self.weight]
+        state = optimizer._stored_state[self.weight]
         there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
         dtype = accumulator_dtype(self.weight.dtype)
         # Those of another optimizer are of no use to this one.

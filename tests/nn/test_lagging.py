@@ -1,0 +1,408 @@
+"""A table's parameter while rows of it are behind: whoever reads or writes it, by whatever way, finds it current."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from nn.test_readers import trained
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn.utils import parametrize, prune
+
+from torchsparse_rec import nn, optim
+from torchsparse_rec.ops._autograd import as_stored
+from torchsparse_rec.optim._lagging import LaggingParameter
+
+MODES = ["sparse", "fused"]
+
+
+def behind(grad_mode: str = "sparse"):
+    """A table's parameter of which rows are behind, what it should be, its model and optimizer."""
+    model, optimizer, want = trained(grad_mode)
+    parameter = next(model.table.parameters())
+    assert type(parameter) is LaggingParameter
+    with as_stored():
+        assert not torch.allclose(parameter, want, rtol=2e-5, atol=1e-6), "no row is behind: the test shows nothing"
+    return parameter, want, model, optimizer
+
+
+def close(actual: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(actual.detach(), want, rtol=2e-5, atol=2e-6)
+
+
+def saved(x):
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+READS = {
+    "add": lambda p: p + 0,
+    "data": lambda p: p.data,
+    "detach": lambda p: p.detach(),
+    "index": lambda p: p[:],
+    "iterate": lambda p: torch.stack(list(p)),
+    "numpy": lambda p: torch.from_numpy(p.detach().numpy()),
+    "array": lambda p: torch.from_numpy(np.asarray(p.detach())),
+    "dlpack": lambda p: torch.from_dlpack(p.detach()),
+    "tolist": lambda p: torch.tensor(p.tolist()),
+    "data_ptr": lambda p: p.data_ptr() and stored(p),
+    "storage": lambda p: torch.tensor(p.untyped_storage().tolist(), dtype=torch.uint8).view(p.dtype).view(p.shape),
+    "copy": lambda p: copy.copy(p),
+    "deepcopy": lambda p: copy.deepcopy(p),
+    "pickle": lambda p: pickle.loads(pickle.dumps(p)),
+    "save": lambda p: saved({"p": p})["p"],
+    "foreach": lambda p: torch._foreach_add([p, p], 0.0)[1],
+    "stack": lambda p: torch.stack([p])[0],
+    "list argument by name": lambda p: torch.cat(tensors=[p]),
+    "out": lambda p: torch.add(p.detach(), 0, out=torch.empty(p.shape)),
+    "to": lambda p: p.to(torch.float64).float(),
+    "half": lambda p: p.double().float(),
+    "share_memory": lambda p: p.share_memory_(),
+    "vector": lambda p: torch.nn.utils.parameters_to_vector([p]).view(p.shape),
+    "lookup of torch's": lambda p: torch.nn.functional.embedding(torch.arange(len(p)), p),
+    "lookup of ours": lambda p: nn.lookup_sparse(p, lists_of_one(len(p)), "sum"),
+    "lerp": lambda p: torch.zeros(p.shape).lerp(p.detach(), 1.0),
+    "einsum": lambda p: torch.einsum("vd,de->ve", p, torch.eye(p.shape[1])),
+    "linear": lambda p: torch.nn.functional.linear(torch.eye(p.shape[1]), p).t(),
+    "view": lambda p: p.view(-1).view(p.shape),
+    "swapped into a module": lambda p: swapped_in(p),
+    "another class": lambda p: (p + torch.zeros(p.shape).as_subclass(Another)).as_subclass(Tensor),
+    "another class first": lambda p: (torch.zeros(p.shape).as_subclass(Another) + p).as_subclass(Tensor),
+    "a class that sees all": lambda p: Watching.of(torch.zeros(p.shape)) + p,
+}
+
+
+class Another(Tensor):
+    """One that leaves everything to torch."""
+
+
+class Watching(Tensor):
+    """One with a say of its own."""
+
+    seen: list = []
+
+    @staticmethod
+    def of(x: Tensor) -> Tensor:
+        return x.as_subclass(Watching)
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append((func, types))
+        plain = [x.as_subclass(Tensor) if type(x) is Watching else x for x in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def lists_of_one(count: int):
+    return torch.nested.nested_tensor_from_jagged(torch.arange(count), torch.arange(count + 1))
+
+
+def stored(p: Tensor) -> Tensor:
+    with as_stored():
+        return p.detach().clone()
+
+
+def swapped_in(p: Tensor) -> Tensor:
+    module = torch.nn.Embedding(*p.shape)
+    return torch.func.functional_call(module, {"weight": p}, (torch.arange(len(p)),))
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("read", READS)
+def test_every_reader_sees_current_rows(read: str, grad_mode: str) -> None:
+    parameter, want, _, _ = behind(grad_mode)
+    close(READS[read](parameter), want)
+    close(stored(parameter), want)
+
+
+def test_other_classes_have_their_say() -> None:
+    parameter, _, _, _ = behind()
+    assert type(parameter + torch.zeros(parameter.shape).as_subclass(Another)) is Another
+    Watching.seen.clear()
+    _ = parameter + Watching.of(torch.zeros(parameter.shape))
+    assert Watching.seen[0] == (Tensor.add, (Watching,)) or Watching.seen[0][1] == (Watching,)
+
+
+def test_prints_current_rows() -> None:
+    parameter, want, _, _ = behind()
+    shown = repr(parameter)
+    assert shown == repr(Parameter(stored(parameter)))
+    close(stored(parameter), want)
+
+
+WRITES = {
+    "data": lambda p: p.data.mul_(2),
+    "no_grad": lambda p: without_gradient(lambda: p.mul_(2)),
+    "set data": lambda p: setattr(p, "data", p.data * 2),
+    "foreach": lambda p: without_gradient(lambda: torch._foreach_mul_([p], 2.0)),
+    "rows": lambda p: without_gradient(lambda: p[:].mul_(2)),
+    "out": lambda p: torch.mul(p.data, 2, out=p.data),
+    "vector": lambda p: torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector([p]) * 2, [p]),
+    "initialise": lambda p: torch.nn.init.constant_(p, 0.25),
+}
+
+
+@torch.no_grad()
+def without_gradient(write):
+    return write()
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("write", WRITES)
+def test_writers_write_on_current_rows(write: str, grad_mode: str) -> None:
+    parameter, want, model, optimizer = behind(grad_mode)
+    WRITES[write](parameter)
+    want = torch.full_like(want, 0.25) if write == "initialise" else 2 * want
+    close(stored(parameter), want)
+    optimizer.flush()  # nothing comes on top
+    close(stored(parameter), want)
+    close(model.table(torch.arange(len(parameter)).unsqueeze(1)), want)
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_what_reads_no_element_writes_none(grad_mode: str) -> None:
+    parameter, _, model, optimizer = behind(grad_mode)
+    before = stored(parameter)
+    assert (parameter.shape, parameter.dtype, parameter.device.type) == (before.shape, torch.float32, "cpu")
+    assert parameter.numel() == before.numel() and parameter.size(0) == len(parameter) and parameter.dim() == 2
+    assert parameter.is_leaf and parameter.requires_grad and parameter.grad_fn is None
+    parameter.grad = torch.zeros(before.shape)
+    assert parameter.grad.shape == before.shape
+    parameter.grad = None
+    model.zero_grad()
+    optimizer.zero_grad()
+    parameter.requires_grad_(False).requires_grad_(True)
+    assert {parameter: 1}[parameter] == 1 and isinstance(parameter, Parameter)
+    sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert torch.equal(stored(parameter), before)
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_copies_are_plain(grad_mode: str) -> None:
+    parameter, want, model, _ = behind(grad_mode)
+    copies = [copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter)), saved(parameter)]
+    copies += [next(copy.deepcopy(model).table.parameters())]
+    copies += [next(torch.optim.swa_utils.AveragedModel(model).module.table.parameters())]
+    for copied in copies:
+        assert type(copied) is Parameter and copied.requires_grad and not copied.__dict__
+        close(copied, want)
+    both = copy.deepcopy([parameter, parameter])
+    assert both[0] is both[1]
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_states_of_the_optimizer_are_current(grad_mode: str) -> None:
+    parameter, _, _, optimizer = behind(grad_mode)
+    model, theirs = (x for x in trained(grad_mode)[:2])
+    wanted = theirs.state_dict()["state"]
+    place = next(k for k, p in enumerate(p for g in optimizer.param_groups for p in g["params"]) if p is parameter)
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(optimizer.state[parameter][name], wanted[place][name])
+
+
+def test_an_optimizer_that_lets_go_gives_the_class_back() -> None:
+    parameter, want, model, optimizer = behind()
+    del optimizer
+    close(parameter, want)
+    assert type(parameter) is Parameter
+    parameter, want, model, optimizer = behind()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert type(parameter) is Parameter
+    close(stored(parameter), want)
+
+
+def test_the_class_comes_with_the_first_row_that_lags() -> None:
+    table = nn.Embedding(20, 3, grad_mode="sparse")
+    dense = nn.Embedding(20, 3, grad_mode="dense")
+    lazy = nn.Embedding(20, 3, grad_mode="sparse")
+    optimizers = [optim.Adam([*table.parameters(), *dense.parameters()]), optim.Adam(lazy.parameters(), lazy=True)]
+    for _ in range(3):
+        for module in (table, dense, lazy):
+            assert type(next(module.parameters())) is Parameter or module is table
+            module(torch.tensor([1, 2])).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert [type(next(x.parameters())) for x in (table, dense, lazy)] == [LaggingParameter, Parameter, Parameter]
+
+
+def test_a_parameter_of_a_class_of_its_own_never_lags() -> None:
+    class Own(Parameter):
+        pass
+
+    torch.manual_seed(0)
+    table, reference = nn.Embedding(20, 3, grad_mode="sparse"), torch.nn.Embedding(20, 3)
+    table.weight = Own(reference.weight.detach().clone())
+    ours, theirs = optim.Adam(table.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="parameter's class"):
+        for k in range(4):
+            for module, optimizer in ((table, ours), (reference, theirs)):
+                optimizer.zero_grad()
+                module(torch.tensor([1, k])).square().sum().backward()
+                optimizer.step()
+    assert type(table._parameters["weight"]) is Own
+    torch.testing.assert_close(table._parameters["weight"].detach(), reference.weight.detach(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("by", ["prune", "parametrize", "average", "by hand", "functional_call", "torch.optim"])
+def test_habits_train_as_dense_torch(by: str, grad_mode: str) -> None:
+    """Each with torch's own modules and dense gradients beside it, step by step."""
+    torch.manual_seed(0)
+    reference = torch.nn.Embedding(30, 4)
+    table = nn.Embedding(30, 4, _weight=reference.weight.detach().clone(), grad_mode=grad_mode)
+    optimizers = [
+        optim.Adam(table.parameters(), lr=0.1, in_backward=grad_mode == "fused"),
+        torch.optim.Adam(reference.parameters(), lr=0.1),
+    ]
+    averages = [
+        torch.optim.swa_utils.AveragedModel(x, avg_fn=lambda a, b, n: a.lerp(b, 0.3)) for x in (table, reference)
+    ]
+    by_hand = [next(x.parameters()).detach().clone() for x in (table, reference)]
+    generator = torch.Generator().manual_seed(1)
+    for k in range(16):
+        ids = torch.randint(30, (5,), generator=generator)
+        if k == 8 and by == "prune":
+            for module in (table, reference):
+                prune.l1_unstructured(module, "weight", amount=0.3)
+        if k == 8 and by == "parametrize":
+            for module in (table, reference):
+                parametrize.register_parametrization(module, "weight", Twice())
+        if k == 8 and by == "torch.optim":
+            optimizers[0] = torch.optim.SGD(table.parameters(), lr=0.1)
+            optimizers[1] = torch.optim.SGD(reference.parameters(), lr=0.1)
+            table.grad_mode = "sparse"
+        for module, optimizer in zip((table, reference), optimizers, strict=True):
+            optimizer.zero_grad()
+            if by == "functional_call" and k >= 8:
+                output = torch.func.functional_call(module, {n: p * 2 for n, p in module.named_parameters()}, (ids,))
+            else:
+                output = module(ids)
+            if grad_mode == "fused" and k >= 8 and by in ("prune", "parametrize", "functional_call"):
+                output = output.detach()  # these give the table a gradient of its own, which fused refuses
+            else:
+                (output.square() * torch.arange(1.0, 5)).sum().backward()
+            if not (grad_mode == "fused" and k >= 8 and by in ("prune", "parametrize", "functional_call")):
+                optimizer.step()
+        if by == "average":
+            for average, module in zip(averages, (table, reference), strict=True):
+                average.update_parameters(module)
+        if by == "by hand":
+            for average, module in zip(by_hand, (table, reference), strict=True):
+                for parameter in module.parameters():
+                    average.lerp_(parameter.detach(), 0.3)
+    for ours, theirs in zip(table.parameters(), reference.parameters(), strict=True):
+        close(ours, theirs.detach())
+    for ours, theirs in zip(averages[0].parameters(), averages[1].parameters(), strict=True):
+        close(ours, theirs.detach())
+    close(*by_hand)
+    everything = torch.arange(30)
+    close(table(everything), reference(everything).detach())
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_swapped_at_conversion(grad_mode: str) -> None:
+    """As ``torch.__future__.set_swap_module_params_on_conversion`` asks for."""
+    parameter, want, model, optimizer = behind(grad_mode)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.to(torch.float64)
+        assert model.table._parameters["weight"] is parameter and parameter.dtype == torch.float64
+        close(parameter.float(), want)
+        model.load_state_dict({name: x + 1 for name, x in model.state_dict().items()})
+        close(parameter.float(), want + 1)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_many_threads_read(grad_mode: str) -> None:
+    """All at once: rows are brought up to date once."""
+    for _ in range(5):
+        parameter, want, _, _ = behind(grad_mode)
+        start, results = threading.Barrier(8), []
+
+        def read(parameter=parameter, start=start, results=results) -> None:
+            start.wait()
+            results.append(parameter.detach().clone())
+
+        threads = [threading.Thread(target=read) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            close(result, want)
+
+
+def test_readers_beside_a_thread_that_trains() -> None:
+    """Whatever they see in between, training ends where it would have."""
+    torch.manual_seed(0)
+    reference = torch.nn.Embedding(2000, 8)
+    table = nn.Embedding(2000, 8, _weight=reference.weight.detach().clone(), grad_mode="sparse")
+    pairs = [
+        (table, optim.Adam(table.parameters(), lr=0.1)),
+        (reference, torch.optim.Adam(reference.parameters(), lr=0.1)),
+    ]
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            next(table.parameters()).detach().sum().item()  # two threads' graphs of one leaf may deadlock in torch
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for k in range(100):
+            ids = torch.randint(2000, (64,), generator=torch.Generator().manual_seed(k))
+            for module, optimizer in pairs:
+                optimizer.zero_grad()
+                module(ids).square().sum().backward()
+                optimizer.step()
+    finally:
+        done.set()
+        thread.join()
+    close(next(table.parameters()), reference.weight.detach())
+
+
+def test_compiled_readers_see_current_rows() -> None:
+    parameter, want, model, _ = behind()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda p: p * 2, backend="aot_eager")
+    close(compiled(parameter), 2 * want)
+    parameter, want, model, _ = behind()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="grad_mode='dense'"):
+        torch.compile(lambda p: p * 2, backend="aot_eager", fullgraph=True)(parameter)
+
+
+def test_aliases_taken_earlier_lag() -> None:
+    """The limit that the docs name: what was taken from the parameter before a step is read behind its back."""
+    parameter, _, model, optimizer = behind()
+    alias = parameter.detach()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.table(torch.tensor([[1]])).sum().backward()
+        optimizer.step()
+    lagging = alias.clone()
+    close(alias, stored(parameter))
+    assert not torch.allclose(lagging, parameter, rtol=2e-5, atol=1e-6)
+    close(alias, parameter.detach())  # which has just been read
+
+
+def test_a_parameter_dies_as_others_do() -> None:
+    parameter, _, model, optimizer = behind()
+    gone = weakref.ref(parameter)
+    del parameter, model, optimizer
+    assert gone() is None

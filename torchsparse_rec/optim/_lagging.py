@@ -1,0 +1,149 @@
+"""
+The class of parameters of which rows are behind: they are brought up to date before anyone else sees them.
+
+Modules and optimizers of this package know what rows lack, and work on tables as they are stored
+(:data:`~torchsparse_rec.ops._autograd.as_stored`). Whoever else calls a function of torch on such a parameter comes to
+:meth:`LaggingParameter.__torch_function__` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..ops._autograd import as_stored
+from ._tables import table_if_any
+
+__all__ = ["LaggingParameter", "can_lag", "mark_current", "mark_lagging"]
+
+# What reads and writes no element.
+_METADATA = {
+    *(
+        getattr(Tensor, name).__get__
+        for name in (
+            *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "_version"),
+            *("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad", "output_nr"),
+            *("_backward_hooks", "_post_accumulate_grad_hooks"),
+            *("is_cpu", "is_cuda", "is_meta", "is_sparse", "is_nested"),
+        )
+    ),
+    *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad", "_backward_hooks")),
+    *(
+        getattr(Tensor, name)
+        for name in (
+            *("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex"),
+            *("requires_grad_", "register_hook", "register_post_accumulate_grad_hook", "__len__", "__hash__"),
+        )
+    ),
+}
+
+
+class LaggingParameter(Parameter):
+    """
+    A table's parameter while an optimizer of ours leaves rows of it behind. Copies of it are plain Parameters.
+
+    It stays so where nothing is behind for once: compilers recompile for another class.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call ``func`` with rows that are up to date, as if the parameter's class had no say."""
+        kwargs = {} if kwargs is None else kwargs
+        others = tuple(other for other in types if other is not cls)
+        if func not in _METADATA or others:
+            if not torch.compiler.is_compiling():
+                _catch_up([args, kwargs])
+            elif not torch.compiler.is_exporting():
+                _catch_up_untraced([args, kwargs])
+        for other in others:
+            result = other.__torch_function__(func, others, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        if others:
+            return NotImplemented
+        with as_stored():
+            return func(*args, **kwargs)
+
+    @property
+    def grad(self) -> Tensor | None:
+        """As of every parameter; loops over all of them ask for it often."""
+        with as_stored():
+            return super().grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        with as_stored():
+            Parameter.grad.__set__(self, value)  # type: ignore[union-attr]
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """As of a plain Parameter."""
+        _catch_up(self)
+        with as_stored():
+            return repr(Parameter(self.detach(), self.requires_grad))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """As of a plain Parameter, which the copy is."""
+        _catch_up(self)
+        if id(self) not in memo:
+            with as_stored():
+                values = self.detach().clone(memory_format=torch.preserve_format)
+            memo[id(self)] = Parameter(values, self.requires_grad)
+        return memo[id(self)]
+
+
+def can_lag(parameter: Tensor) -> bool:
+    """Whether the parameter's class can be another for a while: a class of somebody else's may not."""
+    return type(parameter) in (Parameter, LaggingParameter)
+
+
+def mark_lagging(parameters: Iterable[Tensor]) -> None:
+    """
+    Say of those among the parameters of which rows are behind now that they are.
+
+    Not of a table that grows: what its rows are, its module alone knows.
+    """
+    for parameter in parameters:
+        if type(parameter) is Parameter:
+            table = table_if_any(parameter)
+            if table is not None and table.growing is None and table.is_behind():
+                parameter.__class__ = LaggingParameter  # type: ignore[assignment]
+
+
+def mark_current(parameter: Tensor) -> None:
+    """Say that from now on its rows are as they are stored."""
+    if type(parameter) is LaggingParameter:
+        parameter.__class__ = Parameter  # type: ignore[assignment]
+
+
+def _catch_up(arguments: Any) -> None:
+    for parameter in _lagging_among(arguments):
+        table = table_if_any(parameter)
+        if table is None or table.rows is None:  # torch.utils.swap_tensors gave it this class
+            mark_current(parameter)
+        elif table.rows.optimizer() is None:
+            table.release()
+        else:
+            table.make_current()
+
+
+@torch.compiler.disable(
+    reason="rows of a table are brought up to date before they are read, which cannot be part of a graph: use "
+    "grad_mode='dense' for the table, or compile without fullgraph"
+)
+def _catch_up_untraced(arguments: Any) -> None:
+    _catch_up(arguments)
+
+
+def _lagging_among(x: Any) -> Iterator[Tensor]:
+    if type(x) is LaggingParameter:
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for each in x:
+            yield from _lagging_among(each)
+    elif isinstance(x, dict):
+        for each in x.values():
+            yield from _lagging_among(each)
