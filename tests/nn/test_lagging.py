@@ -75,6 +75,8 @@ READS = {
     "vector": lambda p: torch.nn.utils.parameters_to_vector([p]).view(p.shape),
     "lookup of torch's": lambda p: torch.nn.functional.embedding(torch.arange(len(p)), p),
     "lookup of ours": lambda p: nn.lookup_sparse(p, lists_of_one(len(p)), "sum"),
+    "made a parameter": lambda p: Parameter(p),
+    "made a module": lambda p: torch.nn.Embedding.from_pretrained(p).weight,
     "lerp": lambda p: torch.zeros(p.shape).lerp(p.detach(), 1.0),
     "einsum": lambda p: torch.einsum("vd,de->ve", p, torch.eye(p.shape[1])),
     "linear": lambda p: torch.nn.functional.linear(torch.eye(p.shape[1]), p).t(),
@@ -124,8 +126,10 @@ def swapped_in(p: Tensor) -> Tensor:
 @pytest.mark.parametrize("read", READS)
 def test_every_reader_sees_current_rows(read: str, grad_mode: str) -> None:
     parameter, want, _, _ = behind(grad_mode)
-    close(READS[read](parameter), want)
+    result = READS[read](parameter)
+    close(result, want)
     close(stored(parameter), want)
+    assert result is parameter or type(result) in (Tensor, Parameter)
 
 
 def test_other_classes_have_their_say() -> None:

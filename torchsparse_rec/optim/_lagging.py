@@ -8,6 +8,7 @@ Modules and optimizers of this package know what rows lack, and work on tables a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -66,7 +67,11 @@ class LaggingParameter(Parameter):
         if others:
             return NotImplemented
         with as_stored():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if func is Tensor.detach and not torch.compiler.is_compiling():
+            if sys._getframe(1).f_code is Parameter.__new__.__code__:  # which asks for the class it was given
+                result.__class__ = cls
+        return result
 
     @property
     def grad(self) -> Tensor | None:
