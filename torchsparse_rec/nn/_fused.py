@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.nn import Parameter
 
-from ..ops._autograd import as_stored, current_backward, is_reached
+from ..ops._autograd import as_stored, current_backward, grad_of, is_reached
 from ..optim._gradients import merged, update
 from ..optim._in_backward import SECOND_BACKWARD
 from ..optim._row_optimizer import RowOptimizer, StepGroup
@@ -95,7 +95,7 @@ class FusedLookups:
         """
         wanted = [weight.requires_grad for weight in tables.weights]
         self._by_optimizer(tables, wanted)
-        if any(weight.grad is not None for weight, want in zip(tables.weights, wanted, strict=True) if want):
+        if any(grad_of(weight) is not None for weight, want in zip(tables.weights, wanted, strict=True) if want):
             raise RuntimeError(_HAS_GRAD)
         if any(has_hooks(weight) for weight, want in zip(tables.weights, wanted, strict=True) if want):
             raise RuntimeError(_HAS_HOOKS)

@@ -17,6 +17,9 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 # No tensor's class has a say: for those who work on a table's storage, of which rows may be behind.
 as_stored = torch._C.DisableTorchFunctionSubclass
 
+# Of whichever class a parameter is, at the cost of a plain one's: for loops over all tables, under as_stored.
+grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
+
 
 def is_transformed() -> bool:
     """Whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops._autograd import as_stored
+from ..ops._autograd import as_stored, grad_of
 from ..ops.row_optimizer import OPTIMIZER_RULES
 from ._checkpoints import Checkpoints
 from ._tables import forget_collected
@@ -63,7 +63,7 @@ class InBackward(Checkpoints):
                 raise RuntimeError(
                     _ALREADY_WRITTEN.format(f"{type(self).__name__}: a hyperparameter has changed before step()")
                 )
-            if any(parameter.grad is not None for parameter in done.parameters):
+            if any(grad_of(parameter) is not None for parameter in done.parameters):
                 raise RuntimeError(
                     _ALREADY_WRITTEN.format(
                         f"{type(self).__name__}: a table has a .grad, of something else than its lookups (tied "
@@ -94,6 +94,11 @@ class InBackward(Checkpoints):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
         with as_stored():
-            super().zero_grad(set_to_none)
+            if not set_to_none:
+                super().zero_grad(set_to_none)
+            else:
+                for parameter in self._all_parameters():
+                    if grad_of(parameter) is not None:
+                        parameter.grad = None
         if self.in_backward:
             forget_collected(self._all_parameters())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ops._autograd import as_stored
+from ..ops._autograd import as_stored, grad_of
 from ._tables import table_if_any
 
 __all__ = ["LaggingParameter", "can_lag", "mark_current", "mark_lagging"]
@@ -77,7 +77,7 @@ class LaggingParameter(Parameter):
     def grad(self) -> Tensor | None:
         """As of every parameter; loops over all of them ask for it often."""
         with as_stored():
-            return super().grad
+            return grad_of(self)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:

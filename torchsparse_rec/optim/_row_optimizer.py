@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._autograd import as_stored
+from ..ops._autograd import as_stored, grad_of
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
 from ._gradients import gradient_of, update
@@ -231,7 +231,7 @@ class RowOptimizer(InBackward):
         """Add a group's tables with a gradient to ``tables``; return its other parameters with one."""
         others = []
         for parameter in group["params"]:
-            grad = parameter.grad
+            grad = grad_of(parameter)
             if grad is None:
                 continue
             table = table_if_any(parameter)
