@@ -171,11 +171,19 @@ class Run:
         self._step()
 
     def _backward(self, features: list[Feature], without: int | None) -> None:
+        for model in self.models:
+            model.leaves.clear()
         losses, results = zip(*(model.loss(features, without) for model in self.models), strict=True)
         self._same_results(list(results))
         if losses[1].requires_grad:
             for loss in losses:
                 loss.backward()
+            for place in self.models[1].leaves:
+                self._same(f"the gradient of weights {place}", lambda side, k=place: self._weights_gradient(side, k))
+
+    def _weights_gradient(self, side: int, place: int) -> Tensor:
+        leaf = self.models[side].leaves[place]
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
     def _step(self) -> None:
         self.optimizers[0].step()

@@ -28,6 +28,7 @@ class Model(torch.nn.Module):
     def __init__(self, program: Program, head: Tensor) -> None:
         super().__init__()
         self.program = program
+        self.leaves: dict[int, Tensor] = {}  # of the last lookup with gradients, the weights of each feature
         if program.head:
             self.head = torch.nn.Parameter(head.clone())
 
@@ -38,6 +39,16 @@ class Model(torch.nn.Module):
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
         """The result for each feature of the tables that take part."""
         raise NotImplementedError
+
+    def weights_of(self, features: list[Feature], place: int, dtype: torch.dtype) -> Tensor | None:
+        """A feature's weights, as a leaf where they are trained."""
+        weights = features[place].weights
+        if weights is None:
+            return None
+        weights = weights.to(dtype, copy=True)
+        if self.program.trains_weights and torch.is_grad_enabled():
+            self.leaves[place] = weights.requires_grad_()
+        return weights
 
     def order(self, without: int | None) -> Iterator[tuple[int, int, Spec, int]]:
         """Feature by feature: its number, its table's, the table, and which of its table's features it is."""
@@ -98,24 +109,28 @@ class Ours(Model):
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
         if "collection" not in self.program.kind:
             return [
-                self._call(self._module_of(number, which), features[place], spec)
+                self._call(
+                    self._module_of(number, which),
+                    features[place],
+                    spec,
+                    self.weights_of(features, place, self.program.dtype),
+                )
                 for place, number, spec, which in self.order(without)
             ]
         names = [f"f{number}{which}" for _, number, _, which in self.order(None)]
         weights = None
         if self.program.weighted:
-            weights = torch.cat([feature.weights for feature in features]).to(self.program.dtype)
+            weights = torch.cat([self.weights_of(features, k, self.program.dtype) for k in range(len(features))])
         ids, lengths = torch.cat([x.ids for x in features]), torch.cat([x.lengths for x in features])
         results = self.collection(KeyedJaggedTensor(names, ids, weights, lengths))
         if self.program.kind == "row collection":
             return [results[name].values() for name in names]
         return [results[name] for name in names]
 
-    def _call(self, module: torch.nn.Module, feature: Feature, spec: Spec) -> Tensor:
+    def _call(self, module: torch.nn.Module, feature: Feature, spec: Spec, weights: Tensor | None) -> Tensor:
         ids = feature.ids.int() if self.program.seed % 3 == 0 else feature.ids
         if spec.pooling == "rows":
             return module(ids)
-        weights = None if feature.weights is None else feature.weights.to(self.program.dtype)
         lengths = feature.lengths.tolist()
         if lengths and len(set(lengths)) == 1:
             shape = (len(lengths), lengths[0])
@@ -152,17 +167,19 @@ class Theirs(Model):
         return self.tables[number]
 
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
-        return [_pooled(features[place], self.tables[number], spec) for place, number, spec, _ in self.order(without)]
+        return [
+            _pooled(features[place], self.tables[number], spec, self.weights_of(features, place, self.tables[0].dtype))
+            for place, number, spec, _ in self.order(without)
+        ]
 
 
-def _pooled(feature: Feature, weight: Tensor, spec: Spec) -> Tensor:
+def _pooled(feature: Feature, weight: Tensor, spec: Spec, weights: Tensor | None) -> Tensor:
     options = {"padding_idx": spec.padding, "max_norm": spec.max_norm}
     if spec.pooling == "rows":
         return F.embedding(feature.ids, weight, scale_grad_by_freq=spec.by_frequency, **options)
     options.update(include_last_offset=True)
-    if feature.weights is None:
+    if weights is None:
         return F.embedding_bag(feature.ids, weight, feature.offsets, mode=spec.pooling, **options)
-    weights = feature.weights.to(weight.dtype)
     total = F.embedding_bag(feature.ids, weight, feature.offsets, mode="sum", per_sample_weights=weights, **options)
     if spec.pooling == "sum":
         return total

@@ -51,6 +51,11 @@ class Program:
         """Whether a backward may update tables."""
         return self.grad_mode == "fused" or (self.grad_mode == "auto" and self.in_backward)
 
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the weights of ids have gradients, which ask that no table is renormalised before the backward."""
+        return self.weighted and not self.extreme and self.seed % 2 == 0 and all(not t.max_norm for t in self.tables)
+
     def __str__(self) -> str:
         head = {name: value for name, value in vars(self).items() if name != "steps"}
         return "\n".join([f"{head}", *(f"  {number:2} {name} {its}" for number, (name, its) in enumerate(self.steps))])
@@ -131,7 +136,7 @@ def _tables(random: Random, kind: str, grad_mode: str) -> list[Spec]:
 _STEPS = {
     "train": 12,
     "learning rate": 2,
-    "schedule": 1,
+    "schedule": 2,
     "freeze": 1,
     "read": 2,
     "weights": 1,
