@@ -35,7 +35,8 @@
 //   IndexError for a row outside [0, V). After an error nothing is written. On CUDA a row that is outside, or not above
 //   its predecessor, is skipped and reported.
 // * NaN and infinite gradients follow the formulas. So does a second moment that has overflowed, in idle steps too: its
-//   element stays where it is, but for decay. The mean over a row without elements is 0.
+//   element stays where it is, but for decay, also where rmsprop takes the average's square from it. The mean over a
+//   row without elements is 0.
 //
 // Determinism: one thread owns a row: the same bits on every run, for every number of threads and, on the CPU, every
 // instruction set. CUDA's differ: products are fused with additions.

@@ -36,7 +36,8 @@ struct LinearIdle {
   TSR_HOST_DEVICE TSR_ALWAYS_INLINE void move(A& w, A& buffer) const {
     const A before = w;
     w = w_w * before + w_b * buffer;
-    buffer = b_w * before + b_b * buffer;
+    // Without decay the weight is none of the momentum's business, also where it is infinite.
+    buffer = (b_w == 0 ? A(0) : b_w * before) + b_b * buffer;
   }
 };
 
@@ -272,7 +273,8 @@ struct RmspropRule : ElementRule<A> {
     A variance = state[0];
     if constexpr (kCentered) {
       state[kAverage] = alpha * state[kAverage] + incoming * g;
-      variance -= state[kAverage] * state[kAverage];
+      // An infinite one stays, or becomes NaN by the average alone, not by its square.
+      variance -= variance <= std::numeric_limits<A>::max() ? state[kAverage] * state[kAverage] : state[kAverage];
     }
     const A divisor = std::sqrt(variance) + eps;
     if constexpr (kMomentum) {

@@ -95,3 +95,29 @@ def test_an_overflowed_second_moment_moves_nothing(rule: str, gap: int, kernels:
             current = ops.row_optimizer_current(weight, states, last, history, everything, **given)
             assert torch.isfinite(dense.weight).all() and any(torch.isinf(x).any() for x in states)
             torch.testing.assert_close(current, dense.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_deviations_from_an_average_whose_square_overflows_too(kernels: str) -> None:
+    """Centered RMSprop: the average of squares is infinite, the square of the average would be."""
+    weight, last = torch.tensor([[1.0, 2.0]]), torch.zeros(1, dtype=torch.int32)
+    states, history = [torch.zeros(1, 2) for _ in range(2)], ops.new_history(2)
+    for step, values in enumerate(([1e30, -1e30], [1.0, 1.0]), start=1):
+        given = {"rule": 6, "hyperparameters": [0.01, 0.9, 1e-8, 0.0, 0.0, 1.0], "step": step}
+        ops.row_optimizer_update_(
+            [weight], states, [last], history, [torch.tensor([0])], [torch.tensor([values])], **given
+        )
+        ops.row_optimizer_advance_(history, **given)
+        assert weight.tolist() == [[1.0, 2.0]] and torch.isinf(states[0]).all() and torch.isfinite(states[1]).all()
+
+
+@pytest.mark.parametrize("gap", [1, 2, 7])
+def test_an_infinite_momentum_stays_infinite(gap: int, kernels: str) -> None:
+    """The weight goes on into its infinity, where nothing pulls it back."""
+    given, history = {"rule": 0, "hyperparameters": [0.1, 0.9, 0.0, 0.0, 0.0], "base": 1}, ops.new_history(gap)
+    for step in range(2, gap + 2):  # the first one fills the momentum
+        ops.row_optimizer_advance_(history, step=step, **given)
+    weight, buffer = torch.tensor([[1.0, 1.0, -torch.inf]]), torch.tensor([[torch.inf, -torch.inf, torch.inf]])
+    last = torch.zeros(1, dtype=torch.int32)
+    ops.row_optimizer_make_current_([weight], [buffer], [last], history, step=gap + 1, **given)
+    assert weight.tolist() == [[-torch.inf, torch.inf, -torch.inf]]
+    assert buffer.tolist() == [[torch.inf, -torch.inf, torch.inf]]

@@ -32,13 +32,28 @@ class Reference(torch.optim.Optimizer):
             for p in (p for p in group["params"] if p.grad is not None):
                 state = self.state[p]
                 state["step"] = state.get("step", 0) + 1
-                self.update(p, p.grad, p.touched, state, state["step"], **{k: group[k] for k in group if k != "params"})
+                rule = {name: value for name, value in group.items() if name not in ("params", "maximize")}
+                grad = -p.grad if group.get("maximize") else p.grad
+                self.update(p, grad, p.touched, state, state["step"], **rule)
 
 
 class RowWiseAdagrad(Reference):
-    def update(self, w, g, touched, state, step, *, lr=1e-2, eps=1e-10, lr_decay=0.0, weight_decay=0.0):
+    def update(
+        self,
+        w,
+        g,
+        touched,
+        state,
+        step,
+        *,
+        lr=1e-2,
+        eps=1e-10,
+        lr_decay=0.0,
+        weight_decay=0.0,
+        initial_accumulator_value=0.0,
+    ):
         g = g + weight_decay * w
-        s = state.setdefault("sum", torch.zeros(len(w), dtype=w.dtype))
+        s = state.setdefault("sum", torch.full((len(w),), initial_accumulator_value, dtype=w.dtype))
         s += (g * g).mean(1)
         w -= lr / (1 + (step - 1) * lr_decay) * g / (s.sqrt() + eps)[:, None]
 
@@ -63,21 +78,37 @@ class Lamb(Reference):
         v[touched] += (1 - betas[1]) * (g * g - v)[touched]
         u = m / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)).sqrt() + eps) + weight_decay * w
         ratio = w.norm(dim=1) / u.norm(dim=1)
+        ratio = torch.where((w.norm(dim=1) > 0) & (u.norm(dim=1) > 0), ratio, 1.0)
         w[touched] -= (lr * ratio[:, None] * u)[touched]
 
 
 class Ftrl(Reference):
     """Of the rows with gradient alone. As the ``ApplyFtrl`` operators of TensorFlow are documented."""
 
-    def update(self, w, g, touched, state, step, *, lr, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0, lr_power=-0.5):
-        n = state.setdefault("n", torch.full_like(w, 0.1))
+    def update(
+        self,
+        w,
+        g,
+        touched,
+        state,
+        step,
+        *,
+        lr,
+        l1=0.0,
+        l2=0.0,
+        l2_shrinkage=0.0,
+        beta=0.0,
+        lr_power=-0.5,
+        initial_accumulator_value=0.1,
+    ):
+        n = state.setdefault("n", torch.full_like(w, initial_accumulator_value))
         z = state.setdefault("z", torch.zeros_like(w))
         new = n + g * g
         sigma = (new**-lr_power - n**-lr_power) / lr
         z[touched] += (g + 2 * l2_shrinkage * w - sigma * w)[touched]
         n[touched] = new[touched]
         quadratic = new**-lr_power / lr + 2 * l2 + beta / lr
-        value = torch.where(z.abs() > l1, (z.sign() * l1 - z) / quadratic, 0.0)
+        value = torch.where(z.abs() <= l1, 0.0, (z.sign() * l1 - z) / quadratic)
         w[touched] = value[touched]
 
 

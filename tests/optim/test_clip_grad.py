@@ -77,6 +77,19 @@ def test_one_parameter_none_and_no_gradient():
     optim.clip_grad_value_([], 1.0)
 
 
+@pytest.mark.parametrize("norm_type", NORMS)
+def test_gradients_without_rows_count_as_zeros(norm_type):
+    """Of a table that a batch has not looked up; torch has no largest element of none."""
+    mine, dense = parameters()
+    nothing = torch.sparse_coo_tensor(IDS[None, :0], torch.zeros(0, DIM), mine[0].shape, check_invariants=True)
+    mine[1].grad, dense[1].grad = nothing, nothing.to_dense()
+    got = optim.clip_grad_norm_(mine, 0.5, norm_type)
+    assert torch.allclose(got, torch.nn.utils.clip_grad_norm_(dense, 0.5, norm_type))
+    for one, other in zip(mine, dense, strict=True):
+        assert torch.allclose(as_dense(one), other.grad, rtol=1e-5, atol=1e-7)
+    assert optim.clip_grad_norm_(mine[1], 0.5, norm_type) == 0
+
+
 @pytest.mark.parametrize("where", range(3))
 def test_a_norm_that_is_not_finite(where):
     mine, _ = parameters()

@@ -19,6 +19,8 @@ _ELEMENTS_PER_ID = 40
 _ID_DTYPES = (torch.int64, torch.int32)
 # Half types are not here: torch adds them in their own precision.
 _TORCH_DTYPES = (torch.float32, torch.float64)
+# Tables of these have no gradient.
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 WHY_UNTRACED = (
     "torch.compile cannot trace sparse gradients: use grad_mode='dense', or compile without fullgraph, "
@@ -64,6 +66,8 @@ def look_up(
     weight: Tensor, input: Tensor, padding_idx: int | None, scale_grad_by_freq: bool, sparse_grad: bool
 ) -> Tensor:
     """One row per id of ``input``; see :class:`Embedding`."""
+    if weight.dtype in _INTEGERS:
+        return _look_up_integers(weight, input)
     if torch.compiler.is_compiling():
         return ops.embedding(weight, input, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     try:
@@ -85,6 +89,15 @@ def look_up(
         if error is None:
             raise
         raise error from None
+
+
+def _look_up_integers(weight: Tensor, input: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling():
+        # Before, as a bad id in torch's kernel would end the process's use of a device.
+        error = bad_id("Embedding", input, weight.size(0))
+        if error is not None:
+            raise error
+    return torch.embedding(weight, input)
 
 
 def pool(

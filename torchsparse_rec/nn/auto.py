@@ -153,7 +153,7 @@ def step_costs(
         count = num_embeddings if mode == "dense" else rows
         moved = round(times * count * embedding_dim * element_size)
         # Our pass over a table of narrower rows takes as long as if they had _LEAST_ELEMENTS.
-        narrow = max(_LEAST_ELEMENTS / embedding_dim, 1.0) if (whose, mode) == ("ours", "dense") else 1.0
+        narrow = max(_LEAST_ELEMENTS / max(embedding_dim, 1), 1.0) if (whose, mode) == ("ours", "dense") else 1.0
         microseconds = start + narrow * moved / _constants.bytes_per_microsecond[whose] + row * rows
         costs[mode] = StepCost(moved, microseconds)
     return costs

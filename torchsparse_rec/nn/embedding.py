@@ -39,7 +39,8 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         norm_type: the p of that norm. Default 2.
         scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
-        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one.
+        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one. Without gradient it may hold
+            integers, whose lookups wait for a CUDA device once, to check the ids.
         _freeze: make a table without gradient. Default False.
         device: where a drawn table lives.
         dtype: of a drawn table: float16, bfloat16, float32 or float64.

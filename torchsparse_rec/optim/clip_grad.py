@@ -114,5 +114,6 @@ def _gradients(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Ten
             if not grad.is_coalesced():
                 parameter.grad = grad = coalesced(grad).to(grad.dtype)
             grad = grad._values()
-        gradients.append(grad)
+        if grad.numel() > 0:  # of no elements torch has no largest one
+            gradients.append(grad)
     return gradients

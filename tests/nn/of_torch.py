@@ -1,0 +1,40 @@
+"""What the tests share that ask of our modules what torch's own tests ask of torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchsparse_rec import optim
+
+MODES = ("dense", "sparse", "fused", "auto")
+IDS = (torch.int32, torch.int64)
+POOLINGS = ("sum", "mean", "max")
+HALVES = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float64, *HALVES)
+# torch's own tolerances.
+PRECISION = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
+
+
+def gradient(module: torch.nn.Module, run: Callable[[], Tensor], cotangent: Tensor | None = None) -> Tensor:
+    """What a backward of ``run()`` gives the table: its gradient, or how far a step with lr=1 has moved it back."""
+    optimizer = optim.SGD(module.parameters(), lr=1.0, in_backward=module.grad_mode in ("fused", "auto"))
+    before = module.weight.detach().clone()
+    output = run()
+    output.backward(torch.ones_like(output) if cotangent is None else cotangent)
+    grad = module.weight.grad
+    assert (grad is None) == (module.grad_mode == "fused")
+    optimizer.step()
+    optimizer.zero_grad()
+    moved = before.double() - module.weight.detach().double()
+    with torch.no_grad():
+        module.weight.copy_(before)
+    return moved if grad is None else grad.to_dense().double() if grad.is_sparse else grad.double()
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype, factor: float = 1) -> None:
+    """Within torch's tolerance."""
+    relative = 0.02 if dtype in HALVES else 0
+    torch.testing.assert_close(got.double(), want.double(), rtol=relative, atol=factor * PRECISION[dtype])

@@ -1,0 +1,301 @@
+"""Random training programs: one seed draws one program, and every step has a seed of its own for what it looks up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MODES = ("dense", "sparse", "fused", "auto")
+KINDS = ("rows", "bags", "row collection", "bag collection")
+POOLINGS = ("sum", "mean", "max")
+
+
+@dataclass
+class Spec:
+    """One table. Its features look it up; in modules of their own if ``shared``."""
+
+    rows: int
+    dim: int
+    pooling: str  # "rows": none
+    padding: int | None
+    features: int
+    shared: bool
+    max_norm: float | None
+    by_frequency: bool
+
+
+@dataclass
+class Program:
+    """What is trained, with which optimizer, and the steps: names with arguments."""
+
+    seed: int
+    kind: str
+    grad_mode: str
+    dtype: torch.dtype
+    tables: list[Spec]
+    weighted: bool
+    optimizer: str
+    arguments: dict[str, Any]
+    in_backward: bool
+    groups: bool  # a parameter group for each table
+    head: bool
+    extreme: bool
+    steps: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether a backward may update tables."""
+        return self.grad_mode == "fused" or (self.grad_mode == "auto" and self.in_backward)
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether the weights of ids have gradients, which ask that no table is renormalised before the backward."""
+        return self.weighted and not self.extreme and self.seed % 2 == 0 and all(not t.max_norm for t in self.tables)
+
+    def __str__(self) -> str:
+        head = {name: value for name, value in vars(self).items() if name != "steps"}
+        return "\n".join([f"{head}", *(f"  {number:2} {name} {its}" for number, (name, its) in enumerate(self.steps))])
+
+
+# ---- Optimizers ------------------------------------------------------------------------------------------------------
+
+_ADAM = {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99), (0.5, 0.9), (0.0, 0.99)), "eps": (1e-8, 1e-3, 0.1)}
+_ADAGRAD = {"lr": (0.05, 0.2), "lr_decay": (0.0, 0.01), "weight_decay": (0.0, 0.0, 0.1), "eps": (1e-10, 1e-3)}
+_ADAGRAD["initial_accumulator_value"] = (0.0, 0.1)
+_DECAY = {"weight_decay": (0.0, 0.1)}
+CHOICES: dict[str, dict[str, tuple]] = {
+    "SGD": {"lr": (0.01, 0.05), "momentum": (0.0, 0.5, 0.9), "dampening": (0.0, 0.3), **_DECAY},
+    "Adagrad": _ADAGRAD,
+    "RowWiseAdagrad": _ADAGRAD,
+    "Adam": {**_ADAM, **_DECAY, "amsgrad": (False, True), "decoupled_weight_decay": (False, True)},
+    "AdamW": {**_ADAM, **_DECAY, "amsgrad": (False, True)},
+    "PartialRowWiseAdam": {**_ADAM, **_DECAY},
+    "RMSprop": {"lr": (0.01, 0.03), "alpha": (0.99, 0.9, 0.5), "eps": (1e-3, 0.1), "momentum": (0.0, 0.0, 0.9)}
+    | {"centered": (False, True), "weight_decay": (0.0, 0.0, 0.1)},
+    "Adadelta": {"lr": (0.3, 1.0), "rho": (0.9, 0.5), "eps": (1e-6, 1e-3), "weight_decay": (0.0, 0.0, 0.1)},
+    "Ftrl": {"lr": (0.1, 0.5), "lr_power": (-0.5, -0.4), "l1": (0.0, 0.01), "l2": (0.0, 0.02)}
+    | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
+    "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
+}
+# What a schedule may change between steps, beside lr. SGD's momentum may begin and end; elsewhere torch itself refuses.
+SCHEDULED = ("weight_decay", "betas", "eps", "momentum", "alpha", "rho", "l1", "l2")
+
+
+def _optimizer(random: Random) -> tuple[str, dict[str, Any]]:
+    name = random.choice(list(CHOICES))
+    arguments = {key: random.choice(values) for key, values in CHOICES[name].items()}
+    if name == "SGD" and arguments["momentum"] and random.random() < 0.3:
+        arguments.update(nesterov=True, dampening=0.0)
+    if random.random() < 0.15:
+        arguments["maximize"] = True
+    if name != "LAMB" and random.random() < 0.2:
+        arguments["lazy"] = True
+    return name, arguments
+
+
+def _schedule(random: Random, program: Program) -> dict[str, Any]:
+    """One hyperparameter's new value."""
+    names = [name for name in CHOICES[program.optimizer] if name in SCHEDULED]
+    if program.optimizer != "SGD" and "momentum" in names:
+        names.remove("momentum")
+    if program.arguments.get("nesterov"):  # which wants momentum
+        names.remove("momentum")
+    name = random.choice(names)
+    return {name: random.choice(CHOICES[program.optimizer][name])}
+
+
+# ---- Programs --------------------------------------------------------------------------------------------------------
+
+
+def _tables(random: Random, kind: str, grad_mode: str) -> list[Spec]:
+    modules = "collection" not in kind
+    specs = []
+    for _ in range(random.choice((1, 1, 2, 3))):
+        rows = random.choice((1, 7, 30, 200))
+        if grad_mode == "auto" and random.random() < 0.5:
+            rows = 3000
+        specs.append(
+            Spec(
+                rows=rows,
+                dim=random.choice((1, 3, 8)),
+                pooling="rows" if "row" in kind else random.choice(POOLINGS),
+                padding=random.randrange(rows) if rows > 1 and random.random() < 0.4 else None,
+                features=random.choice((1, 1, 2)),
+                shared=modules and random.random() < 0.5,
+                max_norm=2.0 if modules and random.random() < 0.1 else None,
+                by_frequency=kind == "rows" and random.random() < 0.1,
+            )
+        )
+    return specs
+
+
+_STEPS = {
+    "train": 12,
+    "learning rate": 2,
+    "schedule": 2,
+    "freeze": 1,
+    "read": 2,
+    "weights": 1,
+    "reload": 1,
+    "resume": 1,
+    "from torch": 0.5,
+    "copy": 0.7,
+    "flush": 0.5,
+    "write": 0.7,
+    "new optimizer": 0.4,
+    "no gradient": 0.4,
+    "average": 1,
+}
+
+
+def _train(random: Random, program: Program, tables: int) -> dict[str, Any]:
+    """A step: which backwards, of what, and what happens to gradients before and after."""
+    arguments: dict[str, Any] = {"seed": random.randrange(2**31)}
+    if tables > 1 and "collection" not in program.kind and random.random() < 0.2:
+        arguments["without"] = random.randrange(tables)
+    if program.has_fused or program.extreme:
+        return arguments
+    if random.random() < 0.15:
+        arguments["backwards"] = 2
+    arguments["zero"] = random.choice(("none", "none", "none", "zeros", "keep"))
+    clip = random.random()
+    if clip < 0.15:
+        arguments["clip_norm"] = random.choice((0.5, 3.0)), random.choice((2.0, 1.0, float("inf")))
+    elif clip < 0.25:
+        arguments["clip_value"] = 0.3
+    return arguments
+
+
+def draw(seed: int, extreme: bool = False) -> Program:
+    """The program of a seed."""
+    random = Random(seed)
+    kind, grad_mode = random.choice(KINDS), random.choice(MODES)
+    name, arguments = _optimizer(random)
+    program = Program(
+        seed=seed,
+        kind=kind,
+        grad_mode=grad_mode,
+        dtype=torch.float32 if extreme or random.random() < 0.25 else torch.float64,
+        tables=_tables(random, kind, grad_mode),
+        weighted="bag" in kind and random.random() < 0.4,
+        optimizer=name,
+        arguments=arguments,
+        in_backward=grad_mode == "fused" or random.random() < 0.5,
+        groups=random.random() < 0.3,
+        # Ftrl and LAMB step what is no table by another rule, which tests/optim has.
+        head=name not in ("Ftrl", "LAMB") and random.random() < 0.5,
+        extreme=extreme,
+    )
+    if extreme:
+        program.head = False
+        for spec in program.tables:
+            spec.pooling = "sum" if spec.pooling != "rows" else "rows"  # equal infinities have no one maximum
+            spec.max_norm = None
+    for spec in program.tables:
+        if spec.pooling == "max":
+            program.weighted = False
+    weights = {key: value for key, value in _STEPS.items() if not (extreme and key in ("from torch", "write"))}
+    for step in random.choices(list(weights), list(weights.values()), k=random.randint(5, 25)):
+        its: dict[str, Any] = {"seed": random.randrange(2**31)}
+        if step == "train":
+            its = _train(random, program, len(program.tables))
+        elif step == "learning rate":
+            its["factor"] = random.choice((0.1, 0.5, 2.0) if not extreme else (0.0, 0.1, 2.0))
+            if its["factor"] == 0.0 and name == "Ftrl":
+                its["factor"] = 1e-3
+        elif step == "schedule":
+            its = _schedule(random, program)
+        elif step in ("freeze", "write"):
+            its["table"] = random.randrange(len(program.tables))
+        program.steps.append((step, its))
+    return program
+
+
+# ---- What one backward looks up --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Feature:
+    """Bags of ids for one table, where they are to be pulled, and how much each row of the result counts."""
+
+    ids: Tensor
+    lengths: Tensor
+    weights: Tensor | None
+    target: Tensor
+    mask: Tensor
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where each bag starts, and the last one ends."""
+        return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
+
+
+# Of targets, so that gradients are.
+EXTREMES = (1e30, 1e20, 1e15, 1e-20, 1e-30, 1e-42, 0.0, float("inf"), float("nan"))
+
+
+def lookups(program: Program, seed: int) -> list[Feature]:
+    """
+    The ids, weights and targets of a backward, for the features of the tables in order.
+
+    A mask of 0 makes the gradient of a row of the result exactly zero. Now and then the last two bags hold one id that
+    is nowhere else, once with 1 and once with -1: what its row gets adds up to exactly zero.
+    """
+    random, generator = Random(seed), torch.Generator().manual_seed(seed)
+    bags = random.choice((0, 1, 3, 6)) if random.random() < 0.3 else 5
+    pair = random.random() < 0.3
+    found = []
+    for spec in program.tables:
+        lone = random.randrange(spec.rows) if pair and spec.rows > 1 and not spec.by_frequency else None
+        first, span = random.randrange(spec.rows), max(1, int(spec.rows * random.random() ** 2))
+        for number in range(spec.features):
+            feature = _feature(random, generator, program, spec, bags, (first, span), lone)
+            if pair:
+                _append_pair(feature, lone if number == 0 else None, spec)
+            found.append(feature)
+    return found
+
+
+def _feature(
+    random: Random,
+    generator: torch.Generator,
+    program: Program,
+    spec: Spec,
+    bags: int,
+    place: tuple[int, int],
+    lone: int | None,
+) -> Feature:
+    lengths = [random.choice((0, 1, 1, 2, 4)) for _ in range(bags)]
+    if random.random() < 0.3:
+        lengths = [random.choice((1, 2, 3))] * bags
+    ids = [(place[0] + random.randrange(place[1])) % spec.rows for _ in range(sum(lengths))]
+    ids = [(id + 1) % spec.rows if id == lone else id for id in ids]
+    count = len(ids) if spec.pooling == "rows" else bags
+    mask = torch.tensor([random.choice((1.0, 1.0, 1.0, 0.0)) for _ in range(count)], dtype=torch.float64)
+    target = torch.randn(count, spec.dim, generator=generator, dtype=torch.float64)
+    if program.extreme and count:
+        target[random.randrange(count)] *= random.choice(EXTREMES)
+    weights = None
+    if program.weighted:
+        weights = torch.rand(len(ids), generator=generator, dtype=torch.float64) + 0.25
+        if spec.pooling == "sum" and random.random() < 0.3:
+            weights[: random.randrange(len(ids) + 1)] = 0.0
+    int64 = torch.int64
+    return Feature(torch.tensor(ids, dtype=int64), torch.tensor(lengths, dtype=int64), weights, target, mask)
+
+
+def _append_pair(feature: Feature, lone: int | None, spec: Spec) -> None:
+    """Two bags, of ``lone`` or, with None, of nothing."""
+    size = 0 if lone is None else 1
+    feature.lengths = torch.cat([feature.lengths, torch.full((2,), size)])
+    if lone is not None:
+        feature.ids = torch.cat([feature.ids, torch.full((2,), lone)])
+        if feature.weights is not None:  # torch fuses products with sums: 0 would be what their rounding leaves
+            feature.weights = torch.cat([feature.weights, feature.weights.new_full((2,), 0.5)])
+    if lone is not None or spec.pooling != "rows":
+        feature.mask = torch.cat([feature.mask, torch.tensor([1.0, -1.0], dtype=torch.float64)])
+        feature.target = torch.cat([feature.target, feature.target.new_full((2, spec.dim), 0.5)])

@@ -1,0 +1,50 @@
+"""
+Random training programs against dense torch: every optimizer, gradient mode and module, in float64 to 1e-10.
+
+A failure names its seed, prints the program, and the command that runs it alone. Every day has other seeds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from nn.program_runs import run
+from nn.programs import CHOICES, KINDS, MODES, draw
+
+A_DAY, ALL = 200, 10_000
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def run_all(first: int, count: int, extreme: bool) -> None:
+    """Run programs, of which nearly all must come to their end."""
+    ended = sum(run(seed, extreme) for seed in range(first, first + count))
+    assert ended >= 0.95 * count
+
+
+def test_programs(parity_seed: int) -> None:
+    run_all(parity_seed, A_DAY * 3 // 4, extreme=False)
+
+
+def test_programs_of_extreme_values(parity_seed: int) -> None:
+    """Where dense torch stays finite so do ours, and where it has a number, if infinite, they have no NaN."""
+    run_all(parity_seed, A_DAY // 4, extreme=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", range(ALL // 250))
+def test_all_programs(block: int) -> None:
+    run_all(250 * block, 250, extreme=block % 5 == 4)
+
+
+def test_programs_meet_every_choice() -> None:
+    """Else many of them would say little."""
+    drawn = [draw(seed) for seed in range(300)]
+    steps = Counter(name for program in drawn for name, _ in program.steps)
+    assert {program.optimizer for program in drawn} == set(CHOICES)
+    assert {(program.kind, program.grad_mode) for program in drawn} == {(k, m) for k in KINDS for m in MODES}
+    assert min(steps.values()) > 30 and len(steps) == 15
+
+
+def test_one_seed_draws_one_program() -> None:
+    assert str(draw(7)) == str(draw(7)) != str(draw(8))
