@@ -17,6 +17,7 @@ from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, look_up_behind, owned_table, read
 from .auto import AutoChoice, as_bytes
+from .gradients import is_in_fsdp
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
@@ -83,6 +84,14 @@ class HasGradMode(FusedOwner):
         if self.training and ids is not None:
             auto.count(ids)
         return self._choose(auto, weight)
+
+    def _check_shards(self, kind: str) -> None:
+        """Raise where gradients of this kind do not reach the shards of a table."""
+        if kind != "dense" and not torch.compiler.is_compiling() and is_in_fsdp(self):
+            raise RuntimeError(
+                f"grad_mode={kind!r}: the table is in fully_shard, which adds up strided gradients over processes and "
+                "no others: choose grad_mode='dense' or 'auto' for it, or leave it out by ignored_params"
+            )
 
     def _choose(self, auto: AutoChoice, weight: Tensor) -> str:
         before, chosen = auto.mode, auto.choose(weight)
@@ -182,10 +191,13 @@ class GradModeMixin(HasGradMode, TableOwner):
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return "dense"
         if self._grad_mode is None:
-            return "sparse" if self._sparse else "dense"
-        if not isinstance(weight, Parameter):  # computed, so it has no optimizer
+            kind = "sparse" if self._sparse else "dense"
+        elif not isinstance(weight, Parameter):  # computed, so it has no optimizer
             return "sparse" if self._grad_mode == "sparse" else "dense"
-        return self._kind(self._auto, weight, ids)
+        else:
+            kind = self._kind(self._auto, weight, ids)
+        self._check_shards(kind)
+        return kind
 
     def _is_untraceable(self, kind: str) -> bool:
         """
