@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..optim._tables import table_of
-from ._lookup import WHY_UNTRACED
+from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, look_up_behind, owned_table, read
@@ -47,6 +47,14 @@ class HasGradMode(FusedOwner):
             if isinstance(module, TableOwner):
                 module._grad_mode = value
         self._forget_lookups()
+
+    def __prepare_scriptable__(self) -> None:
+        """Asked by ``torch.jit.script``."""
+        raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
+
+    def _refuse_tracing(self) -> None:
+        if torch.jit.is_tracing():
+            raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
 
     def _may_lag(self) -> bool:
         """Whether rows can fall behind: where lookups have gradients by rows."""
@@ -218,6 +226,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""
+        self._refuse_tracing()
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
         if kind == "fused":
