@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_two
 
 from torchsparse_rec import nn, optim
 
 # What each process runs: every case, one after the other. Its results are compared with those of one process, whose
 # gradients are dense and the mean over both batches.
 PROGRAM = """
-import sys
-import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torchsparse_rec import nn, optim
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 
 
 class Model(torch.nn.Module):
@@ -70,30 +61,11 @@ for find in (False, True):
             dist.all_gather(others, got.contiguous())
             assert torch.equal(*others), (kind, mode, find)
             print(kind, mode, find, module.tables.explain().splitlines()[0])
-dist.destroy_process_group()
 """
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        both = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors for _, errors in both)
-    outputs = [output for output, _ in both]
+    outputs = run_two(PROGRAM, tmp_path)
     assert outputs[0] == outputs[1]
     assert "table auto False Embedding: grad_mode='auto' -> sparse" in outputs[0]
     assert "collection auto False t: grad_mode='auto' -> dense" in outputs[0]

@@ -257,6 +257,7 @@ class Collection(HasGradMode):
             return ["dense"] * len(weights)
         if self._grad_mode != "auto":
             kind = self._grad_mode or "dense"
+            self._check_shards(kind)
             return [kind if kind != "fused" or weight.requires_grad else "dense" for weight in weights]
         autos = [table.auto for table in self._tables]
         counts: list[int | None] = [None] * len(weights)

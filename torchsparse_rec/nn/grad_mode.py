@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 
 from ..ops._autograd import as_stored
 from ..optim._tables import table_of
-from ._lookup import WHY_UNTRACED
+from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, look_up_behind, owned_table, read
 from .auto import AutoChoice, as_bytes
+from .gradients import is_in_fsdp
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 
@@ -47,6 +48,14 @@ class HasGradMode(FusedOwner):
             if isinstance(module, TableOwner):
                 module._grad_mode = value
         self._forget_lookups()
+
+    def __prepare_scriptable__(self) -> None:
+        """Asked by ``torch.jit.script``."""
+        raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
+
+    def _refuse_tracing(self) -> None:
+        if torch.jit.is_tracing():
+            raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
 
     def _may_lag(self) -> bool:
         """Whether rows can fall behind: where lookups have gradients by rows."""
@@ -84,6 +93,14 @@ class HasGradMode(FusedOwner):
         if self.training and ids is not None:
             auto.count(ids)
         return self._choose(auto, weight)
+
+    def _check_shards(self, kind: str) -> None:
+        """Raise where gradients of this kind do not reach the shards of a table."""
+        if kind != "dense" and not torch.compiler.is_compiling() and is_in_fsdp(self):
+            raise RuntimeError(
+                f"grad_mode={kind!r}: the table is in fully_shard, which adds up strided gradients over processes and "
+                "no others: choose grad_mode='dense' or 'auto' for it, or leave it out by ignored_params"
+            )
 
     def _choose(self, auto: AutoChoice, weight: Tensor) -> str:
         before, chosen = auto.mode, auto.choose(weight)
@@ -183,10 +200,13 @@ class GradModeMixin(HasGradMode, TableOwner):
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return "dense"
         if self._grad_mode is None:
-            return "sparse" if self._sparse else "dense"
-        if not isinstance(weight, Parameter):  # computed, so it has no optimizer
+            kind = "sparse" if self._sparse else "dense"
+        elif not isinstance(weight, Parameter):  # computed, so it has no optimizer
             return "sparse" if self._grad_mode == "sparse" else "dense"
-        return self._kind(self._auto, weight, ids)
+        else:
+            kind = self._kind(self._auto, weight, ids)
+        self._check_shards(kind)
+        return kind
 
     def _is_untraceable(self, weight: Tensor, ids: int) -> bool:
         """
@@ -208,6 +228,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""
+        self._refuse_tracing()
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
         if kind == "fused":

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
@@ -73,6 +73,11 @@ def has_hooks(weight: Tensor) -> bool:
 def is_in_ddp() -> bool:
     """Whether this is within the forward of a DistributedDataParallel."""
     return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+
+
+def is_in_fsdp(module: Module) -> bool:
+    """Whether ``fully_shard`` has dealt out a module's parameters."""
+    return "_is_fsdp_managed_module" in module.__dict__
 
 
 def sparse_to_dense_grads(x: Any) -> Any:

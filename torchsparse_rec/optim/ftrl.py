@@ -88,8 +88,18 @@ class Ftrl(RowOptimizer):
         super().__init__(params, defaults, lazy=lazy, stochastic_rounding=stochastic_rounding, in_backward=in_backward)
 
     def _rule(self, group: dict[str, Any]) -> Rule:
-        names = "lr", "lr_power", "l1", "l2", "l2_shrinkage", "beta"
-        return Rule("ftrl", [float(group[name]) for name in names], ("accumulator", "linear"))
+        names = "lr_power", "l1", "l2", "l2_shrinkage", "beta"
+        lr = 1.0 if self._only_makes_states(group) else float(group["lr"])
+        return Rule("ftrl", [lr, *(float(group[name]) for name in names)], ("accumulator", "linear"))
+
+    def _only_makes_states(self, group: dict[str, Any]) -> bool:
+        """
+        Whether a step moves nothing, as rows of zeros are idle: torch.distributed.checkpoint makes states by it.
+
+        Any other step with an lr of 0 is an error: the formula divides by it.
+        """
+        wanted = (parameter for parameter in group["params"] if parameter.requires_grad)
+        return float(group["lr"]) == 0 and all(p.grad is not None and not p.grad.any() for p in wanted)
 
     def _initial(self, name: str) -> float:
         return self.defaults["initial_accumulator_value"] if name == "accumulator" else 0.0
@@ -97,7 +107,11 @@ class Ftrl(RowOptimizer):
     @torch.no_grad()
     def _dense_step(self) -> None:
         for group, weight, grad, state, _ in dense_parameters(self):
+            if self._only_makes_states(group):
+                continue
             lr, power = float(group["lr"]), -group["lr_power"]
+            if lr == 0:
+                raise ValueError("Ftrl: lr must be above 0, got 0")
             before = state["accumulator"].pow(power)
             after = state["accumulator"].addcmul_(grad, grad).pow(power)
             z = state["linear"].add_(grad).add_(weight, alpha=2 * group["l2_shrinkage"])

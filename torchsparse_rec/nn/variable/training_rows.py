@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import ops
 from ...optim._tables import table_of
-from ..gradients import is_in_ddp
+from ..gradients import is_in_ddp, is_in_fsdp
 from .base import VariablePart
 from .optimizer_rows import OptimizerRows
 
@@ -68,6 +68,11 @@ class TrainingRows(VariablePart):
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r}: a table that grows cannot be in a DistributedDataParallel, whose "
                 "processes would give the same row to different keys: leave it out of the wrapped module"
+            )
+        if is_in_fsdp(self):
+            raise RuntimeError(
+                f"EmbeddingVariable {self.name!r}: a table that grows cannot be in fully_shard, which deals out the "
+                "rows that it has now: leave it out by ignored_params"
             )
         weight = self._stored_weight()
         self._tend(weight)

@@ -1,0 +1,168 @@
+"""torch.distributed.checkpoint: models and optimizers in every mode are saved and taken up by the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+
+from torchsparse_rec import nn, optim
+
+# Of a process that is alone.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+MODES = ("dense", "sparse", "fused", "auto")
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "Adam": optim.Adam,
+    "AdamW": optim.AdamW,
+    "amsgrad": lambda *a, **k: optim.Adam(*a, amsgrad=True, **k),
+    "momentum": lambda *a, **k: optim.SGD(*a, momentum=0.9, weight_decay=0.01, **k),
+    "SGD": optim.SGD,
+    "Adagrad": optim.Adagrad,
+    "RowWiseAdagrad": optim.RowWiseAdagrad,
+    "Adadelta": optim.Adadelta,
+    "RMSprop": optim.RMSprop,
+    "Ftrl": optim.Ftrl,
+    "LAMB": optim.LAMB,
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, kind: str, mode: str | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        if kind == "table":
+            self.tables: torch.nn.Module = nn.Embedding(20, 4, grad_mode=mode)
+        elif kind == "collection":
+            config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=["f"])
+            self.tables = nn.EmbeddingBagCollection([config], grad_mode=mode)
+        else:
+            self.tables = nn.EmbeddingVariable(4, capacity=int(kind), grad_mode=mode)
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.tables({"f": ids.view(-1, 1)}).values() if self.kind == "collection" else self.tables(ids)
+        return self.head(rows)
+
+
+def made(kind: str, mode: str | None, optimizer: str = "Adam") -> tuple[Model, Any]:
+    model = Model(kind, mode)
+    return model, OPTIMIZERS[optimizer](model.parameters(), lr=0.1, in_backward=mode == "fused")
+
+
+def train(model: Model, optimizer: Any, steps: range) -> None:
+    for k in steps:
+        optimizer.zero_grad()
+        ids = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(k))
+        model(ids).square().mean().backward()
+        optimizer.step()
+
+
+def check_same(one: Model, other: Model) -> None:
+    torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["table", "collection"])
+def test_files(kind: str, mode: str, tmp_path: Path) -> None:
+    one, other = made(kind, mode), made(kind, mode)
+    train(*one, range(3))
+    model, optimizer = get_state_dict(*one)
+    assert sorted(optimizer["state"]) == sorted(name for name, _ in one[0].named_parameters())
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=tmp_path, no_dist=True)
+    model, optimizer = get_state_dict(*other)
+    loaded = {"model": model, "optimizer": optimizer}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    set_state_dict(*other, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    check_same(one[0], other[0])
+    for each in (one, other):
+        train(*each, range(3, 6))
+    check_same(one[0], other[0])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizer_states(optimizer: str, mode: str, flat: bool) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    one, other = made("table", mode, optimizer), made("table", mode, optimizer)
+    train(*one, range(3))
+    state = copy.deepcopy(get_optimizer_state_dict(*one, options=options))
+    other[0].load_state_dict(one[0].state_dict())
+    set_optimizer_state_dict(*other, copy.deepcopy(state), options=options)
+    check_same(one[0], other[0])  # torch makes states by a step, of zeros
+    for each in (one, other):
+        train(*each, range(3, 6))
+    check_same(one[0], other[0])
+
+
+def test_modes_take_up_each_others_files() -> None:
+    one = made("table", "fused")
+    train(*one, range(3))
+    model, optimizer = copy.deepcopy(get_state_dict(*one))
+    train(*one, range(3, 6))
+    for mode in ("dense", "sparse"):
+        other = made("table", mode)
+        set_state_dict(*other, model_state_dict=copy.deepcopy(model), optim_state_dict=copy.deepcopy(optimizer))
+        train(*other, range(3, 6))
+        torch.testing.assert_close(one[0].state_dict(), other[0].state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_lr_of_zero_makes_states_of_ftrl_and_nothing_else() -> None:
+    model, optimizer = made("table", "sparse", "Ftrl")
+    optimizer.param_groups[0]["lr"] = 0.0
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="lr must be"):
+        optimizer.step()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(ValueError, match="Ftrl: lr must be above 0, got 0"):
+        optimizer.step()
+
+
+# ---- Tables that grow ------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_grows_within_its_capacity(tmp_path: Path) -> None:
+    one, other = made("64", "sparse"), made("64", "sparse")
+    train(*one, range(3))
+    train(*other, range(20, 22))  # other keys, which are to go
+    model, optimizer = get_state_dict(*one)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=tmp_path, no_dist=True)
+    model, optimizer = get_state_dict(*other)
+    loaded = {"model": model, "optimizer": optimizer}
+    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    set_state_dict(*other, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    for each in (one, other):
+        train(*each, range(3, 6))
+    assert_same_rows(one[0], other[0])
+
+
+def test_a_table_that_has_grown_is_refused_and_restores_its_own_files(tmp_path: Path) -> None:
+    one, other = made("8", "sparse"), made("8", "sparse")
+    train(*one, range(3))
+    state = {"model": one[0].state_dict()}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    with pytest.raises(dcp.api.CheckpointException, match="Size mismatch between saved.*tables.weight"):
+        dcp.load({"model": other[0].state_dict()}, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    one[0].tables.save(tmp_path / "ours")  # type: ignore[operator, union-attr]
+    other[0].tables.restore(tmp_path / "ours")  # type: ignore[operator, union-attr]
+    assert_same_rows(one[0], other[0])
+
+
+def assert_same_rows(one: Model, other: Model) -> None:
+    keys = torch.arange(20)
+    torch.testing.assert_close(one.eval().tables(keys), other.eval().tables(keys), rtol=0, atol=0)

@@ -1,0 +1,40 @@
+"""Programs that run as two processes, which find each other by gloo."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# What each process begins with.
+BEGIN = """
+import sys
+import torch
+import torch.distributed as dist
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+"""
+
+
+def run_two(program: str, folder: Path) -> list[str]:
+    """What both print: a program knows its ``rank``, and a ``folder`` that they share."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", BEGIN + program + "\ndist.destroy_process_group()\n"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        both = [process.communicate(timeout=120) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors for _, errors in both)
+    return [output for output, _ in both]
