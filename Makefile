@@ -4,7 +4,7 @@
 # TORCHSPARSE_REC_CUDA=0|1   whether to build the CUDA library (default: if torch has CUDA and nvcc is found)
 # VERBOSE=1                  print the compiler's commands, not only the names of the files
 # ARGS="..."                 more arguments for ncf, wide-deep, dlrm, test, test-full and bench; for gpu, of its pytest;
-#                            for mutate, which faults: python, cpu, cuda (default all)
+#                            for mutate, which faults: python, cpu, cuda; for clients, parts of names (default all)
 # OUT=folder                 where `make gpu` leaves its results (default benchmarks/results/gpu)
 # PREBUILT=folder            for gpu: take _C.so and _C_cuda.so from there instead of building them (default: what
 #                            `make prebuilt` made, if csrc is as it was; PREBUILT= builds)
@@ -38,8 +38,8 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 # Emulated kernels run on one thread.
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
-.PHONY: help ncf wide-deep dlrm test test-full tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format bench \
-  gpu prebuilt test-torch requirements build clean FORCE
+.PHONY: help ncf wide-deep dlrm test test-full clients tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format \
+  bench gpu prebuilt test-torch requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -49,6 +49,7 @@ help:
 	@echo "make dlrm       train DLRM on generated examples of Criteo's shape and print AUC and log loss"
 	@echo "make test       run the tests"
 	@echo "make test-full  run them all, also those too long for every day, and make sanitize"
+	@echo "make clients    try what other programs make of our tables, and write docs/clients.md"
 	@echo "make tiers      choose the tests of every day anew, by what make test-full has measured"
 	@echo "make sanitize   run the CPU's and the emulated CUDA kernels under AddressSanitizer and UBSan"
 	@echo "make races      run the emulated CUDA kernels so that races between their threads are found"
@@ -75,11 +76,14 @@ test: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
 	$(PYTEST) -m "not full and (touched or not slow)" --touched "$(TOUCHED)" -n auto --dist worksteal $(ARGS)
 
 # Whatever is committed has passed: what changes later is tested against it.
-test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow
+test-full: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.clients
 	$(PYTEST) --costs .cache/costs.txt -n auto --dist worksteal
 	$(MAKE) -j2 -Otarget sanitize ARGS=-q
 	@if [ -n "$$(git status --porcelain)" ]; then echo "not all is committed: .ci/full stays as it is"; \
 	else git rev-parse HEAD > .ci/full && echo "everything has passed: .ci/full names this commit; commit it"; fi
+
+clients: $(BUILT) $(VENV)/.test $(VENV)/.clients
+	PYTHONPATH=tests $(BIN)/python -m clients $(ARGS)
 
 tiers:
 	$(BIN)/python tests/tiers.py .cache/costs.txt
@@ -166,8 +170,8 @@ $(VENV)/.examples $(VENV)/.test: $(VENV)/.%: requirements/%.txt requirements/con
 	$(PIP) install -q -r $<
 	@touch $@
 
-# TensorFlow and FBGEMM are wanted, not needed: where one has no wheel, what compares with it says so.
-$(VENV)/.tensorflow $(VENV)/.bench: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+# TensorFlow, FBGEMM and clients are wanted, not needed: where one has no wheel, what compares with it says so.
+$(VENV)/.tensorflow $(VENV)/.bench $(VENV)/.clients: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
 	$(PIP) install -q --only-binary=:all: -r $< || \
 	  echo "$< could not be installed: going on without it"
 	@touch $@

@@ -26,9 +26,9 @@ _GROUND = (
 _ROOMS = {
     "torchsparse_rec/ops/": ("ops",),
     "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
-    "torchsparse_rec/optim/": ("optim", "nn", "variable"),
+    "torchsparse_rec/optim/": ("optim", "nn", "variable", "clients"),
     "torchsparse_rec/nn/variable/": ("variable",),
-    "torchsparse_rec/nn/": ("nn", "optim", "variable"),
+    "torchsparse_rec/nn/": ("nn", "optim", "variable", "clients"),
     "torchsparse_rec/features/": ("features",),
     "torchsparse_rec/data/": ("data",),
     "torchsparse_rec/profiling/": ("profiling",),
@@ -42,7 +42,7 @@ _ROOMS = {
     "tests/samples/": ("ops", "emulation", "cuda"),
     "tests/emulation/": ("ops", "emulation"),
     "benchmarks/": ("benchmarks",),
-    "docs/": ("project",),
+    "docs/": ("project", "clients"),
 }
 # Operators: the files of a family begin with its name.
 _FAMILIES = (

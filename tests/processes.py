@@ -17,7 +17,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
 """
 
 
-def run_two(program: str, folder: Path) -> list[str]:
+def run_two(program: str, folder: Path, seconds: float = 120) -> list[str]:
     """What both print: a program knows its ``rank``, and a ``folder`` that they share."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", BEGIN + program + "\ndist.destroy_process_group()\n"]
@@ -32,7 +32,7 @@ def run_two(program: str, folder: Path) -> list[str]:
         for rank in range(2)
     ]
     try:
-        both = [process.communicate(timeout=120) for process in processes]
+        both = [process.communicate(timeout=seconds) for process in processes]
     finally:
         for process in processes:
             process.kill()

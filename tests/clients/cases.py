@@ -1,0 +1,298 @@
+"""
+A model with tables of ours or torch's, and the verdict on a client: what it makes of ours beside what of torch's.
+
+A client is a function of a :class:`Side`: it trains or uses ``side.model()`` by its own API and gives tensors by name.
+It is run with torch's modules and optimizer, then with ours.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchsparse_rec
+from torchsparse_rec import nn, optim
+
+# The last one: an optimizer made with in_backward=True, under which auto may choose fused.
+MODES = ("dense", "sparse", "fused", "auto", "auto, in_backward")
+KINDS = ("Embedding", "EmbeddingBag", "EmbeddingBagCollection")
+STEPS, BATCH, LR, DECAY = 12, 8, 0.1, 0.9
+# Larger, so that auto chooses sparse, or fused; not so large that a dense reference takes long.
+SMALL, LARGE = (40, 4), (20_000, 16)
+# Of the rows that a table leaves behind some would be off by some 0.01.
+RTOL, ATOL = 1e-4, 1e-5
+
+PACKAGE = Path(torchsparse_rec.__file__).resolve().parent
+Results = dict[str, Tensor]
+
+
+class TorchBags(torch.nn.Module):
+    """What an EmbeddingBagCollection is, of torch's modules, with the same keys."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        bags = {name: torch.nn.EmbeddingBag(rows, dim, mode="sum") for name in ("t", "u")}
+        self.embedding_bags = torch.nn.ModuleDict(bags)
+
+    def forward(self, features: dict[str, Tensor]) -> Tensor:
+        """The pooled rows, side by side."""
+        pooled = [self.embedding_bags[table](features[name]) for table, name in (("t", "f"), ("u", "g"))]
+        return torch.cat(pooled, 1)
+
+
+def _tables(kind: str, mode: str | None, rows: int, dim: int) -> torch.nn.Module:
+    if mode is None:
+        return TorchBags(rows, dim) if kind == "EmbeddingBagCollection" else getattr(torch.nn, kind)(rows, dim)
+    grad_mode = mode.partition(",")[0]
+    if kind != "EmbeddingBagCollection":
+        return getattr(nn, kind)(rows, dim, grad_mode=grad_mode)
+    names = (("t", "f"), ("u", "g"))
+    configs = [nn.EmbeddingBagConfig(rows, dim, name=table, feature_names=[name]) for table, name in names]
+    return nn.EmbeddingBagCollection(configs, grad_mode=grad_mode)
+
+
+class Model(torch.nn.Module):
+    """Tables and a dense layer over their rows."""
+
+    def __init__(self, kind: str, mode: str | None, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.table = _tables(kind, mode, *size)
+        self.head = torch.nn.Linear(2 * size[1], 1)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """A number for each row of ids ``[B, 2]``."""
+        if self.kind == "Embedding":
+            return self.head(self.table(ids).flatten(-2)).squeeze(-1)
+        if self.kind == "EmbeddingBag":
+            return self.head(self.table(ids.view(-1, 1)).view(len(ids), -1)).squeeze(-1)
+        rows = self.table({"f": ids[:, :1].contiguous(), "g": ids[:, 1:].contiguous()})
+        return self.head(rows if isinstance(rows, Tensor) else rows.values()).squeeze(-1)
+
+    def tables(self) -> list[torch.nn.Module]:
+        """The modules that have a ``weight``."""
+        bags = getattr(self.table, "embedding_bags", None)
+        return [self.table] if bags is None else list(bags.values())
+
+
+@dataclass(frozen=True)
+class Side:
+    """Whose modules and optimizer a client gets: torch's (mode None), or ours in a mode."""
+
+    kind: str = "Embedding"
+    mode: str | None = None
+    size: tuple[int, int] = SMALL
+
+    def model(self) -> Model:
+        """The same numbers on every side."""
+        return Model(self.kind, self.mode, self.size)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is not torch's."""
+        return self.mode is not None
+
+    @property
+    def adam(self) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+        """The optimizer's class and its arguments, for clients that make it."""
+        if not self.ours:
+            return torch.optim.Adam, {"lr": LR}
+        in_backward = self.mode == "fused" or str(self.mode).endswith("in_backward")
+        return optim.Adam, {"lr": LR, "in_backward": in_backward}
+
+    def optimizer(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        """Adam."""
+        cls, arguments = self.adam
+        return cls(parameters, **arguments)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        """Each step is smaller than the one before."""
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY)
+
+
+def batches(first: int = 0, steps: int = STEPS, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ids ``[B, 2]`` and targets: rows of a window that moves on, so that those it has left are idle for long."""
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step + 1000 * rank)
+        ids = torch.randint(2 * step, 2 * step + 10, (BATCH, 2), generator=generator)
+        yield ids, torch.randn(BATCH, generator=generator)
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """What is made small."""
+    return (output - target).square().mean()
+
+
+def train(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    first: int = 0,
+    steps: int = STEPS,
+    before_step: Callable[[], object] = lambda: None,
+    after_step: Callable[[], object] = lambda: None,
+    rank: int = 0,
+) -> None:
+    """Train as everybody does."""
+    for ids, target in batches(first, steps, rank):
+        optimizer.zero_grad()
+        loss_of(model(ids), target).backward()
+        before_step()
+        optimizer.step()
+        schedule.step()
+        after_step()
+
+
+def learned(model: torch.nn.Module, prefix: str = "") -> Results:
+    """Copies of what ``state_dict()`` has."""
+    return {prefix + name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def trained(side: Side, steps: int = STEPS) -> tuple[Model, torch.optim.Optimizer, Any]:
+    """A model in the middle of its training, of which rows are behind, where its mode leaves any."""
+    model = side.model()
+    optimizer = side.optimizer(model.parameters())
+    schedule = side.schedule(optimizer)
+    train(model, optimizer, schedule, steps=steps)
+    return model, optimizer, schedule
+
+
+# ---- Verdicts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Client:
+    """
+    A way in which a program uses a model.
+
+    Args:
+        name: what the matrix calls it.
+        run: what it does with a side's model.
+        needs: packages that it imports.
+        full: whether it takes too long for every day; what needs packages is not run every day anyhow.
+        kinds: the modules that it is tried with.
+        way: what a program does where it is refused.
+    """
+
+    name: str
+    run: Callable[[Side], Results]
+    needs: tuple[str, ...] = ()
+    full: bool = False
+    kinds: tuple[str, ...] = KINDS
+    way: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a client in a mode: ``right``, ``refused``, ``wrong`` or ``unclear``, and what it said."""
+
+    word: str
+    message: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """No third kind."""
+        return self.word in ("right", "refused")
+
+
+# A KeyError or a RecursionError is none, wherever it comes from.
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
+# What is in errors of others that say what is not done, and with what: the first two are torch's for its own
+# sparse=True. They go on about the machine.
+CLEAR = (
+    "NotImplementedError: Could not run 'aten::linalg_vector_norm' with arguments from the 'SparseCPU' backend",
+    "NotImplementedError: Could not run 'aten::view' with arguments from the 'SparseCPU' backend",
+    "RuntimeError: Sparse gradient is not supported",
+    "No ONNX function found for <OpOverload(op='torchsparse_rec",
+)
+
+
+def sides(kind: str, mode: str) -> tuple[Side, Side]:
+    """Torch's, and ours."""
+    size = LARGE if mode.startswith("auto") else SMALL
+    return Side(kind, None, size), Side(kind, mode, size)
+
+
+def outcome(client: Client, mode: str) -> Outcome:
+    """The verdict over all kinds: the worst of them."""
+    found = [outcome_of_kind(client, kind, mode) for kind in client.kinds]
+    for word in ("wrong", "unclear"):
+        bad = [f"{kind}: {one.message}" for kind, one in zip(client.kinds, found, strict=True) if one.word == word]
+        if bad:
+            return Outcome(word, "; ".join(bad))
+    refused = [kind for kind, one in zip(client.kinds, found, strict=True) if one.word == "refused"]
+    if not refused:
+        return Outcome("right")
+    if len(refused) < len(found):
+        return Outcome("unclear", f"{', '.join(refused)} refused: {[one.message for one in found]}, the others not")
+    return Outcome("refused", found[0].message)
+
+
+def outcome_of_kind(client: Client, kind: str, mode: str) -> Outcome:
+    """The verdict on one of our modules."""
+    theirs, ours = sides(kind, mode)
+    with quiet():
+        want = _of_torchs(client, theirs)
+        torch.manual_seed(0)
+        try:
+            got = client.run(ours)
+        except Exception as error:  # whatever it is: to judge it is what this is for
+            return judged(error)
+    return compared(got, want)
+
+
+@lru_cache(maxsize=8)
+def _of_torchs(client: Client, side: Side) -> Results:
+    """Once for all modes that are compared with it."""
+    torch.manual_seed(0)
+    return client.run(side)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What clients warn of is theirs, and a warning is no refusal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def judged(error: Exception) -> Outcome:
+    """A refusal, if the error is raised by this package, or says clearly what is not done."""
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = PACKAGE in frames[-1].parents and "Could not run 'aten::" not in message
+    if type(error) in REFUSALS and (ours or "grad_mode=" in message):
+        return Outcome("refused", message)
+    clear = next((part for part in CLEAR if part in message), None)
+    return Outcome("refused", clear) if clear is not None else Outcome("unclear", message[:300])
+
+
+def compared(got: Results, want: Results) -> Outcome:
+    """Right, if all is the same to rounding."""
+    if got.keys() != want.keys():
+        return Outcome("wrong", f"{sorted(got)} instead of {sorted(want)}")
+    off = {name: _difference(got[name], want[name]) for name in want}
+    name = max(off, key=lambda name: off[name])
+    return Outcome("right") if off[name] == 0 else Outcome("wrong", f"{name} is off by {off[name]:.2g}")
+
+
+def _difference(got: Tensor, want: Tensor) -> float:
+    if got.shape != want.shape:
+        return float("inf")
+    got, want = (x.detach().to_dense().double() for x in (got, want))
+    if torch.allclose(got, want, rtol=RTOL, atol=ATOL):
+        return 0.0
+    return float((got - want).abs().max().nan_to_num(nan=float("inf")))

@@ -1,0 +1,91 @@
+"""What torch makes of models by compiling, exporting and quantising them."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from clients.cases import Client, Results, Side, learned, train, trained
+from clients.of_torch import IDS
+
+from torchsparse_rec import nn
+
+
+def compiled(side: Side, backend: str = "aot_eager") -> Results:
+    """Trained by a compiled model, then looked up by it."""
+    torch.compiler.reset()
+    model = side.model()
+    optimizer = side.optimizer(model.parameters())
+    call: Any = torch.compile(model, backend=backend)
+    train(call, optimizer, side.schedule(optimizer))
+    results = {"trained": call(IDS), **learned(model)}
+    with torch.no_grad():
+        results["without gradients"] = call(IDS)
+    model.eval()
+    results["evaluated"] = call(IDS)
+    torch.compiler.reset()
+    return results
+
+
+def compiled_by_inductor(side: Side) -> Results:
+    """The same, with torch's own code generator."""
+    return compiled(side, "inductor")
+
+
+def exported(side: Side) -> Results:
+    """A program that is saved and loaded."""
+    model, _optimizer, _ = trained(side)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model.eval(), (IDS,), strict=False), file)
+    file.seek(0)
+    program = torch.export.load(file)
+    return {"output": program.module()(IDS), **{f"{name}": p for name, p in program.state_dict.items()}}
+
+
+def exported_in_training(side: Side) -> Results:
+    """Of a model in ``train()``."""
+    model, _optimizer, _ = trained(side)
+    return {"output": torch.export.export(model, (IDS,)).module()(IDS)}
+
+
+def aot_inductor(side: Side) -> Results:
+    """A library of machine code."""
+    model, _optimizer, _ = trained(side)
+    program = torch.export.export(model.eval(), (IDS,))
+    with tempfile.TemporaryDirectory() as folder:
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(Path(folder) / "model.pt2"))
+        return {"output": torch._inductor.aoti_load_package(path)(IDS)}
+
+
+def quantized(side: Side, prepare: Any = lambda model: model) -> Results:
+    """torch.ao's quantised tables, weights alone."""
+    from torch.ao import quantization
+
+    model, _optimizer, _ = trained(side)
+    model = prepare(model.eval())
+    config = {
+        cls: quantization.float_qparams_weight_only_qconfig for cls in (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    }
+    small = quantization.quantize_dynamic(model, config)
+    return {"output": small(IDS), "how many": torch.tensor([str(small).count("Quantized")])}
+
+
+def quantized_reverted(side: Side) -> Results:
+    """After ``nn.revert``."""
+    return quantized(side, nn.revert if side.ours else lambda model: model)
+
+
+# What compiles takes long.
+_FEW = ("Embedding", "EmbeddingBagCollection")
+CLIENTS = [
+    Client("`torch.compile`, `aot_eager`", compiled, full=True, kinds=_FEW),
+    Client("`torch.compile`", compiled_by_inductor, full=True, kinds=_FEW),
+    Client("`torch.export`", exported),
+    Client("`torch.export` in `train()`", exported_in_training, way="`model.eval()` before it"),
+    Client("AOTInductor", aot_inductor, full=True, kinds=_FEW),
+    Client("`torch.ao.quantization`", quantized, way="`nn.revert(model)` before it"),
+    Client("`torch.ao.quantization`, after `nn.revert`", quantized_reverted, kinds=("Embedding", "EmbeddingBag")),
+]

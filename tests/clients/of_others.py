@@ -1,0 +1,289 @@
+"""What other packages do with models and optimizers: ``make test-full`` installs them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from clients.cases import BATCH, DECAY, STEPS, Client, Model, Results, Side, batches, learned, loss_of, train, trained
+from clients.of_torch import IDS, resumed
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from torchsparse_rec import nn, optim
+
+CLIP = 0.1
+
+
+def loader() -> DataLoader:
+    """The examples one by one, in order, so that the clients make the batches."""
+    examples = [example for ids, target in batches() for example in zip(ids, target, strict=True)]
+    return DataLoader(examples, batch_size=BATCH)
+
+
+# ---- Lightning -------------------------------------------------------------------------------------------------------
+
+
+def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, **arguments: Any) -> Results:
+    """Its Trainer, with a LightningModule as in its documentation."""
+    import lightning.pytorch as pl
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = side.model()
+
+        def training_step(self, batch: list[Tensor], _index: int) -> Tensor:
+            return loss_of(self.model(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> dict[str, Any]:
+            optimizer = side.optimizer(self.parameters())
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": side.schedule(optimizer), "interval": "step"},
+            }
+
+    module = Module() if module is None else module(Module)
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    with tempfile.TemporaryDirectory() as folder:
+        quiet |= {"enable_checkpointing": False, "default_root_dir": folder}
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", callbacks=list(callbacks), **{**quiet, **arguments})
+        trainer.fit(module, loader())
+        trainer.save_checkpoint(Path(folder) / "end.ckpt")
+        state = torch.load(Path(folder) / "end.ckpt", weights_only=False)
+    return {**learned(module), **{f"saved {name}": value for name, value in state["state_dict"].items()}}
+
+
+def lightning_clipped(side: Side) -> Results:
+    """Its Trainer's ``gradient_clip_val``."""
+    return lightning(side, gradient_clip_val=CLIP)
+
+
+def lightning_clipped_by_ours(side: Side) -> Results:
+    """The hook that it has for clipping in another way."""
+
+    def module(base: Any) -> Any:
+        class Clipping(base):
+            def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+                clip = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
+                clip(self.parameters(), CLIP)
+
+        return Clipping()
+
+    return lightning(side, module=module)
+
+
+def lightning_average(side: Side) -> Results:
+    """Its callback for exponential averages."""
+    from lightning.pytorch.callbacks import WeightAveraging
+    from torch.optim.swa_utils import get_ema_avg_fn
+
+    return lightning(side, (WeightAveraging(avg_fn=get_ema_avg_fn(0.8)),))
+
+
+# ---- accelerate ------------------------------------------------------------------------------------------------------
+
+
+def accelerate(side: Side, clip: Any = None, accumulate: int = 1) -> Results:
+    """Its loop, as in its documentation."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    model = side.model()
+    optimizer = side.optimizer(model.parameters())
+    prepared = accelerator.prepare(model, optimizer, loader(), side.schedule(optimizer))
+    for ids, target in prepared[2]:
+        with accelerator.accumulate(prepared[0]):
+            accelerator.backward(loss_of(prepared[0](ids), target))
+            if clip is not None and accelerator.sync_gradients:
+                clip(accelerator, prepared[0].parameters())
+            prepared[1].step()
+            prepared[3].step()
+            prepared[1].zero_grad()
+    with tempfile.TemporaryDirectory() as folder:
+        accelerator.save_state(folder)
+
+        def load(fresh: Model, its: torch.optim.Optimizer) -> None:
+            other = Accelerator(cpu=True)
+            other.prepare(fresh, its)
+            other.load_state(folder, load_kwargs=None)
+
+        results = learned(accelerator.unwrap_model(prepared[0]))
+        return {**results, **(resumed(side, load, model, optimizer) if clip is None and accumulate == 1 else {})}
+
+
+def accelerate_clipped(side: Side) -> Results:
+    """Its ``clip_grad_norm_``."""
+    return accelerate(side, lambda accelerator, parameters: accelerator.clip_grad_norm_(parameters, CLIP))
+
+
+def accelerate_clipped_by_ours(side: Side) -> Results:
+    """Ours in its loop."""
+    clip = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
+    return accelerate(side, lambda _, parameters: clip(parameters, CLIP))
+
+
+def accelerate_accumulated(side: Side) -> Results:
+    """Its gradient accumulation."""
+    return accelerate(side, accumulate=2)
+
+
+# ---- transformers' Trainer -------------------------------------------------------------------------------------------
+
+
+def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Results:
+    """With ``optimizers=`` given, as for any optimizer that it does not make itself."""
+    import transformers
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = side.model()
+
+        def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            output = self.model(ids)
+            return {"loss": loss_of(output, labels), "logits": output}
+
+    module = WithLoss()
+    optimizer = side.optimizer(module.parameters())
+    examples = [{"ids": ids, "labels": target} for batch in batches() for ids, target in zip(*batch, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=BATCH,
+            max_steps=STEPS,
+            max_grad_norm=clip,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            logging_strategy="no",
+            train_sampling_strategy="sequential",
+            save_strategy="no",
+        )
+        its = transformers.Trainer(
+            model=module, args=arguments, train_dataset=examples, optimizers=(optimizer, side.schedule(optimizer))
+        )
+        its.remove_callback(transformers.PrinterCallback)
+        if clip_grad_norm_ is not None:
+            its.accelerator.clip_grad_norm_ = clip_grad_norm_
+        its.train()
+        its.save_model(folder)
+        from safetensors.torch import load_file
+
+        state = load_file(Path(folder) / "model.safetensors")
+    return {**learned(module), **{f"saved {name}": value for name, value in state.items()}}
+
+
+def trainer_unclipped(side: Side) -> Results:
+    """With ``max_grad_norm=0``."""
+    return trainer(side, 0.0)
+
+
+def trainer_clipped_by_ours(side: Side) -> Results:
+    """Ours in its accelerator's place, which it also asks for the norm alone."""
+    return trainer(side, clip_grad_norm_=optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_)
+
+
+# ---- Files and programs ----------------------------------------------------------------------------------------------
+
+
+def safetensors(side: Side) -> Results:
+    """``save_model`` and ``load_model``; and a file of ``named_parameters()``."""
+    from safetensors.torch import load_file, load_model, save_file, save_model
+
+    model, optimizer, _ = trained(side, 6)
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(dict(model.named_parameters()), f"{folder}/parameters")
+        save_model(model, f"{folder}/model")
+        state = load_file(f"{folder}/parameters")
+
+        def load(fresh: Model, its: torch.optim.Optimizer) -> None:
+            load_model(fresh, f"{folder}/model")
+            its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+        return {**resumed(side, load, model, optimizer), **{f"parameter {n}": value for n, value in state.items()}}
+
+
+def onnx(side: Side, prepare: Any = lambda model: model, **arguments: Any) -> Results:
+    """``torch.onnx.export``, run by onnxruntime."""
+    import onnxruntime
+
+    model, _optimizer, _ = trained(side)
+    model = prepare(model.eval())
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/model.onnx"
+        torch.onnx.export(model, (IDS,), path, dynamo=True, verbose=False, **arguments)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        output = session.run(None, {session.get_inputs()[0].name: IDS.numpy()})[0]
+    return {"output": torch.from_numpy(output)}
+
+
+def onnx_reverted(side: Side) -> Results:
+    """After ``nn.revert``."""
+    return onnx(side, nn.revert if side.ours else lambda model: model)
+
+
+def onnx_translated(side: Side) -> Results:
+    """With our translations."""
+    from torchsparse_rec.onnx import translations
+
+    return onnx(side, custom_translation_table=translations() if side.ours else None)
+
+
+def torchao(side: Side) -> Results:
+    """``quantize_`` of tables and of dense layers, weights alone."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model, _optimizer, _ = trained(side)
+    wanted = (torch.nn.Embedding, torch.nn.Linear)
+    quantize_(model.eval(), Int8WeightOnlyConfig(), filter_fn=lambda module, _: isinstance(module, wanted))
+    quantised = [type(table.weight).__name__ for table in model.tables()]
+    output = model(IDS)
+    return {"output": output, **{f"{k} {name}": torch.zeros(1) for k, name in enumerate(quantised)}}
+
+
+def torchao_optimizer(side: Side) -> Results:
+    """An optimizer of torchao's takes over from ours."""
+    from torchao.optim import AdamW8bit
+
+    model, optimizer, _ = trained(side, 6)
+    theirs = AdamW8bit(model.parameters(), lr=0.01)
+    train(model, theirs, torch.optim.lr_scheduler.ExponentialLR(theirs, DECAY), 6, 6)
+    del optimizer
+    return learned(model)
+
+
+_LIGHTNING, _TRANSFORMERS = ("lightning",), ("transformers", "accelerate")
+_ONNX = ("onnx", "onnxruntime", "onnxscript")
+_TRAINER = "`trainer.accelerator.clip_grad_norm_ = optim.clip_grad_norm_`: it asks for the norm in any case"
+_CLIPPING = "`optim.clip_grad_norm_` in "
+CLIENTS = [
+    Client("Lightning", lightning, _LIGHTNING),
+    Client(
+        "Lightning, `gradient_clip_val`",
+        lightning_clipped,
+        _LIGHTNING,
+        way=_CLIPPING + "the module's `configure_gradient_clipping`",
+    ),
+    Client("Lightning, our clipping in `configure_gradient_clipping`", lightning_clipped_by_ours, _LIGHTNING),
+    Client("Lightning, `WeightAveraging`", lightning_average, _LIGHTNING),
+    Client("accelerate", accelerate, ("accelerate",)),
+    Client("accelerate, `clip_grad_norm_`", accelerate_clipped, ("accelerate",), way=_CLIPPING + "its place"),
+    Client("accelerate, our clipping", accelerate_clipped_by_ours, ("accelerate",)),
+    Client("accelerate, `accumulate`", accelerate_accumulated, ("accelerate",)),
+    Client("Trainer, its default clipping", trainer, _TRANSFORMERS, way=_TRAINER),
+    Client("Trainer, `max_grad_norm=0`", trainer_unclipped, _TRANSFORMERS, way=_TRAINER),
+    Client("Trainer, our clipping in its accelerator", trainer_clipped_by_ours, _TRANSFORMERS),
+    Client("safetensors", safetensors, ("safetensors",)),
+    Client("ONNX", onnx, _ONNX, way="the translations of `torchsparse_rec.onnx`, or `nn.revert(model)` before it"),
+    Client("ONNX, our translations", onnx_translated, (*_ONNX, "torchsparse_rec.onnx")),
+    Client("ONNX, after `nn.revert`", onnx_reverted, _ONNX, kinds=("Embedding", "EmbeddingBag")),
+    Client("torchao, `quantize_`", torchao, ("torchao",), kinds=("Embedding",)),
+    Client("torchao, `AdamW8bit`", torchao_optimizer, ("torchao",), way='`grad_mode="dense"`'),
+]

@@ -1,0 +1,77 @@
+"""docs/clients.md: written from what came of the clients, and read again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from clients import of_compilers, of_others, of_processes, of_torch
+from clients.cases import MODES, Client, Outcome
+from clients.known import KNOWN
+
+PATH = Path(__file__).resolve().parents[2] / "docs/clients.md"
+CLIENTS: list[Client] = [*of_torch.CLIENTS, *of_compilers.CLIENTS, *of_processes.CLIENTS, *of_others.CLIENTS]
+
+# A cell: its word, and what stands below the table for it.
+Cell = tuple[str, str]
+Cells = Mapping[tuple[str, str], Cell]
+
+_HEAD = """# What other programs make of our tables
+
+Each row is a way in which programs use a model and its optimizer. It is run with torch's modules, dense gradients and
+`torch.optim.Adam`, and with `nn.Embedding`, `nn.EmbeddingBag` and `nn.EmbeddingBagCollection` in each mode and
+`optim.Adam`, the learning rate falling, so that rows without gradient move as well: all that comes out must be the same
+to rounding, in tables of 40 rows that a step reads few of. The tables of `"auto"` are large enough for it to choose
+COO gradients; with `in_backward=True`, fused ones where it may.
+
+* right: the same numbers;
+* refused: an error says what is not done; the number is that of its text below;
+* **wrong**: neither, with the reason below.
+
+`make clients` writes this page ([tests/clients](../tests/clients)); the tests run every cell, and fail where one is
+neither right nor refused and not known, or not what stands here. fused is for optimizers made with `in_backward=True`,
+see [embeddings.md](embeddings.md).
+"""
+_MODES = ("`dense`", "`sparse`", "`fused`", "`auto`", "`auto`, `in_backward=True`")
+
+
+def cell(name: str, mode: str, outcome: Outcome) -> Cell:
+    """What is shown of an outcome."""
+    if outcome.is_good:
+        return outcome.word, f"``{outcome.message}``" if outcome.message else ""
+    return "**wrong**", KNOWN.get((name, mode), f"not known: {outcome.message}")
+
+
+def write(cells: Cells) -> str:
+    """The page."""
+    texts = list(dict.fromkeys(text for _, text in cells.values() if text))
+    head = ["client", *_MODES]
+    table = [head, ["---"] * len(head)]
+    for client in CLIENTS:
+        table.append([client.name, *(_shown(*cells[client.name, mode], texts) for mode in MODES)])
+    ways = [["client", "instead"], ["---"] * 2, *([client.name, client.way] for client in CLIENTS if client.way)]
+    numbered = [f"{number}. {text}" for number, text in enumerate(texts, 1)]
+    rest = ["", "## What is said", "", *numbered, "", "## What to do instead", "", *map(_row, ways)]
+    return "\n".join([_HEAD, *map(_row, table), *rest]) + "\n"
+
+
+def read(text: str) -> Cells:
+    """The cells of a page."""
+    texts = dict(re.findall(r"^(\d+)\. (.*)$", text, flags=re.MULTILINE))
+    cells = {}
+    for line in text.splitlines():
+        columns = [column.strip() for column in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(columns) == len(MODES) + 1 and columns[0] not in ("client", "---"):
+            for mode, shown in zip(MODES, columns[1:], strict=True):
+                word, _, number = shown.partition(" ")
+                cells[columns[0], mode] = (word, texts[number.strip("()")] if number else "")
+    return cells
+
+
+def _row(columns: list[str]) -> str:
+    return f"| {' | '.join(columns)} |" if columns[0] != "---" else "|" + "---|" * len(columns)
+
+
+def _shown(word: str, text: str, texts: list[str]) -> str:
+    return f"{word} ({texts.index(text) + 1})" if text else word

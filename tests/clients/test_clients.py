@@ -1,0 +1,151 @@
+"""Every client in every mode: right or refused, and what docs/clients.md says; known others stand in known.py."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from clients import of_processes, page
+from clients.cases import KINDS, LARGE, LR, MODES, Client, Outcome, Results, Side, learned, outcome, train
+from clients.known import KNOWN
+
+from torchsparse_rec import nn, optim
+
+WRITTEN = page.PATH.read_text()
+
+
+def check(name: str, mode: str, found: Outcome) -> None:
+    """Fail unless it is right or refused, or known to be neither; and as it is written."""
+    if (name, mode) in KNOWN:
+        assert not found.is_good, f"{name} is {found.word} in {mode}: take it out of tests/clients/known.py"
+    else:
+        assert found.is_good, f"{name}, {mode}: {found.word}: {found.message}"
+    written, is_now = page.read(WRITTEN)[name, mode], page.cell(name, mode, found)
+    assert written == is_now, f"docs/clients.md: {name}, {mode}: {written}, but now {is_now}; `make clients` writes it"
+
+
+def cases() -> list[Any]:
+    """Clients of one process in each mode."""
+    result = []
+    for client in page.CLIENTS:
+        marks = [pytest.mark.full] if client.full or client.needs else []
+        absent = [package for package in client.needs if importlib.util.find_spec(package) is None]
+        if absent:
+            why = f"without {', '.join(absent)}: `make test-full` installs requirements/clients.txt"
+            marks.append(pytest.mark.skip(reason=why))
+        if client not in of_processes.CLIENTS:
+            name = client.name.replace("`", "")
+            result += [pytest.param(client, mode, marks=marks, id=f"{name}-{mode}") for mode in MODES]
+    return result
+
+
+@pytest.mark.parametrize(("client", "mode"), cases())
+def test_a_client_is_right_or_refused(client: Client, mode: str, one_thread: None) -> None:
+    check(client.name, mode, outcome(client, mode))
+
+
+def test_clients_of_two_processes_are_right_or_refused() -> None:
+    found = of_processes.outcomes()
+    assert found.keys() == {(client.name, mode) for client in of_processes.CLIENTS for mode in MODES}
+    for (name, mode), one in found.items():
+        check(name, mode, one)
+
+
+def test_the_page_is_what_the_program_writes() -> None:
+    assert page.write(page.read(WRITTEN)) == WRITTEN
+
+
+def test_what_is_known_is_a_cell() -> None:
+    assert KNOWN.keys() <= {(client.name, mode) for client in page.CLIENTS for mode in MODES}
+
+
+# ---- The verdicts ----------------------------------------------------------------------------------------------------
+
+
+def trained_with(**arguments: Any) -> Callable[[Side], Results]:
+    """A client whose optimizer of ours has other arguments than torch's."""
+
+    def run(side: Side) -> Results:
+        model = side.model()
+        optimizer = optim.Adam(model.parameters(), **{"lr": LR, **arguments}) if side.ours else None
+        optimizer = optimizer or side.optimizer(model.parameters())
+        train(model, optimizer, side.schedule(optimizer))
+        return learned(model)
+
+    return run
+
+
+def raising(error: Exception) -> Callable[[Side], Results]:
+    """A client that refuses our EmbeddingBag."""
+
+    def run(side: Side) -> Results:
+        if side.ours and side.kind == "EmbeddingBag":
+            raise error
+        return {"x": torch.zeros(1)}
+
+    return run
+
+
+def verdict(run: Callable[[Side], Results], kinds: tuple[str, ...] = ("EmbeddingBag",)) -> Outcome:
+    """Of a client in the sparse mode."""
+    return outcome(Client("one", run, kinds=kinds), "sparse")
+
+
+def test_the_same_numbers_are_right() -> None:
+    assert verdict(trained_with(), KINDS) == Outcome("right")
+
+
+@pytest.mark.parametrize("arguments", [{"lazy": True}, {"lr": 1.003 * LR}], ids=["idle rows stay", "another lr"])
+def test_other_numbers_are_wrong(arguments: dict[str, Any]) -> None:
+    assert verdict(trained_with(**arguments), KINDS).word == "wrong"
+
+
+def test_results_of_other_names_or_shapes_are_wrong() -> None:
+    assert verdict(lambda side: {str(side.ours): torch.ones(1)}).word == "wrong"
+    assert verdict(lambda side: {"x": torch.ones(1 + side.ours)}).word == "wrong"
+
+
+def ours_in_words(side: Side) -> Results:
+    """An id that is not there."""
+    return {} if not side.ours else {"x": nn.Embedding(3, 2, padding_idx=5).weight}
+
+
+def ours_without_words(side: Side) -> Results:
+    """A table that is not there."""
+    if side.ours:
+        del (table := nn.Embedding(3, 2)).weight
+        return {"x": table.weight}
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("run", "word"),
+    [
+        (ours_in_words, "refused"),
+        (ours_without_words, "unclear"),
+        (raising(RuntimeError("grad_mode='sparse': no")), "refused"),
+        (raising(RuntimeError("Sparse gradient is not supported by this")), "refused"),
+        (raising(RuntimeError("expected scalar type Float")), "unclear"),
+        (raising(KeyError("grad_mode='sparse'")), "unclear"),
+        (raising(RecursionError("grad_mode='sparse'")), "unclear"),
+    ],
+)
+def test_an_error_is_a_refusal_if_it_says_what_is_not_done(run: Callable[[Side], Results], word: str) -> None:
+    assert verdict(run).word == word
+
+
+def test_what_only_some_modules_refuse_is_unclear() -> None:
+    assert verdict(raising(RuntimeError("grad_mode='sparse': no")), KINDS).word == "unclear"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("in_backward", "chosen"), [(False, "sparse"), (True, "fused")])
+def test_the_large_tables_are_those_for_which_auto_chooses_rows(kind: str, in_backward: bool, chosen: str) -> None:
+    side = Side(kind, "auto, in_backward" if in_backward else "auto", LARGE)
+    model = side.model()
+    optimizer = side.optimizer(model.parameters())
+    train(model, optimizer, side.schedule(optimizer), steps=2)
+    assert f"grad_mode='auto' -> {chosen}" in model.table.explain()
