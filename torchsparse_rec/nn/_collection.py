@@ -154,7 +154,13 @@ class Collection(HasGradMode):
         return list(self._modules[self._children]._modules.values())  # type: ignore[arg-type, union-attr]
 
     def _stored_weights(self) -> list[Parameter]:
-        return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
+        try:
+            return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
+        except KeyError:
+            raise RuntimeError(
+                f"{type(self).__name__}: the weight of each table must be a parameter, but one is computed, as by "
+                "torch.nn.utils.prune or parametrize: these work on Embedding and EmbeddingBag"
+            ) from None
 
     # ---- Where features are -----------------------------------------------------------------------------------------
 

@@ -43,6 +43,10 @@ _METADATA = {
 }
 
 
+# Where torch's functions are that skip parameters without a gradient.
+_CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
+
+
 class LaggingParameter(Parameter):
     """
     A table's parameter while an optimizer of ours leaves rows of it behind. Copies of it are plain Parameters.
@@ -75,9 +79,19 @@ class LaggingParameter(Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """As of every parameter; loops over all of them ask for it often."""
+        """
+        As of every parameter; loops over all of them ask for it often.
+
+        Raises:
+            RuntimeError: torch is clipping gradients, and a backward has already stepped the table.
+        """
         with as_stored():
-            return grad_of(self)
+            grad = grad_of(self)
+        if grad is None and sys._getframe(1).f_code.co_filename == _CLIPPING:
+            table = table_if_any(self)
+            if table is not None and table.optimizer is not None:
+                table.optimizer.refuse_stepped("torch.nn.utils: gradients are to be clipped", [self])
+        return grad
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
