@@ -4,6 +4,8 @@
 #include <emmintrin.h>
 #endif
 
+#include <cstring>
+
 #include "../table.h"
 
 namespace tsr {
@@ -15,7 +17,10 @@ struct TableView {
   TableShape shape;
   int64_t* entries;
   int64_t rows;
+  KeyFactors factors{};
 
+  uint64_t hash(int64_t key) const { return hash_key(key, factors); }
+  KeyPlace place(int64_t key) const { return place_of(shape, hash(key)); }
   int32_t* bucket(int64_t number) const { return index + number * kBucketWords; }
   // Whether a row of the index, which is the caller's word, has the key.
   bool has(int32_t row, int64_t key) const {
@@ -23,15 +28,23 @@ struct TableView {
   }
 };
 
+// Those in the last line of an index with a seed.
+inline KeyFactors factors_of(const Tensor& index) {
+  if (index.dim() == 2) return {};
+  uint64_t numbers[kSeedNumbers];
+  std::memcpy(numbers, index.const_data_ptr<int32_t>() + buckets_of(index) * kBucketWords, sizeof(numbers));
+  return {numbers[kFirstFactor], numbers[kSecondFactor]};
+}
+
 // For operators that only read: nothing is written through it.
 inline TableView read_view(const Tensor& index, const Tensor& entries) {
-  return {const_cast<int32_t*>(index.const_data_ptr<int32_t>()), TableShape(index.size(0)),
-          const_cast<int64_t*>(entries.const_data_ptr<int64_t>()), entries.size(0)};
+  return {const_cast<int32_t*>(index.const_data_ptr<int32_t>()), TableShape(buckets_of(index)),
+          const_cast<int64_t*>(entries.const_data_ptr<int64_t>()), entries.size(0), factors_of(index)};
 }
 
 inline TableView write_view(const Tensor& index, const Tensor& entries) {
-  return {index.mutable_data_ptr<int32_t>(), TableShape(index.size(0)), entries.mutable_data_ptr<int64_t>(),
-          entries.size(0)};
+  return {index.mutable_data_ptr<int32_t>(), TableShape(buckets_of(index)), entries.mutable_data_ptr<int64_t>(),
+          entries.size(0), factors_of(index)};
 }
 
 // A bit for each slot of the bucket with this tag.
