@@ -15,14 +15,13 @@ void check_counters(const char* op, const Tensor& entries, const Tensor& counter
                   free_rows.size(0), "], got ", known[kReused]);
 }
 
-// Into the last line of an index.
-void write_seed(const Tensor& index, int64_t seed) {
+void write_seed(int64_t seed, int32_t* line) {
   const KeyFactors factors = factors_of_seed(seed);
-  int64_t numbers[kBucketWords / 2] = {};
-  numbers[kSeed] = seed;
-  numbers[kFirstFactor] = static_cast<int64_t>(factors.first);
-  numbers[kSecondFactor] = static_cast<int64_t>(factors.second);
-  std::memcpy(index.mutable_data_ptr<int32_t>() + buckets_of(index) * kBucketWords, numbers, sizeof(numbers));
+  uint64_t numbers[kBucketWords / 2] = {};
+  numbers[kSeed] = static_cast<uint64_t>(seed);
+  numbers[kFirstFactor] = factors.first;
+  numbers[kSecondFactor] = factors.second;
+  std::memcpy(line, numbers, sizeof(numbers));
 }
 
 }  // namespace
@@ -153,7 +152,7 @@ Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t b
   const Asked asked{"table_rehash", "buckets", buckets};
   Tensor index = seed == 0 ? new_empty(entries, {buckets, kBucketWords}, ScalarType::Int, asked)
                            : new_empty(entries, {(buckets + 1) * kBucketWords}, ScalarType::Int, asked);
-  if (seed != 0) write_seed(index, seed);
+  if (seed != 0) write_seed(seed, index.mutable_data_ptr<int32_t>() + buckets * kBucketWords);
   const TableView table = write_view(index, entries);
   parallel_for(0, buckets, kWorkPerThread / kBucketWords,
                [&](int64_t begin, int64_t end) { std::fill(table.bucket(begin), table.bucket(end), 0); });

@@ -139,6 +139,7 @@ class Inserter {
   void take_slots() {
     const int64_t regions = a_.table.shape.regions;
     const int64_t workers = std::min(workers_for(num_missing_ * 4 * kWorkPerKey), regions);
+    const KeyFactors factors = a_.table.factors;  // of its own: in registers, whatever the loop writes
     parallel_tasks(workers, [&](int64_t worker) {
       const int64_t begin = regions * worker / workers, end = regions * (worker + 1) / workers;
       // Those of its regions, gathered without a branch that nobody can foresee.
@@ -147,9 +148,13 @@ class Inserter {
       KeyPlace places[kGathered];
       for (int64_t first = 0; first < num_missing_; first += kGathered) {
         const int64_t size = std::min(kGathered, num_missing_ - first);
+        // The keys of the next ones: among so many buckets the processor does not foresee them by itself.
+        for (int64_t k = kGathered; k < 2 * kGathered; k += kIdsOfLine) {
+          __builtin_prefetch(a_.ids + position_of(std::min(first + k, num_missing_ - 1)));
+        }
         int64_t n = 0;
         for (int64_t k = 0; k < size; ++k) {
-          const uint64_t hash = a_.table.hash(key(position_of(first + k)));
+          const uint64_t hash = hash_key(key(position_of(first + k)), factors);
           const int64_t region = region_of(a_.table.shape, hash);
           mine[n] = static_cast<int32_t>(k);
           hashes[n] = hash;
@@ -284,7 +289,7 @@ class Inserter {
     });
   }
 
-  static constexpr int64_t kGathered = 128, kSlotsAhead = 32;
+  static constexpr int64_t kGathered = 128, kSlotsAhead = 32, kIdsOfLine = 64 / sizeof(Id);
 
   const Insertion<Id> a_;
   int64_t num_missing_ = 0;         // keys, as often as they come

@@ -28,23 +28,23 @@ struct TableView {
   }
 };
 
-// Those in the last line of an index with a seed.
-inline KeyFactors factors_of(const Tensor& index) {
-  if (index.dim() == 2) return {};
+// The words of an index, in which a seed's line follows the buckets.
+inline TableView view_of(int32_t* words, const Tensor& index, int64_t* entries, int64_t rows) {
+  if (index.dim() == 2) return {words, TableShape(index.size(0)), entries, rows};
+  const int64_t buckets = index.size(0) / kBucketWords - 1;
   uint64_t numbers[kSeedNumbers];
-  std::memcpy(numbers, index.const_data_ptr<int32_t>() + buckets_of(index) * kBucketWords, sizeof(numbers));
-  return {numbers[kFirstFactor], numbers[kSecondFactor]};
+  std::memcpy(numbers, words + buckets * kBucketWords, sizeof(numbers));
+  return {words, TableShape(buckets), entries, rows, {numbers[kFirstFactor], numbers[kSecondFactor]}};
 }
 
 // For operators that only read: nothing is written through it.
 inline TableView read_view(const Tensor& index, const Tensor& entries) {
-  return {const_cast<int32_t*>(index.const_data_ptr<int32_t>()), TableShape(buckets_of(index)),
-          const_cast<int64_t*>(entries.const_data_ptr<int64_t>()), entries.size(0), factors_of(index)};
+  return view_of(const_cast<int32_t*>(index.const_data_ptr<int32_t>()), index,
+                 const_cast<int64_t*>(entries.const_data_ptr<int64_t>()), entries.size(0));
 }
 
 inline TableView write_view(const Tensor& index, const Tensor& entries) {
-  return {index.mutable_data_ptr<int32_t>(), TableShape(buckets_of(index)), entries.mutable_data_ptr<int64_t>(),
-          entries.size(0), factors_of(index)};
+  return view_of(index.mutable_data_ptr<int32_t>(), index, entries.mutable_data_ptr<int64_t>(), entries.size(0));
 }
 
 // A bit for each slot of the bucket with this tag.
