@@ -39,11 +39,16 @@ TSR_HOST_DEVICE inline uint64_t multiply_high(uint64_t a, uint64_t b) {
 
 // ---- Integers -------------------------------------------------------------------------------------------------------
 
+// What hash_key multiplies with: two odd numbers.
+struct KeyFactors {
+  uint64_t first = 0xFF51AFD7ED558CCDull, second = 0xC4CEB9FE1A85EC53ull;
+};
+
 // murmur3's finalizer: a bijection, all of whose bits depend on all of the key's.
-TSR_HOST_DEVICE TSR_ALWAYS_INLINE uint64_t hash_key(int64_t key) {
+TSR_HOST_DEVICE TSR_ALWAYS_INLINE uint64_t hash_key(int64_t key, const KeyFactors& factors = {}) {
   uint64_t x = static_cast<uint64_t>(key);
-  x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDull;
-  x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53ull;
+  x = (x ^ x >> 33) * factors.first;
+  x = (x ^ x >> 33) * factors.second;
   return x ^ x >> 33;
 }
 

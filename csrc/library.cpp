@@ -148,7 +148,7 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
       "tables_find_or_insert_(Tensor(a!)[] index, Tensor(b!)[] entries, Tensor(c!)[] counters, Tensor[] free_rows,"
       " Tensor ids, int[] begins, int[] ends, int[] versions, bool count) -> (Tensor rows, Tensor born)");
   m.def("table_erase_(Tensor(a!) index, Tensor(b!) entries, Tensor ids, Tensor? mask) -> Tensor");
-  m.def("table_rehash(Tensor entries, Tensor(a!) counters, SymInt buckets) -> Tensor");
+  m.def("table_rehash(Tensor entries, Tensor(a!) counters, SymInt buckets, int seed=0) -> Tensor");
   m.def(
       "table_initialize_(Tensor(a!) weight, Tensor rows, Tensor keys, Tensor? values, int kind, float[] parameters,"
       " int seed) -> ()");

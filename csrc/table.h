@@ -2,7 +2,9 @@
 //
 // A table's state:
 //   index     [B, 16] int32: B buckets of one cache line. Words 0 to 2: 12 tags of a byte (0: the slot is empty, and
-//             its row is 0); word 3: how many keys passed by because the bucket was full; words 4 to 15: 12 rows.
+//             its row is 0); word 3: how many keys passed by because the bucket was full; words 4 to 15: 12 rows. With
+//             a seed [(B + 1) * 16]: the buckets, and a line whose first six words are the seed and the two numbers
+//             that its hash multiplies with, 64 bits each.
 //   entries   [R, 2] int64: of each row its key, and version * 2^32 + frequency. Of a free row: 0 or -1, and -1.
 //   counters  [8] int64. kUsed: rows [0, used) have been given out at least once; kReused: how many of free_rows have
 //             been given out again; kFailed: positions whose key found no room, ever; kInserted: keys inserted, ever;
@@ -14,6 +16,11 @@
 // A key's home is a bucket of its hash's region, of at most 64 buckets (the last of up to 127); where that is full, the
 // next ones of the region follow, round and round. So a region is all that one thread needs to insert: any number of
 // threads make the same index, and so does CUDA. Keys of one region are inserted in the order of their positions.
+//
+// Without a seed all tables have one hash, and who has read it can choose keys that fill a region. A seed chooses the
+// factors of the hash: of any two keys, about 2 of as many factors as there are regions send both to one region
+// (Dietzfelbinger et al., "A reliable randomized algorithm for the closest-pair problem", 1997). Nothing but the index
+// depends on it where no region is full.
 //
 // table_find(index, entries, ids [N]) -> rows [N] int64: -1 where a key is missing.
 // table_find_or_insert_(index!, entries!, counters!, free_rows, ids [N], allowed [N]?, frequencies [N]?, version,
@@ -31,8 +38,8 @@
 //   keys are allowed. Elsewhere rows has the ids and born -1. No two tables may be one, nor parts of ids overlap.
 // table_erase_(index!, entries!, ids [N], mask [N]?) -> rows [N] int64: the rows that have become free; -1 where the
 //   key is missing, masked out (bool, true takes part) or erased at an earlier position.
-// table_rehash(entries, counters!, buckets) -> index: a new index of all keys, in the order of their rows. Keys that
-//   find no room are counted in kFailed.
+// table_rehash(entries, counters!, buckets, seed) -> index: a new index of all keys, in the order of their rows. Keys
+//   that find no room are counted in kFailed. seed 0: it has none.
 // table_initialize_(weight! [R, D], rows [M], keys [M], values [P, D]?, kind, parameters, seed) -> (): the initial
 //   value of each row, a function of (seed, key, column) alone: kConstant (value), kUniform (low, high), kNormal (mean,
 //   std), kTruncatedNormal (mean, std; within two std), by the inverse of the distribution function, whose relative
@@ -59,73 +66,11 @@
 #pragma once
 #include "abi.h"
 #include "dispatch.h"
-#include "hash_words.h"
 #include "shared_memory.h"
 #include "table_initial.h"
+#include "table_layout.h"
 
 namespace tsr {
-
-// ---- Layout ---------------------------------------------------------------------------------------------------------
-
-constexpr int64_t kSlots = 12;          // of a bucket
-constexpr int64_t kBucketWords = 16;    // int32
-constexpr int64_t kPassedWord = 3;      // keys that passed by
-constexpr int64_t kRowsWord = 4;        // where rows begin
-constexpr int64_t kRegionBuckets = 64;  // at most, in a region
-constexpr int64_t kFreeEntry = -1;      // in an entry's second number
-constexpr int64_t kMostFrequency = INT32_MAX;
-
-enum TableCounter : int64_t { kUsed, kReused, kFailed, kInserted, kTableCounters = 8 };
-
-// Where a key belongs.
-struct KeyPlace {
-  int64_t region;  // its first bucket
-  int32_t home;    // the bucket in the region
-  uint8_t tag;     // never 0
-};
-
-// How the buckets of an index are cut into regions: all of one size, but the last, which takes the rest.
-struct TableShape {
-  int64_t buckets, regions;
-
-  TSR_HOST_DEVICE explicit TableShape(int64_t buckets)
-      : buckets(buckets), regions(buckets < 2 * kRegionBuckets ? 1 : buckets / kRegionBuckets) {}
-  TSR_HOST_DEVICE int64_t region_begin(int64_t region) const { return region * kRegionBuckets; }
-  TSR_HOST_DEVICE int32_t region_size(int64_t region) const {
-    return static_cast<int32_t>(region + 1 == regions ? buckets - region_begin(region) : kRegionBuckets);
-  }
-};
-
-// The region by the upper bits, the bucket by the middle ones, the tag by the lowest.
-TSR_HOST_DEVICE TSR_ALWAYS_INLINE int64_t region_of(const TableShape& shape, uint64_t hash) {
-  return static_cast<int64_t>(multiply_high(hash, static_cast<uint64_t>(shape.regions)));
-}
-
-TSR_HOST_DEVICE TSR_ALWAYS_INLINE KeyPlace place_of(const TableShape& shape, uint64_t hash) {
-  const int64_t region = region_of(shape, hash);
-  const uint32_t size = static_cast<uint32_t>(shape.region_size(region));
-  const uint32_t middle = static_cast<uint32_t>(hash >> 8) & 0xFFFFFFu;
-  const uint8_t tag = static_cast<uint8_t>(hash);
-  return {shape.region_begin(region), static_cast<int32_t>(static_cast<uint64_t>(middle) * size >> 24),
-          static_cast<uint8_t>(tag == 0 ? 255 : tag)};
-}
-
-// ---- Entries --------------------------------------------------------------------------------------------------------
-
-TSR_HOST_DEVICE inline int64_t pack_entry(int64_t version, int64_t frequency) {
-  return static_cast<int64_t>(static_cast<uint64_t>(version) << 32 | static_cast<uint64_t>(frequency));
-}
-// Whether free_rows[k] can be given out, the first of them being free_rows[first].
-TSR_HOST_DEVICE inline bool is_reusable(const int64_t* entries, const int32_t* free_rows, int64_t k, int64_t first,
-                                        int64_t used) {
-  const int64_t row = free_rows[k];
-  return row >= 0 && row < used && entries[2 * row + 1] == kFreeEntry && (k == first || free_rows[k - 1] < row);
-}
-
-TSR_HOST_DEVICE inline int64_t entry_version(int64_t packed) { return packed >> 32; }
-TSR_HOST_DEVICE inline int64_t entry_frequency(int64_t packed) {
-  return static_cast<int64_t>(static_cast<uint32_t>(packed));
-}
 
 // ---- Checks ---------------------------------------------------------------------------------------------------------
 
@@ -142,10 +87,12 @@ inline void check_table_entries(const char* op, const Tensor& entries) {
 }
 
 inline void check_table(const char* op, const Tensor& index, const Tensor& entries) {
-  TSR_CHECK_VALUE(index.dim() == 2 && index.size(0) >= 1 && index.size(1) == kBucketWords &&
-                      index.scalar_type() == ScalarType::Int && index.is_contiguous(),
-                  op, ": index must be contiguous int32 [buckets, 16], got ", dtype_name(index.scalar_type()), " ",
-                  shape_text(index));
+  const bool is_index =
+      index.dim() == 2 ? index.size(0) >= 1 && index.size(1) == kBucketWords
+                       : index.dim() == 1 && index.size(0) >= 2 * kBucketWords && index.size(0) % kBucketWords == 0;
+  TSR_CHECK_VALUE(is_index && index.scalar_type() == ScalarType::Int && index.is_contiguous(), op,
+                  ": index must be contiguous int32 [buckets, 16], or with a seed [(buckets + 1) * 16], got ",
+                  dtype_name(index.scalar_type()), " ", shape_text(index));
   check_table_entries(op, entries);
   check_same_device(op, "entries", entries, "index", index);
 }

@@ -15,6 +15,15 @@ void check_counters(const char* op, const Tensor& entries, const Tensor& counter
                   free_rows.size(0), "], got ", known[kReused]);
 }
 
+void write_seed(int64_t seed, int32_t* line) {
+  const KeyFactors factors = factors_of_seed(seed);
+  uint64_t numbers[kBucketWords / 2] = {};
+  numbers[kSeed] = static_cast<uint64_t>(seed);
+  numbers[kFirstFactor] = factors.first;
+  numbers[kSecondFactor] = factors.second;
+  std::memcpy(line, numbers, sizeof(numbers));
+}
+
 }  // namespace
 
 Tensor table_find_cpu(const Tensor& index, const Tensor& entries, const Tensor& given_ids) {
@@ -125,7 +134,7 @@ Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor&
     // By one thread, as whoever follows may have the same key.
     find_each(table, data, 0, n, [&](int64_t i, int64_t row) {
       const int64_t key = static_cast<int64_t>(data[i]);
-      const KeyPlace place = place_of(table.shape, hash_key(key));
+      const KeyPlace place = table.place(key);
       // The row was looked for before the keys ahead of this one went: an entry without a key looks like key 0's.
       if (row >= 0 && table.entries[2 * row + 1] == kFreeEntry) row = find_row(table, place, key);
       out[i] = wanted == nullptr || wanted[i] ? row : -1;
@@ -138,9 +147,12 @@ Tensor table_erase_cpu(const Tensor& index, const Tensor& entries, const Tensor&
   return rows;
 }
 
-Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t buckets) {
+Tensor table_rehash_cpu(const Tensor& entries, const Tensor& counters, int64_t buckets, int64_t seed) {
   check_table_rehash(entries, counters, buckets);
-  Tensor index = new_empty(entries, {buckets, kBucketWords}, ScalarType::Int, {"table_rehash", "buckets", buckets});
+  const Asked asked{"table_rehash", "buckets", buckets};
+  Tensor index = seed == 0 ? new_empty(entries, {buckets, kBucketWords}, ScalarType::Int, asked)
+                           : new_empty(entries, {(buckets + 1) * kBucketWords}, ScalarType::Int, asked);
+  if (seed != 0) write_seed(seed, index.mutable_data_ptr<int32_t>() + buckets * kBucketWords);
   const TableView table = write_view(index, entries);
   parallel_for(0, buckets, kWorkPerThread / kBucketWords,
                [&](int64_t begin, int64_t end) { std::fill(table.bucket(begin), table.bucket(end), 0); });

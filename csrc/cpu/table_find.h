@@ -17,7 +17,7 @@ void find_each(const TableView& table, const Id* ids, int64_t begin, int64_t end
   for (int64_t first = begin; first < end; first += kFindBlock) {
     const int64_t n = std::min(kFindBlock, end - first);
     for (int64_t k = 0; k < n; ++k) {
-      places[k] = place_of(table.shape, hash_key(static_cast<int64_t>(ids[first + k])));
+      places[k] = table.place(static_cast<int64_t>(ids[first + k]));
       __builtin_prefetch(table.bucket(places[k].region + places[k].home));
     }
     for (int64_t k = 0; k < n; ++k) {

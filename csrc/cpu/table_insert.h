@@ -139,6 +139,7 @@ class Inserter {
   void take_slots() {
     const int64_t regions = a_.table.shape.regions;
     const int64_t workers = std::min(workers_for(num_missing_ * 4 * kWorkPerKey), regions);
+    const KeyFactors factors = a_.table.factors;  // of its own: in registers, whatever the loop writes
     parallel_tasks(workers, [&](int64_t worker) {
       const int64_t begin = regions * worker / workers, end = regions * (worker + 1) / workers;
       // Those of its regions, gathered without a branch that nobody can foresee.
@@ -147,9 +148,13 @@ class Inserter {
       KeyPlace places[kGathered];
       for (int64_t first = 0; first < num_missing_; first += kGathered) {
         const int64_t size = std::min(kGathered, num_missing_ - first);
+        // The keys of the next ones: among so many buckets the processor does not foresee them by itself.
+        for (int64_t k = kGathered; k < 2 * kGathered; k += kIdsOfLine) {
+          __builtin_prefetch(a_.ids + position_of(std::min(first + k, num_missing_ - 1)));
+        }
         int64_t n = 0;
         for (int64_t k = 0; k < size; ++k) {
-          const uint64_t hash = hash_key(key(position_of(first + k)));
+          const uint64_t hash = hash_key(key(position_of(first + k)), factors);
           const int64_t region = region_of(a_.table.shape, hash);
           mine[n] = static_cast<int32_t>(k);
           hashes[n] = hash;
@@ -242,7 +247,7 @@ class Inserter {
 
   void erase(int64_t j) {
     const int64_t its = key(position_of(j));
-    erase_slot(a_.table, place_of(a_.table.shape, hash_key(its)), slots_[j]);
+    erase_slot(a_.table, a_.table.place(its), slots_[j]);
   }
 
   void give_row(int64_t j, int64_t row) {
@@ -278,13 +283,13 @@ class Inserter {
       Occurrences occurrences(a_.table.entries, a_.version, a_.count && a_.frequencies == nullptr);
       for (int64_t i = a_.n * chunk / chunks; i < a_.n * (chunk + 1) / chunks; ++i) {
         if (a_.rows[i] >= 0 || a_.allowed[i]) continue;
-        a_.rows[i] = find_row(a_.table, place_of(a_.table.shape, hash_key(key(i))), key(i));
+        a_.rows[i] = find_row(a_.table, a_.table.place(key(i)), key(i));
         if (a_.rows[i] >= 0) occurrences.add(a_.rows[i]);
       }
     });
   }
 
-  static constexpr int64_t kGathered = 128, kSlotsAhead = 32;
+  static constexpr int64_t kGathered = 128, kSlotsAhead = 32, kIdsOfLine = 64 / sizeof(Id);
 
   const Insertion<Id> a_;
   int64_t num_missing_ = 0;         // keys, as often as they come
@@ -303,12 +308,12 @@ inline int64_t fill_index(const TableView& table) {
     constexpr int64_t kAhead = 16;
     int64_t queue[kAhead], taken = 0, queued = 0;
     const auto take = [&](int64_t row) {
-      const KeyPlace place = place_of(table.shape, hash_key(table.entries[2 * row]));
+      const KeyPlace place = table.place(table.entries[2 * row]);
       failed[static_cast<size_t>(worker)] += insert_slot(table, place, static_cast<int32_t>(row)) == nullptr;
     };
     for (int64_t row = 0; row < table.rows; ++row) {
       if (table.entries[2 * row + 1] == kFreeEntry) continue;
-      const uint64_t hash = hash_key(table.entries[2 * row]);
+      const uint64_t hash = table.hash(table.entries[2 * row]);
       const int64_t region = region_of(table.shape, hash);
       if (region < begin || region >= end) continue;
       if (queued - taken == kAhead) take(queue[taken++ % kAhead]);

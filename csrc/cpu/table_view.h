@@ -4,6 +4,8 @@
 #include <emmintrin.h>
 #endif
 
+#include <cstring>
+
 #include "../table.h"
 
 namespace tsr {
@@ -15,7 +17,10 @@ struct TableView {
   TableShape shape;
   int64_t* entries;
   int64_t rows;
+  KeyFactors factors{};
 
+  uint64_t hash(int64_t key) const { return hash_key(key, factors); }
+  KeyPlace place(int64_t key) const { return place_of(shape, hash(key)); }
   int32_t* bucket(int64_t number) const { return index + number * kBucketWords; }
   // Whether a row of the index, which is the caller's word, has the key.
   bool has(int32_t row, int64_t key) const {
@@ -23,15 +28,23 @@ struct TableView {
   }
 };
 
+// The words of an index, in which a seed's line follows the buckets.
+inline TableView view_of(int32_t* words, const Tensor& index, int64_t* entries, int64_t rows) {
+  if (index.dim() == 2) return {words, TableShape(index.size(0)), entries, rows};
+  const int64_t buckets = index.size(0) / kBucketWords - 1;
+  uint64_t numbers[kSeedNumbers];
+  std::memcpy(numbers, words + buckets * kBucketWords, sizeof(numbers));
+  return {words, TableShape(buckets), entries, rows, {numbers[kFirstFactor], numbers[kSecondFactor]}};
+}
+
 // For operators that only read: nothing is written through it.
 inline TableView read_view(const Tensor& index, const Tensor& entries) {
-  return {const_cast<int32_t*>(index.const_data_ptr<int32_t>()), TableShape(index.size(0)),
-          const_cast<int64_t*>(entries.const_data_ptr<int64_t>()), entries.size(0)};
+  return view_of(const_cast<int32_t*>(index.const_data_ptr<int32_t>()), index,
+                 const_cast<int64_t*>(entries.const_data_ptr<int64_t>()), entries.size(0));
 }
 
 inline TableView write_view(const Tensor& index, const Tensor& entries) {
-  return {index.mutable_data_ptr<int32_t>(), TableShape(index.size(0)), entries.mutable_data_ptr<int64_t>(),
-          entries.size(0)};
+  return view_of(index.mutable_data_ptr<int32_t>(), index, entries.mutable_data_ptr<int64_t>(), entries.size(0));
 }
 
 // A bit for each slot of the bucket with this tag.

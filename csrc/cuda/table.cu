@@ -86,8 +86,19 @@ Tensor table_erase_cuda(const Tensor& index, const Tensor& entries, const Tensor
 __global__ void regions_of_rows_kernel(TableView table, int32_t* regions) {
   for (int64_t row = thread_index(); row < table.rows; row += thread_count()) {
     const bool is_free = table.entries[2 * row + 1] == kFreeEntry;
-    regions[row] = is_free ? -1 : static_cast<int32_t>(region_of(table.shape, hash_key(table.entries[2 * row])));
+    regions[row] = is_free ? -1 : static_cast<int32_t>(region_of(table.shape, table.hash(table.entries[2 * row])));
   }
+}
+
+// One thread.
+__global__ void write_seed_kernel(int64_t seed, KeyFactors factors, int32_t* line) {
+  const auto write = [&](SeedNumber which, uint64_t number) {
+    line[2 * which] = static_cast<int32_t>(static_cast<uint32_t>(number));
+    line[2 * which + 1] = static_cast<int32_t>(static_cast<uint32_t>(number >> 32));
+  };
+  write(kSeed, static_cast<uint64_t>(seed));
+  write(kFirstFactor, factors.first);
+  write(kSecondFactor, factors.second);
 }
 
 // One thread per region.
@@ -99,13 +110,18 @@ __global__ void fill_index_kernel(TableView table, RegionItems regions, unsigned
       });
 }
 
-Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t buckets) {
+Tensor table_rehash_cuda(const Tensor& entries, const Tensor& counters, int64_t buckets, int64_t seed) {
   check_table_rehash(entries, counters, buckets);
   DeviceCall call("table_rehash", entries);
   call.asks("buckets", buckets);
-  const Tensor index = call.empty({buckets, kBucketWords}, ScalarType::Int);
+  const Tensor index = seed == 0 ? call.empty({buckets, kBucketWords}, ScalarType::Int)
+                                 : call.empty({(buckets + 1) * kBucketWords}, ScalarType::Int);
   const TableView table = view_of(index, entries);
-  fill_bytes(call.stream(), table.index, 0, static_cast<size_t>(buckets * kBucketWords) * sizeof(int32_t));
+  fill_bytes(call.stream(), table.index, 0, static_cast<size_t>(index.numel()) * sizeof(int32_t));
+  if (seed != 0) {
+    int32_t* const line = table.index + buckets * kBucketWords;
+    launch(call, {1, 1}, write_seed_kernel, seed, factors_of_seed(seed), line);
+  }
   int32_t* const regions = call.workspace<int32_t>(table.rows);
   launch(call, one_thread_each(table.rows), regions_of_rows_kernel, table, regions);
   const RegionItems items = group_by_region(call, table.shape, regions, table.rows);

@@ -52,7 +52,14 @@ struct TableView {
   TableShape shape;
   int64_t* entries;
   int64_t rows;
-  bool aligned;  // whether a bucket's head can be had by one load
+  bool aligned;           // whether a bucket's head can be had by one load
+  const int32_t* seeded;  // the line of the seed, or null
+
+  __device__ uint64_t hash(int64_t key) const {
+    if (seeded == nullptr) return hash_key(key);
+    return hash_key(key, {seed_number(kFirstFactor), seed_number(kSecondFactor)});
+  }
+  __device__ KeyPlace place(int64_t key) const { return place_of(shape, hash(key)); }
 
   __device__ int32_t* bucket(int64_t number) const { return index + number * kBucketWords; }
   __device__ BucketHead head(int64_t number) const {
@@ -68,7 +75,7 @@ struct TableView {
   }
 
   __device__ Found find(int64_t key) const {
-    const KeyPlace place = place_of(shape, hash_key(key));
+    const KeyPlace place = this->place(key);
     const int32_t size = region_size(place);
     int32_t at = place.home;
     for (int32_t visited = 0; visited < size; ++visited) {
@@ -88,7 +95,7 @@ struct TableView {
 
   // Takes a slot for a key that is not there, and returns it: -1, and nothing is written, where the region is full.
   __device__ int32_t insert(int64_t key, int32_t row) const {
-    const KeyPlace place = place_of(shape, hash_key(key));
+    const KeyPlace place = this->place(key);
     const int32_t size = region_size(place);
     int32_t at = place.home, visited = 0;
     uint32_t free = 0;
@@ -106,12 +113,12 @@ struct TableView {
   }
 
   __device__ void write_row(int64_t key, int32_t slot, int32_t row) const {
-    bucket(region_of(shape, hash_key(key)) * kRegionBuckets + slot / kSlots)[kRowsWord + slot % kSlots] = row;
+    bucket(region_of(shape, hash(key)) * kRegionBuckets + slot / kSlots)[kRowsWord + slot % kSlots] = row;
   }
 
   // Empties the slot of a key. Threads may do so for different keys of a region, while none looks for a key.
   __device__ void erase(int64_t key, int32_t slot) const {
-    const KeyPlace place = place_of(shape, hash_key(key));
+    const KeyPlace place = this->place(key);
     const int32_t size = region_size(place), at = slot / static_cast<int32_t>(kSlots);
     for (int32_t passed = place.home; passed != at; passed = after(passed, size)) {
       atomicSub(bucket(place.region + passed) + kPassedWord, 1);
@@ -121,6 +128,10 @@ struct TableView {
   }
 
  private:
+  __device__ uint64_t seed_number(SeedNumber which) const {
+    const uint64_t low = static_cast<uint32_t>(seeded[2 * which]), high = static_cast<uint32_t>(seeded[2 * which + 1]);
+    return low | high << 32;
+  }
   __device__ int32_t region_size(const KeyPlace& place) const {
     return shape.region_size(place.region / kRegionBuckets);
   }
@@ -129,8 +140,14 @@ struct TableView {
 
 // Operators that only look keys up write nothing through it.
 inline TableView view_of(const Tensor& index, const Tensor& entries) {
-  return {static_cast<int32_t*>(index.data_ptr()), TableShape(index.size(0)), static_cast<int64_t*>(entries.data_ptr()),
-          entries.size(0), reinterpret_cast<uintptr_t>(index.data_ptr()) % sizeof(BucketHead) == 0};
+  int32_t* const buckets = static_cast<int32_t*>(index.data_ptr());
+  const int64_t count = buckets_of(index);
+  return {buckets,
+          TableShape(count),
+          static_cast<int64_t*>(entries.data_ptr()),
+          entries.size(0),
+          reinterpret_cast<uintptr_t>(buckets) % sizeof(BucketHead) == 0,
+          index.dim() == 2 ? nullptr : buckets + count * kBucketWords};
 }
 
 // ---- The items of each region ---------------------------------------------------------------------------------------

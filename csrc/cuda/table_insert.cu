@@ -110,7 +110,7 @@ __global__ void look_up_kernel(Insertion in) {
 __global__ void regions_of_firsts_kernel(Insertion in) {
   for (int64_t i = thread_index(); i < in.n; i += thread_count()) {
     const bool is_first = in.missing.is_missing(i) && in.missing.first_of(i) == i;
-    in.regions[i] = is_first ? static_cast<int32_t>(region_of(in.table.shape, hash_key(in.ids[i]))) : -1;
+    in.regions[i] = is_first ? static_cast<int32_t>(region_of(in.table.shape, in.table.hash(in.ids[i]))) : -1;
     in.news[i] = 0;
   }
 }

@@ -86,6 +86,13 @@ MUTATIONS = [
         "    if (its.number != row) {\n",
         "table",
     ),
+    Mutation(
+        "table_view.h",
+        "sign",
+        "{numbers[kFirstFactor], numbers[kSecondFactor]}",
+        "{numbers[kSecondFactor], numbers[kFirstFactor]}",
+        "table",
+    ),
     Mutation("record_encode.cpp", "bound", "for (; value >= 0x80;", "for (; value > 0x80;", "record"),
 ]
 TABLE = Table(

@@ -241,6 +241,8 @@ MUTATIONS = [
     Mutation("table.cu", "sign", ") != claim_of(i)", ") == claim_of(i)", "table and batches"),
     Mutation("table.cu", "step", "    relaxed_store(&entry[1], kFreeEntry);\n", "", "table and programs"),
     Mutation("table.cu", "bound", "std::min(items, shape.regions)", "0", "table and batches"),
+    Mutation("table.cu", "step", "  write(kSecondFactor, factors.second);\n", "", "table and programs"),
+    Mutation("table.cuh", "bound", "seeded[2 * which + 1])", "seeded[2 * which])", "table and programs"),
     Mutation(
         "table_insert.cu", "step", "if (found > position) atomicMin(&slots[slot], position);", "", "table and batches"
     ),

@@ -39,10 +39,10 @@ def _integers(x: Sequence[int] | None, dtype: torch.dtype = torch.int64) -> Tens
 class Checked:
     """A table and its reference: every call does the same to both, and leaves the same bits."""
 
-    def __init__(self, buckets: int, rows: int, index_dtype: torch.dtype = torch.int64) -> None:
-        self.table = ReferenceTable.empty(buckets, rows)
+    def __init__(self, buckets: int, rows: int, index_dtype: torch.dtype = torch.int64, seed: int = 0) -> None:
+        self.table = ReferenceTable.empty(buckets, rows, seed)
         self.entries, self.counters = torch.full((rows, 2), -1), torch.zeros(8, dtype=torch.int64)
-        self.index = ops.table_rehash(self.entries, self.counters, buckets)
+        self.index = ops.table_rehash(self.entries, self.counters, buckets, seed=seed)
         self.free_rows = NO_ROWS
         self.dtype = index_dtype
 
@@ -91,9 +91,9 @@ class Checked:
         self._check()
         return freed.tolist()
 
-    def rehash(self, buckets: int) -> None:
-        self.table = self.table.rehashed(buckets)
-        self.index = ops.table_rehash(self.entries, self.counters, buckets)
+    def rehash(self, buckets: int, seed: int = 0) -> None:
+        self.table = self.table.rehashed(buckets, seed)
+        self.index = ops.table_rehash(self.entries, self.counters, buckets, seed=seed)
         self._check()
 
     def list_free_rows(self) -> None:
@@ -107,18 +107,23 @@ class Checked:
 # ---- Random programs ------------------------------------------------------------------------------------------------
 
 
-def _crowd(buckets: int) -> list[int]:
+def _crowd(buckets: int, seed: int) -> list[int]:
     """Keys that fill a region from its last bucket on; and some with the home and the tag of key 0."""
-    return keys_at(buckets, buckets - 1, 7, 15) + keys_at(buckets, 0, 0, 4) + keys_at(buckets, 0, 255, 4)
+    places = [(buckets - 1, 7, 15), (0, 0, 4), (0, 255, 4)]
+    return [key for bucket, low, count in places for key in keys_at(buckets, bucket, low, count, seed=seed)]
+
+
+_SEEDS = st.sampled_from([0, 0, 1, -(2**63)])
+_Program = tuple[int, int, torch.dtype, int, list[tuple]]
 
 
 @st.composite
-def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
-    buckets = draw(st.sampled_from([1, 2, 3, 5, 130]))
+def programs(draw: Callable) -> _Program:
+    buckets, seed = draw(st.sampled_from([1, 2, 3, 5, 130])), draw(_SEEDS)
     rows = draw(st.integers(0, 60))
     dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32]))
     info = torch.iinfo(dtype)
-    pool = [key for key in [*EXTREMES, *range(2, 8), *_crowd(buckets)] if info.min <= key <= info.max]
+    pool = [key for key in [*EXTREMES, *range(2, 8), *_crowd(buckets, seed)] if info.min <= key <= info.max]
     lists = st.lists(st.sampled_from(pool), max_size=40) | st.permutations(pool)
 
     def for_each(ids: list[int], values: st.SearchStrategy) -> st.SearchStrategy:
@@ -136,18 +141,18 @@ def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
             ids = draw(lists)
             steps.append((Checked.erase, ids, draw(for_each(ids, st.booleans()))))
         elif kind == "rehash":
-            steps.append((Checked.rehash, draw(st.sampled_from([1, 2, 4, 9, 127, 128]))))
+            steps.append((Checked.rehash, draw(st.sampled_from([1, 2, 4, 9, 127, 128])), draw(_SEEDS)))
         elif kind == "find":
             steps.append((Checked.find, draw(lists)))
         else:
             steps.append((Checked.list_free_rows,))
-    return buckets, rows, dtype, steps
+    return buckets, rows, dtype, seed, steps
 
 
-def _run(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
+def _run(program: _Program) -> None:
     """Full tables, full regions, duplicates, masks and reused rows, in any order."""
-    buckets, rows, dtype, steps = program
-    checked = Checked(buckets, rows, dtype)
+    buckets, rows, dtype, seed, steps = program
+    checked = Checked(buckets, rows, dtype, seed)
     for step, *arguments in steps:
         step(checked, *arguments)
     checked.find([key for key in EXTREMES if dtype == torch.int64 or -(2**31) <= key < 2**31])
@@ -157,14 +162,14 @@ def _run(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
 @cpu_only
 @settings(max_examples=200)
 @given(program=programs())
-def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
+def test_random_programs(program: _Program) -> None:
     _run(program)
 
 
 @pytest.mark.parametrize("kernels", ["emulated"], indirect=True)
 @settings(max_examples=60)
 @given(program=programs())
-def test_random_programs_of_the_emulated_kernels(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
+def test_random_programs_of_the_emulated_kernels(program: _Program) -> None:
     """Fewer: each runs in several orders of threads."""
     _run(program)
 
@@ -335,3 +340,41 @@ def test_rehashing_gives_what_inserting_in_the_order_of_rows_gives() -> None:
     fresh = ReferenceTable.empty(64, 50)
     fresh.find_or_insert(by_row)
     assert torch.equal(checked.index[:, :4], reference_table.index_tensor(fresh)[:, :4])
+
+
+# ---- Seeds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, -1, 2**63 - 1, -(2**63)])
+def test_keys_that_fill_a_region_fill_none_under_a_seed(seed: int) -> None:
+    """Nor do those that fill one under the seed without it."""
+    buckets = 400  # six regions, of which five take 768 keys
+    without, under = (keys_at(buckets, 70, 9, 900, seed=x) for x in (0, seed))
+    for keys, other, rest in ((without, 0, seed), (under, seed, 0)):
+        checked = Checked(buckets, 1000, seed=other)
+        checked.insert(keys)
+        assert checked.counters[2] == 900 - 64 * SLOTS
+        checked.rehash(buckets, rest)
+        found = checked.find(keys)
+        assert checked.insert(keys) == [*found[: 64 * SLOTS], *range(64 * SLOTS, 900)]
+        regions = torch.tensor([place_of(buckets, key, rest).begin for key in keys]).bincount()
+        assert regions.max() <= 250, "150 of 900 keys have the mean region"
+
+
+def test_a_seed_is_kept_in_the_index_alone() -> None:
+    """Rows, entries and counters are the same, and what holds for an index without a seed holds for the buckets."""
+    tables = [Checked(130, 900, seed=seed) for seed in (0, 7)]
+    keys = torch.randint(-(2**63), 2**63 - 1, (800,), generator=torch.Generator().manual_seed(1)).tolist()
+    for table in tables:
+        table.insert(keys, version=3, count=True)
+        table.erase(keys[::3])
+        table.list_free_rows()
+        table.insert(keys[100:300])
+    plain, seeded = tables
+    assert_same_bits(plain.entries, seeded.entries)
+    assert_same_bits(plain.counters, seeded.counters)
+    assert plain.index.shape == (130, WORDS) and seeded.index.shape == (131 * WORDS,)
+    assert seeded.index[-WORDS:].view(torch.int64)[0] == 7
+    seeded.rehash(130)
+    plain.rehash(130)
+    assert_same_bits(plain.index, seeded.index)

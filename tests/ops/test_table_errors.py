@@ -40,7 +40,7 @@ def _valid() -> dict[str, dict[str, object]]:
             "count": True,
         },
         "table_erase_": {**table, "ids": ids, "mask": torch.tensor([True, True, False])},
-        "table_rehash": {"entries": entries, "counters": counters, "buckets": 3},
+        "table_rehash": {"entries": entries, "counters": counters, "buckets": 3, "seed": 0},
         "table_initialize_": {"weight": weight, "rows": torch.tensor([0, 2]), "keys": torch.tensor([5, 7]), **initial},
         "table_lookup": {**table, "weight": weight, "ids": ids, "missing": torch.ones(4), **initial},
         "table_assign_": {"weight": weight, "rows": torch.tensor([0, 2]), "values": torch.zeros(2, 4)},
@@ -85,7 +85,7 @@ def _apart(x: Tensor) -> Tensor:
 
 def _state() -> list[Bad]:
     bad = []
-    of_index = "index must be contiguous int32 [buckets, 16], got "
+    of_index = "index must be contiguous int32 [buckets, 16], or with a seed [(buckets + 1) * 16], got "
     of_entries = "entries must be contiguous int64 [rows, 2], rows below 2^31, got "
     of_counters = "counters must be contiguous int64 [8], got "
     for name in ("table_find", "table_find_or_insert_", "table_erase_", "table_lookup"):
@@ -94,6 +94,8 @@ def _state() -> list[Bad]:
             Bad(name, "index", _zeros(2, 15, dtype=torch.int32), of_index + "Int [2, 15]"),
             Bad(name, "index", _zeros(0, 16, dtype=torch.int32), of_index + "Int [0, 16]"),
             Bad(name, "index", _zeros(16, dtype=torch.int32), of_index + "Int [16]"),
+            Bad(name, "index", _zeros(40, dtype=torch.int32), of_index + "Int [40]"),
+            Bad(name, "index", _zeros(1, 1, 16, dtype=torch.int32), of_index + "Int [1, 1, 16]"),
             Bad(name, "index", _apart, of_index + "Int [2, 16]"),
             Bad(name, "entries", _zeros(6, 2, dtype=torch.int32), of_entries + "Int [6, 2]"),
             Bad(name, "entries", _zeros(6, 3), of_entries + "Long [6, 3]"),
@@ -330,8 +332,8 @@ def _damages() -> dict[str, Callable[[Tensor, Tensor], object]]:
 def test_damaged_state_neither_crashes_nor_gives_rows_that_are_not_there(damage: str) -> None:
     """AddressSanitizer watches, where it does: `make sanitize`."""
     for seed in range(5):
-        index, entries, counters, free_rows = state_of(filled(130, 500, list(range(400)), 3))
-        _damages()[damage](index, entries)
+        index, entries, counters, free_rows = state_of(filled(130, 500, list(range(400)), 3, seed % 2))
+        _damages()[damage](index.view(-1, 16), entries)  # the line of a seed, too
         ids = torch.arange(seed, 600 + seed)
         weight = torch.ones(500, 3)
         rows = ops.table_find(index, entries, ids)

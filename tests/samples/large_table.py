@@ -45,7 +45,7 @@ def _arguments(operator: str) -> tuple:
         "table_find": (*state[:2], ids),
         "table_find_or_insert_": (*state, ids, None, None, 7, True),
         "table_erase_": (*state[:2], ids, None),
-        "table_rehash": (*state[1:3], _KEYS // 2),
+        "table_rehash": (*state[1:3], _KEYS // 2, 0),
         "table_initialize_": (weight, rows.unique(), ids[: len(rows.unique())], values, 0, [0.0], 1),
         "table_lookup": (*state[:2], weight, ids, None, values, 0, [0.0], 1),
         "table_assign_": (weight, rows, Random(6).floats(_IDS, _DIM, dtype=torch.float32)),

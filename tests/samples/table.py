@@ -46,9 +46,9 @@ def keys_of(count: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> list
     return list(dict.fromkeys([*extremes, *random]))[:count]
 
 
-def filled(buckets: int, rows: int, keys: Sequence[int], erase_every: int = 0) -> ReferenceTable:
+def filled(buckets: int, rows: int, keys: Sequence[int], erase_every: int = 0, seed: int = 0) -> ReferenceTable:
     """A table into which keys were inserted and from which some were erased."""
-    table = ReferenceTable.empty(buckets, rows)
+    table = ReferenceTable.empty(buckets, rows, seed)
     table.find_or_insert(keys, frequencies=[5 * k for k in range(len(keys))], version=3)
     if erase_every:
         table.erase(keys[::erase_every])
@@ -69,6 +69,9 @@ def _tables() -> Iterator[tuple[str, ReferenceTable, Tensor]]:
             yield f"{name}_{dtype}".replace("torch.", ""), filled(buckets, rows, keys, erase_every), ids
     crowd = keys_at(70, 69, 0, 40) + keys_at(70, 69, 255, 10)
     yield "collisions", filled(70, 60, crowd[:45], 4), _queries(crowd, torch.int64, 90)
+    crowd = keys_at(130, 20, 255, 40, seed=-6) + keys_of(600)
+    yield "seed", filled(130, 900, crowd[:500], 4, seed=-6), _queries(crowd, torch.int64, 700)
+    yield "seed_one_bucket", filled(1, 12, keys_of(12), seed=2**63 - 1), _queries(keys_of(12), torch.int64)
     yield "no_ids", filled(2, 9, [7, 8]), torch.empty(0, dtype=torch.int64)
 
 
@@ -140,10 +143,12 @@ def erase_samples() -> Iterator[Sample]:
 
 
 def rehash_samples() -> Iterator[Sample]:
-    yield Sample("table_rehash", "by_hand", (*state_of(_by_hand())[1:3], 3), representative=True)
+    yield Sample("table_rehash", "by_hand", (*state_of(_by_hand())[1:3], 3, 0), representative=True)
+    yield Sample("table_rehash", "by_hand_seed", (*state_of(_by_hand())[1:3], 3, 77), representative=True)
     for name, table, _ in _tables():
         for buckets in (1, 5, 64, 129, 200):
-            yield Sample("table_rehash", f"{name}_to_{buckets}", (*state_of(table)[1:3], buckets))
+            seed = (0, 0, -(2**63), 1, 5)[buckets % 5] if "int32" in name else 0
+            yield Sample("table_rehash", f"{name}_to_{buckets}", (*state_of(table)[1:3], buckets, seed))
 
 
 def _initials(dtype: torch.dtype, dim: int) -> Iterator[tuple[str, tuple]]:

@@ -152,7 +152,7 @@ def test_memory_of_a_key_beyond_its_row() -> None:
     keys = KeyRows("test", 900_000)
     keys.insert(torch.arange(900_000) * 7919)
     assert len(keys) == keys.capacity
-    assert keys.index.shape[0] * 12 * 0.75 == 900_000
+    assert 900_000 <= keys.index.shape[0] * 12 * 0.75 < 900_000 + 64 * 9, "whole regions"
     assert keys.nbytes() / 900_000 <= 24
 
 

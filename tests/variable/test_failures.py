@@ -1,4 +1,4 @@
-"""What fails on the way, for want of memory, of disk or of an index that holds the keys, has changed nothing."""
+"""What fails on the way, for want of memory or of disk, has changed nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import ops, optim
-from torchsparse_rec.compat._parity.reference.table import key_of_hash
 from torchsparse_rec.jagged import KeyedJaggedTensor
 from torchsparse_rec.nn import (
     EmbeddingCollection,
@@ -23,11 +22,7 @@ from torchsparse_rec.nn import (
     StorageOption,
 )
 from torchsparse_rec.nn.variable import growth, optimizer_rows
-from torchsparse_rec.nn.variable.keys import KeyRows
 from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier, Tier
-
-# Their hashes begin with zeros: however many regions there are, they are of the first.
-CROWD = torch.tensor([key_of_hash(number) for number in range(1, 1001)])
 
 
 def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
@@ -89,40 +84,6 @@ def test_a_table_that_could_not_grow(where: str, monkeypatch: pytest.MonkeyPatch
     for table, optimizer in zip(tables, optimizers, strict=True):
         step(table, optimizer, [3, 4, 5, 6])
     assert rows_of(tables[0]) == rows_of(tables[1])
-
-
-# ---- Keys that crowd ------------------------------------------------------------------------------------------------
-
-
-def test_keys_that_no_index_holds_are_refused_alone() -> None:
-    keys = KeyRows("t", 1024)
-    rows, _ = keys.insert(CROWD)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="keys collide with others .* they must have been chosen to"):
-            keys.insert(torch.arange(100))
-        assert torch.equal(keys.find(CROWD), rows) and len(keys) == 1000 and keys.capacity == 1024
-        assert not (keys.find(torch.arange(100)) >= 0).any()
-    keys.insert(torch.arange(24))  # for which there are rows
-    assert len(keys) == 1024 and torch.equal(keys.find(CROWD), rows)
-
-
-def test_a_tier_keeps_the_records_of_keys_that_crowd() -> None:
-    tier, others = DramTier(2), torch.arange(100)
-    tier.put(CROWD, records_of(CROWD))
-    with pytest.raises(RuntimeError, match="keys collide"):
-        tier.put(others, records_of(others))
-    check_tier(tier, CROWD)
-    tier.put(CROWD[:50], records_of(CROWD[:50]))
-    check_tier(tier, CROWD)
-
-
-@pytest.mark.cuda
-def test_a_tier_on_a_device_loses_no_record() -> None:
-    tier = DramTier(2, device="cuda")
-    for begin in range(0, 1000, 100):
-        some = CROWD[begin : begin + 100]
-        tier.put(some, records_of(some))
-    check_tier(tier, CROWD)
 
 
 # ---- Room -----------------------------------------------------------------------------------------------------------

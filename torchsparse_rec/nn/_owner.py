@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -54,23 +53,6 @@ class TableOwner(torch.nn.Module):
         if "weight" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
         del self.__dict__["weight"]
-
-    @property
-    def qconfig(self) -> Any:
-        """What ``torch.ao.quantization`` is to make of the module: it knows torch's own classes alone."""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute 'qconfig'")
-
-    @qconfig.setter
-    def qconfig(self, value: Any) -> None:
-        warnings.warn(
-            f"torch.ao.quantization leaves {type(self).__name__} as it is: call torchsparse_rec.nn.revert(model) "
-            "before, where tables are to be quantised",
-            stacklevel=3,
-        )
-
-    @qconfig.deleter
-    def qconfig(self) -> None:
-        """After it."""
 
     def _stored_weight(self) -> Parameter:
         """The table as it is stored, rows behind or not. One that is no parameter (parametrized) is taken as it is."""

@@ -43,7 +43,7 @@ def table_find(index: Tensor, entries: Tensor, ids: Tensor) -> Tensor:
     Find the rows of keys.
 
     Args:
-        index: ``[buckets, 16]`` int32, of :func:`table_rehash`.
+        index: int32, of :func:`table_rehash`.
         entries: ``[rows, 2]`` int64: of each row its key and ``version * 2**32 + frequency``, -1 where it is free.
         ids: the keys, ``[N]``, int32 or int64.
 
@@ -203,17 +203,21 @@ def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | 
     return _ops.table_erase_.default(index, entries, ids, mask)
 
 
-def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
+def table_rehash(entries: Tensor, counters: Tensor, buckets: int, *, seed: int = 0) -> Tensor:
     """
     Make a new index of all keys of a table.
+
+    Where a key belongs is known to who has read this code: one who may choose keys can fill a part of the index with
+    them. With a seed that nobody else knows, nobody can.
 
     Args:
         entries: as of :func:`table_find`.
         counters: as of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its third.
         buckets: of 12 slots each; 9 keys a bucket is a good load.
+        seed: of the hash, 64 bits, kept in the index. Default 0: the hash that all tables without a seed have.
 
     Returns:
-        ``[buckets, 16]`` int32.
+        ``[buckets, 16]`` int32; with a seed ``[(buckets + 1) * 16]``.
 
     Raises:
         ValueError: wrong shapes, dtypes or layouts; buckets not in [1, 2^40); tensors that share memory.
@@ -225,7 +229,7 @@ def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
         >>> table_find(table_rehash(entries, counters, 2), entries, torch.tensor([-5, 70, 0]))
         tensor([ 2,  0, -1])
     """
-    return _ops.table_rehash.default(entries, counters, buckets)
+    return _ops.table_rehash.default(entries, counters, buckets, seed)
 
 
 def count_min_sketch_(
@@ -281,8 +285,9 @@ def _table_erase_fake(index, entries, ids, mask):
 
 
 @torch.library.register_fake("torchsparse_rec::table_rehash")
-def _table_rehash_fake(entries, counters, buckets):
-    return entries.new_empty((buckets, 16), dtype=torch.int32)
+def _table_rehash_fake(entries, counters, buckets, seed=0):
+    shape = (buckets, 16) if seed == 0 else ((buckets + 1) * 16,)
+    return entries.new_empty(shape, dtype=torch.int32)
 
 
 @torch.library.register_fake("torchsparse_rec::count_min_sketch_")

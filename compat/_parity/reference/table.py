@@ -2,7 +2,8 @@
 The slow, obvious meaning of the family ``table``: dictionaries of keys, lists of buckets, one key after another.
 
 The layout of an index is exact, to the byte: keys go to the first bucket on their way that has a free slot, and every
-full bucket they pass counts one more. Of what is erased, the slot has row 0 and the entry key 0.
+full bucket they pass counts one more. Of what is erased, the slot has row 0 and the entry key 0. With a seed, which
+chooses what the hash multiplies with, an index has one line more.
 """
 
 from __future__ import annotations
@@ -21,18 +22,28 @@ _FIRST, _SECOND = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 # ---- Hashes and places ----------------------------------------------------------------------------------------------
 
 
-def hash_key(key: int) -> int:
-    """Murmur3's finalizer of 64 bits."""
+def factors_of(seed: int) -> tuple[int, int]:
+    """What the hash of a table with this seed multiplies with."""
+    if seed == 0:
+        return _FIRST, _SECOND
+    first = hash_key(seed)
+    return first | 1, hash_key(first ^ 0x9E3779B97F4A7C15) | 1
+
+
+def hash_key(key: int, seed: int = 0) -> int:
+    """Murmur3's finalizer of 64 bits; with a seed, other factors."""
+    first, second = factors_of(seed)
     x = key % WORD
-    x = (x ^ x >> 33) * _FIRST % WORD
-    x = (x ^ x >> 33) * _SECOND % WORD
+    x = (x ^ x >> 33) * first % WORD
+    x = (x ^ x >> 33) * second % WORD
     return x ^ x >> 33
 
 
-def key_of_hash(x: int) -> int:
+def key_of_hash(x: int, seed: int = 0) -> int:
     """The key, as a signed number, whose hash is ``x``."""
-    x = (x ^ x >> 33) * pow(_SECOND, -1, WORD) % WORD
-    x = (x ^ x >> 33) * pow(_FIRST, -1, WORD) % WORD
+    first, second = factors_of(seed)
+    x = (x ^ x >> 33) * pow(second, -1, WORD) % WORD
+    x = (x ^ x >> 33) * pow(first, -1, WORD) % WORD
     return signed(x ^ x >> 33)
 
 
@@ -64,22 +75,22 @@ def region_size(buckets: int, region: int) -> int:
     return buckets - region * REGION if region + 1 == regions_of(buckets) else REGION
 
 
-def place_of(buckets: int, key: int) -> Place:
-    x = hash_key(key)
+def place_of(buckets: int, key: int, seed: int = 0) -> Place:
+    x = hash_key(key, seed)
     region = x * regions_of(buckets) >> 64
     size = region_size(buckets, region)
     return Place(region * REGION, size, (x >> 8 & 0xFFFFFF) * size >> 24, x & 0xFF or 255)
 
 
-def keys_at(buckets: int, bucket: int, low: int, count: int, first: int = 0) -> list[int]:
+def keys_at(buckets: int, bucket: int, low: int, count: int, first: int = 0, seed: int = 0) -> list[int]:
     """Different keys whose home is ``bucket`` and whose hashes end in the byte ``low``, all else but bits 32 to 63."""
     regions = regions_of(buckets)
     region = min(bucket // REGION, regions - 1)
     size = region_size(buckets, region)
     middle = -(-(bucket - region * REGION) * 2**24 // size)
     high = -(-region * 2**32 // regions) + first
-    keys = [key_of_hash((high + k) << 32 | middle << 8 | low) for k in range(count)]
-    assert all(region * REGION + place_of(buckets, key).home == bucket for key in keys)
+    keys = [key_of_hash((high + k) << 32 | middle << 8 | low, seed) for k in range(count)]
+    assert all(region * REGION + place_of(buckets, key, seed).home == bucket for key in keys)
     return keys
 
 
@@ -116,10 +127,11 @@ class ReferenceTable:
     inserted: int = 0
     free_rows: Sequence[int] = ()
     rows: dict[int, int] = field(default_factory=dict)
+    seed: int = 0
 
     @classmethod
-    def empty(cls, buckets: int, rows: int) -> ReferenceTable:
-        return cls([Bucket() for _ in range(buckets)], [Entry() for _ in range(rows)])
+    def empty(cls, buckets: int, rows: int, seed: int = 0) -> ReferenceTable:
+        return cls([Bucket() for _ in range(buckets)], [Entry() for _ in range(rows)], seed=seed)
 
     def find(self, ids: Sequence[int]) -> list[int]:
         return [self.rows.get(key, -1) for key in ids]
@@ -137,7 +149,7 @@ class ReferenceTable:
 
     def _put(self, key: int, row: int) -> bool:
         """Enter a key that is missing; False, and nothing has changed, where its region is full."""
-        place = place_of(len(self.buckets), key)
+        place = place_of(len(self.buckets), key, self.seed)
         full: list[Bucket] = []
         for bucket in (self.buckets[b] for b in place.way()):
             if 0 in bucket.tags:
@@ -188,7 +200,7 @@ class ReferenceTable:
                 continue
             freed[i] = self.rows.pop(key)
             self.entries[freed[i]] = Entry(0)
-            for bucket in (self.buckets[b] for b in place_of(len(self.buckets), key).way()):
+            for bucket in (self.buckets[b] for b in place_of(len(self.buckets), key, self.seed).way()):
                 here = [s for s in range(SLOTS) if bucket.tags[s] != 0 and bucket.rows[s] == freed[i]]
                 if here:
                     bucket.tags[here[0]] = bucket.rows[here[0]] = 0
@@ -196,10 +208,10 @@ class ReferenceTable:
                 bucket.passed -= 1
         return freed
 
-    def rehashed(self, buckets: int) -> ReferenceTable:
+    def rehashed(self, buckets: int, seed: int = 0) -> ReferenceTable:
         """A table of as many buckets, with the same entries and counters."""
         copy = [Entry(x.key, x.version, x.frequency) for x in self.entries]
-        table = ReferenceTable([Bucket() for _ in range(buckets)], copy)
+        table = ReferenceTable([Bucket() for _ in range(buckets)], copy, seed=seed)
         table.used, table.reused, table.inserted = self.used, self.reused, self.inserted
         table.free_rows, table.failed = self.free_rows, self.failed
         for row, entry in enumerate(table.entries):
@@ -226,7 +238,11 @@ def index_tensor(table: ReferenceTable) -> Tensor:
         + [row % 2**32 for row in bucket.rows]
         for bucket in table.buckets
     ]
-    return torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.int32).reshape(-1, WORDS)
+    index = torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.int32).reshape(-1, WORDS)
+    if table.seed == 0:
+        return index
+    numbers = [table.seed, *map(signed, factors_of(table.seed)), *[0] * (WORDS // 2 - 3)]
+    return torch.cat([index.flatten(), torch.tensor(numbers, dtype=torch.int64).view(torch.int32)])
 
 
 def entries_tensor(table: ReferenceTable) -> Tensor:
@@ -241,9 +257,12 @@ def table_of(
     index: Tensor, entries: Tensor, counters: Tensor | None = None, free_rows: Tensor | None = None
 ) -> ReferenceTable:
     """The table that tensors hold."""
+    seed = 0
+    if index.dim() == 1:
+        index, seed = index[:-WORDS].reshape(-1, WORDS), int(index[-WORDS:].contiguous().view(torch.int64)[0])
     tags = index[:, : SLOTS // 4].contiguous().view(torch.uint8).tolist()
     buckets = [Bucket(t, words[4:], words[3]) for t, words in zip(tags, index.tolist(), strict=True)]
-    table = ReferenceTable(buckets, [unpack(*entry) for entry in entries.tolist()])
+    table = ReferenceTable(buckets, [unpack(*entry) for entry in entries.tolist()], seed=seed)
     if counters is not None:
         table.used, table.reused, table.failed, table.inserted = counters.tolist()[:4]
     table.free_rows = [] if free_rows is None else free_rows.tolist()
@@ -263,7 +282,7 @@ def check_index(index: Tensor, entries: Tensor) -> None:
     for bucket, tag, row in taken:
         entry = table.entries[row]
         assert entry.version is not None, f"row {row} is free, and in bucket {bucket}"
-        place = place_of(len(table.buckets), entry.key)
+        place = place_of(len(table.buckets), entry.key, table.seed)
         assert tag == place.tag
         for b in place.way():
             if b == bucket:
@@ -330,8 +349,8 @@ def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, mask: Tensor | Non
     return rows, index_tensor(table), entries_tensor(table)
 
 
-def table_rehash(entries: Tensor, counters: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
-    table = table_of(torch.zeros(0, WORDS, dtype=torch.int32), entries, counters).rehashed(buckets)
+def table_rehash(entries: Tensor, counters: Tensor, buckets: int, seed: int) -> tuple[Tensor, Tensor]:
+    table = table_of(torch.zeros(0, WORDS, dtype=torch.int32), entries, counters).rehashed(buckets, seed)
     return index_tensor(table), counters_tensor(table)
 
 

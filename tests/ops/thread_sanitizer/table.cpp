@@ -164,7 +164,7 @@ class Table {
     std::vector<int32_t> free(free_rows_.begin() + counters_[tsr::kReused], free_rows_.end());
     for (size_t i = 0; i < std::min(most, ids.size()); ++i) {
       const int64_t key = static_cast<int64_t>(ids[i]);
-      const tsr::KeyPlace place = tsr::place_of(table.shape, tsr::hash_key(key));
+      const tsr::KeyPlace place = table.place(key);
       int32_t* slot = tsr::find_slot(table, place, [&](int32_t row) { return table.has(row, key); });
       if (slot == nullptr) continue;
       const int32_t row = *slot;

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
 
 __all__ = ["KeyRows", "insert_together", "packed", "unpacked"]
-
-# Keys a bucket holds when a table is full: three quarters of its 12 slots.
-_LOAD = 9
-# How many times as many buckets as those may be tried where keys collide, before the keys are held to be chosen so.
-_MOST_SPREAD = 16
 
 # The operators leave the last one alone: it is KeyRows' own.
 _USED, _REUSED, _FAILED, _INSERTED, _ERASED = range(5)
@@ -69,7 +65,7 @@ class KeyRows(torch.nn.Module):
     def set_state(self, entries: Tensor, counters: Tensor, free_rows: Tensor) -> None:
         """Take over a state; the index is made anew."""
         counters[_ERASED] = counters[_INSERTED] - (entries[self.reserved :, 1] != -1).sum()
-        index = self._new_index(entries, counters, buckets_for(entries.shape[0]))
+        index = new_index(self.name, entries, counters)
         for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
             self.register_buffer(name, value)
         self.register_buffer("index", index, persistent=False)
@@ -157,7 +153,7 @@ class KeyRows(torch.nn.Module):
             make_room: where rows run out, is called with how many must be free, and sees to it. Default: grow.
 
         Raises:
-            RuntimeError: no room was made; or keys that collide, however large the index. No key has come then.
+            RuntimeError: no room was made; or keys that collide under every hash. No key has come then.
         """
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
@@ -189,13 +185,18 @@ class KeyRows(torch.nn.Module):
         """After one: see to room for the keys that found none, and insert them; or undo it all."""
         if self.counters.is_cuda:
             return
+        hashes = 0
         try:
             while failed := self.failed - self._failed_before:
+                self._take_back_late(ids, allowed, rows, born)
                 where = (rows < 0).nonzero().flatten()
                 some = [None if x is None else x[where] for x in (allowed, frequencies)]
                 if self._listed_room() > 0:
                     # A region of the index was full.
-                    self.widen(failed)
+                    hashes += 1
+                    if hashes > MOST_HASHES:
+                        raise crowded(self.name, failed, self.capacity)
+                    self.spread()
                 elif not self._list_free_rows():
                     self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
                 self.counters[_FAILED] -= failed  # they will find room now
@@ -211,6 +212,21 @@ class KeyRows(torch.nn.Module):
         self.counters[_INSERTED] -= gone
         self.counters[_ERASED] -= gone
         self._failed_before = self.failed
+
+    def _take_back_late(self, ids: Tensor, allowed: Tensor | None, rows: Tensor, born: Tensor) -> None:
+        """Keys that have just been inserted after one without room: rows are given in the order of keys."""
+        failed = rows < 0 if allowed is None else (rows < 0) & allowed
+        late = (born >= 0) & (failed.cumsum(0) > 0)
+        if not late.any():
+            return
+        theirs = ops.table_erase_(self.index, self.entries, ids, mask=late)[late]
+        reused = int(torch.isin(theirs, self.free_rows[: int(self.counters[_REUSED])]).sum())
+        self.entries[theirs[reused:]] = -1  # as rows that have never been used: free rows come first
+        self.counters[_REUSED] -= reused
+        self.counters[_USED] -= len(theirs) - reused
+        self.counters[_INSERTED] -= len(theirs)
+        rows[torch.isin(rows, theirs)] = -1
+        born[late] = -1
 
     def _insert(
         self, ids: Tensor, allowed: Tensor | None, frequencies: Tensor | None, version: int, count: bool
@@ -238,6 +254,8 @@ class KeyRows(torch.nn.Module):
     ) -> None:
         """On a device: to ask it at each insertion whether there was room would make every step wait for it."""
         if self._sure_room < len(ids):
+            if self.failed > self._failed_before:
+                self.spread()
             self._list_free_rows()
             self._sure_room = self._listed_room()
         if self._sure_room < len(ids):
@@ -303,37 +321,22 @@ class KeyRows(torch.nn.Module):
             capacity = 2 * capacity if most is None else min(2 * capacity, most)
         return capacity
 
-    def widen(self, failed: int) -> None:
-        """Have twice as large an index: so many keys found their region full."""
-        wider = 2 * self.index.shape[0]
-        self._check_spread(wider, failed, self.capacity)
-        self.index = self._new_index(self.entries, self.counters, wider)
+    def spread(self) -> None:
+        """
+        Have an index with another hash, which nobody can foresee: some keys found their region full.
+
+        In an index of so many buckets that is no chance: they were chosen by one who knew the hash. Nothing that a
+        table gives depends on it; tables of other keys never have a seed.
+        """
+        self.index = new_index(self.name, self.entries, self.counters, unforeseen())
+        self._failed_before = self.failed
 
     def grow(self, capacity: int) -> None:
         """Have so many rows. Those of keys stay where they are."""
         entries = torch.full((capacity, 2), -1, dtype=torch.int64, device=self.entries.device)
         entries[: self.capacity] = self.entries
-        index = self._new_index(entries, self.counters, max(buckets_for(capacity), self.index.shape[0]))
+        index = new_index(self.name, entries, self.counters, seed_of(self.index))
         self.entries, self.index = entries, index
-
-    def _new_index(self, entries: Tensor, counters: Tensor, buckets: int) -> Tensor:
-        """Of so many buckets, or more where keys crowd."""
-        before = int(counters[_FAILED])
-        while True:
-            index = ops.table_rehash(entries, counters, buckets)
-            failed = int(counters[_FAILED]) - before
-            if not failed:
-                return index
-            counters[_FAILED] = before
-            buckets *= 2
-            self._check_spread(buckets, failed, entries.shape[0])
-
-    def _check_spread(self, buckets: int, failed: int, rows: int) -> None:
-        if buckets > _MOST_SPREAD * buckets_for(rows):
-            raise RuntimeError(
-                f"{self.name}: {failed} keys collide with others in an index of {buckets // 2} buckets for {rows} "
-                "rows: they must have been chosen to"
-            )
 
 
 def insert_together(
@@ -381,8 +384,3 @@ def insert_together(
             keys.undo(ids[begin:end], born[begin:end])
         raise
     return rows, born
-
-
-def buckets_for(rows: int) -> int:
-    """Of an index for so many keys."""
-    return max(1, -(-rows // _LOAD))

@@ -88,8 +88,8 @@ class DramTier(Tier):
     def _put(self, keys: np.ndarray, records: Tensor) -> None:
         records = records.to(self._rows.device)
         rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
-        while failed := int((rows < 0).sum()):  # on a device, where inserting does not wait to see it
-            self._keys.widen(failed)
+        while (rows < 0).any():  # on a device, where inserting does not wait to see it
+            self._keys.spread()
             rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
         table_assign_(self._rows, rows, records)
 
