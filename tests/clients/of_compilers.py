@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +69,7 @@ def quantized(side: Side, prepare: Any = lambda model: model) -> Results:
     config = {
         cls: quantization.float_qparams_weight_only_qconfig for cls in (torch.nn.Embedding, torch.nn.EmbeddingBag)
     }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "torch.ao.quantization leaves")  # a warning of ours says what is not done
-        small = quantization.quantize_dynamic(model, config)
+    small = quantization.quantize_dynamic(model, config)
     return {"output": small(IDS), "how many": torch.tensor([str(small).count("Quantized")])}
 
 
