@@ -98,7 +98,6 @@ def test_reverted_tables_are_quantised() -> None:
     model, _optimizer = trained("bag", "sparse")
     flat, offsets = MORE.flatten(), torch.tensor([0, 2, 4])
     table = model.eval().table
-    want = table(flat, offsets).detach()
     table.mode = "sum"  # what torch's quantised bags take
     want = table(flat, offsets).detach()
     nn.revert(model)
@@ -107,3 +106,13 @@ def test_reverted_tables_are_quantised() -> None:
     )
     assert "quantized" in type(quantised.table).__module__
     torch.testing.assert_close(quantised.table(flat, offsets), want, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tables_of_ours_are_not_left_unquantised_without_a_word(kind: str) -> None:
+    model = Model(kind, "sparse").eval()
+    what = {torch.nn.EmbeddingBag: torch.ao.quantization.float_qparams_weight_only_qconfig}
+    with pytest.warns(UserWarning, match="leaves this table as it is: torchsparse_rec.nn.revert"):
+        left = torch.ao.quantization.quantize_dynamic(model, what)
+    assert type(left.table) is type(model.table) and not hasattr(left.table, "qconfig")
+    assert torch.equal(left(MORE), model(MORE))

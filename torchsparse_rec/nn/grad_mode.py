@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,27 @@ class HasGradMode(FusedOwner):
     def __prepare_scriptable__(self) -> None:
         """Asked by ``torch.jit.script``."""
         raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
+
+    @property
+    def qconfig(self) -> Any:
+        """What ``torch.ao.quantization`` has set, on its way through a model."""
+        if "_qconfig" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'qconfig'")
+        return self.__dict__["_qconfig"]
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        if "_qconfig" not in self.__dict__:
+            warnings.warn(
+                f"{type(self).__name__}: torch.ao.quantization takes torch's own classes and leaves this table as it "
+                "is: torchsparse_rec.nn.revert(model) before, if tables are to be quantised",
+                stacklevel=2,
+            )
+        self.__dict__["_qconfig"] = value
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        self.__dict__.pop("_qconfig", None)
 
     def _refuse_tracing(self) -> None:
         if torch.jit.is_tracing():
@@ -148,7 +170,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         table_of(self._stored_weight()).disown()
         self._end_fused()
         self.__dict__["sparse"] = self._sparse
-        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan"):
+        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan", "_qconfig"):
             self.__dict__.pop(name, None)
 
     @property
