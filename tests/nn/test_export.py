@@ -8,46 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from nn.exported import IDS, KINDS, MODES, trained
 from torch import Tensor
 
-from torchsparse_rec import nn, optim
-
-MODES = (None, "dense", "sparse", "fused", "auto")
-KINDS = ("table", "bag", "collection", "variable")
-IDS = torch.tensor([[1, 2], [3, 19]])
-
-
-class Model(torch.nn.Module):
-    """A table of 20 rows, called with ids ``[B, 2]``."""
-
-    def __init__(self, kind: str, grad_mode: str | None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind = kind
-        if kind == "table":
-            self.table: torch.nn.Module = nn.Embedding(20, 3, grad_mode=grad_mode)
-        elif kind == "bag":
-            self.table = nn.EmbeddingBag(20, 3, grad_mode=grad_mode)
-        elif kind == "collection":
-            config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=3, feature_names=["f"])
-            self.table = nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
-        else:
-            self.table = nn.EmbeddingVariable(3, initializer=0.5, grad_mode=grad_mode)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """What is looked up."""
-        return self.table({"f": ids}).values() if self.kind == "collection" else self.table(ids)
-
-
-def trained(kind: str, grad_mode: str | None) -> tuple[Model, optim.Adam]:
-    """A model of which rows are behind, where its mode leaves any, and its optimizer."""
-    model = Model(kind, grad_mode)
-    optimizer = optim.Adam(model.parameters(), lr=0.1, in_backward=True)
-    for k in range(3):
-        optimizer.zero_grad()
-        model(torch.tensor([[k, k + 1]])).square().sum().backward()
-        optimizer.step()
-    return model, optimizer
+from torchsparse_rec import nn
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -119,3 +83,49 @@ def test_a_program_runs_in_a_fresh_process_that_imports_the_package(tmp_path: Pa
     assert runs["with"].returncode == 0, runs["with"].stderr
     assert runs["with"].stdout.splitlines() == want
     assert runs["without"].returncode != 0 and "torchsparse_rec" in runs["without"].stderr
+
+
+# ---- AOTInductor -----------------------------------------------------------------------------------------------------
+
+_LOAD_COMPILED = """
+import sys
+import torch
+if sys.argv[1] == "with":
+    import torchsparse_rec
+compiled = torch._inductor.aoti_load_package(sys.argv[2])
+for ids in ([[1, 2], [3, 19]], [[0, 1], [2, 3], [19, 19]]):
+    print(compiled(torch.tensor(ids)).flatten().tolist())
+"""
+
+
+class AllModes(torch.nn.Module):
+    """A trained model of each kind in each mode, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = [trained(kind, mode) for kind in KINDS for mode in MODES]
+        for _, optimizer in made:
+            optimizer.flush()
+        self.models = torch.nn.ModuleList(model for model, _ in made)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """What is looked up, ``[models, elements]``."""
+        return torch.cat([model(ids).flatten(1) for model in self.models], 1)  # type: ignore[operator]
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what Inductor does
+def test_a_compiled_program_runs_in_a_fresh_process_that_imports_the_package(tmp_path: Path) -> None:
+    model = AllModes().eval()  # with gradients enabled, as a program that ends training has them
+    program = torch.export.export(model, (IDS,), dynamic_shapes=[{0: torch.export.Dim("B", min=1)}])
+    path = str(tmp_path / "model.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=path)
+    runs = {
+        how: subprocess.run([sys.executable, "-c", _LOAD_COMPILED, how, path], capture_output=True, text=True)
+        for how in ("with", "without")
+    }
+    assert runs["with"].returncode == 0, runs["with"].stderr
+    want = [model(ids).flatten().tolist() for ids in (IDS, torch.tensor([[0, 1], [2, 3], [19, 19]]))]
+    assert runs["with"].stdout.splitlines() == list(map(str, want))
+    assert runs["without"].returncode != 0
+    assert "Could not find schema for torchsparse_rec::" in runs["without"].stderr

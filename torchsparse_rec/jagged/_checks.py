@@ -10,6 +10,16 @@ from torch import Tensor
 _INTEGERS = (torch.int32, torch.int64)
 
 
+def type_name(x: Any) -> str:
+    """The name of its type, for errors; of what ``torch.fx.symbolic_trace`` calls modules with, the way out too."""
+    if isinstance(x, torch.fx.Proxy):
+        return (
+            "a torch.fx.Proxy: use torch.export, or a torch.fx.Tracer whose is_leaf_module is true for modules of "
+            "torchsparse_rec.nn"
+        )
+    return type(x).__name__
+
+
 def check_tensor(owner: str, argument: str, x: Any) -> None:
     """Raise TypeError unless it is a tensor."""
     if not isinstance(x, Tensor):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..ops.jagged import nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
-from ._checks import check_rows
+from ._checks import check_rows, type_name
 from .jagged_tensor import JaggedTensor
 from .keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -65,7 +65,7 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
             return _chosen(_of_torchrec(features), keys, owner)
         raise TypeError(
             f"{owner}: features must be a KeyedJaggedTensor or a mapping from names to features, got "
-            f"{type(features).__name__}"
+            f"{type_name(features)}"
         )
     wanted = list(features) if keys is None else list(keys)
     _check_present(wanted, features, owner)
@@ -143,7 +143,7 @@ def _as_jagged(x: Any, owner: str) -> JaggedTensor:
         if len(x) == 3 and x[0].dim() == 2:
             return _of_sparse(*x, owner)
         return _of_offsets(*x, owner=owner)
-    found = f"a tuple of {len(x)}" if isinstance(x, tuple) else type(x).__name__
+    found = f"a tuple of {len(x)}" if isinstance(x, tuple) else type_name(x)
     raise TypeError(f"{owner}: must be {_FORMS}; got {found}")
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..jagged._checks import type_name
 from .gradients import keep_coalesced
 
 # Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch, where that of
@@ -26,10 +27,16 @@ WHY_UNTRACED = (
 )
 
 
+NO_TORCHSCRIPT = (
+    "{}: torch.jit cannot compile this lookup: use torch.export of the model in eval(), or turn tables into torch's "
+    "own by torchsparse_rec.nn.revert(model) before"
+)
+
+
 def check_ids(module: str, input: Tensor) -> None:
     """Raise unless ``input`` is a tensor of ids."""
     if not isinstance(input, Tensor):
-        raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {type(input).__name__}")
+        raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {type_name(input)}")
     if input.dtype not in _ID_DTYPES:
         raise ValueError(f"{module}: input must be int32 or int64, got {input.dtype}")
 
@@ -42,6 +49,12 @@ def bad_id(module: str, input: Tensor, num_embeddings: int) -> IndexError | None
     position = tuple(bad[0].tolist())
     where = f"[{', '.join(map(str, position))}]" if position else ""
     return IndexError(f"{module}: input{where} must be in [0, {num_embeddings}), got {input[position].item()}")
+
+
+def _check_traced(module: str) -> None:
+    """Raise where ``torch.jit.trace`` would meet a gradient that is a Python function, which it cannot keep."""
+    if torch.jit.is_tracing() and torch.is_grad_enabled():
+        raise RuntimeError(NO_TORCHSCRIPT.format(module))
 
 
 def renormalise(module: str, weight: Tensor, input: Tensor, max_norm: float, norm_type: float) -> None:
@@ -75,6 +88,7 @@ def look_up(
             and weight.dtype in _TORCH_DTYPES
         ):
             return torch.embedding(weight, input, -1 if padding_idx is None else padding_idx)
+        _check_traced("Embedding")
         if sparse_grad:
             keep_coalesced(weight)
         return ops.embedding(
@@ -98,6 +112,8 @@ def pool(
     sparse_grad: bool,
 ) -> Tensor:
     """One row per bag of the flat ``input``; see :class:`EmbeddingBag`."""
+    if not torch.compiler.is_compiling():
+        _check_traced("EmbeddingBag")
     if sparse_grad:
         keep_coalesced(weight)
     return ops.embedding_bag(

@@ -96,6 +96,7 @@ class EmbeddingBagCollection(Collection):
 
     def forward(self, features: Any) -> KeyedTensor:
         """Look up and pool ``features``; see the class."""
+        self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         bags = x.stride_per_key()
         places = self._places(x)
@@ -129,6 +130,7 @@ class EmbeddingBagCollection(Collection):
         Returns:
             By name, ``[B, dim]`` with the feature's own batch size B.
         """
+        self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         bags = x.stride_per_key()
         result = self._look_up(self._places(x), self._ids(x, bags, False), self._lengths(x))
@@ -199,6 +201,7 @@ class EmbeddingCollection(Collection):
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:
         """Look up ``features``; see the class."""
+        self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
         counts = x.length_per_key()
         result = self._look_up(self._places(x), Ids(x.values(), None, None, counts, False), counts)

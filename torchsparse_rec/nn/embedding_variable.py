@@ -165,6 +165,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         if torch.compiler.is_compiling():
             return forward_untraced(self, input)
         check_ids("EmbeddingVariable", input)
+        self._refuse_tracing()
         if input.is_nested:
             return _nested_like(input, self(input.values()))
         ids = self._as_keys(input)

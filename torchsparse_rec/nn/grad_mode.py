@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..optim._tables import table_of
-from ._lookup import WHY_UNTRACED
+from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import Tables, look_up_behind, owned_table, read
@@ -47,6 +48,35 @@ class HasGradMode(FusedOwner):
             if isinstance(module, TableOwner):
                 module._grad_mode = value
         self._forget_lookups()
+
+    def __prepare_scriptable__(self) -> None:
+        """Asked by ``torch.jit.script``."""
+        raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
+
+    @property
+    def qconfig(self) -> Any:
+        """What ``torch.ao.quantization`` has set, on its way through a model."""
+        if "_qconfig" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'qconfig'")
+        return self.__dict__["_qconfig"]
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        if "_qconfig" not in self.__dict__:
+            warnings.warn(
+                f"{type(self).__name__}: torch.ao.quantization takes torch's own classes and leaves this table as it "
+                "is: torchsparse_rec.nn.revert(model) before, if tables are to be quantised",
+                stacklevel=2,
+            )
+        self.__dict__["_qconfig"] = value
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        self.__dict__.pop("_qconfig", None)
+
+    def _refuse_tracing(self) -> None:
+        if torch.jit.is_tracing():
+            raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
 
     def _may_lag(self) -> bool:
         """Whether rows can fall behind: where lookups have gradients by rows."""
@@ -139,7 +169,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         table_of(self._stored_weight()).disown()
         self._end_fused()
         self.__dict__["sparse"] = self._sparse
-        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan"):
+        for name in ("_grad_mode", "_auto", "_sparse", "_last_plan", "_qconfig"):
             self.__dict__.pop(name, None)
 
     @property
@@ -218,6 +248,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """A fused lookup, or one of a table of which rows may be behind."""
+        self._refuse_tracing()
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
         if kind == "fused":

@@ -1,0 +1,132 @@
+"""Training loops that step, or clear gradients, otherwise than once for all: as torch trains with dense gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torchsparse_rec import nn, optim
+
+OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "SGD": (optim.SGD, torch.optim.SGD, {}),
+    "momentum": (optim.SGD, torch.optim.SGD, {"momentum": 0.9}),
+    "Adagrad": (optim.Adagrad, torch.optim.Adagrad, {}),
+    "Adam": (optim.Adam, torch.optim.Adam, {}),
+}
+
+
+class Model(torch.nn.Module):
+    def __init__(self, kind: str, mode: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        if kind == "table":
+            self.tables: torch.nn.Module = nn.Embedding(20, 4, grad_mode=mode)
+        else:
+            configs = [
+                nn.EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=[name])
+                for name in "ab"
+            ]
+            self.tables = nn.EmbeddingBagCollection(configs, grad_mode=mode)
+        self.head = torch.nn.Linear(4 if kind == "table" else 8, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        features = {name: ids.view(-1, 1) for name in "ab"}
+        return self.head(self.tables(ids) if self.kind == "table" else self.tables(features).values())
+
+
+def loss(model: Model, step: int) -> Tensor:
+    ids = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(step))
+    return model(ids).square().mean()
+
+
+def train(model: Model, optimizer: torch.optim.Optimizer, steps: int, set_to_none: bool = True) -> None:
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss(model, step).backward()
+        optimizer.step()
+
+
+def by_hooks(model: Model, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    for parameter in model.parameters():
+        own = optimizer([parameter])
+
+        def step(parameter: Tensor, own: torch.optim.Optimizer = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+
+
+def by_torch(model: Model, optimizer: partial[torch.optim.Optimizer]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it imports scripted functions
+        from torch.distributed.optim import _apply_optimizer_in_backward
+    _apply_optimizer_in_backward(optimizer.func, model.parameters(), optimizer.keywords)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arrange", [by_hooks, by_torch])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("mode", ["dense", "sparse", "auto"])
+@pytest.mark.parametrize("kind", ["table", "collection"])
+def test_one_optimizer_per_parameter_stepped_by_backward(
+    kind: str, mode: str, name: str, arrange: Callable[..., None]
+) -> None:
+    ours, theirs, keywords = OPTIMIZERS[name]
+    model, want = Model(kind, mode), Model(kind, "dense")
+    arrange(model, partial(ours, lr=0.1, **keywords))
+    for step in range(6):
+        loss(model, step).backward()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    train(want, theirs(want.parameters(), lr=0.1, **keywords), 6)
+    torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arrange", "refusal"),
+    [(by_hooks, "has a hook on its gradient"), (by_torch, "a second backward.. reached a table")],
+)
+@pytest.mark.parametrize("kind", ["table", "collection"])
+def test_fused_tables_refuse_it(kind: str, arrange: Callable[..., None], refusal: str) -> None:
+    model = Model(kind, "fused")
+    arrange(model, partial(optim.Adam, lr=0.1, in_backward=True))
+    with pytest.raises(RuntimeError, match=f"{refusal}.*choose grad_mode='sparse'"):
+        for step in range(2):
+            loss(model, step).backward()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("mode", ["dense", "sparse", "fused", "auto"])
+@pytest.mark.parametrize("kind", ["table", "collection"])
+def test_gradients_that_are_set_to_zero_lose_no_step(kind: str, mode: str, name: str) -> None:
+    ours, theirs, keywords = OPTIMIZERS[name]
+    model, want = Model(kind, mode), Model(kind, "dense")
+    optimizer = ours(model.parameters(), lr=0.1, in_backward=mode == "fused", **keywords)
+    train(model, optimizer, 6, set_to_none=False)
+    train(want, theirs(want.parameters(), lr=0.1, **keywords), 6, set_to_none=False)
+    torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["dense", "sparse", "auto"])
+def test_a_gradient_of_zeros_is_a_step(mode: str) -> None:
+    # Of a table that was not looked up since: torch's momentum moves it on.
+    model, want = Model("table", mode), Model("table", "dense")
+    optimizers = [
+        optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        torch.optim.SGD(want.parameters(), lr=0.1, momentum=0.9),
+    ]
+    for each, optimizer in zip((model, want), optimizers, strict=True):
+        for step in range(5):
+            optimizer.zero_grad(set_to_none=False)
+            if step < 2:
+                loss(each, step).backward()
+            else:
+                each.head(torch.ones(4)).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)
