@@ -10,7 +10,6 @@ BY_ROWS = MODES[1:]
 IN_BACKWARD = ("fused", "auto, in_backward")
 LAGS = "reads rows that are behind, by `parameters()`: `optimizer.flush()` before it"
 NOT_NOTICED = "torch's clipping skips parameters without a `.grad`, so tables stepped in backward are not clipped"
-SILENT = "looks for torch's own classes, and leaves ours as they are without a word"
 NO_WEIGHT = "`KeyError: 'weight'` at the lookup of a collection whose table's `weight` is no parameter"
 OTHERS_STEP = "the table that the other process steps is not current here"
 FUNCTORCH = "of a collection: an error of torch's about `setup_context`; else " + LAGS
@@ -42,7 +41,6 @@ _ROWS: list[tuple[Iterable[str], Iterable[str], str]] = [
         IN_BACKWARD,
         NOT_NOTICED,
     ),
-    (["`torch.ao.quantization`"], MODES, SILENT),
     (["ZeRO (`ZeroRedundancyOptimizer`)"], ["sparse"], OTHERS_STEP),
 ]
 KNOWN = {(name, mode): why for names, modes, why in _ROWS for name in names for mode in modes}

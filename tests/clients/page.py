@@ -26,7 +26,7 @@ to rounding, in tables of 40 rows that a step reads few of. The tables of `"auto
 COO gradients; with `in_backward=True`, fused ones where it may.
 
 * right: the same numbers;
-* refused: an error says what is not done; the number is that of its text below;
+* refused: an error says what is not done, or a warning where a tool passes tables by; the number is its text's below;
 * **wrong**: neither, with the reason below.
 
 `make clients` writes this page ([tests/clients](../tests/clients)); the tests run every cell, and fail where one is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -134,6 +135,16 @@ def ours_without_words(side: Side) -> Results:
     ],
 )
 def test_an_error_is_a_refusal_if_it_says_what_is_not_done(run: Callable[[Side], Results], word: str) -> None:
+    assert verdict(run).word == word
+
+
+@pytest.mark.parametrize(("text", "word"), [("torchsparse_rec.nn.revert before", "refused"), ("deprecated", "wrong")])
+def test_a_warning_is_a_refusal_if_it_is_ours(text: str, word: str) -> None:
+    def run(side: Side) -> Results:
+        if side.ours:
+            warnings.warn(text, stacklevel=1)
+        return {"x": torch.ones(1) * side.ours}
+
     assert verdict(run).word == word
 
 
