@@ -190,8 +190,22 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/_fused.py",
         "lock",
-        "        with _lock:\n            awaited",
-        "        if True:\n            awaited",
+        "        with _lock, as_stored():\n            wanted",
+        "        with as_stored():\n            wanted",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/optim/_lagging.py",
+        "stale",
+        "                _catch_up([args, kwargs])\n            elif",
+        "                pass\n            elif",
+        "nn",
+    ),
+    Mutation(
+        "torchsparse_rec/nn/_read.py",
+        "lock",
+        "        with parts[0].lock():\n",
+        "        if True:\n",
         "nn",
     ),
     Mutation(

@@ -21,9 +21,6 @@ from nn.programs import Feature, Program, draw, lookups
 
 from torchsparse_rec import optim
 
-# Averages over parameters() see rows that lag behind, until parameters do not (issue 19, design 2).
-AVERAGES = False
-
 _FLOAT64 = 1e-10  # of the largest value, or of 1
 # Of float32: coarse, for what float64 does not reach. tests/optim/test_training.py measures its error.
 _FLOAT32 = 2e-3
@@ -267,8 +264,6 @@ class Run:
     # ---- Averages ----------------------------------------------------------------------------------------------------
 
     def _average(self, seed: int) -> None:
-        if not AVERAGES:
-            return
         sides = [self._parameters(model) for model in self.models]
         if not self.averages:
             self.averages = [[parameter.detach().clone() for parameter in side] for side in sides]

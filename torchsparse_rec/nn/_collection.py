@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..jagged import KeyedJaggedTensor
 from ..ops._autograd import as_stored
 from ..ops.embedding_collection import lookup
+from ..optim._lagging import can_lag
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
@@ -156,11 +157,8 @@ class Collection(HasGradMode):
     def _stored_weights(self) -> list[Parameter]:
         try:
             return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
-        except KeyError:
-            raise RuntimeError(
-                f"{type(self).__name__}: the weight of each table must be a parameter, but one is computed, as by "
-                "torch.nn.utils.prune or parametrize: these work on Embedding and EmbeddingBag"
-            ) from None
+        except KeyError:  # one is computed, as by torch.nn.utils.prune or parametrize
+            return [table._stored_weight() for table in self._tables]
 
     # ---- Where features are -----------------------------------------------------------------------------------------
 
@@ -264,7 +262,7 @@ class Collection(HasGradMode):
         if self._grad_mode != "auto":
             kind = self._grad_mode or "dense"
             self._check_shards(kind)
-            return [kind if kind != "fused" or weight.requires_grad else "dense" for weight in weights]
+            return [kind if kind != "fused" or _is_parameter(weight) else "dense" for weight in weights]
         autos = [table.auto for table in self._tables]
         counts: list[int | None] = [None] * len(weights)
         if not torch.compiler.is_compiling() and not all(auto.frozen for auto in autos):
@@ -272,7 +270,10 @@ class Collection(HasGradMode):
             counts = [0] * len(weights)
             for table, key in zip(plan.tables, plan.keys, strict=True):
                 counts[table] += by_key[key]  # type: ignore[operator]
-        return [self._kind(auto, weight, count) for auto, weight, count in zip(autos, weights, counts, strict=True)]
+        return [
+            self._kind(auto, weight, count) if _is_parameter(weight) else "dense"
+            for auto, weight, count in zip(autos, weights, counts, strict=True)
+        ]
 
     def use_optimizer(self, optimizer: Optimizer) -> None:
         """
@@ -328,6 +329,11 @@ def _new_table(config: Any, device: torch.device | str | None) -> CollectionTabl
         device=device,
         dtype=as_dtype(config.data_type),
     )
+
+
+def _is_parameter(weight: Tensor) -> bool:
+    """Whether a gradient by rows can be had: not of a frozen table, nor, as it has no optimizer, of a computed one."""
+    return weight.requires_grad and (can_lag(weight) or isinstance(weight, Parameter))
 
 
 def _ids_of_keys(ids: Ids) -> list[int]:
