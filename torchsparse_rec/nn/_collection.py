@@ -157,7 +157,14 @@ class Collection(HasGradMode):
     def _stored_weights(self) -> list[Parameter]:
         try:
             return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
-        except KeyError:  # one is computed, as by torch.nn.utils.prune or parametrize
+        except KeyError:  # one is computed
+            for name, table in self._modules[self._children]._modules.items():  # type: ignore[union-attr]
+                if "weight" not in table._parameters and table._forward_pre_hooks:  # type: ignore[union-attr]
+                    raise RuntimeError(
+                        f"{type(self).__name__}: a hook computes the weight of table {name!r} (torch.nn.utils.prune "
+                        "does so), which a collection, calling no table by itself, would not run: use "
+                        "torch.nn.utils.parametrize, or Embedding and EmbeddingBag"
+                    ) from None
             return [table._stored_weight() for table in self._tables]
 
     # ---- Where features are -----------------------------------------------------------------------------------------
