@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ..jagged import KeyedJaggedTensor
 from ..ops._autograd import as_stored
 from ..ops.embedding_collection import lookup
-from ..optim._lagging import can_lag
+from ..optim._lagging import is_parameter
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
@@ -269,7 +269,7 @@ class Collection(HasGradMode):
         if self._grad_mode != "auto":
             kind = self._grad_mode or "dense"
             self._check_shards(kind)
-            return [kind if kind != "fused" or _is_parameter(weight) else "dense" for weight in weights]
+            return [kind if kind != "fused" or _can_be_fused(weight) else "dense" for weight in weights]
         autos = [table.auto for table in self._tables]
         counts: list[int | None] = [None] * len(weights)
         if not torch.compiler.is_compiling() and not all(auto.frozen for auto in autos):
@@ -278,7 +278,7 @@ class Collection(HasGradMode):
             for table, key in zip(plan.tables, plan.keys, strict=True):
                 counts[table] += by_key[key]  # type: ignore[operator]
         return [
-            self._kind(auto, weight, count) if _is_parameter(weight) else "dense"
+            self._kind(auto, weight, count) if _can_be_fused(weight) else "dense"
             for auto, weight, count in zip(autos, weights, counts, strict=True)
         ]
 
@@ -338,9 +338,9 @@ def _new_table(config: Any, device: torch.device | str | None) -> CollectionTabl
     )
 
 
-def _is_parameter(weight: Tensor) -> bool:
-    """Whether a gradient by rows can be had: not of a frozen table, nor, as it has no optimizer, of a computed one."""
-    return weight.requires_grad and (can_lag(weight) or isinstance(weight, Parameter))
+def _can_be_fused(weight: Tensor) -> bool:
+    """Not a frozen table, nor, as it has no optimizer, a computed one."""
+    return weight.requires_grad and is_parameter(weight)
 
 
 def _ids_of_keys(ids: Ids) -> list[int]:

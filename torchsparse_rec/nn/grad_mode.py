@@ -13,11 +13,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..ops._autograd import as_stored
+from ..optim._lagging import is_parameter
 from ..optim._tables import table_of
 from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
-from ._read import Tables, look_up_behind, owned_table, read
+from ._read import look_up_behind, owned_table, read
 from .auto import AutoChoice, as_bytes
 from .gradients import is_in_fsdp
 
@@ -223,7 +224,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             return "dense"
         if self._grad_mode is None:
             kind = "sparse" if self._sparse else "dense"
-        elif not isinstance(weight, Parameter):  # computed, so it has no optimizer
+        elif not is_parameter(weight):  # computed, so it has no optimizer
             return "sparse" if self._grad_mode == "sparse" else "dense"
         else:
             kind = self._kind(self._auto, weight, ids)
@@ -242,7 +243,7 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _is_plain(self, weight: Tensor, kind: str) -> bool:
         """Whether storage and gradient are those of torch's modules: then the lookup needs nothing else."""
-        if kind == "fused" or not isinstance(weight, Parameter):
+        if kind == "fused" or not is_parameter(weight):
             return kind != "fused"
         if torch.compiler.is_compiling():
             return not self._reads_in_graph([weight])
@@ -258,8 +259,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         if torch.compiler.is_compiling():
             return self._read_in_graph(plan, (0,), ids)
         if not torch.is_grad_enabled():
-            return read(plan, Tables([weight]), ids).output
-        return look_up_behind(plan, kind, Tables([weight]), ids)
+            return read(plan, self._held((0,), [weight]), ids).output
+        return look_up_behind(plan, kind, self._held((0,), [weight]), ids)
 
     def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
         """The plan of the one lookup: the last one again if it is equal, which is how its lookups are found fastest."""

@@ -11,7 +11,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
-from ..ops._autograd import as_stored
+from ..ops._autograd import as_stored, grad_of
 
 __all__ = ["sparse_to_dense_grads"]
 
@@ -39,7 +39,7 @@ class _KeepCoalesced:
     def after(self, parameter: Tensor) -> None:
         """Mark what was stored, if it is what arrived."""
         with as_stored():
-            grad = parameter.grad
+            grad = grad_of(parameter)
         if grad is not None and grad.layout is torch.sparse_coo and grad._nnz() == self.rows:
             grad._coalesced_(True)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..ops._autograd import grad_of
 from ..ops.row_optimizer import row_optimizer_update_
 from ._tables import Gradient, accumulator_dtype, table_of
 
@@ -35,7 +36,7 @@ def gradient_of(optimizer: str, parameter: Tensor, zero_rows_are_idle: bool) -> 
         parameter: the table's.
         zero_rows_are_idle: leave rows out that are zero in a strided gradient. On CUDA their count is read back.
     """
-    grad = parameter.grad
+    grad = grad_of(parameter)
     assert grad is not None
     width = math.prod(parameter.shape[1:])
     if grad.layout is torch.sparse_coo:

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from ..ops._autograd import as_stored, grad_of
 from ._tables import table_if_any
 
-__all__ = ["LaggingParameter", "can_lag", "mark_current", "mark_lagging"]
+__all__ = ["LaggingParameter", "can_lag", "is_parameter", "mark_current", "mark_lagging"]
 
 # What reads and writes no element.
 _METADATA = {
@@ -117,6 +117,11 @@ class LaggingParameter(Parameter):
 def can_lag(parameter: Tensor) -> bool:
     """Whether the parameter's class can be another for a while: a class of somebody else's may not."""
     return type(parameter) in (Parameter, LaggingParameter)
+
+
+def is_parameter(x: Tensor) -> bool:
+    """Whether it is a parameter, of whatever class: isinstance() takes long for other classes than Parameter."""
+    return can_lag(x) or isinstance(x, Parameter)
 
 
 def mark_lagging(parameters: Iterable[Tensor]) -> None:
