@@ -391,6 +391,31 @@ def test_compiled_readers_see_current_rows() -> None:
         torch.compile(lambda p: p * 2, backend="aot_eager", fullgraph=True)(parameter)
 
 
+def test_compiled_loops_ask_for_gradients() -> None:
+    _, _, model, optimizer = behind()
+    optimizer.zero_grad()
+    torch._dynamo.reset()
+    missing = torch.compile(lambda: [p.grad is None for p in model.table.parameters()], backend="eager")
+    assert missing() == [True]
+
+
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_])
+def test_torchs_clipping_of_what_backward_has_stepped_is_an_error(clip) -> None:
+    _, _, model, optimizer = behind("fused")
+    model.table(torch.tensor([[1]])).sum().backward()
+    with pytest.raises(RuntimeError, match="already written this step's rows"):
+        clip(model.table.parameters(), 1.0)
+    optimizer.step()
+    assert torch.nn.utils.clip_grad_norm_(model.table.parameters(), 1.0) == 0  # nothing is left to clip
+
+
+@torch.inference_mode()
+def test_readers_in_inference_mode() -> None:
+    with torch.inference_mode(False):
+        parameter, want, _, _ = behind()
+    assert torch.allclose(parameter, want, rtol=2e-5, atol=2e-6)
+
+
 def test_aliases_taken_earlier_lag() -> None:
     """The limit that the docs name: what was taken from the parameter before a step is read behind its back."""
     parameter, _, model, optimizer = behind()

@@ -42,7 +42,6 @@ _METADATA = {
     ),
 }
 
-
 # Where torch's functions are that skip parameters without a gradient.
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
 
@@ -87,8 +86,8 @@ class LaggingParameter(Parameter):
         """
         with as_stored():
             grad = grad_of(self)
-        if grad is None and sys._getframe(1).f_code.co_filename == _CLIPPING:
-            table = table_if_any(self)
+        if grad is None and not torch.compiler.is_compiling():
+            table = table_if_any(self) if sys._getframe(1).f_code.co_filename == _CLIPPING else None
             if table is not None and table.optimizer is not None:
                 table.optimizer.refuse_stepped("torch.nn.utils: gradients are to be clipped", [self])
         return grad
