@@ -101,6 +101,9 @@ inline int64_t find_row(const TableView& table, const KeyPlace& place, int64_t k
   return slot == nullptr ? -1 : *slot;
 }
 
+// Keys that passed a bucket by. Unsigned: in a damaged index it may be any number.
+inline uint32_t& passes(int32_t* bucket) { return reinterpret_cast<uint32_t*>(bucket)[kPassedWord]; }
+
 // Takes a slot for a key that is not there; null, and nothing written, where its region is full.
 inline int32_t* insert_slot(const TableView& table, const KeyPlace& place, int32_t row) {
   Way way(table, place);
@@ -109,7 +112,7 @@ inline int32_t* insert_slot(const TableView& table, const KeyPlace& place, int32
     if (!way.next()) return nullptr;
   }
   int32_t* const bucket = way.bucket();
-  for (Way passed(table, place); passed.bucket() != bucket; passed.next()) ++passed.bucket()[kPassedWord];
+  for (Way passed(table, place); passed.bucket() != bucket; passed.next()) ++passes(passed.bucket());
   const int slot = lowest_bit(free);
   reinterpret_cast<uint8_t*>(bucket)[slot] = place.tag;
   bucket[kRowsWord + slot] = row;
@@ -120,7 +123,7 @@ inline int32_t* insert_slot(const TableView& table, const KeyPlace& place, int32
 inline void erase_slot(const TableView& table, const KeyPlace& place, int32_t* slot) {
   const int64_t word = (slot - table.index) % kBucketWords;
   int32_t* const bucket = slot - word;
-  for (Way passed(table, place); passed.bucket() != bucket; passed.next()) --passed.bucket()[kPassedWord];
+  for (Way passed(table, place); passed.bucket() != bucket; passed.next()) --passes(passed.bucket());
   reinterpret_cast<uint8_t*>(bucket)[word - kRowsWord] = 0;
   *slot = 0;
 }

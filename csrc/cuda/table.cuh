@@ -62,6 +62,8 @@ struct TableView {
   __device__ KeyPlace place(int64_t key) const { return place_of(shape, hash(key)); }
 
   __device__ int32_t* bucket(int64_t number) const { return index + number * kBucketWords; }
+  // Unsigned: in a damaged index it may be any number.
+  __device__ uint32_t& passes(int64_t number) const { return reinterpret_cast<uint32_t*>(bucket(number))[kPassedWord]; }
   __device__ BucketHead head(int64_t number) const {
     if (aligned) return *reinterpret_cast<const BucketHead*>(bucket(number));
     BucketHead result;
@@ -104,7 +106,7 @@ struct TableView {
       at = after(at, size);
     }
     for (int32_t passed = place.home; passed != at; passed = after(passed, size)) {
-      ++bucket(place.region + passed)[kPassedWord];
+      ++passes(place.region + passed);
     }
     const int slot = __ffs(static_cast<int>(free)) - 1;
     reinterpret_cast<uint8_t*>(bucket(place.region + at))[slot] = place.tag;
@@ -121,7 +123,7 @@ struct TableView {
     const KeyPlace place = this->place(key);
     const int32_t size = region_size(place), at = slot / static_cast<int32_t>(kSlots);
     for (int32_t passed = place.home; passed != at; passed = after(passed, size)) {
-      atomicSub(bucket(place.region + passed) + kPassedWord, 1);
+      atomicSub(&passes(place.region + passed), 1u);
     }
     reinterpret_cast<uint8_t*>(bucket(place.region + at))[slot % kSlots] = 0;
     bucket(place.region + at)[kRowsWord + slot % kSlots] = 0;

@@ -235,7 +235,7 @@ MUTATIONS = [
     ),
     Mutation("unique.cu", "step", "counters[c] = 0;\n  __syncthreads();", "counters[c] = 0;", "with_counts"),
     Mutation("table.cuh", "sign", "kPassedWord] == 0) break", "kPassedWord] != 0) break", "table and collide"),
-    Mutation("table.cuh", "step", "      ++bucket(place.region + passed)[kPassedWord];\n", "", "table and programs"),
+    Mutation("table.cuh", "step", "      ++passes(place.region + passed);\n", "", "table and programs"),
     Mutation("table.cuh", "bound", "*regions.runs.count - 1;", "*regions.runs.count - 2;", "table and batches"),
     Mutation("table.cuh", "sign", "zeros >> 7) * 0x10204080u", "zeros >> 7) * 0x10204040u", "table and batches"),
     Mutation("table.cu", "sign", ") != claim_of(i)", ") == claim_of(i)", "table and batches"),
