@@ -19,7 +19,8 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
 
 def run_two(program: str, folder: Path, seconds: float = 120) -> list[str]:
     """What both print: a program knows its ``rank``, and a ``folder`` that they share."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", BEGIN + program + "\ndist.destroy_process_group()\n"]
     processes = [
         subprocess.Popen(

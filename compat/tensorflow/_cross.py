@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...ops.hash import DEFAULT_HASH_KEY
+from ...ops.hash_cross import DEFAULT_HASH_KEY
 from ._arguments import as_size, as_strings
 from ._tensors import SparseTensor
 

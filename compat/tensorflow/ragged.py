@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops.hash import DEFAULT_HASH_KEY
+from ...ops.hash_cross import DEFAULT_HASH_KEY
 from ._arguments import as_size
 from ._cross import crossed, crossed_strings, numbers_or_fingerprints, signed_word
 from ._ragged_tensor import RaggedTensor

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from kinds import looked_up, table_of
 from torch import Tensor
 
-from torchsparse_rec import nn, optim
+from torchsparse_rec import optim
 
 MODES = (None, "dense", "sparse", "fused", "auto")
 KINDS = ("table", "bag", "collection", "variable")
@@ -18,20 +19,11 @@ class Model(torch.nn.Module):
     def __init__(self, kind: str, grad_mode: str | None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.kind = kind
-        if kind == "table":
-            self.table: torch.nn.Module = nn.Embedding(20, 3, grad_mode=grad_mode)
-        elif kind == "bag":
-            self.table = nn.EmbeddingBag(20, 3, grad_mode=grad_mode)
-        elif kind == "collection":
-            config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=3, feature_names=["f"])
-            self.table = nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
-        else:
-            self.table = nn.EmbeddingVariable(3, initializer=0.5, grad_mode=grad_mode)
+        self.table = table_of(kind, grad_mode, 20, 3, initializer=0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         """What is looked up."""
-        return self.table({"f": ids}).values() if self.kind == "collection" else self.table(ids)
+        return looked_up(self.table, ids)
 
 
 def trained(kind: str, grad_mode: str | None) -> tuple[Model, optim.Adam]:

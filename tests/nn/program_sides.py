@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ REFERENCES = {
 WIDTH = 3  # of what the head gives
 
 
-class Model(torch.nn.Module):
+class Model(torch.nn.Module, ABC):
     """Tables, and a layer after the first one where the program has it."""
 
     def __init__(self, program: Program, head: Tensor) -> None:
@@ -32,13 +33,13 @@ class Model(torch.nn.Module):
         if program.head:
             self.head = torch.nn.Parameter(head.clone())
 
+    @abstractmethod
     def table(self, number: int) -> Tensor:
         """One whole table, all rows current."""
-        raise NotImplementedError
 
+    @abstractmethod
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
         """The result for each feature of the tables that take part."""
-        raise NotImplementedError
 
     def weights_of(self, features: list[Feature], place: int, dtype: torch.dtype) -> Tensor | None:
         """A feature's weights, as a leaf where they are trained."""

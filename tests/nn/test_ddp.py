@@ -14,6 +14,7 @@ from torchsparse_rec import nn, optim
 # gradients are dense and the mean over both batches.
 PROGRAM = """
 from torch.nn.parallel import DistributedDataParallel as DDP
+from kinds import looked_up, table_of
 from torchsparse_rec import nn, optim
 
 
@@ -23,15 +24,11 @@ class Model(torch.nn.Module):
     def __init__(self, mode, kind):
         super().__init__()
         torch.manual_seed(0)
-        self.kind = kind
-        if kind == "collection":
-            config = nn.EmbeddingBagConfig(name="t", num_embeddings=50, embedding_dim=3, feature_names=["f"])
-            self.tables = nn.EmbeddingBagCollection([config], grad_mode=mode)
-        else:
-            self.tables = nn.Embedding(*((20_000, 64) if mode == "auto" else (50, 3)), grad_mode=mode)
+        large = kind != "collection" and mode == "auto"
+        self.tables = table_of(kind, mode, *((20_000, 64) if large else (50, 3)))
 
     def forward(self, ids):
-        return self.tables({"f": ids.view(-1, 1)}).values() if self.kind == "collection" else self.tables(ids)
+        return looked_up(self.tables, ids)
 
 
 def train(module, call, optimizer, ranks):

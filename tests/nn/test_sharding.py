@@ -14,28 +14,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from kinds import WithHead
 from torchsparse_rec import nn, optim
 
 mesh = init_device_mesh("cpu", (2,))
-
-
-class Model(torch.nn.Module):
-    def __init__(self, kind, mode):
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind = kind
-        if kind == "table":
-            self.tables = nn.Embedding(20, 4, grad_mode=mode)
-        elif kind == "collection":
-            config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=["f"])
-            self.tables = nn.EmbeddingBagCollection([config], grad_mode=mode)
-        else:
-            self.tables = nn.EmbeddingVariable(4)
-        self.head = torch.nn.Linear(4, 1)
-
-    def forward(self, ids):
-        rows = self.tables({"f": ids.view(-1, 1)}).values() if self.kind == "collection" else self.tables(ids)
-        return self.head(rows)
 
 
 def step(call, optimizer, number, ranks):
@@ -54,7 +36,7 @@ def whole(module):
 
 
 def alone(kind, optimizer, steps):
-    model = Model(kind, "dense")
+    model = WithHead(kind, "dense")
     made = optimizer(model.parameters(), lr=0.1)
     for number in range(steps):
         step(model, made, number, [0, 1])
@@ -66,7 +48,7 @@ def compare(got, want):
 
 
 def train(how, kind, mode, optimizer):
-    model = Model(kind, mode)
+    model = WithHead(kind, mode)
     keywords = {"in_backward": True} if mode == "fused" and optimizer.__module__.startswith("torchsparse_rec") else {}
     call = model
     if how == "zero":
@@ -90,7 +72,7 @@ def reshard(sharded, optimizer, kind, cls):
     # What a sharded run has saved, a run of one process takes up by rows.
     model, state = get_state_dict(sharded, optimizer)
     dcp.save({"model": model, "optimizer": state}, checkpoint_id=f"{folder}/{kind}{cls.__name__}")
-    one = Model(kind, "dense" if cls is torch.optim.Adam else "sparse")
+    one = WithHead(kind, "dense" if cls is torch.optim.Adam else "sparse")
     made = cls(one.parameters(), lr=0.1)
     model, state = get_state_dict(one, made)
     loaded = {"model": model, "optimizer": state}

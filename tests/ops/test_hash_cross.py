@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference.hash import fingerprint_cat
-from torchsparse_rec.ops.hash import DEFAULT_HASH_KEY
+from torchsparse_rec.ops.hash_cross import DEFAULT_HASH_KEY
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

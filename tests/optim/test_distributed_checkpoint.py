@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from kinds import WithHead
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from torchsparse_rec import nn, optim
+from torchsparse_rec import optim
 
 # Of a process that is alone.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -39,31 +40,12 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Model(torch.nn.Module):
-    def __init__(self, kind: str, mode: str | None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind = kind
-        if kind == "table":
-            self.tables: torch.nn.Module = nn.Embedding(20, 4, grad_mode=mode)
-        elif kind == "collection":
-            config = nn.EmbeddingBagConfig(name="t", num_embeddings=20, embedding_dim=4, feature_names=["f"])
-            self.tables = nn.EmbeddingBagCollection([config], grad_mode=mode)
-        else:
-            self.tables = nn.EmbeddingVariable(4, capacity=int(kind), grad_mode=mode)
-        self.head = torch.nn.Linear(4, 1)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = self.tables({"f": ids.view(-1, 1)}).values() if self.kind == "collection" else self.tables(ids)
-        return self.head(rows)
-
-
-def made(kind: str, mode: str | None, optimizer: str = "Adam") -> tuple[Model, Any]:
-    model = Model(kind, mode)
+def made(kind: str, mode: str | None, optimizer: str = "Adam", **of_variable: Any) -> tuple[WithHead, Any]:
+    model = WithHead(kind, mode, **of_variable)
     return model, OPTIMIZERS[optimizer](model.parameters(), lr=0.1, in_backward=mode == "fused")
 
 
-def train(model: Model, optimizer: Any, steps: range) -> None:
+def train(model: WithHead, optimizer: Any, steps: range) -> None:
     for k in steps:
         optimizer.zero_grad()
         ids = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(k))
@@ -71,7 +53,7 @@ def train(model: Model, optimizer: Any, steps: range) -> None:
         optimizer.step()
 
 
-def check_same(one: Model, other: Model) -> None:
+def check_same(one: WithHead, other: WithHead) -> None:
     torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
 
 
@@ -137,7 +119,7 @@ def test_an_lr_of_zero_makes_states_of_ftrl_and_nothing_else() -> None:
 
 
 def test_a_table_that_grows_within_its_capacity(tmp_path: Path) -> None:
-    one, other = made("64", "sparse"), made("64", "sparse")
+    one, other = made("variable", "sparse", capacity=64), made("variable", "sparse", capacity=64)
     train(*one, range(3))
     train(*other, range(20, 22))  # other keys, which are to go
     model, optimizer = get_state_dict(*one)
@@ -152,7 +134,7 @@ def test_a_table_that_grows_within_its_capacity(tmp_path: Path) -> None:
 
 
 def test_a_table_that_has_grown_is_refused_and_restores_its_own_files(tmp_path: Path) -> None:
-    one, other = made("8", "sparse"), made("8", "sparse")
+    one, other = made("variable", "sparse", capacity=8), made("variable", "sparse", capacity=8)
     train(*one, range(3))
     state = {"model": one[0].state_dict()}
     dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
@@ -163,6 +145,6 @@ def test_a_table_that_has_grown_is_refused_and_restores_its_own_files(tmp_path: 
     assert_same_rows(one[0], other[0])
 
 
-def assert_same_rows(one: Model, other: Model) -> None:
+def assert_same_rows(one: WithHead, other: WithHead) -> None:
     keys = torch.arange(20)
     torch.testing.assert_close(one.eval().tables(keys), other.eval().tables(keys), rtol=0, atol=0)

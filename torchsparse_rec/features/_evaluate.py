@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import ops
 from ..jagged import JaggedTensor
-from ..ops.hash import DEFAULT_HASH_KEY
+from ..ops.hash_cross import DEFAULT_HASH_KEY
 from ._base import CategoricalColumn
 from ._categorical import (
     HashedCategoricalColumn,

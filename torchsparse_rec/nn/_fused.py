@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.nn import Parameter
 
-from ..ops._autograd import as_stored, current_backward, grad_of, is_reached
+from ..ops._autograd import as_stored, at_end_of_backward, current_backward, grad_of, is_reached
 from ..optim._gradients import merged, update
 from ..optim._in_backward import SECOND_BACKWARD
 from ..optim._row_optimizer import RowOptimizer, StepGroup
@@ -175,7 +174,7 @@ class FusedLookups:
             if not tables.tables[k].collect(backward, Gradient(rows[k], _wide(values[k]))):
                 raise RuntimeError(SECOND_BACKWARD)
         end = partial(self._end, backward, [tables.weights[k] for k in chosen])
-        Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined]
+        at_end_of_backward(end)
 
     @torch.no_grad()
     def _end(self, backward: int, weights: list[Tensor]) -> None:

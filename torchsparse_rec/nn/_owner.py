@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,16 +106,14 @@ class FusedOwner(torch.nn.Module):
     _leaf: Tensor
     _number: int
     _grad_mode: str | None = None
+    # The tables as they are stored, in the order of the whole plan.
+    _stored_weights: Callable[[], list[Parameter]]
 
     def _init_fused(self) -> None:
         self._forget_lookups()
         self._number = register_owner(self)
         if _follow_tables not in self._load_state_dict_post_hooks.values():
             self.register_load_state_dict_post_hook(_follow_tables)
-
-    def _stored_weights(self) -> list[Parameter]:
-        """The tables as they are stored, in the order of the whole plan."""
-        raise NotImplementedError
 
     def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
         """A fused lookup of some tables of the whole; ``plan`` is theirs."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops._autograd import below_autograd
 from ..ops._reduction import MAX
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Plan(NamedTuple):
     def forward(self, weights: list[Tensor], ids: Ids, behind: Behind = CURRENT) -> Row:
         """Results and argmax, from the storage of the tables or with what brings it up to date."""
         lists = self.lists(ids)
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             if not behind.last_steps:
                 return _ops.embedding_collection.default(weights, *ids[:3], *lists, False)
             states, last_steps, history, *rule = behind
@@ -193,7 +194,7 @@ class Plan(NamedTuple):
         argmax: Tensor | None,
     ) -> None:
         """Step the wanted tables, which are the group's."""
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             _ops.embedding_collection_update_.default(
                 weights,
                 group.states,

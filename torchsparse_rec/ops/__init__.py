@@ -8,7 +8,6 @@ from .embedding_collection import embedding_collection as embedding_collection
 from .embedding_lookup import embedding_lookup as embedding_lookup
 from .embedding_lookup import embedding_lookup_sparse as embedding_lookup_sparse
 from .embedding_lookup import safe_embedding_lookup_sparse as safe_embedding_lookup_sparse
-from .hash import cross_hashed as cross_hashed
 from .hash import fingerprint64 as fingerprint64
 from .hash import fingerprint_cat64 as fingerprint_cat64
 from .hash import string_fingerprint64 as string_fingerprint64
@@ -18,6 +17,7 @@ from .hash import string_to_hash_bucket_strong as string_to_hash_bucket_strong
 from .hash import to_hash_bucket as to_hash_bucket
 from .hash import to_hash_bucket_fast as to_hash_bucket_fast
 from .hash import to_hash_bucket_strong as to_hash_bucket_strong
+from .hash_cross import cross_hashed as cross_hashed
 from .indexed_slices import deduplicate_rows as deduplicate_rows
 from .indexed_slices import indexed_slices_norm as indexed_slices_norm
 from .indexed_slices import indexed_slices_to_dense as indexed_slices_to_dense

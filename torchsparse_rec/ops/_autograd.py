@@ -17,6 +17,9 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 # No tensor's class has a say: for those who work on a table's storage, of which rows may be behind.
 as_stored = torch._C.DisableTorchFunctionSubclass
 
+# Whether one of its arguments is a tensor with a gradient.
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+
 # Of whichever class a parameter is, at the cost of a plain one's: for loops over all tables, under as_stored.
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
 
@@ -34,6 +37,11 @@ def is_watched() -> bool:
 def current_backward() -> int:
     """The number of the backward that runs in this thread; -1: none does."""
     return torch._C._current_graph_task_id()  # type: ignore[no-any-return]
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Within a backward: have it call this when it has come to its end, unless it raises before."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
 
 
 def is_reached(leaf: Tensor) -> bool:
@@ -93,7 +101,7 @@ def differentiable(
             return transformed.apply(*arguments)
         if is_watched():
             return operator(*arguments)
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        if torch.is_grad_enabled() and any_requires_grad(*arguments):
             return eager.apply(*arguments)
         with below_autograd():
             return operator(*arguments)

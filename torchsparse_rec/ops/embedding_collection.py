@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _library as _library  # loads the schemas
 from . import _embedding_collection_gradients as _gradients
 from . import _reduction
-from ._autograd import below_autograd, is_transformed, is_watched
+from ._autograd import any_requires_grad, below_autograd, is_transformed, is_watched
 from ._transforms import call, register
 
 __all__ = ["embedding_collection"]
@@ -414,7 +414,7 @@ def lookup(
     inputs = (indices, offsets, per_sample_weights)
     if torch.compiler.is_compiling() or is_transformed() or is_watched():
         return call("embedding_collection", weights, *inputs, *lists, sparse)
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(per_sample_weights, *weights):
+    if torch.is_grad_enabled() and any_requires_grad(per_sample_weights, *weights):
         return _Lookup.apply(lists, sparse, *inputs, *weights)
     with below_autograd():
         return _ops.embedding_collection.default(weights, *inputs, *lists, sparse)

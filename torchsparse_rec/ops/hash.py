@@ -1,14 +1,12 @@
 """
-Family ``hash``: hashes of integers' decimal text and of byte strings, as they are or reduced to buckets, and crosses.
+Family ``hash``: hashes of integers' decimal text and of byte strings, as they are or reduced to buckets.
 
 Contract and arithmetic: csrc/hash*.h. Kernels: csrc/cpu/hash*.cpp, csrc/cuda/hash*.cu.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from ._hash_inputs import Hashable, Hashes, hash_any
 from ._vmap import elementwise
 
 __all__ = [
-    "cross_hashed",
     "fingerprint64",
     "fingerprint_cat64",
     "string_fingerprint64",
@@ -29,12 +26,6 @@ __all__ = [
     "to_hash_bucket_fast",
     "to_hash_bucket_strong",
 ]
-
-#: One column of :func:`cross_hashed`.
-Column: TypeAlias = Hashable | tuple[Hashable, Tensor]
-
-#: The key that TensorFlow starts the hash of a cross with.
-DEFAULT_HASH_KEY = 0xDECAFCAFFE
 
 #: Murmur's multiplier, as int64.
 _CAT_FACTOR = 0xC6A4A7935BD1E995 - 2**64
@@ -206,7 +197,7 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
         >>> ops.to_hash_bucket_fast(["green", "red"], 1000)
         tensor([704, 910])
     """
-    _check_num_buckets("string_to_hash_bucket_fast", num_buckets)
+    check_num_buckets("string_to_hash_bucket_fast", num_buckets)
     return _ops.string_to_hash_bucket_fast.default(bytes, offsets, num_buckets)
 
 
@@ -270,7 +261,7 @@ def string_to_hash_bucket_strong(bytes: Tensor, offsets: Tensor, num_buckets: in
         tensor([373, 593])
     """
     name = "string_to_hash_bucket_strong"
-    _check_num_buckets(name, num_buckets)
+    check_num_buckets(name, num_buckets)
     return _ops.string_to_hash_bucket_strong.default(bytes, offsets, num_buckets, *_key_words(name, key))
 
 
@@ -331,92 +322,13 @@ def string_to_hash_bucket(bytes: Tensor, offsets: Tensor, num_buckets: int) -> T
         >>> ops.string_to_hash_bucket(text, torch.tensor([0, 5, 8]), 1000)
         tensor([572, 563])
     """
-    _check_num_buckets("string_to_hash_bucket", num_buckets)
+    check_num_buckets("string_to_hash_bucket", num_buckets)
     return _ops.string_to_hash_bucket.default(bytes, offsets, num_buckets)
-
-
-def cross_hashed(
-    columns: Sequence[Column], num_buckets: int = 0, hash_key: int | None = DEFAULT_HASH_KEY
-) -> tuple[Tensor, Tensor]:
-    """
-    Cross columns: every combination of one value of each, row by row, hashed to one number.
-
-    Row ``b`` of the result has the product of the columns' numbers of values in row ``b``, the last column's value
-    changing fastest; it is empty if any column's row is. Integers are crossed as they are, strings as their
-    :func:`fingerprint64`. Not differentiable.
-
-    Args:
-        columns: at least one, at most 120, with the same number of rows B, each one of
-
-            * ``[B]`` or ``[B, k]`` integers or strings, as for :func:`fingerprint64`: k values in every row;
-            * a pair ``(values, offsets)``: integers ``[M]`` or as many strings, and int64 ``[B + 1]``: row ``b`` has
-              ``values[offsets[b]:offsets[b + 1]]``.
-        num_buckets: hashes are reduced modulo this number, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
-        hash_key: what the hash starts with: any integer of 64 bits, signed or unsigned. None: with the
-            first column's value itself.
-
-    Returns:
-        ``(values, offsets)``: the crosses, int64 ``[N]``, and where each row of them begins and ends, int64
-        ``[B + 1]``.
-
-    Raises:
-        ValueError: for no columns, other dtypes or ranks, different numbers of rows, offsets that decrease or leave
-            ``[0, M]``, ``num_buckets`` out of range, or a row of more than ``2 ** 62 / B`` crosses.
-
-    On CUDA the number of crosses is read back, unless all columns have the same number of values in every row.
-
-    Source:
-        ``tf.sparse.cross_hashed``; there ``hash_key=0`` means the default. Without a key:
-        ``tf.raw_ops.SparseCrossHashed``.
-
-    Example:
-        >>> import torch
-        >>> from torchsparse_rec import ops
-        >>> clicks = (torch.tensor([7, 8, 9]), torch.tensor([0, 2, 3]))
-        >>> ops.cross_hashed([torch.tensor([1, 2]), clicks], num_buckets=100)
-        (tensor([89, 22, 82]), tensor([0, 2, 3]))
-    """
-    if hash_key is not None and not -(2**63) <= hash_key < 2**64:
-        raise ValueError(f"cross_hashed: hash_key must be an integer of 64 bits, got {hash_key}")
-    _check_num_buckets("cross_hashed", num_buckets)
-    if not len(columns):
-        raise ValueError("cross_hashed: columns must hold at least one column")
-    parsed = [_column(position, column) for position, column in enumerate(columns)]
-    values, offsets = [value for value, _ in parsed], [bounds for _, bounds in parsed]
-    return _ops.cross_hashed.default(values, offsets, num_buckets, None if hash_key is None else _as_int64(hash_key))
-
-
-def _column(position: int, column: Column) -> tuple[Tensor, Tensor]:
-    """One column in the form of the operator's schema."""
-    given: Any = column
-    offsets: Tensor | None = None
-    if isinstance(column, tuple) and len(column) == 2 and isinstance(column[1], Tensor):
-        given, offsets = column[0], column[1]
-    try:
-        values = hash_any(given, Hashes("cross_hashed", _as_integers, string_fingerprint64))
-    except ValueError as error:
-        raise ValueError(str(error).replace(": x", f": columns[{position}]", 1)) from error
-    if offsets is not None:
-        return values, offsets
-    if values.dim() not in (1, 2):
-        raise ValueError(f"cross_hashed: columns[{position}] must have 1 or 2 dimensions, got {values.dim()}")
-    return values.unsqueeze(1) if values.dim() == 1 else values, values.new_empty(0)
-
-
-def _as_integers(x: Tensor) -> Tensor:
-    if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
-        raise ValueError(f"cross_hashed: x must have an integer dtype, got {x.dtype}")
-    return x.to(torch.int64)
-
-
-def _as_int64(word: int) -> int:
-    """The int64 of the same bits."""
-    return word - 2**64 if word >= 2**63 else word
 
 
 def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor:
     """X through the operators `name` and string_`name`."""
-    _check_num_buckets(name, num_buckets)
+    check_num_buckets(name, num_buckets)
     of_integers, of_strings = getattr(_ops, name).default, getattr(_ops, "string_" + name).default
     return hash_any(
         x,
@@ -428,7 +340,7 @@ def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor
     )
 
 
-def _check_num_buckets(name: str, num_buckets: int) -> None:
+def check_num_buckets(name: str, num_buckets: int) -> None:
     """What the operators cannot say, since they cannot be given it; they check the rest."""
     if isinstance(num_buckets, int) and num_buckets >= 2**63:
         raise ValueError(f"{name}: num_buckets must be below 2 ** 63, got {num_buckets}")
@@ -449,19 +361,6 @@ def _strings_fake(bytes: Tensor, offsets: Tensor, *arguments: int) -> Tensor:
     return bytes.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
 
 
-@torch.library.register_fake("torchsparse_rec::cross_hashed")
-def _cross_hashed_fake(
-    values: list[Tensor], offsets: list[Tensor], num_buckets: int, hash_key: int | None
-) -> tuple[Tensor, Tensor]:
-    matrix = values[0].dim() == 2
-    rows: Any = values[0].shape[0] if matrix else offsets[0].shape[0] - 1
-    if all(value.dim() == 2 for value in values):
-        count = rows * math.prod(value.shape[1] for value in values)
-    else:
-        count = torch.library.get_ctx().new_dynamic_size()
-    return values[0].new_empty((count,)), values[0].new_empty((rows + 1,))
-
-
 # Integers in, integers out: autograd has nothing to do.
 for _name in ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "to_hash_bucket"):
     torch.library.register_fake(f"torchsparse_rec::{_name}", _integers_fake)
@@ -469,4 +368,3 @@ for _name in ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "
     _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
     _REGISTRATIONS.impl(f"string_{_name}", torch.library.fallthrough_kernel, "Autograd")
     elementwise(_name)
-_REGISTRATIONS.impl("cross_hashed", torch.library.fallthrough_kernel, "Autograd")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ._clock import Clock
-from ._tables import accumulator_dtype, table_if_any
+from ._tables import _optimizers, accumulator_dtype, table_if_any
 
 __all__ = ["Checkpoints"]
 
@@ -61,7 +61,7 @@ class Checkpoints(Optimizer):
 
     def _register(self) -> None:
         """Be known to tables that are made later."""
-        raise NotImplementedError
+        _optimizers[self] = None  # type: ignore[index]
 
     def _restart_clocks(self) -> None:
         for clock in self._clocks():

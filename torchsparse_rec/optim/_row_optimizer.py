@@ -19,7 +19,6 @@ from ._tables import (
     Gradient,
     Rows,
     Table,
-    _optimizers,
     accumulator_dtype,
     are_same,
     changes,
@@ -157,9 +156,6 @@ class RowOptimizer(InBackward):
             self._row_defaults["tensorflow_eps"] = kwargs.pop("tensorflow_eps")
         super().__init__(params, *args, **kwargs)
         self._register()
-
-    def _register(self) -> None:
-        _optimizers[self] = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; see :meth:`torch.optim.Optimizer.add_param_group`."""

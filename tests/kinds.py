@@ -1,0 +1,44 @@
+"""A table in each kind of module, for tests that try the same on all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchsparse_rec import nn
+
+
+def table_of(kind: str, grad_mode: str | None, rows: int, dim: int, **of_variable: Any) -> torch.nn.Module:
+    """``kind``: "table", "bag", "collection" or "variable", which has no rows yet."""
+    if kind == "table":
+        return nn.Embedding(rows, dim, grad_mode=grad_mode)
+    if kind == "bag":
+        return nn.EmbeddingBag(rows, dim, grad_mode=grad_mode)
+    if kind == "collection":
+        config = nn.EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"])
+        return nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
+    assert kind == "variable"
+    return nn.EmbeddingVariable(dim, grad_mode=grad_mode, **of_variable)
+
+
+def looked_up(table: torch.nn.Module, ids: Tensor) -> Tensor:
+    """As a tensor; of a collection the ids of a matrix are pooled by its rows."""
+    if isinstance(table, nn.EmbeddingBagCollection):
+        return table({"f": ids if ids.dim() == 2 else ids.view(-1, 1)}).values()
+    return table(ids)  # type: ignore[no-any-return]
+
+
+class WithHead(torch.nn.Module):
+    """A table of 20 rows of 4, and a layer after it: ids ``[B]`` become ``[B, 1]``."""
+
+    def __init__(self, kind: str, grad_mode: str | None, **of_variable: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = table_of(kind, grad_mode, 20, 4, **of_variable)
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """What the layer makes of the rows."""
+        return self.head(looked_up(self.tables, ids))  # type: ignore[no-any-return]
