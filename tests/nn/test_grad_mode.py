@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchsparse_rec import nn
-from torchsparse_rec.nn.auto import FREEZE_AFTER, expected_rows, step_costs
+from torchsparse_rec.nn.auto import FREEZE_AFTER
 
 BIG, SMALL = (50_000, 64), (40, 4)
 
@@ -78,10 +78,11 @@ def test_auto_is_dense_for_ncf_under_adam(rows, dim, batch):
 
 def test_auto_is_sparse_for_the_keras_report_under_sgd():
     module, _ = auto((793_471, 512), torch.optim.SGD, ids=128 * 20)
-    assert layout(module) == "sparse"
     text = module.explain()
-    for part in ("-> sparse", "793,471 rows x 512", "SGD", "different rows", "dense: 6.50 GB", "sparse: ", "why: "):
+    assert layout(module) == "sparse"
+    for part in ("-> sparse", "SGD", "2,560 ids", "dense gradient: 793,471 rows, 1.63 GB", "2,560 rows, 5.24 MB"):
         assert part in text
+    assert "why: the table has more rows than a lookup has ids" in text
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
@@ -154,20 +155,23 @@ def test_a_choice_that_flips_during_accumulation():
     optimizer.step()
 
 
-# ---- The cost model and its estimate ---------------------------------------------------------------------------------
+# ---- The estimate ----------------------------------------------------------------------------------------------------
 
 
-def test_expected_rows():
-    assert expected_rows(10, 0) == 0 and expected_rows(1, 5) == 1 and expected_rows(0, 0) == 0
-    assert expected_rows(10, 1) == pytest.approx(1) and expected_rows(2, 2) == pytest.approx(1.5)
-    assert expected_rows(793_471, 2560) == pytest.approx(2555.9, abs=0.1)
-
-
-def test_costs_grow_with_what_they_depend_on():
-    small, large = step_costs(1000, 8, 4, "SGD", 100), step_costs(100_000, 8, 4, "SGD", 100)
-    assert large["dense"].bytes == 100 * small["dense"].bytes and large["sparse"] == small["sparse"]
-    assert step_costs(1000, 8, 4, "SGD", 200)["sparse"].bytes == 2 * small["sparse"].bytes
-    assert step_costs(1000, 8, 2, "SGD", 100)["dense"].bytes == small["dense"].bytes // 2
+@pytest.mark.parametrize(
+    ("rows", "ids", "want", "why"),
+    [
+        (1000, 1, "dense", "at most 1,000 rows"),
+        (1001, 1, "sparse", "more rows than"),
+        (2000, 2000, "dense", "no more rows than"),
+        (2001, 2000, "sparse", "more rows than"),
+    ],
+)
+@pytest.mark.parametrize("dim", [1, 512])
+def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
+    module, _ = auto((rows, dim), ids=ids)
+    text = module.explain()
+    assert f"-> {want}" in text and why in text.splitlines()[-1]
 
 
 def test_the_estimate_freezes():

@@ -13,7 +13,6 @@ import pytest
 
 import torchsparse_rec
 import torchsparse_rec.data
-from torchsparse_rec.nn import auto
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,9 +48,7 @@ def test_examples_print_what_the_document_says(document):
 
 
 @pytest.mark.parametrize("name", modules())
-def test_docstring_examples(name, monkeypatch):
-    # The example of calibrate() replaces them for the process: what auto chooses in later tests must not depend on it.
-    monkeypatch.setattr(auto, "_constants", auto.SHIPPED)
+def test_docstring_examples(name):
     module = importlib.import_module(name)
     report = io.StringIO()
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)

@@ -1,6 +1,5 @@
 """Embedding modules: torch.nn's and TorchRec's, with a choice of gradient mode and TensorFlow's combiners."""
 
-from .auto import calibrate as calibrate
 from .configs import EmbeddingBagConfig as EmbeddingBagConfig
 from .configs import EmbeddingConfig as EmbeddingConfig
 from .configs import PoolingType as PoolingType

@@ -1,162 +1,35 @@
 """
-The rule of the gradient mode ``"auto"``.
+The rule of the gradient mode ``"auto"``: dense for a table that a step reads whole or nearly so, else by rows.
 
 All modes give the same parameters after a step, to rounding, so the choice is a matter of cost.
+``python -m benchmarks.auto_map`` compares it with the fastest mode.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from ..optim._tables import table_of
 from .gradients import has_hooks
 
-__all__ = ["AutoChoice", "calibrate", "step_costs"]
+__all__ = ["AutoChoice"]
 
-MODES = ("dense", "sparse", "fused")
-
-# Training lookups after which the estimate of rows per lookup no longer changes.
+# Training lookups after which the estimate of ids per lookup no longer changes.
 FREEZE_AFTER = 100
-
-_LEAST_ELEMENTS = 8
-# Of a lookup, where the choice must not depend on lookups.
-_SETTLED_ROWS = 4096
-
-
-class Constants(NamedTuple):
-    """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
-
-    # Microseconds of a step on a table of 16 x 4: dense, sparse, fused.
-    fixed: dict[str, tuple[float, ...]]
-    # How many times a step passes over the elements of the rows it touches, likewise: the backward writes a gradient,
-    # the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
-    # gradients; of other optimizers of torch only what explain() prints is counted here.
-    passes: dict[str, tuple[float, ...]]
-    # What a touched row takes beyond its bytes, because it lies anywhere and may have to be caught up, likewise.
-    row_microseconds: dict[str, tuple[float, ...]]
-    # Of memory that is passed over, by "torch" and by "ours".
-    bytes_per_microsecond: dict[str, float]
+# A step on so few rows costs what its calls cost, of which dense gradients need the fewest.
+SMALL_TABLE = 1000
+# The ids of a lookup, where the choice must not depend on lookups.
+_SETTLED_IDS = 4096
 
 
-# Of two cores with AVX-512: fixed by calibrate(), the others fitted to the times of benchmarks/auto_map.py. "torch" and
-# "ours" stand for all others.
-SHIPPED = Constants(
-    fixed={
-        "torch.SGD": (55.0, 120.0),
-        "torch.Adagrad": (85.0, 190.0),
-        "torch": (85.0, 190.0),
-        "SGD": (77.0, 131.0, 134.0),
-        "Adagrad": (79.0, 133.0, 135.0),
-        "ours": (88.0, 225.0, 159.0),
-    },
-    passes={
-        "torch.SGD": (4, 4),
-        "torch.Adagrad": (12, 18),
-        "torch": (2, 2),
-        "SGD": (2.2, 2.0, 2.0),
-        "RowWiseAdagrad": (2.2, 2.0, 2.0),
-        "Adagrad": (2.3, 3.8, 2.6),
-        "ours": (3.1, 4.5, 5.0),
-    },
-    row_microseconds={
-        "torch": (0.0, 0.0),
-        "SGD": (0.012, 0.010, 0.013),
-        "RowWiseAdagrad": (0.012, 0.010, 0.013),
-        "Adagrad": (0.018, 0.006, 0.022),
-        "ours": (0.028, 0.068, 0.048),
-    },
-    bytes_per_microsecond={"torch": 12e3, "ours": 20e3},
-)
-_constants = SHIPPED
-
-
-def constants() -> Constants:
-    """Those that are in use."""
-    return _constants
-
-
-def calibrate(device: torch.device | str | None = None) -> Constants:
-    """
-    Measure the constants of ``grad_mode="auto"`` on this machine, and use them from now on, in this process.
-
-    Without it, choices follow constants that were measured once, so that the same program makes the same choices
-    everywhere. Tables whose estimate is frozen choose anew as well.
-
-    Args:
-        device: where to measure. Default: torch's default device.
-
-    Returns:
-        The constants.
-
-    It takes some seconds, and torch's global random numbers.
-
-    Example:
-        >>> calibrate().bytes_per_microsecond["ours"] > 0
-        True
-    """
-    global _constants
-    from ._calibrate import measure
-
-    _constants = measure(torch.device(device) if device is not None else torch.get_default_device())
-    return _constants
-
-
-def expected_rows(num_embeddings: int, ids: float) -> float:
-    """Different rows among so many uniformly drawn ids: no distribution of the ids is expected to have more."""
-    if num_embeddings <= 1:
-        return float(min(num_embeddings, ids))
-    return -num_embeddings * math.expm1(ids * math.log1p(-1.0 / num_embeddings))
-
-
-class StepCost(NamedTuple):
-    """What one step with one gradient mode costs: bytes moved, and the time they and the fixed part take."""
-
-    bytes: int
-    microseconds: float
-
-
-def step_costs(
-    num_embeddings: int, embedding_dim: int, element_size: int, optimizer: str, rows: float, in_backward: bool = False
-) -> dict[str, StepCost]:
-    """
-    Estimate a training step's cost in each gradient mode: a pure function of sizes and constants.
-
-    Args:
-        num_embeddings: rows of the table.
-        embedding_dim: elements of a row.
-        element_size: bytes of an element.
-        optimizer: name of the optimizer's class, after ``"torch."`` if it is torch's.
-        rows: different rows that a step touches.
-        in_backward: whether it is one of :mod:`torchsparse_rec.optim` that was made with ``in_backward=True``. Default
-            False.
-
-    Returns:
-        The costs of ``"dense"`` and ``"sparse"``, and with ``in_backward`` of ``"fused"``.
-
-    Example:
-        >>> costs = step_costs(793_471, 512, 4, "torch.SGD", 2_556)
-        >>> costs["dense"].bytes // costs["sparse"].bytes
-        310
-    """
-    whose = "torch" if optimizer.startswith("torch") else "ours"
-    tables = (_constants.passes, _constants.fixed, _constants.row_microseconds)
-    columns = list(zip(*(table.get(optimizer, table[whose]) for table in tables), strict=True))
-    costs = {}
-    for mode, (times, start, row) in zip(MODES if in_backward else MODES[:2], columns, strict=False):
-        count = num_embeddings if mode == "dense" else rows
-        moved = round(times * count * embedding_dim * element_size)
-        # Our pass over a table of narrower rows takes as long as if they had _LEAST_ELEMENTS.
-        narrow = max(_LEAST_ELEMENTS / max(embedding_dim, 1), 1.0) if (whose, mode) == ("ours", "dense") else 1.0
-        microseconds = start + narrow * moved / _constants.bytes_per_microsecond[whose] + row * rows
-        costs[mode] = StepCost(moved, microseconds)
-    return costs
+def is_dense(rows: int, ids: float) -> bool:
+    """Say whether a table of so many rows, with so many ids a lookup, trains fastest with a dense gradient."""
+    return rows <= max(ids, SMALL_TABLE)
 
 
 # ---- Which optimizers take sparse gradients exactly ------------------------------------------------------------------
@@ -234,7 +107,6 @@ class AutoChoice:
         self.announced: Announced | None = None
         self.mode = "dense"
         self.settled = False
-        self._chosen_for: tuple[str, bool, Constants] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
@@ -252,16 +124,10 @@ class AutoChoice:
     def restore(self, state: dict[str, int]) -> None:
         """Take over a saved estimate."""
         self.lookups, self.ids = state["lookups"], state["ids"]
-        self._chosen_for = None
 
     def announce(self, optimizer: Optimizer, weight: Tensor) -> None:
         """Learn which optimizer of torch updates the table, and choose anew."""
         self.announced = Announced(optimizer, weight)
-        self._chosen_for = None
-
-    def ids_per_lookup(self) -> float | None:
-        """The mean over the training lookups counted so far, None before the first."""
-        return self.ids / self.lookups if self.lookups else None
 
     @property
     def frozen(self) -> bool:
@@ -273,7 +139,6 @@ class AutoChoice:
         if not self.frozen:
             self.lookups += 1
             self.ids += ids
-            self._chosen_for = None
 
     def optimizer(self, weight: Tensor) -> str:
         """Which optimizer updates the table: its class's name, after ``"torch."`` if it is torch's."""
@@ -292,48 +157,31 @@ class AutoChoice:
         return self.announced.obstacle(weight)
 
     def settle(self, weight: Tensor) -> str:
-        """The layout, ``"dense"`` or ``"sparse"``, of all gradients from now on: by sizes, not by lookups."""
+        """Return ``"dense"`` or ``"sparse"``, the layout of all gradients from now on: by sizes, not by lookups."""
         if not self.settled:
-            sizes = weight.shape[0], weight.shape[1], weight.element_size()
-            costs = step_costs(*sizes, self.optimizer(weight), _SETTLED_ROWS)
-            cheapest = min(costs, key=lambda mode: costs[mode].microseconds)
-            self.mode = "dense" if self.obstacle(weight) is not None else cheapest
+            dense = self.obstacle(weight) is not None or is_dense(weight.shape[0], _SETTLED_IDS)
+            self.mode = "dense" if dense else "sparse"
             self.settled = True
         return self.mode
 
     def choose(self, weight: Tensor) -> str:
-        """The layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
+        """Return the layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
+        obstacle = self.obstacle(weight)
         if self.settled:
-            obstacle = self.obstacle(weight)
             if self.mode == "sparse" and obstacle is not None and table_of(weight).optimizer is None:
                 raise RuntimeError(
                     "grad_mode='auto': the choice of sparse gradients was settled, as for DistributedDataParallel, but "
                     f"{self.optimizer(weight)} does not take them exactly: {obstacle}"
                 )
-            return self.mode
-        if self.obstacle(weight) is not None:
-            self.mode, self._chosen_for = "dense", None
-            return self.mode
-        chosen_for = (self.optimizer(weight), self.may_fuse(weight), _constants)
-        if self._chosen_for != chosen_for:
-            self._chosen_for = chosen_for
-            self.mode = self._cheapest(weight)
+        elif obstacle is not None:
+            self.mode = "dense"
+        elif self.optimizer(weight) == "torch.SparseAdam":
+            self.mode = "sparse"
+        elif not self.lookups or is_dense(weight.shape[0], self.ids / self.lookups):
+            self.mode = "dense"
+        else:
+            self.mode = "fused" if self.may_fuse(weight) else "sparse"
         return self.mode
-
-    def _cheapest(self, weight: Tensor) -> str:
-        if self.optimizer(weight) == "torch.SparseAdam":
-            return "sparse"
-        costs = self.costs(weight)
-        return "dense" if costs is None else min(costs, key=lambda mode: costs[mode].microseconds)
-
-    def costs(self, weight: Tensor) -> dict[str, StepCost] | None:
-        """The cost of each mode, None before the first training lookup."""
-        ids = self.ids_per_lookup()
-        if ids is None:
-            return None
-        rows = expected_rows(weight.shape[0], ids)
-        sizes = weight.shape[0], weight.shape[1], weight.element_size()
-        return step_costs(*sizes, self.optimizer(weight), rows, self.may_fuse(weight))
 
     def may_fuse(self, weight: Tensor) -> bool:
         """Whether backward may update the table: its optimizer says so, and nothing looks at a gradient."""
@@ -341,32 +189,32 @@ class AutoChoice:
         return ours is not None and ours.in_backward and weight.grad is None and not has_hooks(weight)
 
     def explain(self, weight: Tensor) -> list[str]:
-        """The choice in words, with the numbers behind it."""
-        ids, costs, obstacle = self.ids_per_lookup(), self.costs(weight), self.obstacle(weight)
-        name = self.optimizer(weight)
+        """Describe the choice in lines of text, with the numbers behind it."""
+        name, obstacle = self.optimizer(weight), self.obstacle(weight)
         lines = [f"  optimizer: {name.removeprefix('torch.')}"]
-        if ids is None or costs is None:
-            lines.append("  estimate: none before the first training lookup")
-        else:
+        rows, row_bytes = weight.shape[0], weight.shape[1] * weight.element_size()
+        if self.lookups:
+            ids = self.ids / self.lookups
+            most = min(ids, rows)
             state = "frozen" if self.frozen else f"frozen after {FREEZE_AFTER}"
-            lines.append(
-                f"  estimate: {ids:,.0f} ids a lookup (mean of {self.lookups}, {state}), "
-                f"at most {expected_rows(weight.shape[0], ids):,.0f} different rows expected"
-            )
-            for mode, cost in costs.items():
-                lines.append(f"  {mode}: {as_bytes(cost.bytes)} moved a step, about {cost.microseconds:,.0f} us")
-        return [*lines, f"  why: {obstacle or _why(name, costs)}"]
+            lines += [
+                f"  estimate: {ids:,.0f} ids a lookup (mean of {self.lookups}, {state})",
+                f"  a dense gradient: {rows:,} rows, {as_bytes(rows * row_bytes)}",
+                f"  a sparse gradient: at most {most:,.0f} rows, {as_bytes(round(most * row_bytes))}",
+            ]
+        else:
+            lines.append("  estimate: none before the first training lookup")
+        return [*lines, f"  why: {obstacle or self._why(name, rows)}"]
 
-
-def _why(optimizer: str, costs: dict[str, StepCost] | None) -> str:
-    if optimizer == "torch.SparseAdam":
-        return "SparseAdam takes sparse gradients only"
-    if costs is None:
-        return "nothing is known of the lookups yet"
-    others = [mode for mode in costs if mode != "dense"]
-    best = min(others, key=lambda mode: costs[mode].microseconds)
-    ratio = costs["dense"].microseconds / costs[best].microseconds
-    return f"the optimizer takes all exactly; by estimate dense takes {ratio:,.2f} times as long as {best}"
+    def _why(self, optimizer: str, rows: int) -> str:
+        if optimizer == "torch.SparseAdam":
+            return "SparseAdam takes sparse gradients only"
+        if not self.lookups:
+            return "nothing is known of the lookups yet"
+        if rows <= SMALL_TABLE:
+            return f"a table of at most {SMALL_TABLE:,} rows trains fastest with a dense gradient"
+        ids = self.ids / self.lookups
+        return f"the table has {'no more' if is_dense(rows, ids) else 'more'} rows than a lookup has ids"
 
 
 def as_bytes(count: int) -> str:
