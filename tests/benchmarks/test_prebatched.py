@@ -1,4 +1,4 @@
-"""The benchmarks of prebatched files: what is drawn, and that both sides read the same rows."""
+"""The benchmarks of prebatched files: what data is drawn, and that both sides read the same rows."""
 
 import importlib.util
 

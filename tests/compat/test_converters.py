@@ -39,7 +39,7 @@ def name(dtype):
 
 
 def aligned(count, offset=0, dtype=torch.float32):
-    """``count`` numbers whose memory begins ``offset`` elements after a multiple of 64 bytes."""
+    """Return ``count`` numbers whose memory begins ``offset`` elements after a multiple of 64 bytes."""
     memory = torch.arange(count + offset + 64).to(dtype)
     start = (-memory.data_ptr() % 64) // memory.element_size()
     return memory[start + offset : start + offset + count]

@@ -1,4 +1,4 @@
-"""TensorFlow's optimizers beside ours: long runs, and training that goes on where TensorFlow's stopped, and back."""
+"""TensorFlow's optimizers beside ours: long runs, and training that goes on where the other side stopped."""
 
 import importlib
 
@@ -34,7 +34,7 @@ def test_many_steps(operator, dtype, tensorflow, parity_seed):
 
 
 def gradients(rng, dtype, repeats=True):
-    """Of a table by slices, of a dense layer by tensors, whose weights torch has transposed."""
+    """Return gradients: of a table by slices, of a dense layer by tensors; torch's layer has its weights transposed."""
     count = int(rng.integers(1, 12))
     indices = torch.from_numpy(rng.integers(0, SHAPES["table"][0], count))
     if not repeats:
@@ -72,7 +72,7 @@ class Theirs:
 
 
 class Ours:
-    """The same of ours, with the parameters of theirs."""
+    """An optimizer of this package, with the same parameters as a ``Theirs``."""
 
     def __init__(self, theirs, operator, given):
         self.parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in theirs.values()]
@@ -100,7 +100,7 @@ def configuration(operator, rng):
 
 
 def sources(theirs, names):
-    """Every form in which a TensorFlow optimizer's state may come."""
+    """Return every form in which a TensorFlow optimizer's state may come."""
     optimizer = theirs.optimizer
     if hasattr(optimizer, "get_slot"):
         slots = {v.name: v.numpy() for v in optimizer.variables()} | {"global_step:0": theirs.step.numpy()}
