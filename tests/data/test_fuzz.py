@@ -1,10 +1,10 @@
 """
 Damaged files of every kind: 2,000 mutations, in a process of its own with little memory.
 
-No crash and no wild allocation. Of prebatched files: an error that names file and byte, or the right rows, since
-checksums cover all that is read; of TFRecord files likewise, or the first rows, where whole records are gone. Of
-Parquet: likewise an error, or rows, which are right wherever only data is damaged (see its own test). Of text formats:
-an error that names file and line, or rows.
+No file leads to a crash or a wild allocation. Prebatched files give an error that names file and byte, or the right
+rows, since checksums cover all that is read; TFRecord files likewise, or the first rows, where whole records are gone.
+Parquet gives an error too, or rows, which are right wherever only data is damaged (see its own test). Text formats
+give an error that names file and line, or rows.
 """
 
 import os

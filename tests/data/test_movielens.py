@@ -1,4 +1,4 @@
-"""MovieLens's files: what they hold, what is written, and the line that is wrong."""
+"""MovieLens's files: what they hold, what is written, and the number of a line that is wrong."""
 
 import io
 import os
@@ -138,7 +138,7 @@ def test_what_u_data_cannot_hold(column, values, text, tmp_path):
 
 
 class Endless:
-    """A file that begins with some text and goes on with one line for ever."""
+    """A file that begins with some text and goes on with one endless line."""
 
     def __init__(self, text):
         self.text, self.given = text, 0

@@ -1,4 +1,4 @@
-"""Prebatched files in memory: mappings, files that change while they are read, and what is held open."""
+"""Prebatched files in memory: mappings, files that change while they are read, and what is kept open."""
 
 import errno
 import gc

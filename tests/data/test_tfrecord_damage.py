@@ -1,4 +1,4 @@
-"""Damaged TFRecord files: the place of the fault, and the rows before it."""
+"""Damaged TFRecord files: the place of the damage, and the rows before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader, Var
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are read a few hundred bytes at a time: records and headers lie across the borders."""
+    """Read files a few hundred bytes at a time, so that records and headers lie across the borders."""
     read_in_small_chunks(monkeypatch)
 
 
@@ -100,7 +100,7 @@ def test_bad_compressed_data(tmp_path: Path, small_chunks: None, kind: str) -> N
 
 
 def test_messages_that_are_no_examples(tmp_path: Path, small_chunks: None) -> None:
-    """The place in the file, also where a batch's records are of several blocks or files."""
+    """Name the place in the file, also if a batch's records come from several blocks or files."""
     messages = ids(20)
     messages[12] = example([entry(b"x", list_of("int64", [1, 2]))])
     path = tmp_path / "x"

@@ -1,4 +1,4 @@
-"""TensorFlow on the other side of TFRecord files."""
+"""TFRecord files that TensorFlow writes or reads."""
 
 from __future__ import annotations
 
