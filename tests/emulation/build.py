@@ -50,20 +50,20 @@ _RACES = [
 
 def sanitized() -> bool:
     """
-    Whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
+    Say whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
 
-    Python must then have been started with both sanitizers' and the C++ runtime preloaded.
+    Python must then have been started with both sanitizers' runtimes and the C++ runtime preloaded.
     """
     return os.environ.get("TORCHSPARSE_REC_EMULATED_SANITIZE") == "1"
 
 
 def racing() -> bool:
-    """Whether races between a kernel's threads are refused, see races.h (``TORCHSPARSE_REC_EMULATED_RACES=1``)."""
+    """Say whether races between a kernel's threads are refused, see races.h (``TORCHSPARSE_REC_EMULATED_RACES=1``)."""
     return os.environ.get("TORCHSPARSE_REC_EMULATED_RACES") == "1"
 
 
 def _sources() -> list[Path]:
-    """The emulation, then the kernels: of what both have of a template, the first is linked, and is no kernel's."""
+    """Return the emulation's sources before the kernels': of a template that both instantiate, the first is linked."""
     return [
         *sorted(_HERE.glob("*.cpp")),
         _ROOT / "csrc/library.cpp",
@@ -73,7 +73,7 @@ def _sources() -> list[Path]:
 
 
 def _ninja_file() -> str:
-    """One rule per source; the compiler's dependency files tell ninja about headers."""
+    """Return a build file with one rule per source; the compiler's dependency files tell ninja about headers."""
     torch_folder = Path(torch.__file__).parent
     includes = [f"-I{_HERE}", f"-I{_HERE / 'cccl'}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
     flags = [*_FLAGS, *(_SANITIZE if sanitized() else ["-g0"]), *includes]
@@ -101,7 +101,7 @@ def _ninja_file() -> str:
 
 
 def build() -> Path:
-    """Build what is out of date. Returns the library's path, under ``.cache`` in the repository's root."""
+    """Build what is out of date. Return the library's path, under ``.cache`` in the repository's root."""
     ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if ninja is None:
         raise RuntimeError("ninja is needed to compile the emulated CUDA kernels: pip install ninja")

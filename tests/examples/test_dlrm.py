@@ -175,7 +175,7 @@ def test_rows_without_a_column_are_refused():
 
 
 def write_text(path, rows):
-    """Lines with holes, whose label follows from the first integer and the first category."""
+    """Write lines with missing values, whose label follows from the first integer and the first category."""
     random = np.random.default_rng(0)
     lines = []
     for _ in range(rows):
@@ -241,7 +241,7 @@ def test_files_of_both_kinds_are_refused(tmp_path):
 
 
 def reference_logits(state, numbers, rows):
-    """DLRM's formula, pair by pair: a copy of the state, and the embeddings of each feature."""
+    """Return DLRM's logits by its formula, pair by pair, from a copy of the state and each feature's embeddings."""
 
     def perceptron(x, name, linear_end):
         layers = sum(key.startswith(f"layers.{name}.weights.") for key in state)
@@ -257,7 +257,7 @@ def reference_logits(state, numbers, rows):
 
 
 def _pairs(count):
-    """(0, 1), (0, 2), (1, 2), (0, 3), ...: row by row of the triangle below the diagonal."""
+    """Return (0, 1), (0, 2), (1, 2), (0, 3), ...: row by row of the triangle below the diagonal."""
     return sorted(combinations(range(count), 2), key=lambda pair: (pair[1], pair[0]))
 
 

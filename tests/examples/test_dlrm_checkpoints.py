@@ -1,4 +1,4 @@
-"""Checkpoints of ``python -m torchsparse_rec.examples.dlrm``: whatever ended a run, it goes on to the same bits."""
+"""Checkpoints of ``python -m torchsparse_rec.examples.dlrm``: whatever ended a run, it resumes to the same bits."""
 
 import random
 import signal
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Killed(Exception):
-    """The process is gone."""
+    """Stands for the death of the process."""
 
 
 # ---- Going on --------------------------------------------------------------------------------------------------------
 
 
 def end_of(folder):
-    """All that a checkpoint decides, by name; losses and metrics of each record among it."""
+    """Return everything that a checkpoint decides, by name; losses and metrics of each record are included."""
     content = torch.load(folder / "checkpoint.pt", weights_only=True)
     history = [(r["epoch"], r["step"], r["loss"], tuple(r["metrics"].values())) for r in content["history"]]
     found = {"history": history, "position": content["position"]}
@@ -52,7 +52,7 @@ def end_of(folder):
 
 
 def _tables(folder, chain, versions):
-    """Of each table keys, rows, optimizer state, frequencies, steps and what a filter has counted, in order of keys."""
+    """Return each table's keys, rows, optimizer state, frequencies, steps and filter counts, in order of keys."""
     found = {}
     for name, version in versions.items():
         content = {"rows": {}, "candidates": {}}
@@ -114,7 +114,7 @@ def test_going_on_gives_the_uninterrupted_runs_bits(kind, source, tmp_path, caps
 
 
 def test_a_checkpoint_between_records_keeps_their_losses(tmp_path, monkeypatch):
-    """Killed after step 3, within the interval of steps 1 to 5: the record after step 5 has the losses of all five."""
+    """End after step 3, amid the interval of steps 1 to 5: the record after step 5 has the losses of all five."""
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     flags = [*flags_of("hashed"), "--evaluate-every", 5, "--save-every", 3]
     assert run(*flags, "--checkpoint", straight) == 0
@@ -187,7 +187,7 @@ def kill_at_random(flags, folder, chosen):
     ],
 )
 def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
-    """SIGKILL at random moments, many of them while a checkpoint is written."""
+    """Send SIGKILL at random moments, many of them while a checkpoint is written."""
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     steps = 60 * kills
     flags = [*flags_of(kind), "--samples", 128 * steps, "--held-out", 128, "--evaluate-every", 7, "--save-every", 10]
@@ -210,7 +210,7 @@ SAVING = [*flags_of("dynamic"), "--save-every", "4", "--delta-every", "2"]
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The folder of a run in one piece."""
+    """Return the folder of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("straight")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(command, "plot_curves", lambda *_: None)
@@ -219,7 +219,7 @@ def straight(tmp_path_factory):
 
 
 def dying(monkeypatch, owner, name, call):
-    """Let a function raise in its so manieth call, and in all later ones."""
+    """Make a function raise in the call of this number, and in all later ones."""
     calls, function = [], getattr(owner, name)
 
     def counted(*arguments, **named):

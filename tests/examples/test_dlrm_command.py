@@ -27,7 +27,7 @@ SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "t
 
 @pytest.fixture(autouse=True)
 def curves(monkeypatch):
-    """The function that draws them. It does not but where it is asked for: it takes longer than the training here."""
+    """Return the function that draws curves. Runs use an empty one: drawing takes longer than training here."""
     drawing = command.plot_curves
     monkeypatch.setattr(command, "plot_curves", lambda *_: None)
     return drawing

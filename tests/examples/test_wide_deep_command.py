@@ -369,7 +369,7 @@ def test_prebatched_files_of_other_examples_are_refused(tmp_path, capsys):
 
 
 def write_criteo_rows(path, rows):
-    """Lines with the holes of the real ones, whose label follows from the first integer and the first category."""
+    """Write lines with missing values as in the real files, whose label follows from the first integer and category."""
     chosen, lines = random.Random(0), []
     for _ in range(rows):
         label = chosen.random() < 0.4

@@ -1,4 +1,4 @@
-"""Every form in which a batch holds a raw feature, and what is missing in it."""
+"""Every form in which a batch may hold a raw feature, and how each marks missing values."""
 
 from __future__ import annotations
 
