@@ -1,4 +1,4 @@
-"""What a program written for TorchRec does with these types: its spellings of nothing, meta, parts and texts."""
+"""Calls that programs written for TorchRec make: None and empty arguments, meta tensors, parts and texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
 The faults that ``make mutate`` plants in Python's sources, one at a time; each must turn the family's tests red.
 
-They are what goes wrong in such code: five of each kind.
+They are mistakes that are common in such code: five of each kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line, the files it writes, and what is refused."""
+"""The command line, the files it writes, and the arguments it refuses."""
 
 from __future__ import annotations
 
