@@ -1,4 +1,4 @@
-"""`make sanitize` can fail: what reads out of bounds in a sanitized library ends the process."""
+"""`make sanitize` can fail: a read out of bounds in a sanitized library ends the process."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ random_problems = settings(
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays for both sides; ``grad`` has a row per segment."""
+    """One call, as NumPy arrays for TensorFlow and for torch; ``grad`` has a row per segment."""
 
     data: np.ndarray
     indices: np.ndarray
@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 def assert_close(actual: torch.Tensor, wanted) -> None:
-    """To rounding: a few units of the last place, for sums of at most 60 terms of size 1."""
+    """Compare to rounding: a few units of the last place, for sums of at most 60 terms of size 1."""
     wanted = wanted.numpy()
     assert actual.shape == wanted.shape and str(actual.dtype) == f"torch.{wanted.dtype}"
     tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13}[str(wanted.dtype)]
@@ -100,7 +100,7 @@ def test_sparse_gradient(tensorflow, reduction: str, problem: Problem) -> None:
 @random_problems
 @given(problem=problems())
 def test_autograd(tensorflow, reduction: str, problem: Problem) -> None:
-    """backward() through the forward, on both sides."""
+    """Compare backward() through the forward on both sides."""
     tape_data = tensorflow.constant(problem.data)
     with tensorflow.GradientTape() as tape:
         tape.watch(tape_data)
@@ -117,7 +117,7 @@ def test_autograd(tensorflow, reduction: str, problem: Problem) -> None:
 
 
 def test_bfloat16(tensorflow) -> None:
-    """Through float32, since numpy has no bfloat16: the rounding must be TensorFlow's."""
+    """Compare in float32, since NumPy has no bfloat16: the rounding must be TensorFlow's."""
     random = np.random.default_rng(0)
     data, indices = random.standard_normal((50, 7)).astype("float32"), random.integers(0, 50, 400)
     ids = np.sort(random.integers(0, 30, 400))

@@ -283,7 +283,7 @@ def test_the_first_of_several_bad_values_is_named(restore_threads: None) -> None
 @cpu_only
 @pytest.mark.parametrize("size", [300_000, 5_000_000, 2**61])
 def test_the_first_of_several_bad_rows_in_any_order_is_named(size: int, restore_threads: None) -> None:
-    """Also of many more rows than entries, for whose results there may be no memory."""
+    """Name the first bad row also if there are many more rows than entries, and no memory for their results."""
     rows = torch.arange(300_000).flip(0)
     rows[100_000], rows[299_000] = -7, -8
     for threads in (1, 3):

@@ -36,7 +36,7 @@ def _run(*command: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The program, compiled."""
+    """Compile the program and return its path."""
     folder = tmp_path_factory.mktemp("thread_sanitizer")
     empty = folder / "empty.cpp"
     empty.write_text("int main() {}\n")
