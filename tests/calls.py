@@ -8,7 +8,7 @@ import torch
 from samples.sample import Sample, map_tensors, tensors_of
 from torch import Tensor
 
-# What reads the arguments that it writes.
+# Operators that read the arguments that they write.
 UPDATES = {
     "row_update",
     "row_optimizer_update_",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: a thread that waits for others sleeps. With several processes on a machine's cores, what
-# threads spend in turning round takes half of all time.
+# Set before torch is imported, so that a thread that waits for others sleeps. With several processes on a machine's
+# cores, threads that wait in a loop would take half of all time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402
@@ -26,7 +26,7 @@ from devices import DEVICES, KERNELS  # noqa: E402
 if importlib.util.find_spec("hypothesis") is not None:
     import hypothesis
 
-    # A slow machine is no defect.
+    # A slow machine is no reason for a test to fail.
     hypothesis.settings.register_profile(
         "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
@@ -105,7 +105,7 @@ def tensorflow():
         return pytest.importorskip("tensorflow")
 
 
-# Of the random cases of tests/test_parity.py: others in every run, the same in all of its processes.
+# The seed of the random cases of parity tests: new in every run, the same in all of the run's processes.
 _PARITY_SEED = int(os.environ.setdefault("TORCHSPARSE_REC_PARITY_SEED", str(secrets.randbelow(2**31))))
 
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import pytest
 
-# For what still runs when the time is over, a hanging test too.
+# Seconds for a test that still runs when the time is over, also if it hangs.
 LAST_SECONDS = 10.0
-# Of tracebacks: where all tests fail, the first ones say why.
+# Bytes of tracebacks that are written whole: if all tests fail, the first ones say why.
 MOST_BYTES = 8_000_000
 
 

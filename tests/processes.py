@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What each process begins with.
+# The beginning of each process's program.
 BEGIN = """
 import sys
 import torch

@@ -81,7 +81,7 @@ class Costs:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._begin = 0.0
-        # What is imported once is not the cost of the test that happens to be the first.
+        # Imports happen once: they must not count as costs of the test that happens to be the first.
         for name in ("torch._dynamo", "torch._inductor", "tensorflow"):
             if importlib.util.find_spec(name) is not None:
                 with warnings.catch_warnings():

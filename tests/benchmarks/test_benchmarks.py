@@ -352,7 +352,7 @@ def test_rows_for_gpus_run_on_a_cpu_too(benchmarks, name, restore_threads):
 
 # ---- Instructions ---------------------------------------------------------------------------------------------------
 
-# As `ncu --csv --page raw --print-units base` prints it, after the lines of the program and of the profiler.
+# The output of `ncu --csv --page raw --print-units base`, after the lines of the program and of the profiler.
 NCU = """==PROF== Connected to process 7
 ==PROF== Profiling "to_hash_bucket_kernel" - 0: 0%....100% - 1 pass
 "ID","Process ID","Kernel Name","smsp__inst_executed.sum"
@@ -371,7 +371,7 @@ def test_counts_of_instructions_are_read(benchmarks):
 
 
 def test_the_limit_by_instructions(benchmarks):
-    """Compute the limit by hand: one warp instruction per id; 100 multiprocessors at 1 GHz issue four per cycle each."""
+    """Compute the limit by hand: one warp instruction per id; 100 multiprocessors at 1 GHz issue four per cycle."""
     assert benchmarks("instructions").limit(1 << 20, 100, 1e9) == 400e9
 
 

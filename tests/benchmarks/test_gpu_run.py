@@ -107,7 +107,7 @@ def run_tests(benchmarks, tmp_path, monkeypatch):  # noqa: F811
     return run
 
 
-# Python's lock is not given back: only another thread of C can end it.
+# This call keeps Python's lock: only a thread of C can end the process.
 PLANTED = """
 import ctypes, os
 def test_fails():
@@ -225,7 +225,7 @@ def test_without_a_library_nothing_else_runs(benchmarks, report):  # noqa: F811
 
 
 def test_stages_share_what_is_left(benchmarks, report, monkeypatch):  # noqa: F811
-    """Divide any amount of time among the stages; the first stages, without which no other can run, may take all of it."""
+    """Divide any amount of time among the stages; the first, without which no other can run, may take all of it."""
     gpu, limits = benchmarks("gpu"), []
 
     def note_limit(given, limit, log, on_line):
@@ -284,7 +284,7 @@ def test_all_stages_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # 
         "tests",
     ]
     assert 60 * given.minutes < 600 and stages[1].most == 60
-    # With libraries built beforehand, the tests that come first have their hundred seconds and those to stop in.
+    # With libraries built beforehand, the first tests have their hundred seconds, and the seconds to stop in.
     shares = [each.share or 0 for each in stages]
     assert (60 * given.minutes - 60) * shares[2] / sum(shares) > 100 + gpu.STOPPING_SECONDS
     before = time.time()
@@ -375,7 +375,7 @@ def test_with_nothing_wrong_there_is_nothing_to_do(benchmarks, report):  # noqa:
     assert report.content()["next"] == ["nothing: all that ran is as it should be"]
 
 
-# In the form of Nsight Compute 2025.3: its own lines, a head, units, a line for each launch.
+# The output of Nsight Compute 2025.3: its own lines, a head, units, a line for each launch.
 WATCHED = """==PROF== Connected to process 4242 (/usr/bin/python3.12)
 ==PROF== Profiling "bags_kernel" - 0: 0%....50%....100% - 8 passes
 ==PROF== Disconnected from process 4242

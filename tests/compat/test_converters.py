@@ -76,7 +76,7 @@ def test_aligned_memory_is_shared_and_other_memory_copied(tensorflow):
         converted = converters.tensor_to_tensorflow(tensor)
         before = tensor.clone()
         tensor.fill_(-1)
-        # TensorFlow would end the process here on memory it takes for aligned.
+        # TensorFlow would end the process here: it would take this memory for aligned.
         doubled = converted + converted
         assert doubled.numpy().tolist() == (2 * before).tolist()
     unshared = aligned(256)

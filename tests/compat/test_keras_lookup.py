@@ -237,7 +237,7 @@ def test_words_that_are_no_text_are_shown_and_written() -> None:
     assert "StringLookup" in repr(layer) and layer.get_vocabulary() == ["[UNK]", "a", "\udcff"]
     twin = ours.StringLookup.from_config(layer.get_config())
     assert twin([b"\xff", b"a", b"z"]).tolist() == layer([b"\xff", b"a", b"z"]).tolist() == [2, 1, 0]
-    # Words are written as they were given, whatever they are shown as.
+    # A configuration holds the words as they were given, whatever their encoding.
     latin = ours.StringLookup(vocabulary=["é"], encoding="latin-1")
     assert ours.StringLookup.from_config(latin.get_config())(["é"]).tolist() == [1]
 
@@ -347,7 +347,7 @@ def test_padding_of_sparse_inputs_does_not_count() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of numpy, called by Keras
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of NumPy, called by Keras
 @pytest.mark.filterwarnings("ignore:Exception encountered when calling:DeprecationWarning")
 @pytest.mark.parametrize(
     ("layer", "arguments", "inputs"),

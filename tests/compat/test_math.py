@@ -154,7 +154,7 @@ def test_complex_products_and_their_gradients(name: str, dtype: str, tensorflow)
     with tensorflow.GradientTape() as tape:
         tape.watch(values)
         theirs = getattr(tensorflow.math, name)(values, ids, *rows)
-    # TensorFlow forgets the conjugate here, which its gradients of reduce_prod and of x * y have.
+    # TensorFlow's gradients of reduce_prod and of x * y have the conjugate, and this one lacks it.
     wanted = tape.gradient(theirs, values, output_gradients=tensorflow.ones_like(theirs)).numpy().conj()
     mine = torch.from_numpy(numbers).requires_grad_()
     result = getattr(ours.math, name)(mine, torch.from_numpy(ids), *rows)

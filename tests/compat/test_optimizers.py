@@ -36,7 +36,7 @@ MADE = {
     LazyAdam: {},
 }
 everyone = pytest.mark.parametrize("kind", MADE, ids=lambda kind: f"{kind.__module__.split('.')[-1]}.{kind.__name__}")
-#: Those that leave the rows outside a sparse gradient as they are.
+#: The optimizers that leave the rows outside a sparse gradient as they are.
 SPARSE = [
     kind
     for kind in MADE

@@ -95,7 +95,7 @@ class Ours:
 
 def configuration(operator, rng):
     given = family._hyperparameters(rng, operator)
-    # With an average written back, or a step left out, what is compared would say less.
+    # If averages replaced the weights now and then, comparing the weights would say less.
     return {n: v for n, v in given.items() if n != "ema_overwrite_frequency"}
 
 
@@ -123,7 +123,7 @@ def test_training_goes_on_as_it_was(operator, tensorflow, parity_seed):
     rng = np.random.default_rng([parity_seed, 1, len(operator)])
     given = configuration(operator, rng)
     theirs = Theirs(tensorflow, operator, given, str(dtype).removeprefix("torch."), rng)
-    # Keras's own division of slices by slices reads beyond its values where one is repeated, and raises.
+    # Keras's own division of slices by slices reads beyond its values if a row is repeated, and raises.
     repeats = operator != "keras.optimizers.RMSprop"
     for _ in range(7):
         theirs.apply(gradients(rng, dtype, repeats))

@@ -44,7 +44,7 @@ def test_mirrored_cases_are_valid(build: Build) -> None:
     sample = build()
     first, second = call(sample.to("cpu")), call(mirrored(sample).to("cpu"))
     assert [x.shape for x in first] == [x.shape for x in second]
-    # One value alone, and one row alone that is also the padding, always give the same; so does what has no inputs.
+    # A single value, a single row that is also the padding, and calls without inputs always give the same results.
     if "_from_0_to_1_" not in build.name and first[0].count_nonzero() and input_tensors(sample):
         assert any(not torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
@@ -79,7 +79,7 @@ def _reading() -> list[Sample]:
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # where reading back is the first thing to do
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # for calls that begin with a read-back
 @pytest.mark.parametrize("sample", _reading(), ids=str)
 def test_read_back_refuses_capture(sample: Sample) -> None:
     given = sample.to(DEVICE)

@@ -125,7 +125,7 @@ def test_a_huge_gradient_of_rows(device: str, elements: int) -> None:
     with memory(device, 14):
         count = elements // DIM
         ids = torch.arange(count, device=device) % 97
-        # The last entries count for a sixteenth, the others for nothing: sums are exact.
+        # The last gradients are a sixteenth, the others zero: sums are exact.
         grad = torch.zeros(count, DIM, dtype=torch.float32 if device == "cpu" else torch.float16, device=device)
         grad[-97 * 16 :] = 0.0625
         values, rows = torch.ops.torchsparse_rec.embedding_sparse_backward.default(

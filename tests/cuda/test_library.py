@@ -22,11 +22,11 @@ from cpu_only import CPU_ONLY
 import torchsparse_rec
 
 LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
-# One kernel for all devices: it asks the host.
+# This operator has one kernel for all devices, which asks the host.
 HOST_ONLY = {"cpu_level"}
-# No tensor comes out of them.
+# These operators return no tensor.
 WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
-# They write into their arguments, which torch.library gives no derivative.
+# These operators write into their arguments: torch.library allows such operators no derivative.
 WITHOUT_AUTOGRAD = (
     WITHOUT_FAKE
     | UPDATES

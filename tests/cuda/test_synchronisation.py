@@ -19,10 +19,10 @@ import torchsparse_rec
 from torchsparse_rec import nn
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "csrc/cuda").glob("*.cu*"))
-# Read where the call fails anyway, for its error.
+# These are read only by calls that fail, for the error.
 FAILING = {"a row out of range"}
 QUIET = [sample for sample in REPRESENTATIVE if read_back(sample) is None]
-# Those that surely have something to read.
+# Samples that surely read something back.
 READING = [x for x in ALL if read_back(x) and x.representative and not re.search("no_entries|only_empty", x.name)]
 
 
@@ -44,7 +44,7 @@ def test_operator_does_not_wait(sample: Sample) -> None:
 def test_operator_does_not_wait_either(run: list[Sample]) -> None:
     for sample in run:
         if read_back(sample) is None:
-            print(sample)  # The last one is shown if the test fails.
+            print(sample)  # pytest shows the last one if the test fails
             _check_it_does_not_wait(sample)
 
 

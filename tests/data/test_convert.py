@@ -17,7 +17,7 @@ from torchsparse_rec.data.criteo import CATEGORIES, COLUMNS, INTEGERS
 
 DATA = os.environ.get("TORCHSPARSE_REC_DATA")
 
-# Where each format's files are, by name.
+# The path of each format's file, by name.
 FILES = {
     "criteo": "f.txt.gz",
     "csv": "f.csv",
@@ -68,7 +68,7 @@ def rows_of(path, name, batch):
     return [row for found in read_format(path, options, name) for row in found.to_pylist()]
 
 
-# Criteo's rows have nulls and strings, for which MovieLens's files and records of a batch have no place.
+# Criteo's rows have nulls and strings, which MovieLens's files and prebatched records cannot hold.
 HOLDS = {
     "criteo": [name for name in FORMATS if name not in {"movielens", "tfrecord-prebatched"}],
     "movielens": [name for name in FORMATS if name != "criteo"],

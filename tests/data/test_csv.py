@@ -195,7 +195,7 @@ def test_a_header_of_many_names_takes_no_more_time_for_each(tmp_path):
     (tmp_path / "f.csv").write_text(",".join([*names, "c7", "c5"]) + "\n")
     with pytest.raises(DataError, match="line 1: column 'c7' is there twice"):
         list(read_csv(tmp_path / "f.csv"))
-    # Name by name against all others it takes minutes.
+    # Comparing each name with all others would take minutes.
     assert time.monotonic() - begun < 20
 
 

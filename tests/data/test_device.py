@@ -44,7 +44,7 @@ def test_no_more_than_depth_batches_are_taken_ahead():
 
     loader = iter(DeviceLoader(batches(), "cpu", depth=3))
     assert next(loader) == 0
-    # Three are ready, and the thread holds one more.
+    # Three batches are ready, and the thread holds one more.
     wait_for(lambda: len(taken) == 5)
     time.sleep(0.05)
     assert len(taken) == 5
@@ -145,7 +145,7 @@ def test_ctrl_c_does_not_wait_for_the_batch(slow):
             wait_for(lambda: slow.inside)
             interrupt()
     assert 0.1 <= time.monotonic() - begun < 10 and slow.inside == 1
-    # The next iteration does, which Ctrl-C interrupts as well.
+    # The next iteration waits for the thread, and Ctrl-C interrupts it as well.
     with pytest.raises(KeyboardInterrupt):
         interrupt()
         iter(loader)
@@ -297,7 +297,7 @@ def test_a_state_of_a_complete_epoch_does_not_repeat_it(workers, path):
     again.load_state_dict(state)
     assert numbers(again) == [] and again.state_dict()["position"] == 12
     again.set_epoch(0 if workers is None else 1)
-    # An epoch that is chosen begins, whatever was handed out before.
+    # set_epoch starts an epoch anew, whatever was handed out before.
     assert again.state_dict()["position"] == 0
     assert sorted(numbers(again)) == sorted(expected)
 

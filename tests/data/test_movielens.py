@@ -96,7 +96,7 @@ def test_ratings_are_written_as_the_quick_path_reads_them(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("times", "end"),
     [
-        ([1000000003, 1046454590, 999999999], ""),  # the shorter one is no beginning of such a one
+        ([1000000003, 1046454590, 999999999], ""),  # the last one is no cut timestamp: longer ones begin with 1
         ([956703932, 1046454590, 999999999], ""),
         ([10, 9], ""),
         ([881250949, 878887116], "\r"),  # half of the line's end

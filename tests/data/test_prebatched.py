@@ -210,7 +210,7 @@ def test_memory_that_is_kept_has_a_limit():
     loans = [memory.lend(memory.take(size)) for size in (400, 500, 300)]
     del loans
     assert sorted(map(len, memory._free)) in ([300, 400], [300, 500], [400, 500])
-    with memory._lock:  # as a thread that a fork has not copied
+    with memory._lock:  # held as by a thread that fork() does not copy
         assert len(memory.take(400)) == 400
         assert memory.lend(memory.take(100)).size == 100
     assert len(memory._free) == 2

@@ -162,7 +162,7 @@ def test_a_state_of_a_complete_epoch_does_not_repeat_it(files):
     again.load_state_dict(state)
     again.set_epoch(1)
     assert len(rows(again)) == len(expected)
-    # What has begun is no complete epoch, and neither is what is chosen to be next.
+    # An iteration that has only begun, or a chosen next epoch, does not count as a complete epoch.
     begun = iter(dataset)
     assert dataset.state_dict()["position"] == 0
     assert rows([*begun]) == expected

@@ -85,7 +85,7 @@ def test_bad_compressed_data(tmp_path: Path, small_chunks: None, kind: str) -> N
     changed[len(whole) // 2] ^= 0xFF
     path.write_bytes(changed)
     rows_before, error = reading(path)
-    # Inflated to something else, or to nothing: the records' checksums tell, or the compressed data themselves.
+    # Damaged data decompress to other bytes, which the records' checksums notice, or not at all.
     of_records = "checksum" in error.problem
     assert of_records or error.problem.startswith(f"no valid {kind} data from here on: ")
     assert error.unit == ("decompressed byte" if of_records else "byte")
@@ -192,7 +192,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(framed([b"", example([entry(b"\xff", list_of("int64", [1]))])]))
     with pytest.raises(DataError, match=rf"^{path}: byte 34: the name of a feature must be UTF-8, got b'\\xff'"):
         data.infer_features(path)
-    # Features with other names can be read beside it.
+    # Features with other names can be read from the same file.
     assert list(TFRecordReader(path, {"x": FixedLenFeature([], "int64", 7)}))[0].column(0).to_pylist() == [7, 7]
     with pytest.raises(ValueError, match=r"TFRecordReader: features must have names that are text, got '\\udcff'"):
         list(TFRecordReader(path, {"\udcff": FixedLenFeature([], "int64")}))

@@ -38,7 +38,7 @@ _SANITIZE = [
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
 ]
-# g++ calls races.cpp and no library of its own: nothing is linked.
+# g++ puts calls to functions of races.cpp before accesses; its own library is not linked.
 _RACES = [
     "-g1",
     "-fsanitize=thread",
@@ -118,7 +118,7 @@ def _build_in(folder: Path, ninja: str) -> Path:
     if not (folder / "build.ninja").exists() or (folder / "build.ninja").read_text() != text:
         (folder / "build.ninja").write_text(text)
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
-    # Not make's: its job server is closed to what is no make.
+    # Without make's flags: they name a job server that only make may use.
     environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     result = subprocess.run([ninja, "-C", folder, "-j", jobs], env=environment, capture_output=True, text=True)
     if result.returncode != 0:

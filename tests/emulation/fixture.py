@@ -15,7 +15,7 @@ from samples.sample import map_tensors, tensors_of
 from emulation.build import build
 
 _NAMESPACE = "torchsparse_rec"
-# It asks the host: there is nothing of it to run on a device.
+# This operator asks the host, and has no kernel.
 _WITHOUT_KERNEL = {"cpu_level"}
 # Orders of threads and blocks: (kind, seed), see emulation.cpp.
 _ORDERS = {"ascending": (0, 0), "descending": (1, 0), "random": (2, 20240607)}

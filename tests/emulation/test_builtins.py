@@ -142,7 +142,7 @@ COLLECTIVE: dict[str, Callable[[int], int]] = {
     "shuffle_8": lambda t: t // 8 * 8 + (t + 3) % 8,
     "shuffle_up_8": lambda t: t - 3 if t % 8 >= 3 else t,
     "shuffle_down_8": lambda t: t + 3 if t % 8 < 5 else t,
-    # Across the group's end a lane keeps its own; before its start it may look.
+    # A lane keeps its own value instead of one beyond its group's end, but gets a value before its group's start.
     "shuffle_xor_8": lambda t: t ^ 4 if t < 16 else (t ^ 8 if (t ^ 8) < t else t),
     "shuffle_double": lambda t: X[t * 7 % 32] ^ (t * 7 % 32),
     "shuffle_half": lambda t: 101 * (31 - t),
@@ -174,7 +174,7 @@ def test_block_votes(order: str) -> None:
 
 # ---- Atomics --------------------------------------------------------------------------------------------------------
 
-# The kind of number, and what 40 threads make of it, and what 80 do.
+# The kind of number, the result of 40 threads, and the result of 80.
 _SUM = sum(range(40))
 ATOMIC: dict[str, tuple[str, float, float]] = {
     "atomic_add_int": ("i", 5 + _SUM - 800, 5 + 2 * (_SUM - 800)),

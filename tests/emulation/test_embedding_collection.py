@@ -340,7 +340,7 @@ def test_launches_do_not_grow_with_the_tables() -> None:
         return (fixture.library().tsr_emulated_launches() - before) // 3
 
     for name in ("forward", "dense", "sparse"):
-        # What the kernels know of a table travels in arguments of 4 KiB.
+        # Kernels get their data of tables in arguments of 4 KiB, so more tables need few more launches.
         assert launches(60, name) - launches(2, name) <= 5
         assert launches(60, name) < 40
 
@@ -354,7 +354,7 @@ def _refused(kind: type[Exception], text: str, name: str, *arguments: Any) -> An
         with pytest.raises(kind) as caught:
             fixture.check_errors()
         assert str(caught.value) == f"{name}: {text}"
-        fixture.check_errors()  # told once
+        fixture.check_errors()  # an error is reported once
     return results[-1]
 
 

@@ -115,7 +115,7 @@ def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, e
     rows = huge.numel() // dim
     table = huge[: rows * dim].view(rows, dim)
     small = Random(1).floats(6, dim, dtype=torch.float16)
-    # The last two lie where an element's number no longer fits in 32 bits, or in 31.
+    # The elements of the last two rows have numbers that do not fit in 31 bits.
     places = torch.tensor([0, 1, 2**30 // dim, 2**31 // dim - 1, 2**31 // dim + 1, rows - 1])
     table[places] = small
     picked = torch.tensor([5, 4, 0, 3, 3, 5, 1, 2])
@@ -138,7 +138,7 @@ def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, e
 
 
 FAR_ROWS = 2**33 + 9
-# Ids that would be one in 32 bits, and the first and last row.
+# Ids that 32 bits would make the same, and the first and last row.
 FAR_IDS = torch.tensor([5, 2**32 + 5, FAR_ROWS - 1, 5, 2**33 + 5, 0, 2**32 + 5])
 
 
@@ -167,7 +167,7 @@ def test_id_beyond_2_to_the_32_is_told(emulated: Launches) -> None:
 
 # ---- Small batches ---------------------------------------------------------------------------------------------------
 
-# Of 256 bags and some 2,000 ids: what the device is given to do, which the host takes longer for than the device.
+# The most launches for 256 bags and some 2,000 ids: launching takes the host longer than they take the device.
 SMALL: dict[str, tuple[str, int]] = {
     "lookup": ("embedding_bag", 4),
     "gradient": ("embedding_sparse_backward", 9),

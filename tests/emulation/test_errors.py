@@ -24,7 +24,7 @@ def _raises_now(kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         fixture.check_errors()
     assert str(caught.value) == text
-    fixture.check_errors()  # told once
+    fixture.check_errors()  # an error is reported once
 
 
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)

@@ -18,9 +18,9 @@ from emulation.test_emulation import ORDERS, _run_case
 
 pytestmark = pytest.mark.skipif(not racing(), reason="`make races` builds what finds races")
 
-# Some are of emulation/faults.cu.
+# Kernels without races, some of them from emulation/faults.cu.
 SOUND = ("reverse", "lanes", "warps", "bytes", "hand_over", "volatile", "release", "lock", "block_count", "atomic_read")
-# The memory, and what the lines have that are named.
+# Each race's memory, and parts of the source lines that the detector must name.
 VALUES, TAKEN = "values[threadIdx.x] = ", "= values["
 OUT, FROM_OUT, OUT_AGAIN = "out[threadIdx.x] = 1;", "const float taken = ", "out[threadIdx.x] = taken + 1;"
 VALUE = {"*value = 3;", "*value += 1;"}

@@ -80,7 +80,7 @@ class State:
 
 # ---- Inserting, finding, erasing ------------------------------------------------------------------------------------
 
-# Around warps, blocks of 256 threads, and more threads than blocks run.
+# Sizes near warps and blocks of 256 threads, and more threads than the blocks that run have.
 SIZES = [0, 1, 31, 33, 255, 257, 1537, 3000]
 
 
@@ -116,7 +116,7 @@ STEPS = st.lists(
         st.sampled_from(["insert", "insert", "insert", "erase", "collect", "rehash", "find"]),
         st.integers(0, 2**20),  # seed
         st.integers(0, 400),  # ids
-        st.sampled_from([9, 60, 700, 5000]),  # how many different ones there may be
+        st.sampled_from([9, 60, 700, 5000]),  # how many different ids there may be
         st.sampled_from([None, "allowed", "frequencies", "both"]),
         st.sampled_from([-1, 0, 1, MOST]),  # version
         st.booleans(),  # count, or a mask

@@ -27,8 +27,8 @@ def ids(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
 
 # ---- unique ---------------------------------------------------------------------------------------------------------
 
-# Around warps, tiles of 1024 elements, 2000 (from where the emulated kernel's positions have 64 bits) and more tiles
-# than blocks run.
+# Sizes near warps, tiles of 1024 elements and 2000 (from which the emulated kernel's positions have 64 bits), and more
+# tiles than blocks run.
 SIZES = [0, 1, 2, 31, 32, 33, 255, 257, 1023, 1025, 1999, 2000, 5000, 7001]
 
 

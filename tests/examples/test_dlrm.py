@@ -74,7 +74,7 @@ def test_categories_have_no_more_values_than_they_should(limit):
     limits = [min(count, limit or count) for count in data.CARDINALITIES]
     assert generator.cardinalities() == limits
     assert all(count <= limit for count, limit in zip(found, limits, strict=True))
-    # All values of small categories do occur.
+    # All values of small categories occur.
     assert all(count == limit for count, limit in zip(found, limits, strict=True) if limit <= 105)
     assert limit is not None or found[2] > 5000
 
@@ -104,7 +104,7 @@ def test_labels_follow_the_hidden_model():
     generator = data.Generator(16_384, 10)
     first, second = generator.batch(0), generator.batch(1)
     assert 0.2 < float(first.labels.mean()) < 0.35
-    # How often each value is clicked in one batch tells the labels of another.
+    # Each value's share of clicks in one batch predicts the labels of another batch.
     score = torch.zeros(16_384)
     for row, later in zip(first.ids, second.ids, strict=True):
         for value in row.unique():

@@ -85,7 +85,7 @@ def assert_same_end(one, other):
         assert same, name
 
 
-# Examples come the same way whatever the tables are.
+# Dynamic tables are tested with one source alone: examples come the same way whatever the tables are.
 @pytest.mark.parametrize(
     ("kind", "source"), [("dynamic", "generated"), *(("hashed", x) for x in ("generated", "text", "prebatched"))]
 )
@@ -104,7 +104,7 @@ def test_going_on_gives_the_uninterrupted_runs_bits(kind, source, tmp_path, caps
     capsys.readouterr()
     assert run(*flags, "--epochs", 3, "--checkpoint", cut) == 0
     assert f"going on from step 9 of {cut}/checkpoint.pt" in capsys.readouterr().out
-    # The ends of the parts are records that the run in one piece has not.
+    # The interrupted run has more records: one at the end of each part.
     ends = [end_of(folder) for folder in (straight, cut)]
     metrics = [{step: metrics for _, step, _, metrics in end.pop("history")} for end in ends]
     assert metrics[0] == {step: metrics[1][step] for step in metrics[0]}
@@ -138,7 +138,7 @@ def test_it_refuses_to_go_on_with_other_settings_data_and_nothing_to_do(tmp_path
     flags = [*flags_of("hashed"), "--checkpoint", tmp_path]
     assert run(*flags) == 0
     saved = tmp_path / "checkpoint.pt"
-    # What is not given is as it was.
+    # Flags that are not given keep their values.
     assert run("--checkpoint", tmp_path, "--epochs", 2, "--steps", 9) == 0
     assert f"--embedding-dim is 5, but {saved} was trained with 4" in refused(capsys, *flags, "--embedding-dim", 5)
     assert f"--lr is 0.5, but {saved} was trained with 0.01" in refused(capsys, *flags, "--lr", 0.5)
@@ -249,14 +249,14 @@ def test_a_checkpoint_is_of_one_step_wherever_its_writer_dies(straight, owner, n
             run(*SAVING, "--checkpoint", tmp_path)
     assert run(*SAVING, "--checkpoint", tmp_path) == 0
     assert_same_end(straight, tmp_path)
-    # Nothing is left of what came before the last full checkpoint.
+    # Files from before the last full checkpoint are gone.
     assert [path.name for path in (tmp_path / "tables").iterdir()] == ["000000008"]
 
 
 def test_deltas_are_of_what_has_changed(tmp_path):
     flags = [*flags_of("dynamic"), "--max-cardinality", 5000, "--save-every", 100, "--delta-every", 1]
     assert run(*flags, "--checkpoint", tmp_path) == 0
-    # The first is full; and the end is a step of deltas.
+    # The first version is full; the last step writes a delta.
     folder = tmp_path / "tables" / "000000001" / "C3"
     kinds = [info.kind for info in CheckpointStore(folder).versions()]
     assert kinds == ["full", *["delta"] * 7]

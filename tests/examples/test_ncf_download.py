@@ -66,7 +66,7 @@ def cache(tmp_path, monkeypatch):
 def test_it_is_downloaded(cache):
     with server(lambda send: send(archive())) as url:
         assert data.download(url).read_bytes() == CONTENT
-    # A cached file that is much larger is not even read.
+    # A cached file that is much too large is not even read.
     (cache / "u.data").write_bytes(bytes(data.MOST_BYTES + 1))
     with server(lambda send: send(archive())) as url:
         assert data.download(url).read_bytes() == CONTENT

@@ -261,7 +261,7 @@ def test_numbers_of_numpy_are_written_as_pythons():
 def test_everything_comes_to_the_modules_device():
     transform = every_kind().to("meta")
     assert {x.device.type for x in transform.buffers()} == {"meta"}
-    # Tensors of the meta device have no values: whatever looked at one would fail, as it would wait for a GPU.
+    # Tensors of the meta device have no values: code that read one would fail here, and on CUDA wait for the GPU.
     number = features.numeric_column("n", normalizer_fn=features.Standardize(1.0, 4.0))
     columns = [IDENTITY, features.categorical_column_with_hash_bucket("h", 10, "int64")]
     columns += [features.crossed_column([IDENTITY, features.bucketized_column(number, [0.0])], 10), number]
@@ -350,7 +350,7 @@ def test_compiles_to_one_graph():
     linear = [features.crossed_column(["c0", features.categorical_column_with_identity("c1", 100), "h0"], 50)]
     transform = FeatureTransform(columns, linear, drop_missing=False)
     compiled = torch.compile(transform, fullgraph=True, backend="eager")
-    # Sizes become symbols after the first ones.
+    # After the first size, torch.compile makes sizes symbols.
     for size in (4, 7, 9):
         batch = {f"{kind}{k}": torch.arange(2 * size).reshape(size, 2) for kind in "ch" for k in range(3)}
         batch["n"] = torch.randn(size)

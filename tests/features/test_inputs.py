@@ -118,7 +118,7 @@ def test_marks_are_missing_in_fixed_forms_and_values_in_rows():
     assert ids_of(HASHED_INTEGERS, [[-1], [-1]]) == [[minus_one], [minus_one]]
     assert ids_of(HASHED_INTEGERS, torch.tensor([[-1, 5], [-1, -1]]))[1] == []
     assert ids_of(HASHED, [[""], []]) == [[empty], []]
-    # -1 is no mark among unsigned integers.
+    # -1 cannot mark a missing value among unsigned integers.
     assert ids_of(HASHED_INTEGERS, torch.tensor([255], dtype=torch.uint8)) == [
         ops.to_hash_bucket_fast(["255"], 1000).tolist()
     ]

@@ -196,10 +196,10 @@ def test_to_and_pin_memory_take_every_tensor(node: Any, monkeypatch: pytest.Monk
     moved = node.to("meta", non_blocking=True)
     assert moved.device().type == "meta" and type(moved) is type(node) and moved._context() == node._context()
     assert {name: x.device.type for name, x in moved._tensors().items()} == dict.fromkeys(node._tensors(), "meta")
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)  # there may be no device to pin for
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)  # the machine may have no device to pin memory for
     pinned = node.pin_memory()
     assert all(torch.equal(pinned._tensors()[name], x + 1) for name, x in node._tensors().items())
-    # DataLoader's own way to it, inside of what it knows.
+    # DataLoader pins nodes inside the containers that it knows.
     from torch.utils.data._utils.pin_memory import pin_memory
 
     found = pin_memory({"x": (node, 1)})["x"][0]

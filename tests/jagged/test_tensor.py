@@ -33,7 +33,7 @@ def jagged(given: list[Row], form: str = "lengths", dtype: torch.dtype = torch.i
     lengths = torch.tensor([len(row) for row in given], dtype=dtype)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=dtype)])
     both = {"lengths": lengths, "offsets": offsets}
-    # The weight of an id is its tenth: so they show whether both went the same way.
+    # The weight of an id is a tenth of it, so that a wrong order of either shows.
     return JaggedTensor(values, values / 10, **(both if form == "both" else {form: both[form]}))
 
 

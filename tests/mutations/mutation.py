@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Mutation(NamedTuple):
     """A text that ``file`` has once, its replacement, and the tests that must notice."""
 
-    file: str  # from its table's folder
+    file: str  # relative to its table's folder
     kind: str
     old: str
     new: str
@@ -27,10 +27,10 @@ class Table(NamedTuple):
     folder: str
     kinds: tuple[str, ...]
     mutations: Sequence[Mutation]
-    build: tuple[str, ...] = ()  # for Python, after a source has changed
-    built: tuple[str, ...] = ()  # what that writes
+    build: tuple[str, ...] = ()  # arguments of Python, run after a source has changed
+    built: tuple[str, ...] = ()  # the files that the build writes
     environment: Mapping[str, str] = {}
-    # Whether a run that takes too long has noticed: the emulation runs loops that no longer end.
+    # Whether a run that takes too long has noticed the fault: in the emulation a fault may make a loop endless.
     endless: bool = False
 
     def arguments_of(self, mutation: Mutation, root: Path) -> list[list[str]]:
@@ -60,7 +60,7 @@ class Family(NamedTuple):
     shared: str = ""  # pytest's -k
 
 
-# Names as files_named() takes them. Whoever chooses a family for a fault does not choose the test that notices.
+# Names as files_named() takes them. A fault names a family, not the test that must notice it.
 FAMILIES = {
     "segment": Family(("segment", "segment_tensorflow", "sums"), "sparse_segment"),
     "segment_rows": Family(("segment_rows*", "indexed_slices", "sums"), "segment"),
@@ -84,7 +84,7 @@ FAMILIES = {
     "compat": Family(("compat*", "converters")),
 }
 SHARED_TESTS = ("operators", "parity", "determinism", "autograd", "func", "vmap")
-# Of emulated kernels: all that is in the first, and in the second what says so.
+# The tests of emulated kernels: all tests of the first files, and the "emulated" cases of the second.
 EMULATED_TESTS = ("emulated", "emulated_*", "emulation_*")
 KERNEL_TESTS = (
     "embedding_collection_errors",

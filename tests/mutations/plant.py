@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutations import cuda  # noqa: E402
 from mutations.mutation import ROOT, Mutation, Table, problems, tables  # noqa: E402
 
-# Not copied: what is made from the rest, and is large.
+# Not copied: large files that are made from the others.
 _LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "runs")
 _SECONDS = 600
 DAILY = "not slow and not full"
@@ -46,7 +46,7 @@ class Copy:
     def __init__(self, root: Path, folder: Path, python: str = sys.executable, marker: str = DAILY) -> None:
         self.folder, self.python, self.marker = folder, python, marker
         shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True, dirs_exist_ok=True)
-        # As an install would have it: the package alone is on the path, with compat/ in it under its name.
+        # As after an install, only the package is on the path, and contains compat/ under its name.
         compat, self._installed = folder / "torchsparse_rec/compat", folder / "installed"
         if not compat.is_symlink():
             compat.symlink_to("../compat")
@@ -58,7 +58,7 @@ class Copy:
         """Return Python's exit status and output, both streams. Raise TimeoutExpired, and leave no process behind."""
         paths = os.pathsep.join([str(self._installed), str(self.folder / "tests")])
         with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as examples:
-            # What failed with one fault is not tried first with the next, or without.
+            # Examples that failed with one fault must not be tried first with the next, or without a fault.
             own = {"PYTHONPATH": paths, "HYPOTHESIS_STORAGE_DIRECTORY": examples}
             process = subprocess.Popen(
                 [self.python, *arguments],

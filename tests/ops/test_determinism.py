@@ -10,7 +10,7 @@ from samples.large import EXACT_SAMPLES, LARGE_SAMPLES
 from samples.large_sizes import Build
 
 
-# Emulated operators are run in several orders by every test.
+# Every test runs emulated operators in several orders.
 @pytest.mark.parametrize("device", HARDWARE, indirect=True)
 @pytest.mark.parametrize("build", LARGE_SAMPLES, ids=lambda build: build.name)
 def test_same_bits_on_every_run(build: Build, device: str, restore_threads: None) -> None:

@@ -15,7 +15,7 @@ from samples.operators import SAMPLES
 from samples.sample import Sample, map_tensors, tensors_of
 from torch import Tensor
 
-# Whatever device the others are on: torch would take the fake kernel.
+# Call the CPU's kernels although one tensor is on meta: torch would take the fake kernel.
 KERNELS_OF_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
@@ -60,7 +60,7 @@ def test_one_tensor_on_another_device(sample: Sample) -> None:
 @pytest.mark.parametrize("sample", SAMPLES_OF_SEVERAL_TENSORS, ids=str)
 def test_cuda_kernels_check_before_they_open_a_device(sample: Sample) -> None:
     """Leave a recorded bad id in place: a kernel that began work on the device would raise its error."""
-    with contextlib.suppress(ValueError, IndexError):  # of a test that failed
+    with contextlib.suppress(ValueError, IndexError):  # left by a test that failed
         fixture.check_errors()
     fixture.operator("embedding")(torch.ones(2, 1), torch.tensor([7]), -1, False, False)
     for arguments in _with_one_moved(sample):

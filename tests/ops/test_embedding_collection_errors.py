@@ -154,7 +154,7 @@ LISTS = {
     "negative_bags": ({"bags": [4, -1, 4]}, "bags[1] must be >= 0, got -1"),
     "sum_of_bags": ({"bags": [4, 4, 4, 1]}, "bags must add up to the bags of offsets, 12, got 13"),
     "far_too_many_bags": (
-        {"bags": [4, 4, 4, *[2**62] * 4]},  # 12 in 64 bits
+        {"bags": [4, 4, 4, *[2**62] * 4]},  # their sum overflows to 12 in 64 bits
         f"bags must add up to less than 2^63, got {2**62} in bags[4] after {2**62 + 12}",
     ),
     "unequal_bags": (

@@ -263,7 +263,7 @@ def test_bad_rows_are_named(position: int, dtype: torch.dtype) -> None:
     ],
 )
 def test_checks(call: Callable, text: str) -> None:
-    # Some are refused before an operator is called: that the kernels are asked is for the last line to show.
+    # Some calls are refused before an operator is called; the last line calls one, as the fixture requires.
     with pytest.raises(ValueError, match=text):
         call()
     _ops.row_ids_to_offsets.default(ROWS, 3)

@@ -14,7 +14,7 @@ from samples.operators import REPRESENTATIVE
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 
-# It resizes what it writes, to a size that depends on values: torch.export has no name for such a size.
+# This operator resizes its output to a size that depends on values: torch.export has no name for such a size.
 NOT_EXPORTED = {"sparse_segment_reduce_grad_v2_out"}
 EXPORTED = [sample for sample in REPRESENTATIVE if sample.operator not in NOT_EXPORTED]
 

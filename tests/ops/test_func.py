@@ -73,7 +73,7 @@ def test_a_sparse_gradient_of_a_collection() -> None:
     assert_same_bits(gradient(first).to_dense(), dense(first))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which torch.func.jvp calls
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch.func.jvp calls it
 @pytest.mark.parametrize("call", [_collection, _bag])
 def test_forward_derivatives_are_refused(call: Callable[..., Tensor]) -> None:
     """Raise, since there are no forward derivatives: they must not be taken for zero."""

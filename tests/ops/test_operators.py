@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference import REFERENCES
 
-# What asks the machine instead of computing: test_instruction_sets.py, and the test of check_errors below. What has no
-# CUDA kernel: the samples run on all devices; test_record*.py have its references, opcheck and layouts.
+# Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), and those without
+# a CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts).
 NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY)
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
@@ -39,7 +39,7 @@ each_representative = pytest.mark.parametrize(
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
-    # A reference writes, too.
+    # A reference writes its arguments, too, so it is given copies.
     result = REFERENCES[sample.operator](*sample.to("cpu").arguments)
     return result if isinstance(result, tuple) else (result,)
 
@@ -70,7 +70,7 @@ def test_equals_reference(sample: Sample, device: str) -> None:
 @pytest.mark.parametrize("run", TWENTIES.values(), ids=TWENTIES)
 def test_equals_reference_too(run: list[Sample], device: str) -> None:
     for sample in run:
-        print(sample)  # The last one is shown if the test fails.
+        print(sample)  # pytest shows the last one if the test fails
         _check_against_reference(sample, device)
 
 
@@ -112,7 +112,7 @@ def _transposed(x: Tensor) -> Tensor:
     return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() >= 2 else _every_second(x)
 
 
-# Both are copied before a kernel sees them: one sample of a kind shows whether an operator forgets to.
+# Operators copy inputs of both layouts before a kernel sees them: one sample of a kind is enough to test that.
 @pytest.mark.parametrize("layout", [_every_second, _transposed])
 @each_representative
 def test_layout_of_inputs_does_not_matter(sample: Sample, layout: Callable[[Tensor], Tensor], device: str) -> None:
@@ -239,7 +239,7 @@ def test_gradients(sample: Sample, device: str) -> None:
     assert torch.autograd.gradcheck(function, inputs)
 
 
-# They are made of kernels that other tests emulate.
+# Second gradients consist of kernels that other tests emulate.
 @pytest.mark.parametrize("device", RARELY_EMULATED, indirect=True)
 @pytest.mark.parametrize("sample", SMOOTH, ids=str)
 def test_gradients_of_gradients(sample: Sample, device: str) -> None:

@@ -191,7 +191,7 @@ def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mod
     indices, offsets, w = torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor(weights)
 
     def in_float32(function: Callable, *arguments: object) -> Tensor:
-        # Of arrays nothing is made wider: a denominator that float32 cannot hold is what is tested here.
+        # The reference widens tensors, but not arrays; the denominators here must overflow in float32.
         arrays = [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
         result = function(*arrays)
         return torch.from_numpy(result[0] if isinstance(result, tuple) else result)

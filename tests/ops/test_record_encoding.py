@@ -166,7 +166,7 @@ def test_tensorflow_reads_what_is_encoded_and_the_other_way_round(tensorflow: An
         "maybe": tf.io.FixedLenFeature([1], tf.int64, [-1]),
     }
     parsed = parse(messages, columns)
-    # And TensorFlow of what is encoded from that, as of its own.
+    # TensorFlow must parse the messages, and what is encoded from the parsed values.
     for serialized in (messages, encoded(parsed, columns, 40)):
         wanted = tf.io.parse_example(serialized, theirs)
         for name, column in columns.items():

@@ -130,7 +130,7 @@ def test_long_runs_of_varints(dtype: str) -> None:
 
 
 def test_names_that_differ_in_few_places() -> None:
-    """Match names of which the parser compares the ends first; features come in any order, with features of other names between them."""
+    """Match names of which the parser compares the ends first; features come in any order, among others."""
     names = [n * "a" + c + n * "b" for n in (0, 3, 4, 7, 8, 9, 20) for c in "xyz"] + ["", "a" * 8, "a" * 16, "a" * 17]
     columns = {name: ExampleColumn("int64") for name in names}
     generator = np.random.default_rng(1)
@@ -189,7 +189,7 @@ def test_the_first_fault_with_any_number_of_threads(restore_threads: None) -> No
             torch.set_num_threads(threads)
             with pytest.raises(ops.ExampleError, match=f"record {where}: .*expected 3 values, got 1"):
                 parse(messages, columns)
-    # In a column that is measured after all records have been looked at.
+    # Errors in a column whose size is known only after all records have been looked at.
     messages, columns = many_messages(1500)
     for where in (1300, 900):
         messages[where] += example([entry(b"clicks", list_of("bytes", [b"x"]))])

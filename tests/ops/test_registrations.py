@@ -6,7 +6,7 @@ import torch
 import torchsparse_rec
 
 NAMES = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("torchsparse_rec::"))
-# They return no tensor, so there is nothing to differentiate.
+# These operators return no tensor, so there is nothing to differentiate.
 WITHOUT_GRADIENT = {"torchsparse_rec::cpu_level", "torchsparse_rec::check_errors"}
 
 

@@ -49,8 +49,8 @@ class Table:
 
 # ---- Equal to dense optimizers --------------------------------------------------------------------------------------
 
-# What users choose, and what is hard: slow first moments, second moments that forget faster than the first, complex
-# eigenvalues, eps that matters.
+# Usual hyperparameters, and hard ones: slow first moments, second moments that decay faster than the first, complex
+# eigenvalues, an eps that matters.
 TRAINED: dict[str, tuple[int, Hyperparameters]] = {
     "sgd_decay": (0, [1e-2, 0.0, 0.0, 0.0, 1e-2]),
     "momentum": (0, [1e-2, 0.9, 0.0, 0.0, 0.0]),
@@ -173,7 +173,7 @@ def test_very_long_idleness(steps: int, start: int) -> None:
         ops.row_optimizer_advance_(history, step=step, **given)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 3e-7)):
         weight = torch.full_like(roots, 0.5, dtype=dtype)
-        # What roots of so small gradients have beside them.
+        # The first and second moments that come with such roots.
         states = [(roots * 0.7).to(dtype), (roots**2).to(dtype)]
         last = torch.zeros(1, dtype=torch.int32)
         rows = torch.zeros(1, dtype=torch.int64)

@@ -89,7 +89,7 @@ BAD = {
     "rounding_seeds must be none for weights that are Float": {"rounding_seeds": [1, 2]},
     "rounding_seeds must be none, or one for each of the 2 tables, got 1": {"weights": _NARROW, "rounding_seeds": [1]},
 }
-# Only where their values are looked at before anything is written: on the CPU.
+# Refused on the CPU alone, where the values of rows are checked before anything is written.
 BAD_ROWS = {
     "rows[0] must increase strictly, got 2 after 2 at position 1": {"rows": [torch.tensor([2, 2, 3]), _IDS]},
     "rows[1] must increase strictly, got 0 after 1 at position 1": {
@@ -167,7 +167,7 @@ def test_shared_memory_is_refused(kernels: str) -> None:
         ops.row_optimizer_update_([table], [other, other.clone()], [], None, None, [table], **given)
 
 
-# What of one table must not be what of the other. By the argument that takes it: its place, and what it is given.
+# By error: an argument and a position in it, and the argument and position whose tensor it is given.
 SHARED = {
     "weights[1] must not share memory with weights[0]": ("weights", 1, "weights", 0),
     "exp_avg[1] must not share memory with exp_avg_sq[0]": ("states", 2, "states", 1),

@@ -33,7 +33,7 @@ def test_idleness_without_eps(rule: int, changed: dict[int, float], kernels: str
     actual = ops.row_optimizer_current(weight, states, last, history, torch.arange(steps), **given)
     wanted = []
     for row in range(steps):
-        # The largest second moment does not shrink.
+        # AMSGrad's largest second moment does not shrink.
         beta2 = 1.0 if rule == 4 else h[2]
         w, m, root = 0.5, 0.25, 1.0
         for step in range(row + 1, steps + 1):
@@ -61,7 +61,7 @@ def test_a_gap_does_not_depend_on_the_call() -> None:
     assert_same_bits(torch.cat([current(row) for row in rows.split(1)]), current(rows))
 
 
-# Second moments that are forgotten within a gap of the test.
+# Rules whose second moments decay to nothing within a gap of the test.
 OVERFLOWING = {
     "adam": (3, [0.01, 0.5, 0.5, 1e-8, 0.0, 0.0, 0.0]),
     "adamw": (3, [0.01, 0.5, 0.5, 1e-8, 0.1, 1.0, 0.0]),
@@ -114,7 +114,7 @@ def test_deviations_from_an_average_whose_square_overflows_too(kernels: str) -> 
 def test_an_infinite_momentum_stays_infinite(gap: int, kernels: str) -> None:
     """Move the weight into its infinity, where nothing pulls it back."""
     given, history = {"rule": 0, "hyperparameters": [0.1, 0.9, 0.0, 0.0, 0.0], "base": 1}, ops.new_history(gap)
-    for step in range(2, gap + 2):  # the first one fills the momentum
+    for step in range(2, gap + 2):  # step 1 fills the momentum buffer
         ops.row_optimizer_advance_(history, step=step, **given)
     weight, buffer = torch.tensor([[1.0, 1.0, -torch.inf]]), torch.tensor([[torch.inf, -torch.inf, torch.inf]])
     last = torch.zeros(1, dtype=torch.int32)

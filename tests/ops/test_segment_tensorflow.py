@@ -14,7 +14,7 @@ from torchsparse_rec import ops
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore")]
 
-# What the raw operators call them.
+# The reductions' names in TensorFlow's raw operators.
 REDUCTIONS = {"sum": "Sum", "mean": "Mean", "sqrt_n": "SqrtN"}
 random_problems = settings(
     max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -88,7 +88,7 @@ def test_dense_gradient(tensorflow, reduction: str, problem: Problem) -> None:
 def test_sparse_gradient(tensorflow, reduction: str, problem: Problem) -> None:
     arrays, size = (problem.grad, problem.indices, problem.segment_ids), problem.data.shape[0]
     raw = getattr(tensorflow.raw_ops, f"SparseSegment{REDUCTIONS[reduction]}GradV2")
-    # Constants, since given arrays of int64 raw operators take them as int32.
+    # Constants, since raw operators take int64 arrays as int32.
     grad, indices, segment_ids = map(tensorflow.constant, arrays)
     wanted = raw(grad=grad, indices=indices, segment_ids=segment_ids, dense_output_dim0=size)
     values, rows = getattr(ops, f"sparse_segment_{reduction}_grad_v2")(*map(torch.from_numpy, arrays), size)

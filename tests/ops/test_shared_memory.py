@@ -18,7 +18,7 @@ from torchsparse_rec import ops
 
 ALIGNMENT = 64
 ALL = {**SAMPLES, **RECORD_SAMPLES}
-# But for the one that writes its only tensor.
+# All operators that write, except one whose written tensor is its only one.
 WRITERS = sorted(name for name in ALL if written(name) and name != "row_optimizer_advance_")
 
 
@@ -67,7 +67,7 @@ def _replaced(sample: Sample, changes: dict[tuple[int, int], Tensor]) -> list:
     return arguments
 
 
-# Of lists of tensors, with many pairs.
+# Operators that take lists of tensors, and so have many pairs.
 RARELY_EMULATED = ("embedding_collection_update_", "row_optimizer_make_current_", "row_optimizer_update_")
 each_writer = pytest.mark.parametrize(
     ("name", "kernels"),

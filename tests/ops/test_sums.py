@@ -14,7 +14,7 @@ from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 EPS = 2.0**-23
 COUNTS = (5, 16, 17, 100, 257, 1000, 100_000)
-# Whole registers and what is left beside them.
+# Numbers of columns that fill whole registers, and others.
 DIMS = (1, 3, 20, 147)
 
 

@@ -277,7 +277,7 @@ def test_keys_of_one_home_and_tag_fill_their_region(bucket: int, low: int) -> No
     assert all((words[b][3] > 0) == (b != inside[(bucket - inside[0] - 1) % len(inside)]) for b in inside)
     refused = [key for key, row in zip(keys, checked.find(keys), strict=True) if row < 0]
     assert refused == keys[1::2][-5:], "those that came last"
-    # A hole is taken by the next key that comes; those behind it stay where they are.
+    # The next key that is inserted takes the hole; keys behind the hole stay where they are.
     checked.erase(keys[4:9])
     assert -1 not in checked.insert([refused[0], *keys[5:9]])
     checked.insert([keys[4], *others])

@@ -92,7 +92,7 @@ def test_shapes_dtypes_and_devices_of_fake_tensors() -> None:
                 assert fake.is_contiguous()
 
 
-# The representative ones are checked with all operators', in tests/ops/test_operators.py.
+# Some samples that are not representative, and so get no opcheck in tests/ops/test_operators.py.
 _OTHERS = [sample for samples in TABLE_SAMPLES.values() for sample in samples[2::17] if not sample.representative]
 
 

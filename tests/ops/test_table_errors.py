@@ -333,7 +333,7 @@ def test_damaged_state_neither_crashes_nor_gives_rows_that_are_not_there(damage:
     """Run under AddressSanitizer with `make sanitize`."""
     for seed in range(5):
         index, entries, counters, free_rows = state_of(filled(130, 500, list(range(400)), 3, seed % 2))
-        _damages()[damage](index.view(-1, 16), entries)  # the line of a seed, too
+        _damages()[damage](index.view(-1, 16), entries)  # damage the row that holds the seed, too
         ids = torch.arange(seed, 600 + seed)
         weight = torch.ones(500, 3)
         rows = ops.table_find(index, entries, ids)

@@ -82,7 +82,7 @@ def test_other_rows_and_negative_ones_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [
-        # A little above the middle of two float16 (bfloat16): by way of float32 it would be the middle, rounded down.
+        # A little above the middle of two float16 (bfloat16): float32 would round to the middle, which is rounded down.
         (torch.float16, 1 + 2**-11 + 2**-40),
         (torch.float16, -(2**-14 + 2**-25 + 2**-60)),
         (torch.bfloat16, 1 + 2**-8 + 2**-40),
@@ -102,7 +102,7 @@ def test_other_rows_and_negative_ones_are_left_alone() -> None:
 def test_values_are_rounded_once(dtype: torch.dtype, value: float) -> None:
     wanted = torch.tensor([[rounded(value, dtype)]], dtype=torch.float64).to(dtype)
     assert_same_bits(_initial([5], 1, dtype, "constant", [value]), wanted)
-    # The same number as what a uniform distribution of no width gives.
+    # A uniform distribution of no width gives the same number.
     assert_same_bits(_initial([5], 1, dtype, "uniform", [value, value]), wanted)
 
 
@@ -131,7 +131,7 @@ def test_default_rows_are_copied_by_the_remainder_of_the_key(dtype: torch.dtype)
 
 # ---- Initial values: as distributions -------------------------------------------------------------------------------
 
-# Where the approximation changes its formula, the middle, and the ends of the 32 bits.
+# Draws where the approximation changes its formula, in the middle, and at the ends of the 32 bits.
 BITS = [0, 1, 2**32 - 1, 2**32 - 2, 2**31 - 1, 2**31, *(int(0.02425 * 2**32) + k for k in (-1, 0, 1))]
 BITS += [2**32 - 1 - x for x in BITS[-3:]] + [2**k for k in range(1, 31)]
 
@@ -188,7 +188,7 @@ def _distance(values: Tensor, distribution: Callable[[Tensor], Tensor]) -> float
 
 
 LOW = NormalDist().cdf(-2)
-# Of each kind with mean and standard deviation 0 and 1 as parameters (low and high): mean, deviation, distribution.
+# Mean, deviation and distribution function of each kind with the parameters 0 and 1.
 SHAPES: dict[str, tuple[float, float, Callable[[Tensor], Tensor]]] = {
     "uniform": (0.5, 12**-0.5, lambda x: x),
     "normal": (0.0, 1.0, torch.special.ndtr),

@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++17", "-O2", "-g1", "-fsanitize=thread", "-Wall", "-Wextra", "-Werror"]
-# Where the system puts memory where ThreadSanitizer wants its own.
+# The error on systems that put memory where ThreadSanitizer needs its own.
 NO_PLACE = "unexpected memory mapping"
 
 

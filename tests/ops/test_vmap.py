@@ -13,7 +13,7 @@ from torch import Tensor
 from torchsparse_rec import ops
 
 BATCH = 3
-# A function of no tensors.
+# This operator takes no tensors.
 WITHOUT_RULE = {"torchsparse_rec::cpu_level"}
 NAMES = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")}
 

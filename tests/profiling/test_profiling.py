@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CAUSES = ("slow_loader", "per_row_records", "dense_gradient", "needless_copies", "heavy_mlp")
 STRENGTHS = (1.5, 3.0, 10.0)
-# Its table is of a size that takes seconds to make.
+# The case whose table takes seconds to make.
 SLOW = ("dense_gradient", 10.0)
 SEED = 6
 
@@ -158,7 +158,7 @@ def test_what_workers_do_is_measured_and_not_told_by_the_loaders_kind():
     found = diagnose(step, loader, steps=6)
     assert [finding.cause for finding in found.findings] == ["slow_loader"], found.report()
     assert "1 workers do not keep up" in found.findings[0].setting
-    assert not dataset.opened  # what it does to itself, it does to a copy
+    assert not dataset.opened  # the diagnosis iterates over a copy of the dataset
 
 
 class Stream(torch.utils.data.IterableDataset):

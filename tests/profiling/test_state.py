@@ -130,7 +130,7 @@ def test_no_row_is_brought_up_to_date():
     diagnose(training.step, batches(4, 7), steps=3)
     with as_stored():
         assert torch.equal(training.model[0]._parameters["weight"], before)
-    assert not torch.equal(training.model[0].weight, before)  # some were behind, and still are until someone reads them
+    assert not torch.equal(training.model[0].weight, before)  # some rows were stale, and stay so until they are read
 
 
 def test_what_a_step_raises_passes_through_and_all_is_restored():

@@ -89,7 +89,7 @@ def test_the_timeline_begins_at_zero():
     assert ("lookup backward", 7.5, 8.5) in spans and ("optimizer", 9.0, 10.5) in spans
 
 
-# The same on a GPU: the host launches, a thread of autograd's runs the backward, the device lags behind.
+# The same step on a GPU: the host launches, a thread of autograd's runs the backward, the device runs later.
 CUDA = [
     mark(LOADER, 0, 500),
     mark(STEP, 500, 4000),

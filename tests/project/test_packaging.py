@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     """Run this Python with the given arguments and additions to the environment."""
-    # Threads of a second torch beside this one only get in its way.
+    # Threads of a second torch would only slow down this process.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, env=variables, capture_output=True, text=True)
 

@@ -70,7 +70,7 @@ def sync_debug_mode(mode: str) -> Iterator[None]:
 
 # ---- Cases ----------------------------------------------------------------------------------------------------------
 
-# Popular rows, long bags, one row for all, wide rows; every mode of pooling among them.
+# Sizes with popular rows, long bags, one row for all ids, and wide rows.
 _CHOSEN = (
     Size(1, 50_000, 7, 17, index=torch.int32),
     Size(100_000, 300_000, 30_000, 8, spread="zipf"),
@@ -147,7 +147,7 @@ def mirrored(sample: Sample) -> Sample:
         if names[i] in ("offsets", "segment_ids", "row_ids") and len(x) and "unsorted" not in sample.operator:
             backwards = x[0] + x[-1] - backwards
         if names[i] == "indices" and "weights" in names and "tables" in names:
-            # Ids change tables: those of the smallest are in all.
+            # Reversed ids may belong to another table: keep to ids that all tables have.
             backwards = backwards % min(len(table) for table in sample.arguments[names.index("weights")])
         if names[i] == "argmax":
             backwards = torch.where(backwards < 0, backwards, len(entries) - 1 - backwards)

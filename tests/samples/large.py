@@ -118,7 +118,7 @@ def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype
     return Sample(operator, "", (x, *HASH_ARGUMENTS.get(operator, ())))
 
 
-# What the hashes take beside their integers or strings.
+# The hashes' arguments after their integers or strings.
 HASH_ARGUMENTS = {
     "to_hash_bucket_fast": (999_983,),
     "to_hash_bucket_strong": (2**40, 5, -7),
@@ -242,7 +242,7 @@ def _exact_samples() -> list[Build]:
 
 
 LARGE_SAMPLES = _large_samples()
-# Those that are quick, for checks of arithmetic alone.
+# Quick samples, for checks of arithmetic alone.
 _QUICK = ("1000x", "1025x", "5000x17")
 MIDDLE_SAMPLES = [build for build in LARGE_SAMPLES if build.name.split("-")[1].startswith(_QUICK)]
 EXACT_SAMPLES = _exact_samples()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 PROD = 5
-# Long segments, one row for all, popular rows, half types, wide rows; all else is small.
+# Sizes with long segments, one row for all ids, popular rows, half types, or wide rows; their tables are not large.
 CHOSEN = [size for size in SIZES if size.items >= 5_000 and size.rows < 2_000_000]
 
 

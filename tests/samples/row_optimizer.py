@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
 
-# By name: the rule's number and hyperparameters. Those of the first list have idle maps.
+# By name: the rule's number and hyperparameters. The rules of the first list can flush stale rows.
 IDLE_RULES: dict[str, tuple[int, list[float]]] = {
     "sgd": (0, [0.25, 0.0, 0.0, 0.0, 0.125]),
     "momentum": (0, [0.25, 0.75, 0.25, 0.0, 0.125]),

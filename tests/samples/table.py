@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[int, list[float]]] = {
     "normal": (NORMAL, [0.1, 0.7]),
     "truncated_normal": (TRUNCATED_NORMAL, [-0.2, 1.3]),
 }
-# Names of tables: buckets, rows, keys that were inserted, every how manieth of them was erased again.
+# By name: buckets, rows, inserted keys, and n if every n-th key was erased again (0: none).
 _SHAPES = {
     "one_bucket": (1, 12, 12, 0),
     "sparse": (9, 30, 20, 3),
