@@ -121,7 +121,7 @@ class _Writer:
 
 
 def _gpu_error() -> RuntimeError | None:
-    """Return the GPU's error: after an illegal access every call fails, and would fail in every later test."""
+    """Return the GPU's error, if any: after an illegal access every call fails, also in every later test."""
     try:
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()

@@ -291,7 +291,7 @@ def test_all_stages_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # 
     memcheck, racecheck = stages[5:7]
     command = memcheck.command(50.0)
     assert command[:3] == ["/usr/bin/compute-sanitizer", "--tool", "memcheck"]
-    # Eight tenths of what is left, from now on.
+    # Eight tenths of the time that is left from now on.
     assert before < float(command[-1]) - 0.8 * 50 < time.time()
     assert memcheck.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" and memcheck.most == 90
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in racecheck.environment

@@ -58,7 +58,7 @@ def size_of(tensors: list[torch.Tensor]) -> int:
 def test_memory_is_bounded_and_given_back(build: Build) -> None:
     """Use scratch memory to sort and hash the ids, not for each row, and give it back to torch afterwards."""
     sample = build().to(DEVICE)
-    call(sample)  # allocates what is allocated once, and resizes the outputs
+    call(sample)  # makes allocations that happen once, and resizes the outputs
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -358,7 +358,7 @@ def test_compiles_to_one_graph():
 
 
 def test_dense_features_are_sorted_by_name_together():
-    """Sort by name whichever collection the features come from, and whatever its results are called there."""
+    """Sort by name whichever collection the features come from, and whatever their results are called there."""
     user = features.categorical_column_with_identity("user", 5)
     word = features.weighted_categorical_column(features.categorical_column_with_identity("word", 5), "w")
     transform = FeatureTransform(

@@ -156,7 +156,7 @@ def test_without_a_look_at_missing_values():
     made = FeatureTransform(columns, drop_missing=False)(batch).sparse
     assert made["x"].values().tolist() == [-1, 3]
     assert made["y"].values().tolist() == ops.to_hash_bucket_fast(["-1", "3"], 10).tolist()
-    # Unknown words have no id whatever is asked for.
+    # Unknown words have no id, whatever the options.
     assert rows_of(FeatureTransform([WORDS], drop_missing=False)({"x": ["z", "a"]}).sparse, "x") == [[], [0]]
 
 

@@ -40,7 +40,7 @@ def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
 @settings(max_examples=100)
 @given(program=programs())
 def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
-    """Compare the reference's bits; counts are never below what was counted, or what the counters can hold."""
+    """Compare with the reference's bits; a count is never below the true one, unless its counter is full."""
     width, num_hashes, dtype, batches = program
     sketch = torch.zeros(width, dtype=dtype)
     counted: Counter[int] = Counter()
