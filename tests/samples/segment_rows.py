@@ -18,7 +18,7 @@ REDUCTIONS = ("sum", "mean", "sqrt_n", "max", "min", "prod")
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows and their segments, in any order unless ``sorted``."""
+    """Rows and their segment ids, sorted or in any order."""
 
     name: str
     data: Tensor
