@@ -8,7 +8,7 @@ import torch
 from samples.sample import Sample, map_tensors, tensors_of
 from torch import Tensor
 
-# What reads the arguments that it writes.
+# Operators that read the arguments that they write.
 UPDATES = {
     "row_update",
     "row_optimizer_update_",
@@ -38,13 +38,13 @@ def operator(name: str) -> Callable:
 
 
 def written(name: str) -> list[int]:
-    """Positions of the arguments that the operator writes."""
+    """Return the positions of the arguments that the operator writes."""
     arguments = operator(name)._schema.arguments
     return [i for i, x in enumerate(arguments) if x.alias_info is not None and x.alias_info.is_write]
 
 
 def call(sample: Sample) -> tuple[Tensor, ...]:
-    """The results, and what the operator writes: of an update, copies of those arguments."""
+    """Return the results and the written arguments of a call; an update is given copies of those arguments."""
     places = written(sample.operator)
     arguments = list(sample.arguments)
     for i in places if sample.operator in UPDATES else ():

@@ -1,4 +1,4 @@
-"""What all tests share: the folder of samples on the path, the devices, and TensorFlow if present."""
+"""What all tests share: the folder of samples on the path, the devices, and TensorFlow if it is installed."""
 
 import importlib
 import importlib.util
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: a thread that waits for others sleeps. With several processes on a machine's cores, what
-# threads spend in turning round takes half of all time.
+# Set before torch is imported, so that a thread that waits for others sleeps. With several processes on a machine's
+# cores, threads that wait in a loop would take half of all time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402
@@ -26,7 +26,7 @@ from devices import DEVICES, KERNELS  # noqa: E402
 if importlib.util.find_spec("hypothesis") is not None:
     import hypothesis
 
-    # A slow machine is no defect.
+    # A slow machine is no reason for a test to fail.
     hypothesis.settings.register_profile(
         "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
@@ -35,7 +35,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 @pytest.fixture
 def emulated() -> Iterator[Callable[[], int]]:
-    """Run the operators' CUDA kernels, emulated, on tensors of the CPU. Gives the number of kernels launched so far."""
+    """Run the operators' CUDA kernels, emulated, on CPU tensors. Yield a function that counts kernel launches."""
     from emulation import fixture
 
     with fixture.stand_in() as launches:
@@ -44,7 +44,7 @@ def emulated() -> Iterator[Callable[[], int]]:
 
 @pytest.fixture(params=KERNELS)
 def kernels(request: pytest.FixtureRequest) -> str:
-    """The CPU's kernels, then the emulated CUDA kernels in their place: for tests whose tensors are on the CPU."""
+    """Run a test of CPU tensors on the CPU's kernels, and then on the emulated CUDA kernels in their place."""
     if request.param == "emulated":
         request.getfixturevalue("emulated")
     return request.param
@@ -52,7 +52,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Where the tensors are, for each device present; for the emulated CUDA kernels too they are on the CPU."""
+    """Return the device of a test's tensors, for each device present; for emulated CUDA kernels it is the CPU."""
     if request.param == "emulated":
         request.getfixturevalue("emulated")
         return "cpu"
@@ -61,7 +61,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def restore_threads():
-    """Give torch its number of threads back after a test that changed it."""
+    """Restore torch's number of threads after a test that changes it."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -70,10 +70,10 @@ def restore_threads():
 @pytest.fixture(scope="module")
 def one_thread():
     """
-    Torch with one thread, for the module that asks for it.
+    Run the module that asks for this fixture with one torch thread.
 
-    On small tables a second thread only waits, on a busy machine for long; where times are measured, it would be that
-    wait that is measured.
+    On small tables a second thread only waits, on a busy machine for long; a measured time would be the time of
+    that wait.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -83,7 +83,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def benchmarks():
-    """A function that imports a module of the benchmarks; the repository's root stays off the path."""
+    """Return a function that imports a module of the benchmarks; the repository's root stays off the path."""
     folder = Path(__file__).resolve().parents[1] / "benchmarks"
     spec = importlib.util.spec_from_file_location(
         "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -98,31 +98,31 @@ def benchmarks():
 
 @pytest.fixture(scope="session")
 def tensorflow():
-    """The oracle. Tests that use it carry the marker ``tensorflow`` and are skipped where it is not installed."""
+    """Return TensorFlow, the oracle, or skip the test. Tests with this fixture carry the marker ``tensorflow``."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("tensorflow")
 
 
-# Of the random cases of tests/test_parity.py: others in every run, the same in all of its processes.
+# The seed of the random cases of parity tests: new in every run, the same in all of the run's processes.
 _PARITY_SEED = int(os.environ.setdefault("TORCHSPARSE_REC_PARITY_SEED", str(secrets.randbelow(2**31))))
 
 
 @pytest.fixture(scope="session")
 def parity_seed() -> int:
-    """The seed of the parity check's random cases, which the report begins with."""
+    """Return the seed of the parity check's random cases; pytest prints it at the top of its report."""
     return _PARITY_SEED
 
 
 def pytest_report_header() -> list[str]:
-    """What a failure needs to be repeated, and what is left out."""
+    """Return the seed that repeats a failure, and which tests are left out."""
     lines = [f"parity seed: {_PARITY_SEED}"]
     return lines if torch.cuda.is_available() else [*lines, "no NVIDIA GPU: the tests marked cuda are left out"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of tests/tiers.py."""
+    """Add the options of tests/tiers.py."""
     parser.addoption("--costs", type=Path, help="write the processor's seconds of each test to this file")
     parser.addoption(
         "--touched", default="", help='test files that get the mark "touched", separated by commas, or "everything"'
@@ -130,20 +130,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure where it is asked for."""
+    """Measure each test's cost if ``--costs`` is given."""
     if config.option.costs:
         config.pluginmanager.register(tiers.Costs(), "costs")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was measured, once: in the process that collects the reports of the others."""
+    """Write the measured costs once: in the process that collects the reports of the others."""
     if session.config.option.costs and not hasattr(session.config, "workerinput"):
         session.config.pluginmanager.get_plugin("costs").write(session.config.option.costs)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Say of what has failed how to see it alone."""
+    """Add to a failed test's report the command that runs this test alone."""
     report = yield
     if report.failed:
         seed = f"TORCHSPARSE_REC_PARITY_SEED={_PARITY_SEED} " if "parity_seed" in item.fixturenames else ""
@@ -152,7 +152,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what tests/slow.txt and --touched name; leave out what needs a GPU where there is none."""
+    """Mark the tests that tests/slow.txt and --touched name; leave out GPU tests on a machine without a GPU."""
     tiers.mark(items, config.option.touched)
     config.stash[tiers.COLLECTED] = [item.nodeid for item in items]
     if not torch.cuda.is_available():

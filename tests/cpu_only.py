@@ -1,4 +1,4 @@
-"""The operators that have no CUDA kernel, and why: the one list that the tests of registrations know."""
+"""The operators that have no CUDA kernel, and why: the one list that the tests of registrations read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a torch profiler's trace: what a step copied between host and device, and what it waited for."""
+"""Reads a torch profiler's trace: the copies of a step between host and device, and its waits."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def read_step(trace: dict[str, Any], name: str = "step") -> Step:
 
     Args:
         trace: what ``export_chrome_trace`` writes.
-        name: of the range; there must be one.
+        name: the name of the range; there must be exactly one such range.
 
     Returns:
-        How many kernels were launched, the copies to and from the host, also those that ran on the device only after
-        the range, and the calls that waited.
+        How many kernels were launched, the copies to and from the host (also those that ran on the device only after
+        the range), and the calls that waited.
 
     Raises:
-        ValueError: no such range, or several.
+        ValueError: the trace has no such range, or several.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     ranges = [event for event in events if event.get("cat") == "user_annotation" and event["name"] == name]

@@ -11,5 +11,5 @@ _CUDA = [pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_availabl
 DEVICES = [*KERNELS, *_CUDA]
 HARDWARE = ["cpu", *_CUDA]
 RARELY_EMULATED = [*HARDWARE, pytest.param("emulated", marks=pytest.mark.slow)]
-# For a test of what the CPU's kernels alone have or promise, in a file whose tests run with both.
+# For a test of properties of the CPU's kernels alone, in a file whose other tests run on both kinds of kernels.
 cpu_only = pytest.mark.parametrize("kernels", ["cpu"], indirect=True)

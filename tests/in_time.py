@@ -1,11 +1,11 @@
 """
-Runs tests as long as there is time, in several processes; what is known of them is in files at once.
+Runs tests as long as there is time, in several processes; results are written to files at once.
 
 ``python tests/in_time.py --workers N --until TIME --log FILE ...`` hands the other arguments to pytest, and this file
 as a plugin. It stops at TIME (seconds since 1970). FILE gets a line whenever a test is ``collected``, has ``begun``,
-and has ``passed``, ``failed`` or was ``skipped``; ``failures.txt`` beside it gets what failed, with its traceback. What
-the logs in that folder say was begun is not run again. A test that hangs, or leaves a GPU behind that no longer
-answers, takes its process along; another goes on with the next.
+and has ``passed``, ``failed`` or was ``skipped``; ``failures.txt`` beside it gets the failures, with their tracebacks.
+A test that the logs in that folder list as begun is not run again. A test that hangs, or leaves a GPU behind that no
+longer answers, ends its process; another process goes on with the next test.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 
 import pytest
 
-# For what still runs when the time is over, a hanging test too.
+# Seconds for a test that still runs when the time is over, also if it hangs.
 LAST_SECONDS = 10.0
-# Of tracebacks: where all tests fail, the first ones say why.
+# Bytes of tracebacks that are written whole: if all tests fail, the first ones say why.
 MOST_BYTES = 8_000_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Say which tests, until when, and where to write."""
+    """Add the options that say which tests to run, until when, and where to write."""
     parser.addoption("--part", default="0/1", help="K/N: of N tests one after another the one after K")
     parser.addoption("--until", type=float, required=True)
     parser.addoption("--log", type=Path, required=True)
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to write."""
+    """Register the plugin that writes the log."""
     config.pluginmanager.register(_Writer(config))
 
 
@@ -55,7 +55,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put some to the end, take this process's part, and leave out what was begun."""
+    """Move some tests to the end, take this process's part, and leave out those that have begun before."""
     last, (part, parts) = set(config.option.last.split(",")), map(int, config.option.part.split("/"))
     items.sort(key=lambda item: item.nodeid.partition("[")[0].rpartition("::")[2] in last)
     lines = [line for log in config.option.log.parent.glob("*.log") for line in log.read_text().splitlines()]
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _Writer:
-    """Writes what happens, and sees to the time. All processes write to the same files, each text in one piece."""
+    """Writes what happens, and watches the time. All processes write to the same files, each text in one piece."""
 
     def __init__(self, config: pytest.Config) -> None:
         path, flags = config.option.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -81,17 +81,17 @@ class _Writer:
         os.write(self.failures, f"== {test}\n{text}\n\n".encode())
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note a file that could not be collected: one process does."""
+        """Log a file that could not be collected, in one process alone."""
         if report.failed and self.first:
             self._write_failure(report.nodeid, report.longreprtext)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Note what is to be run."""
+        """Log the tests that are to be run."""
         self._write(*(f"collected {item.nodeid}" for item in session.items))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Run a test for no longer than it may, and none after it if the time is over or the GPU broken."""
+        """Run a test for no longer than it may, and none after it if the time is over or the GPU no longer answers."""
         self._write(f"begun {item.nodeid}")
         left = max(self.until - time.time(), 0.0)
         faulthandler.dump_traceback_later(min(self.hanging, left + LAST_SECONDS), exit=True, file=self.failures)
@@ -107,7 +107,7 @@ class _Writer:
         return done
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a test ended."""
+        """Log how a test ended."""
         if report.failed:
             self._write_failure(report.nodeid, report.longreprtext)
         elif report.when == "call" or report.skipped:
@@ -115,13 +115,13 @@ class _Writer:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Tell a process that came to its end, or stopped in time, from one that died."""
+        """Set the status OK if the process came to its end or stopped in time, to tell it from one that died."""
         if session.exitstatus in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
             session.exitstatus = pytest.ExitCode.OK
 
 
 def _gpu_error() -> RuntimeError | None:
-    """After an illegal access every call of this process fails, and would say so of every test that follows."""
+    """Return the GPU's error, if any: after an illegal access every call fails, also in every later test."""
     try:
         if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -131,7 +131,7 @@ def _gpu_error() -> RuntimeError | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Start the processes, and each again that died. Returns 0 if all tests that ran have passed."""
+    """Start the processes, and restart each that died. Return 0 if all tests that ran have passed."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--until", type=float, required=True)

@@ -1,4 +1,4 @@
-"""A table in each kind of module, for tests that try the same on all of them."""
+"""A table in each kind of module, for tests that run the same on all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchsparse_rec import nn
 
 
 def table_of(kind: str, grad_mode: str | None, rows: int, dim: int, **of_variable: Any) -> torch.nn.Module:
-    """``kind``: "table", "bag", "collection" or "variable", which has no rows yet."""
+    """Return a table of a kind: "table", "bag", "collection" or "variable", which has no rows yet."""
     if kind == "table":
         return nn.Embedding(rows, dim, grad_mode=grad_mode)
     if kind == "bag":
@@ -24,7 +24,7 @@ def table_of(kind: str, grad_mode: str | None, rows: int, dim: int, **of_variabl
 
 
 def looked_up(table: torch.nn.Module, ids: Tensor) -> Tensor:
-    """As a tensor; of a collection the ids of a matrix are pooled by its rows."""
+    """Look up ids and return a tensor; a collection pools the ids of a matrix by its rows."""
     if isinstance(table, nn.EmbeddingBagCollection):
         return table({"f": ids if ids.dim() == 2 else ids.view(-1, 1)}).values()
     return table(ids)  # type: ignore[no-any-return]
@@ -40,5 +40,5 @@ class WithHead(torch.nn.Module):
         self.head = torch.nn.Linear(4, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """What the layer makes of the rows."""
+        """Apply the layer to the rows that a lookup of ``ids`` gives."""
         return self.head(looked_up(self.tables, ids))  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
-"""Programs that run as two processes, which find each other by gloo."""
+"""Programs that run as two processes, connected by gloo."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-# What each process begins with.
+# The beginning of each process's program.
 BEGIN = """
 import sys
 import torch
@@ -18,7 +18,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
 
 
 def run_two(program: str, folder: Path, seconds: float = 120) -> list[str]:
-    """What both print: a program knows its ``rank``, and a ``folder`` that they share."""
+    """Run a program twice, with its ``rank`` and a ``folder`` that both share. Return what each prints."""
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", BEGIN + program + "\ndist.destroy_process_group()\n"]

@@ -15,7 +15,7 @@ Program = Callable[[Any], Any]
 
 
 def plain(value: Any) -> Any:
-    """A result of either side as Python values, with the names of its parts and dtypes."""
+    """Return a result of either side as Python values, with the names of its parts and dtypes."""
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
     kind = type(value).__name__
@@ -41,7 +41,7 @@ def sparse(tf: Any, indices: list, values: Any, shape: list[int]) -> Any:
 
 
 def check_same(program: Program, tensorflow: Any) -> None:
-    """Of results and their dtypes; of failures whether both are TypeErrors."""
+    """Compare results and their dtypes; if TensorFlow fails, check that both or neither raise a TypeError."""
     try:
         wanted = plain(program(tensorflow))
     except Exception as error:  # whatever TensorFlow raises

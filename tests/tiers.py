@@ -1,11 +1,11 @@
 """
-Which tests run every day, chosen by what they cost.
+Which tests run every day, chosen by their cost.
 
-``make test-full`` runs all tests and measures the processor's seconds of each, its child processes included; then
-``make tiers`` lists in tests/slow.txt what takes more than DAILY_SECONDS. The daily tests leave that out, so that they
-end within minutes; CI runs it where it has been touched. What bears the mark ``full`` takes minutes by itself: nothing
-but ``make test-full`` runs that. Of each test function the cheapest case stays, if it takes no more than
-CHEAPEST_SECONDS; and what tests/always.txt lists stays whatever it takes.
+``make test-full`` runs all tests and measures each test's processor time in seconds, its child processes included;
+then ``make tiers`` lists the tests above DAILY_SECONDS in tests/slow.txt. The daily tests leave these out, so that
+they end within minutes; CI runs them where they have been touched. A test with the mark ``full`` takes minutes by
+itself: nothing but ``make test-full`` runs it. Of each test function the cheapest case stays daily, if it takes no
+more than CHEAPEST_SECONDS; and the tests in tests/always.txt stay daily whatever they take.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ COLLECTED = pytest.StashKey[list[str]]()
 
 
 def function_of(test: str) -> str:
-    """The test's name without the case in brackets."""
+    """Return the test's name without the case in brackets."""
     return test.partition("[")[0]
 
 
 def listed(path: Path) -> set[str]:
-    """The tests of a list: a line is a test function, all of whose cases are meant, or one case; # begins a remark."""
+    """Return the tests of a list: a line is one case, or a test function with all its cases; # begins a comment."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {line for line in (line.partition("  #")[0].strip() for line in lines) if line and line[0] != "#"}
 
 
 def is_listed(test: str, lines: set[str]) -> bool:
-    """Whether a list has the test, or the function of which it is a case."""
+    """Say whether a list has the test, or the function of which the test is a case."""
     return test in lines or function_of(test) in lines
 
 
 def unknown(tests: Iterable[str]) -> list[str]:
-    """The lines of both lists that are neither a test nor the function of one."""
+    """Return the lines of both lists that name neither a test nor the function of one."""
     known = set(tests)
     return sorted((listed(SLOW) | listed(ALWAYS)) - known - {function_of(test) for test in known})
 
 
 def mark(items: list[pytest.Item], touched: str) -> None:
-    """Give tests the marks ``slow``, as tests/slow.txt says, and ``touched``, as its files are given by commas."""
+    """Mark tests ``slow`` as tests/slow.txt says, and ``touched`` if their file is in the comma-separated list."""
     slow, files = listed(SLOW), set(touched.split(","))
     for item in items:
         if is_listed(item.nodeid, slow):
@@ -63,7 +63,7 @@ def mark(items: list[pytest.Item], touched: str) -> None:
 
 
 def chosen(costs: dict[str, float], always: set[str]) -> list[str]:
-    """The lines of tests/slow.txt, by what each test has cost."""
+    """Choose the lines of tests/slow.txt from the cost of each test."""
     cases: dict[str, list[str]] = defaultdict(list)
     for test in sorted(costs, key=lambda test: (costs[test], test)):
         cases[function_of(test)].append(test)
@@ -76,12 +76,12 @@ def chosen(costs: dict[str, float], always: set[str]) -> list[str]:
 
 
 class Costs:
-    """A pytest plugin: the processor's seconds of every test, in whatever process it has run."""
+    """A pytest plugin: the processor time of every test in seconds, in whichever process it has run."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._begin = 0.0
-        # What is imported once is not the cost of the test that happens to be the first.
+        # Imports happen once: they must not count as costs of the test that happens to be the first.
         for name in ("torch._dynamo", "torch._inductor", "tensorflow"):
             if importlib.util.find_spec(name) is not None:
                 with warnings.catch_warnings():
@@ -90,38 +90,38 @@ class Costs:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> object:
-        """Note the clock before fixtures are made."""
+        """Read the clock before fixtures are made."""
         self._begin = sum(os.times()[:4])
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> object:
-        """Note what the test has cost where xdist carries it to the process that reports."""
+        """Note the test's cost in the property that xdist sends to the reporting process."""
         try:
             return (yield)
         finally:
             item.user_properties.append(("processor_seconds", sum(os.times()[:4]) - self._begin))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect what was noted."""
+        """Collect the costs that were noted."""
         if report.when == "teardown":
             self.seconds[report.nodeid] = dict(report.user_properties)["processor_seconds"]
 
     def write(self, path: Path) -> None:
-        """Write a line for each test, the dearest first."""
+        """Write a line for each test, the most expensive first."""
         tests: Iterable[str] = sorted(self.seconds, key=lambda test: -self.seconds[test])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{self.seconds[test]:8.3f}  {test}\n" for test in tests))
 
 
 def read(path: Path) -> dict[str, float]:
-    """The seconds that :meth:`Costs.write` has written."""
+    """Return the seconds that :meth:`Costs.write` has written, by test."""
     lines = (line.split(maxsplit=1) for line in path.read_text().splitlines())
     return {test: float(seconds) for seconds, test in lines}
 
 
 def main(path: Path) -> None:
-    """Write tests/slow.txt by the costs in a file, and print what daily and slow tests take."""
+    """Write tests/slow.txt from a file of costs, and print what daily and slow tests take."""
     costs, always = read(path), listed(ALWAYS)
     SLOW.write_text("".join(f"{line}\n" for line in chosen(costs, always)))
     slow = listed(SLOW)

@@ -1,4 +1,4 @@
-"""The benchmarks: how medians and ratios are made, the command line, and one row from end to end."""
+"""The benchmarks: how medians and ratios are computed, the command line, and one row from end to end."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def scripted_clock(log, times):
-    """A clock that notes which call it is given and answers its scripted times, first ones high."""
+    """Return a clock that logs each call it is given and answers with scripted times, the first of them high."""
 
     def clock(call, calls, device):
         log.append((call, calls))
@@ -105,7 +105,7 @@ def test_json_in_a_folder_is_named_after_the_device(benchmarks, tmp_path):
 
 
 def failing_row(rows, log):
-    """A row whose candidate gives a wrong result."""
+    """Return a benchmark row whose candidate gives a wrong result."""
 
     def check():
         raise AssertionError("3 is not 4")
@@ -132,7 +132,7 @@ def test_failing_check_is_not_timed_and_stops_no_other_row(benchmarks, monkeypat
 
 
 def test_rows_are_written_as_they_come(benchmarks, restore_threads):
-    """A row that cannot run, whatever it raises, leaves what was before it and stops no other."""
+    """Run a row that raises: the rows before it stay written, and the rows after it still run."""
     rows, report, seen = benchmarks("rows"), benchmarks("report"), []
     fine = rows.Row("fine/row", "nothing", lambda options: rows.Case(lambda: lambda: None, {}, lambda: None))
 
@@ -149,7 +149,7 @@ def test_rows_are_written_as_they_come(benchmarks, restore_threads):
 
 
 def test_a_gpu_that_no_longer_answers_ends_the_rows(benchmarks, monkeypatch):
-    """Every other would fail, and none of them by its own fault."""
+    """End the run when the GPU no longer answers: every later row would fail through no fault of its own."""
     rows, report, seen = benchmarks("rows"), benchmarks("report"), []
 
     def broken(*_):
@@ -178,7 +178,7 @@ def test_unavailable_peers_have_no_figures(benchmarks, restore_threads):
 
 
 def two_pairs(timing):
-    """Peers that take 1.5 and 400 times as long."""
+    """Return timings of two peers that take 1.5 and 400 times as long as the candidate."""
     return {
         "fast": timing.Pair(1.0, 1.5, timing.FULL, timing.FULL),
         "slow": timing.Pair(1.0, 400.0, timing.FULL, timing.SLOW),
@@ -209,7 +209,7 @@ def test_targets_and_limits_are_marked(benchmarks):
 
 @pytest.fixture
 def gpu_result(benchmarks):
-    """A result as a GPU would give it: 2 GB/s of 4, a million ids in a millisecond, and targets it half reaches."""
+    """Return a result that a GPU might give: 2 GB/s of 4, a million ids in 1 ms, and targets that it half reaches."""
     rows, report, timing = benchmarks("rows"), benchmarks("report"), benchmarks("timing")
     wanted = rows.CudaTargets(copy_share=0.6, fastest_peer=1.2, peers={"slow": 500.0}, ids_per_second=0.5e9)
     row = rows.Row("some/row", "nothing", lambda options: None, {"slow": 2.0}, wanted, "another: 92 % of peak")
@@ -279,7 +279,7 @@ def test_the_table_has_a_gpus_figures_and_marks(benchmarks, gpu_result, tmp_path
 
 
 def test_the_committed_table_is_that_of_the_committed_results(benchmarks):
-    """After a change of rows or results: python -m benchmarks --table."""
+    """Compare the table with the results; where they differ, write it anew: python -m benchmarks --table."""
     table = benchmarks("table")
     assert (table.RESULTS / "README.md").read_text() == table.text(benchmarks("__main__").ROWS, table.RESULTS)
 
@@ -288,7 +288,7 @@ def test_the_committed_table_is_that_of_the_committed_results(benchmarks):
 
 
 def test_zipf_ids_follow_the_law(benchmarks):
-    """Frequencies of the ranks, within five standard deviations of the k ** -1.05 of exactly this many rows."""
+    """Count each rank: within five standard deviations of k ** -1.05 of exactly this many rows."""
     ids, rows, count = benchmarks("ids"), 1_000, 400_000
     drawn = ids.zipf_ids(count, rows, "cpu")
     assert drawn.dtype == torch.int64 and drawn.min() >= 0 and drawn.max() < rows
@@ -326,7 +326,7 @@ def test_bags_of_about_twenty(benchmarks):
 
 
 def test_bytes_are_those_of_the_formula(benchmarks):
-    """Ids, one row per lookup, the result: by hand for two bags of three ids in a table of rows of 4 floats."""
+    """Add up ids, one row per lookup and the result by hand: two bags, three ids each, rows of 4 floats."""
     embedding = benchmarks("embedding")
     assert embedding.bag_kind("sum").bytes_moved(4, 6, 2) == 6 * 8 + 6 * 16 + 2 * 16 + 2 * 8
     assert embedding.bag_kind("max").bytes_moved(4, 6, 2) == 6 * 8 + 6 * 16 + 2 * 16 + 2 * 8 + 2 * 4 * 8
@@ -352,7 +352,7 @@ def test_rows_for_gpus_run_on_a_cpu_too(benchmarks, name, restore_threads):
 
 # ---- Instructions ---------------------------------------------------------------------------------------------------
 
-# As `ncu --csv --page raw --print-units base` prints it, after the lines of the program and of the profiler.
+# The output of `ncu --csv --page raw --print-units base`, after the lines of the program and of the profiler.
 NCU = """==PROF== Connected to process 7
 ==PROF== Profiling "to_hash_bucket_kernel" - 0: 0%....100% - 1 pass
 "ID","Process ID","Kernel Name","smsp__inst_executed.sum"
@@ -371,7 +371,7 @@ def test_counts_of_instructions_are_read(benchmarks):
 
 
 def test_the_limit_by_instructions(benchmarks):
-    """One instruction of a warp for each id: 100 multiprocessors at 1 GHz issue four each in a cycle."""
+    """Compute the limit by hand: one warp instruction per id; 100 multiprocessors at 1 GHz issue four per cycle."""
     assert benchmarks("instructions").limit(1 << 20, 100, 1e9) == 400e9
 
 

@@ -23,14 +23,14 @@ def stage(benchmarks, name, program, seconds=30.0, folder=ROOT, **more):  # noqa
 
 @pytest.fixture
 def report(benchmarks, tmp_path):  # noqa: F811
-    """A report in an empty folder."""
+    """Return a report in an empty folder."""
     made = benchmarks("gpu").Report(tmp_path, {"device": "NVIDIA GPU", "driver": "580", "commit": "abc"})
     made.write()
     return made
 
 
 def test_the_driver_needs_no_torch():
-    """It says what is missing, also where that is torch."""
+    """Import the driver without torch, so that it can also say that torch is missing."""
     program = "import sys; sys.modules['torch'] = None; from benchmarks import gpu"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
@@ -64,7 +64,7 @@ def test_a_stage_fails(benchmarks, tmp_path):  # noqa: F811
 
 
 def test_a_stage_that_takes_too_long_is_ended_with_what_it_started(benchmarks, tmp_path):  # noqa: F811
-    """A child that ignores polite requests and holds the output open is ended too."""
+    """End a child process too that ignores SIGTERM and keeps the output open."""
     child = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(10**6)"
     )
@@ -89,7 +89,7 @@ def test_a_tool_that_cannot_work_on_a_machine_is_no_failure(benchmarks, tmp_path
 
 @pytest.fixture
 def run_tests(benchmarks, tmp_path, monkeypatch):  # noqa: F811
-    """A function that runs planted tests as a stage, and says what became of it and of them."""
+    """Return a function that runs planted tests as a stage and returns the outcomes of the stage and of the tests."""
     gpu = benchmarks("gpu")
     monkeypatch.setattr(gpu, "BUILD", tmp_path)
     monkeypatch.setattr(gpu, "WORKERS", 2)
@@ -107,7 +107,7 @@ def run_tests(benchmarks, tmp_path, monkeypatch):  # noqa: F811
     return run
 
 
-# Python's lock is not given back: only another thread of C can end it.
+# This call keeps Python's lock: only a thread of C can end the process.
 PLANTED = """
 import ctypes, os
 def test_fails():
@@ -120,7 +120,7 @@ def test_hangs():
 
 
 def test_a_failing_and_a_hanging_test_are_named(run_tests, tmp_path):
-    """And the test after the hanging one is run."""
+    """Run the test after the hanging one too."""
     outcome, found = run_tests(PLANTED + "def test_after():\n    pass\n", arguments=["--hanging", "2"])
     assert outcome.result == "failed" and found["passed"] == 2 and not found["not run"]
     assert (found["failed"], found["begun"]) == (["test_fails"], ["test_hangs"])
@@ -129,7 +129,7 @@ def test_a_failing_and_a_hanging_test_are_named(run_tests, tmp_path):
 
 
 def test_failures_are_written_before_the_end(run_tests, tmp_path):
-    """The stage is ended from outside, while a test hangs."""
+    """End the stage from outside while a test hangs."""
     outcome, found = run_tests(PLANTED, limit=6.0, arguments=["--until", str(time.time() + 1000), "--hanging", "999"])
     assert outcome.result == "timed out" and "1 did not end" in outcome.note
     assert (found["failed"], found["begun"]) == (["test_fails"], ["test_hangs"])
@@ -157,7 +157,7 @@ def test_slow(n):
 
 
 def test_a_gpu_that_no_longer_answers_takes_one_process_along(run_tests, tmp_path):
-    """The test that broke it has failed, whatever it says itself."""
+    """Count the test that broke the GPU as failed, even if it passed by itself, and run the next in a new process."""
     source = """
 import sys, types
 def test_breaks():
@@ -173,7 +173,7 @@ def test_after():
 
 
 def test_a_file_that_needs_what_is_not_installed_is_no_failure(run_tests):
-    """Any other file that cannot be imported is one."""
+    """Count a file that cannot be imported as failed, unless pyarrow or hypothesis is not installed."""
     assert run_tests("raise ModuleNotFoundError(\"No module named 'pyarrow'\")")[1]["failed"] == []
     outcome, found = run_tests("raise ModuleNotFoundError(\"No module named 'torchsparse_rec.ops'\")")
     assert outcome.result == "failed" and len(found["failed"]) == 1
@@ -225,7 +225,7 @@ def test_without_a_library_nothing_else_runs(benchmarks, report):  # noqa: F811
 
 
 def test_stages_share_what_is_left(benchmarks, report, monkeypatch):  # noqa: F811
-    """However much it is; the first ones, without which there are no others, may take all of it."""
+    """Divide any amount of time among the stages; the first, without which no other can run, may take all of it."""
     gpu, limits = benchmarks("gpu"), []
 
     def note_limit(given, limit, log, on_line):
@@ -284,21 +284,21 @@ def test_all_stages_fit_into_ten_minutes(benchmarks, tmp_path, monkeypatch):  # 
         "tests",
     ]
     assert 60 * given.minutes < 600 and stages[1].most == 60
-    # With libraries built beforehand, the tests that come first have their hundred seconds and those to stop in.
+    # With libraries built beforehand, the first tests have their hundred seconds, and the seconds to stop in.
     shares = [each.share or 0 for each in stages]
     assert (60 * given.minutes - 60) * shares[2] / sum(shares) > 100 + gpu.STOPPING_SECONDS
     before = time.time()
     memcheck, racecheck = stages[5:7]
     command = memcheck.command(50.0)
     assert command[:3] == ["/usr/bin/compute-sanitizer", "--tool", "memcheck"]
-    # Eight tenths of what is left, from now on.
+    # Eight tenths of the time that is left from now on.
     assert before < float(command[-1]) - 0.8 * 50 < time.time()
     assert memcheck.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1" and memcheck.most == 90
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" not in racecheck.environment
 
 
 def test_figures_are_taken_over_as_they_come(benchmarks, report, tmp_path):  # noqa: F811
-    """The report has the rows that were measured before a stage was ended."""
+    """Report the rows that were measured before their stage was ended."""
     row = {"name": "some/row", "what": "", "sizes": "3 x 4", "failed": "no memory\nmore"}
     content = {"machine": {"device": "x", "torch": "2.11"}, "quick": False, "copy_gb_per_second": 4000.0, "rows": [row]}
     (tmp_path / "benchmarks.json").write_text(json.dumps(content))
@@ -337,7 +337,7 @@ def row_that_reached(name, reached, peers=(), facts=()):
 
 
 def test_the_report_says_what_to_do_next(benchmarks, report, tmp_path):  # noqa: F811
-    """What failed, in the order of the stages, then rows by what share of their target they reach."""
+    """List what failed, in the order of the stages, then rows by the share of their target that they reach."""
     peer = {"name": "torch", "ratio": 0.3, "target": 1.0, "passed": False}
     unjudged = {**peer, "passed": None}
     memory = {"name": "peak", "value": 8.0, "limit": 4.0, "unit": "GB", "passed": False}
@@ -375,7 +375,7 @@ def test_with_nothing_wrong_there_is_nothing_to_do(benchmarks, report):  # noqa:
     assert report.content()["next"] == ["nothing: all that ran is as it should be"]
 
 
-# In the form of Nsight Compute 2025.3: its own lines, a head, units, a line for each launch.
+# The output of Nsight Compute 2025.3: its own lines, a head, units, a line for each launch.
 WATCHED = """==PROF== Connected to process 4242 (/usr/bin/python3.12)
 ==PROF== Profiling "bags_kernel" - 0: 0%....50%....100% - 8 passes
 ==PROF== Disconnected from process 4242
@@ -410,7 +410,7 @@ def test_nsight_computes_figures_are_read(benchmarks, report, tmp_path):  # noqa
 
 @pytest.mark.parametrize("program", ["figures", "refused"])
 def test_nsight_compute_is_run_where_it_may_be(benchmarks, tmp_path, monkeypatch, program):  # noqa: F811
-    """A program in its place writes what it would: figures, or that the counters may not be read."""
+    """Put a program in the place of ncu that writes figures, or that the counters may not be read."""
     gpu, kernels = benchmarks("gpu"), benchmarks("kernels")
     monkeypatch.setattr(gpu, "find_tool", lambda name: None)
     assert gpu.kernels_stage(50, tmp_path).skip == "ncu is not installed"
@@ -464,7 +464,7 @@ def test_compute_sanitizer_is_found_on_the_path_and_in_the_toolkit(benchmarks, t
 
 
 def test_small_cases_run_every_operator_within_their_time(capsys):
-    """What compute-sanitizer watches, on the CPU."""
+    """Run on the CPU the small cases that compute-sanitizer watches on a GPU."""
     first = [make().operator for make in cuda_small_cases.cases()[: len(SAMPLES)]]
     assert set(first) == set(SAMPLES)
     assert cuda_small_cases.main(["--device", "cpu", "--most", "60"]) == 0

@@ -1,4 +1,4 @@
-"""The benchmarks of prebatched files: what is drawn, and that both sides read the same rows."""
+"""The benchmarks of prebatched files: what data is drawn, and that both sides read the same rows."""
 
 import importlib.util
 
@@ -18,7 +18,7 @@ def test_ids_are_those_of_their_spread(benchmarks):  # noqa: F811
     ranked, scattered, uniform = (draw(spread, 200_000, 1) for spread in ("zipf-ranked", "zipf", "uniform"))
     for ids in (ranked, scattered, uniform):
         assert ids.dtype == torch.int64 and 0 <= int(ids.min()) <= int(ids.max()) < 400_000
-    # Of Zipf(1.05) over 400,000 rows the most popular takes 1 / sum(k ** -1.05).
+    # The most popular of 400,000 rows takes 1 / sum(k ** -1.05) of Zipf(1.05).
     share = 1 / float((torch.arange(1, 400_001, dtype=torch.float64) ** -1.05).sum())
     assert float((ranked == 0).double().mean()) == pytest.approx(share, rel=0.03)
     assert torch.equal(

@@ -25,7 +25,7 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 @pytest.fixture
 def no_tensorflow(benchmarks, monkeypatch):  # noqa: F811
-    """Rows without that peer: its functions take seconds to compile."""
+    """Leave TensorFlow out of the benchmark rows: its functions take seconds to compile."""
     rows = benchmarks("rows")
 
     def missing(options):
@@ -74,7 +74,7 @@ def test_a_side_that_trains_something_else_is_seen(benchmarks):  # noqa: F811
 
 
 def test_bytes_of_a_step_are_those_of_the_formula(benchmarks):  # noqa: F811
-    """Two features, one and two ids in a bag, so many rows that none comes twice: by hand."""
+    """Compute the bytes by hand for two features, one and two ids in a bag, and too many rows for any to come twice."""
     shape = benchmarks("many_tables").Shape((1, 2), 10**9, 8, ((4, "mean"),))
     assert shape.ids() == 24
     forward = 24 * 8 + 24 * 16 + 2 * 8 * 2 * 16
@@ -99,7 +99,7 @@ def test_gradients_of_adams_update_are_of_fresh_rows(benchmarks):  # noqa: F811
 
 
 def test_sides_in_processes_of_their_own_take_turns(benchmarks, monkeypatch, capsys):  # noqa: F811
-    """What a process would print, printed here."""
+    """Print in this process what the processes of the two sides would print."""
     adam, rows, timing, ran = benchmarks("adam"), benchmarks("rows"), benchmarks("timing"), []
 
     def print_side(side, *rest):
@@ -145,7 +145,7 @@ def test_pairs_that_a_row_takes_itself(benchmarks):  # noqa: F811
 
 
 def point(choice, dense, sparse, fused, **more):
-    """A point as it is measured."""
+    """Return one point of the measurements, with times in ms."""
     given = {"rows": 1_000, "dim": 4, "batch": 256, "optimizer": "SGD", **more}
     return {**given, "choice": choice, "ms": {"dense": dense, "sparse": sparse, "fused": fused, "auto": 2 * dense}}
 

@@ -13,7 +13,7 @@ needs_tensorflow = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is 
 
 @pytest.fixture
 def no_tensorflow(benchmarks, monkeypatch):  # noqa: F811
-    """Rows without that peer: its functions take seconds to compile."""
+    """Leave TensorFlow out of the benchmark rows: its functions take seconds to compile."""
     rows = benchmarks("rows")
 
     def missing(options):

@@ -183,7 +183,7 @@ def test_sparse_gradient_of_an_intermediate_tensor_and_by_autograd_grad(device):
 
 
 def test_second_derivative(device):
-    # As TensorFlow: through v * v around the operator. output = [a^2 + c^2, c^2].
+    # The gradient, as in TensorFlow, goes through v * v around the operator. output = [a^2 + c^2, c^2].
     data = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=device, requires_grad=True)
     output = tf.sparse.segment_sum(data * data, [0, 2, 2], [0, 0, 1])
     (first,) = torch.autograd.grad((output * output).sum(), data, create_graph=True)

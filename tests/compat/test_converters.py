@@ -39,7 +39,7 @@ def name(dtype):
 
 
 def aligned(count, offset=0, dtype=torch.float32):
-    """``count`` numbers whose memory begins ``offset`` elements after a multiple of 64 bytes."""
+    """Return ``count`` numbers whose memory begins ``offset`` elements after a multiple of 64 bytes."""
     memory = torch.arange(count + offset + 64).to(dtype)
     start = (-memory.data_ptr() % 64) // memory.element_size()
     return memory[start + offset : start + offset + count]
@@ -76,7 +76,7 @@ def test_aligned_memory_is_shared_and_other_memory_copied(tensorflow):
         converted = converters.tensor_to_tensorflow(tensor)
         before = tensor.clone()
         tensor.fill_(-1)
-        # TensorFlow would end the process here on memory it takes for aligned.
+        # TensorFlow would end the process here: it would take this memory for aligned.
         doubled = converted + converted
         assert doubled.numpy().tolist() == (2 * before).tolist()
     unshared = aligned(256)

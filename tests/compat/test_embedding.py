@@ -1,4 +1,4 @@
-"""compat.tensorflow's lookups against TensorFlow: random problems with their gradients, and the odd ones by hand."""
+"""compat.tensorflow's lookups against TensorFlow: random problems with their gradients, and odd ones made by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ random_problems = settings(
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays for both sides."""
+    """One lookup, as NumPy arrays for TensorFlow and for torch."""
 
     shards: list[np.ndarray]
     indices: np.ndarray
@@ -243,7 +243,7 @@ ODD = {
 
 
 def _nan(api: Any, **arguments: Any) -> Any:
-    """Row 0 has a NaN among its weights, row 2 none."""
+    """Look up ids of which row 0 has a NaN among its weights, and row 2 has none."""
     table = arguments.pop("table", TABLE)
     ids, weights = (
         _sparse(api, [0, 0, 2], [2, 0, 0], [3, 2]),
@@ -262,7 +262,7 @@ ODD |= {
 
 @pytest.mark.parametrize("name", ODD)
 def test_odd_ones(tensorflow: Any, name: str) -> None:
-    """The same results, and the same calls fail."""
+    """Compare results with TensorFlow's, or fail where TensorFlow fails."""
     try:
         wanted = ODD[name](tensorflow)
     except Exception:

@@ -46,7 +46,7 @@ INPUTS: dict[str, Any] = {
 
 
 def theirs(value: Any, tf: Any) -> Any:
-    """The same input for Keras."""
+    """Return the Keras form of an input of torch or NumPy."""
     if isinstance(value, SparseTensor):
         return tf.SparseTensor(theirs(value.indices, tf), theirs(value.values, tf), theirs(value.dense_shape, tf))
     if isinstance(value, RaggedTensor):
@@ -70,7 +70,7 @@ def assert_same(actual: Any, wanted: Any) -> None:
 
 
 def compare(layer: str, inputs: Any, tf: Any, keras: Any, **arguments: Any) -> None:
-    """Equal results, or an error on both sides."""
+    """Check that both layers give equal results, or that both raise an error."""
     try:
         wanted = getattr(keras.layers, layer)(**arguments)(theirs(inputs, tf))
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError):

@@ -164,7 +164,7 @@ def test_inverted_lookups_of_every_form() -> None:
 
 
 def test_where_keras_is_wrong() -> None:
-    """Rows of PARITY.md: what is not copied."""
+    """Test the rows of PARITY.md that name what is not copied from Keras."""
     layer = ours.StringLookup(vocabulary=["a", "b"], mask_token="m", output_mode="one_hot", sparse=True)
     assert layer([["a", "m"]]).indices.tolist() == [[0, 0, 1]]  # Keras: an index of 2 ** 63 - 1 for the mask
     layer = ours.StringLookup(vocabulary=["a", "b"], output_mode="tf_idf", idf_weights=[0.5, 2.0], sparse=True)
@@ -237,7 +237,7 @@ def test_words_that_are_no_text_are_shown_and_written() -> None:
     assert "StringLookup" in repr(layer) and layer.get_vocabulary() == ["[UNK]", "a", "\udcff"]
     twin = ours.StringLookup.from_config(layer.get_config())
     assert twin([b"\xff", b"a", b"z"]).tolist() == layer([b"\xff", b"a", b"z"]).tolist() == [2, 1, 0]
-    # Words are written as they were given, whatever they are shown as.
+    # A configuration holds the words as they were given, whatever their encoding.
     latin = ours.StringLookup(vocabulary=["é"], encoding="latin-1")
     assert ours.StringLookup.from_config(latin.get_config())(["é"]).tolist() == [1]
 
@@ -253,7 +253,7 @@ def test_words_that_are_no_text_are_shown_and_written() -> None:
     ],
 )
 def test_one_carriage_return_ends_a_line(tmp_path: Any, text: bytes, words: list[str]) -> None:
-    """Of layers and of columns, which read files by one function."""
+    """Read one file by a layer and by a column: both use one function."""
     from torchsparse_rec import features
 
     file = tmp_path / "words"
@@ -272,7 +272,7 @@ def test_a_file_of_integers_holds_no_underscores(tmp_path: Any) -> None:
 
 
 def test_tf_idf_of_data_that_has_nothing_but_the_token_for_others() -> None:
-    """Which is no entry of the vocabulary: Keras warns of a mean of nothing, and its weight is NaN."""
+    """Give NaN as the token's weight: the token is no entry of the vocabulary, and Keras warns of an empty mean."""
     layer = ours.StringLookup(output_mode="tf_idf")
     layer.adapt(["[UNK]", "[UNK]"])
     assert layer.get_vocabulary() == ["[UNK]"] and torch.isnan(layer.idf_weights).all()
@@ -282,7 +282,7 @@ def test_tf_idf_of_data_that_has_nothing_but_the_token_for_others() -> None:
 
 
 class Foreign:
-    """An array of a library that knows of no dtype and no copy."""
+    """An array of a library that knows neither ``dtype`` nor ``copy``."""
 
     def __init__(self, array: Any) -> None:
         self.array = np.array(array)
@@ -299,7 +299,7 @@ NUMBERS = (
 
 
 def test_bins_are_found_in_float32() -> None:
-    """float16 has neither 0.99999 nor 2049; as Keras 3.15 answers."""
+    """Find bins in float32 as Keras 3.15 does, whatever the dtype: float16 has neither 0.99999 nor 2049."""
     for dtype in ("float16", "bfloat16", "float64"):
         layer = ours.Discretization([0.1, 1.0, 2048.5], dtype=dtype)
         assert layer(NUMBERS[0]).tolist() == [1, 1, 2, 1, 3]
@@ -325,7 +325,7 @@ def test_bins_of_every_dtype_are_keras(tensorflow: Any, dtype: str) -> None:
 @pytest.mark.parametrize("mode", ["multi_hot", "count", "one_hot"])
 @pytest.mark.parametrize("shape", [[2, 2], [4]], ids=str)
 def test_negative_ids_of_sparse_inputs(tensorflow: Any, shape: list[int], mode: str, sparse: bool) -> None:
-    """Padding is left out where Keras leaves it out, and refused where it refuses."""
+    """Leave padding out where Keras leaves it out, and refuse it where Keras refuses it."""
     import keras
 
     places = [[0, 0], [0, 1], [1, 0], [1, 1]] if len(shape) == 2 else [[0], [1], [2], [3]]
@@ -347,7 +347,7 @@ def test_padding_of_sparse_inputs_does_not_count() -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of numpy, called by Keras
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of NumPy, called by Keras
 @pytest.mark.filterwarnings("ignore:Exception encountered when calling:DeprecationWarning")
 @pytest.mark.parametrize(
     ("layer", "arguments", "inputs"),

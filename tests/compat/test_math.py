@@ -19,7 +19,7 @@ FLOATS = ("float16", "float32", "float64")
 
 
 def outcome(function: Any, arguments: tuple) -> Any:
-    """The result as an array, or "error"."""
+    """Return the result as an array, or "error" if the call raises."""
     try:
         result = function(*arguments)
     except Exception:
@@ -28,7 +28,7 @@ def outcome(function: Any, arguments: tuple) -> Any:
 
 
 def assert_same(tensorflow, name: str, *arguments: Any) -> None:
-    """``arguments``: arrays and numbers for both sides."""
+    """Compare the function ``name`` on both sides; ``arguments`` are arrays and numbers."""
     theirs = outcome(getattr(tensorflow.math, name), arguments)
     given = tuple(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in arguments)
     mine = outcome(getattr(ours.math, name), given)
@@ -140,7 +140,7 @@ def test_gradients_of_complex_numbers(reduction: str, tensorflow) -> None:
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("name", ["segment_prod", "unsorted_segment_prod"])
 def test_complex_products_and_their_gradients(name: str, dtype: str, tensorflow) -> None:
-    """Segments of 0 to 9 rows, one with a zero."""
+    """Multiply complex numbers in segments of 0 to 9 rows, with a zero in one segment."""
     generator = np.random.default_rng(0)
     ids = np.repeat(np.arange(10), np.arange(10)).astype(np.int32)
     numbers = (generator.normal(size=(ids.size, 2)) + 1j * generator.normal(size=(ids.size, 2))).astype(dtype)
@@ -154,7 +154,7 @@ def test_complex_products_and_their_gradients(name: str, dtype: str, tensorflow)
     with tensorflow.GradientTape() as tape:
         tape.watch(values)
         theirs = getattr(tensorflow.math, name)(values, ids, *rows)
-    # TensorFlow forgets the conjugate here, which its gradients of reduce_prod and of x * y have.
+    # TensorFlow's gradients of reduce_prod and of x * y have the conjugate, and this one lacks it.
     wanted = tape.gradient(theirs, values, output_gradients=tensorflow.ones_like(theirs)).numpy().conj()
     mine = torch.from_numpy(numbers).requires_grad_()
     result = getattr(ours.math, name)(mine, torch.from_numpy(ids), *rows)
@@ -167,7 +167,7 @@ def test_complex_products_and_their_gradients(name: str, dtype: str, tensorflow)
 
 @pytest.mark.parametrize("name", ["segment_sum", "segment_mean", "segment_prod", "unsorted_segment_sum"])
 def test_a_complex_scalar_has_no_rows(name: str, tensorflow) -> None:
-    """Nor has one more dimension, of real and imaginary parts, anything to do with ids."""
+    """Refuse a complex scalar as a real one, although its real and imaginary parts are stored as one more dimension."""
     size = () if name.startswith("segment") else (2,)
     assert_same(tensorflow, name, np.array(1 + 2j, np.complex64), np.array([0, 1]), *size)
     with pytest.raises(ValueError, match="segment_reduce: (data must have rank >= 1|the shape of data)"):

@@ -1,4 +1,4 @@
-"""compat.tensorflow.optimizers where TensorFlow is not needed: as torch optimizers, LazyAdam, state, arguments."""
+"""compat.tensorflow.optimizers without TensorFlow: as torch optimizers, LazyAdam, state, arguments."""
 
 import copy
 import io
@@ -36,7 +36,7 @@ MADE = {
     LazyAdam: {},
 }
 everyone = pytest.mark.parametrize("kind", MADE, ids=lambda kind: f"{kind.__module__.split('.')[-1]}.{kind.__name__}")
-#: Those that leave the rows outside a sparse gradient as they are.
+#: The optimizers that leave the rows outside a sparse gradient as they are.
 SPARSE = [
     kind
     for kind in MADE
@@ -49,7 +49,7 @@ def made(kind, params, **further):
 
 
 def train(optimizer, parameters, seed, steps=4):
-    """Two tables by uncoalesced slices, one parameter densely."""
+    """Train parameters of two dimensions by unmerged gradients of three rows, and the others by dense gradients."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
         for parameter in parameters:
@@ -234,7 +234,7 @@ def test_names():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lazy_adam(dtype, device):
-    """By the formulas, in numpy; TensorFlow Addons does not run beside Keras 3."""
+    """Compare with the formulas in NumPy; TensorFlow Addons does not run beside Keras 3."""
     rng = np.random.default_rng(5)
     w, m, v = rng.standard_normal((7, 3)), np.zeros((7, 3)), np.zeros((7, 3))
     beta_1, beta_2, lr, epsilon = (float(np.float32(x)) for x in (0.75, 0.99, 0.05, 1e-3))

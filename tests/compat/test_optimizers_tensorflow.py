@@ -1,4 +1,4 @@
-"""TensorFlow's optimizers beside ours: long runs, and training that goes on where TensorFlow's stopped, and back."""
+"""TensorFlow's optimizers beside ours: long runs, and training that goes on where the other side stopped."""
 
 import importlib
 
@@ -34,7 +34,7 @@ def test_many_steps(operator, dtype, tensorflow, parity_seed):
 
 
 def gradients(rng, dtype, repeats=True):
-    """Of a table by slices, of a dense layer by tensors, whose weights torch has transposed."""
+    """Return gradients: of a table by slices, of a dense layer by tensors; torch's layer has its weights transposed."""
     count = int(rng.integers(1, 12))
     indices = torch.from_numpy(rng.integers(0, SHAPES["table"][0], count))
     if not repeats:
@@ -72,7 +72,7 @@ class Theirs:
 
 
 class Ours:
-    """The same of ours, with the parameters of theirs."""
+    """An optimizer of this package, with the same parameters as a ``Theirs``."""
 
     def __init__(self, theirs, operator, given):
         self.parameters = [torch.nn.Parameter(torch.from_numpy(value.copy())) for value in theirs.values()]
@@ -95,12 +95,12 @@ class Ours:
 
 def configuration(operator, rng):
     given = family._hyperparameters(rng, operator)
-    # With an average written back, or a step left out, what is compared would say less.
+    # If averages replaced the weights now and then, comparing the weights would say less.
     return {n: v for n, v in given.items() if n != "ema_overwrite_frequency"}
 
 
 def sources(theirs, names):
-    """Every form in which a TensorFlow optimizer's state may come."""
+    """Return every form in which a TensorFlow optimizer's state may come."""
     optimizer = theirs.optimizer
     if hasattr(optimizer, "get_slot"):
         slots = {v.name: v.numpy() for v in optimizer.variables()} | {"global_step:0": theirs.step.numpy()}
@@ -123,7 +123,7 @@ def test_training_goes_on_as_it_was(operator, tensorflow, parity_seed):
     rng = np.random.default_rng([parity_seed, 1, len(operator)])
     given = configuration(operator, rng)
     theirs = Theirs(tensorflow, operator, given, str(dtype).removeprefix("torch."), rng)
-    # Keras's own division of slices by slices reads beyond its values where one is repeated, and raises.
+    # Keras's own division of slices by slices reads beyond its values if a row is repeated, and raises.
     repeats = operator != "keras.optimizers.RMSprop"
     for _ in range(7):
         theirs.apply(gradients(rng, dtype, repeats))

@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 
-# Fresh for every run; its report has the seed: `python -m torchsparse_rec.compat.parity --op NAME --seed S --cases N`,
-# with N beyond the position of the case that differs, repeats it.
+# Every run has a new seed, which its report shows. A case that differs is repeated by
+# `python -m torchsparse_rec.compat.parity --op NAME --seed S --cases N`, with N larger than the case's position.
 CASES, CASES_IN_FULL = 2000, 20_000
 
 

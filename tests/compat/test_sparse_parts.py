@@ -1,4 +1,4 @@
-"""Sparse tensors put together, cut, counted, multiplied and crossed: the same on TensorFlow and on torch."""
+"""Sparse tensors joined, sliced, counted, multiplied and crossed: the same on TensorFlow and on torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.tensorflow
 
 
 def numbers(tf: Any) -> Any:
-    """Unordered, one row empty, one repeated."""
+    """Return a sparse tensor whose entries are not in order, with rows 1 and 3 empty and two entries in row 2."""
     return sparse(tf, [[2, 1], [0, 3], [2, 0]], [1.0, 2.0, 3.0], [4, 4])
 
 
@@ -60,7 +60,7 @@ def constant(tf: Any, value: Any) -> Any:
 
 
 def matrix(tf: Any, rows: int = 2) -> Any:
-    """In no order, with an element twice."""
+    """Return a sparse matrix whose entries are not in order, with one position twice."""
     return sparse(tf, [[1, 0], [0, 2], [1, 0]], np.array([2.0, 3.0, 4.0], np.float32), [rows, 3])
 
 

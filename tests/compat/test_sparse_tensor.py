@@ -19,7 +19,7 @@ NAN = math.nan
 
 
 def numbers(tf: Any) -> Any:
-    """Unordered, one row empty, one repeated."""
+    """Return a sparse tensor whose entries are not in order, with rows 1 and 3 empty and two entries in row 2."""
     return sparse(tf, [[2, 1], [0, 3], [2, 0]], [1.0, 2.0, 3.0], [4, 4])
 
 
@@ -286,13 +286,13 @@ def test_same_as_tensorflow(program: Program, tensorflow: Any) -> None:
     ("values", "length", "rows"), [([1, 2, 3, 4], 2, None), (np.zeros(0), 0, 3), (np.zeros(0), 2, None)]
 )
 def test_uniform_rows_have_tensorflows_rows(values: Any, length: int, rows: int | None, tensorflow: Any) -> None:
-    """Compared as lists: TensorFlow's remember that they are uniform."""
+    """Compare the rows as lists: TensorFlow's tensors also remember that they are uniform."""
     wanted = tensorflow.RaggedTensor.from_uniform_row_length(values, length, rows).to_list()
     assert ours.RaggedTensor.from_uniform_row_length(values, length, rows).to_list() == wanted
 
 
 def _gradients(tf: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, list, list]:
-    """Ours and TensorFlow's, of values and default."""
+    """Return our gradients of values and default, and then TensorFlow's."""
     indices = [[2, 1], [0, 3], [2, 1], [1, 0]]
     values, default = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True), torch.tensor(0.5, requires_grad=True)
     theirs, their_default = tf.constant(values.detach().numpy()), tf.constant(0.5)

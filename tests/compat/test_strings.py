@@ -14,7 +14,7 @@ DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int64", "float32")
 
 
 def test_unsigned_numbers_have_no_sign() -> None:
-    """C says nothing of "+" and " " for them; as TensorFlow 2.21 answers."""
+    """Ignore the fills "+" and " " for unsigned numbers as TensorFlow 2.21 does; C's printf leaves this open."""
     numbers = np.array([7, 200], np.uint8)
     assert ours.strings.as_string(numbers, fill="+").tolist() == [b"7", b"200"]
     assert ours.strings.as_string(numbers, width=5, fill=" ").tolist() == [b"    7", b"  200"]

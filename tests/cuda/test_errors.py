@@ -1,4 +1,4 @@
-"""Bad values on CUDA: told by the next call without a wait, or by check_errors; no crash, and no wrong row trained."""
+"""Bad values on CUDA: reported by the next call without a wait, or by check_errors; no crash, no wrong row trained."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def changed(x: Tensor, position: int, value: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Bad:
-    """A call with one bad value, and what it says."""
+    """A call with one bad value, and the error that reports it."""
 
     name: str
     call: Callable[[str], object]
@@ -50,7 +50,7 @@ class Bad:
 
 
 def _index(name: str, op: str, call: Callable[[Tensor, str], object]) -> list[Bad]:
-    """An id just beyond the last row, and one far below the first."""
+    """Return calls with an id just beyond the last row, and with one far below the first."""
     return [
         Bad(
             f"{name}_{value}",
@@ -130,7 +130,7 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @each_case
 def test_cpu_says_the_same(case: Bad) -> None:
-    """At once, and in the same words; this needs no GPU."""
+    """Raise the same error at once on the CPU; this needs no GPU."""
     with pytest.raises(case.kind, match=case.text):
         case.call("cpu")
 
@@ -171,7 +171,7 @@ def test_the_first_of_several_bad_ids_is_told() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("operator", ["embedding", "embedding_bag", "embedding_dense_backward"])
 def test_a_batch_of_nothing_but_bad_ids_ends(operator: str) -> None:
-    """Every thread of the device has a fault to tell at the same time; none may wait for another."""
+    """Let all threads of the device report an error at the same time: none may wait for another."""
     x = torch.full((1_000_000,), ROWS + 5, device=DEVICE)
     bags = torch.arange(0, 1_000_001, 10, device=DEVICE)
     calls: dict[str, Callable[[], object]] = {
@@ -190,7 +190,7 @@ def test_a_batch_of_nothing_but_bad_ids_ends(operator: str) -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_a_device_that_is_not_the_current_one() -> None:
-    """It is the arguments' device that counts: for the kernels, what is read back, and what is told."""
+    """Run, read back and report on the device of the arguments, although another device is the current one."""
     other = torch.device("cuda", 1)
     x = torch.arange(1000, device=other) % ROWS
     with torch.cuda.device(0):
@@ -209,7 +209,7 @@ def test_a_device_that_is_not_the_current_one() -> None:
 
 
 def trained(x: Tensor, target: Tensor, mode: str, grad_mode: str, device: str) -> Tensor:
-    """A table after a step of SGD on a sum over the ids that are in range."""
+    """Return a table after a step of SGD on the sum of what a lookup of ``x`` gives, times ``target``."""
     weight = torch.arange(3.0 * ROWS, device=device).reshape(ROWS, 3)
     if mode == "rows":
         module: nn.Embedding | nn.EmbeddingBag = nn.Embedding(ROWS, 3, _weight=weight, grad_mode=grad_mode)
@@ -226,9 +226,9 @@ def trained(x: Tensor, target: Tensor, mode: str, grad_mode: str, device: str) -
 @pytest.mark.parametrize("mode", ["rows", "sum", "max"])
 def test_no_wrong_row_is_trained(mode: str, bad: int) -> None:
     """
-    The step goes through as if the bad id were not there, and then it is told.
+    Train as if the bad id were not in the batch, and then report it.
 
-    A long kernel before it keeps the record empty until the whole step is queued.
+    A long kernel before the step keeps the error record empty until the whole step is queued.
     """
     target = torch.ones((), device=DEVICE)
     with_bad, without = ids(bad, DEVICE), torch.cat([ids(None, DEVICE)[:BAD], ids(None, DEVICE)[BAD + 1 :]])
@@ -247,13 +247,13 @@ def test_no_wrong_row_is_trained(mode: str, bad: int) -> None:
 
 
 def expected_of_max(x: Tensor) -> Tensor:
-    """The table grows with its rows: a bag's maximum is its largest good id, at the first place where it stands."""
+    """Count the bags whose largest good id is r, for each row r: weights grow with r, so that id wins the maximum."""
     good = torch.where((x >= 0) & (x < ROWS), x, -1).reshape(-1, 10)
     return torch.bincount(good.amax(1), minlength=ROWS).float().unsqueeze(1).expand(ROWS, 3)
 
 
 def test_training_without_a_bad_id_is_as_computed() -> None:
-    """The expectations above, on the CPU."""
+    """Compare a batch without bad ids on the CPU with the values that the tests above expect."""
     start = torch.arange(3.0 * ROWS).reshape(ROWS, 3)
     x, target = ids(None, "cpu"), torch.ones(())
     for grad_mode in ("dense", "sparse"):

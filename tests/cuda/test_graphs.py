@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def capture(function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-    """The graph of a call, and the results that each replay writes anew."""
+    """Capture a call. Return the graph, and the results that each replay writes anew."""
     warm_up = torch.cuda.Stream()
     warm_up.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm_up):
@@ -40,11 +40,11 @@ def test_every_operator_is_captured_or_refuses() -> None:
 
 @pytest.mark.parametrize("build", STATIC_CASES, ids=lambda build: build.name)
 def test_mirrored_cases_are_valid(build: Build) -> None:
-    """What the graphs below are replayed on is taken by the CPU's kernels, and gives other results."""
+    """Run on the CPU the inputs that the graphs below replay: they are valid, and give other results."""
     sample = build()
     first, second = call(sample.to("cpu")), call(mirrored(sample).to("cpu"))
     assert [x.shape for x in first] == [x.shape for x in second]
-    # One value alone, and one row alone that is also the padding, always give the same; so does what has no inputs.
+    # A single value, a single row that is also the padding, and calls without inputs always give the same results.
     if "_from_0_to_1_" not in build.name and first[0].count_nonzero() and input_tensors(sample):
         assert any(not torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
@@ -52,7 +52,7 @@ def test_mirrored_cases_are_valid(build: Build) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("build", STATIC_CASES, ids=lambda build: build.name)
 def test_replay_equals_eager(build: Build) -> None:
-    """To the bit, on the inputs of the capture and on others written into them."""
+    """Compare the bits of replay and eager call, on the inputs of the capture and on others written into them."""
     sample = build()
     assert read_back(sample) is None
     calls = [sample.to(DEVICE), mirrored(sample).to(DEVICE)]
@@ -70,7 +70,7 @@ def test_replay_equals_eager(build: Build) -> None:
 
 
 def _reading() -> list[Sample]:
-    """For each operator that reads back, one call that does."""
+    """Return, for each operator that can read back, one call that does so."""
     return [
         next(x for x in samples if read_back(x) is not None and x.representative and "no_entries" not in x.name)
         for samples in SAMPLES.values()
@@ -79,7 +79,7 @@ def _reading() -> list[Sample]:
 
 
 @pytest.mark.cuda
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # where reading back is the first thing to do
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # for calls that begin with a read-back
 @pytest.mark.parametrize("sample", _reading(), ids=str)
 def test_read_back_refuses_capture(sample: Sample) -> None:
     given = sample.to(DEVICE)
@@ -111,7 +111,7 @@ def test_errors_of_a_replay_are_told() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_training_step_is_captured(mode: str) -> None:
-    """Forward, backward and SGD's step in one graph; the table after four replays has eager training's bits."""
+    """Capture forward, backward and SGD's step in one graph; after four replays the table has eager training's bits."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(2_000, 16, generator=generator)
     batches = torch.randint(0, 2_000, (5, 256, 8), generator=generator).to(DEVICE)

@@ -1,7 +1,7 @@
 """
-More than 2^31 elements, in a table, a result, a gradient and a list of ids.
+More than 2^31 elements: in a table, a result, a gradient and a list of ids.
 
-Each test also runs at a small size on the CPU, which shows that what it expects is right.
+Each test also runs at a small size on the CPU, which shows that its expected values are right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sizes = pytest.mark.parametrize(
 
 @contextmanager
 def memory(device: str, gigabytes: float) -> Iterator[None]:
-    """Skip where that much is not free, or other programs take it meanwhile."""
+    """Skip the test if so many gigabytes are not free, or if other programs take them meanwhile."""
     if device == "cuda":
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info()[0] / 1e9
@@ -41,13 +41,13 @@ def memory(device: str, gigabytes: float) -> Iterator[None]:
 
 
 def table(elements: int, device: str) -> Tensor:
-    """``[elements / DIM, DIM]`` float16 whose row r holds r mod 97."""
+    """Return a table ``[elements / DIM, DIM]`` of float16 whose row r holds r mod 97."""
     numbers = (torch.arange(elements // DIM, device=device) % 97).half()
     return numbers.unsqueeze(1).expand(-1, DIM).contiguous()
 
 
 def ends_and_between(rows: int, count: int, device: str) -> Tensor:
-    """Ids of the first and last rows, and of others."""
+    """Return ids of the first row, the last two and a middle one, and then of random rows."""
     generator = torch.Generator(device).manual_seed(0)
     between = torch.randint(0, rows, (count - 4,), generator=generator, device=device)
     return torch.cat([torch.tensor([0, rows - 1, rows - 2, rows // 2], device=device), between])
@@ -83,7 +83,7 @@ def test_a_huge_result_of_a_lookup(device: str, elements: int) -> None:
 
 @sizes
 def test_a_huge_result_of_pooling(device: str, elements: int) -> None:
-    """One id in each bag, and none in every third."""
+    """Pool one id per bag, with every third bag empty."""
     with memory(device, 14):
         weight, bags = table(97 * DIM, device), elements // DIM
         lengths = (torch.arange(bags, device=device) % 3 != 0).long()
@@ -98,7 +98,7 @@ def test_a_huge_result_of_pooling(device: str, elements: int) -> None:
 
 @sizes
 def test_a_huge_gradient(device: str, elements: int) -> None:
-    """Dense, of a lookup and of a segment sum: zeros, but for the rows that occur."""
+    """Compute dense gradients of a lookup and of a segment sum: zeros, except in the rows that occur."""
     with memory(device, 14):
         rows = elements // DIM
         ids = ends_and_between(rows, 5_000, device)
@@ -121,11 +121,11 @@ def test_a_huge_gradient(device: str, elements: int) -> None:
 
 @sizes
 def test_a_huge_gradient_of_rows(device: str, elements: int) -> None:
-    """A gradient of that many elements, added up into few rows."""
+    """Add up a gradient of that many elements into few rows."""
     with memory(device, 14):
         count = elements // DIM
         ids = torch.arange(count, device=device) % 97
-        # The last entries count for a sixteenth, the others for nothing: sums are exact.
+        # The last gradients are a sixteenth, the others zero: sums are exact.
         grad = torch.zeros(count, DIM, dtype=torch.float32 if device == "cpu" else torch.float16, device=device)
         grad[-97 * 16 :] = 0.0625
         values, rows = torch.ops.torchsparse_rec.embedding_sparse_backward.default(

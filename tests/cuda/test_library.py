@@ -1,8 +1,8 @@
 """
 ``_C_cuda.so`` is complete: every operator has kernels for CPU and CUDA, a fake one, and a derivative where it can.
 
-It needs no GPU, and no CUDA in torch: the library is opened with its symbols left unresolved, and only asked what it
-registers. In a process of its own, since such a library must not be loaded where its kernels could be called.
+This needs no GPU, and no CUDA in torch: the library is opened with its symbols left unresolved, and only asked what it
+registers. It runs in a process of its own, since such a library must not be loaded where its kernels could be called.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from cpu_only import CPU_ONLY
 import torchsparse_rec
 
 LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
-# One kernel for all devices: it asks the host.
+# This operator has one kernel for all devices, which asks the host.
 HOST_ONLY = {"cpu_level"}
-# No tensor comes out of them.
+# These operators return no tensor.
 WITHOUT_FAKE = {"check_errors"} | HOST_ONLY
-# They write into their arguments, which torch.library gives no derivative.
+# These operators write into their arguments: torch.library allows such operators no derivative.
 WITHOUT_AUTOGRAD = (
     WITHOUT_FAKE
     | UPDATES
@@ -49,7 +49,7 @@ print(json.dumps({{
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, set[str]]:
-    """For each operator, what it has kernels for."""
+    """Return, for each operator, the dispatch keys that it has kernels for."""
     if not LIBRARY.exists():
         wish = os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
         if wish == "0" or (wish == "auto" and torch.version.cuda is None):
@@ -77,7 +77,7 @@ def test_every_operator_has_a_fake_kernel_and_autograd(kernels: dict[str, set[st
 
 
 def test_no_symbol_of_torchs_unstable_interface(kernels: dict[str, set[str]]) -> None:
-    """One build for every torch: only the C shims may be undefined, not torch's C++."""
+    """Allow torch's C shims alone among undefined symbols, not torch's C++: one build serves every torch."""
     nm = shutil.which("nm")
     if nm is None:
         pytest.skip("no nm")

@@ -20,7 +20,7 @@ each_case = pytest.mark.parametrize("build", CASES, ids=lambda build: build.name
 @pytest.mark.cuda
 @each_case
 def test_side_stream(build: Build) -> None:
-    """What a stream other than the default writes late is what the operator reads: it looked at no other stream."""
+    """Read inputs that a stream other than the default writes late: the operator must work on that stream alone."""
     sample = build().to(DEVICE)
     wanted = [x.clone() for x in call(sample)]
     late = blank(sample)
@@ -56,9 +56,9 @@ def size_of(tensors: list[torch.Tensor]) -> int:
 @pytest.mark.cuda
 @pytest.mark.parametrize("build", CASES + WIDE_CASES, ids=lambda build: build.name)
 def test_memory_is_bounded_and_given_back(build: Build) -> None:
-    """Scratch memory is what sorting and hashing the ids takes, not a row for each, and is torch's again afterwards."""
+    """Use scratch memory to sort and hash the ids, not for each row, and give it back to torch afterwards."""
     sample = build().to(DEVICE)
-    call(sample)  # makes what is made once, and sizes what is written into
+    call(sample)  # makes allocations that happen once, and resizes the outputs
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -71,7 +71,7 @@ def test_memory_is_bounded_and_given_back(build: Build) -> None:
 
 
 def scratch_limit(sample: Sample) -> int:
-    """Sorted pairs, hash tables and offsets, and at most a copy of the inputs."""
+    """Return the most bytes of scratch memory: sorted pairs, hash tables, offsets, at most one copy of the inputs."""
     schema = getattr(torch.ops.torchsparse_rec, sample.operator).default._schema
     by_name = {argument.name: x for argument, x in zip(schema.arguments, sample.arguments, strict=True)}
     given = input_tensors(sample)

@@ -1,4 +1,4 @@
-"""On CUDA nothing waits for the device, and nothing is copied to or from the host, but for documented read-backs."""
+"""On CUDA nothing waits for the device, and nothing is copied to or from the host, except documented read-backs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import torchsparse_rec
 from torchsparse_rec import nn
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "csrc/cuda").glob("*.cu*"))
-# Read where the call fails anyway, for its error.
+# These are read only by calls that fail, for the error.
 FAILING = {"a row out of range"}
 QUIET = [sample for sample in REPRESENTATIVE if read_back(sample) is None]
-# Those that surely have something to read.
+# Samples that surely read something back.
 READING = [x for x in ALL if read_back(x) and x.representative and not re.search("no_entries|only_empty", x.name)]
 
 
 def test_every_read_back_is_documented() -> None:
-    """What the kernels' sources read back is what cuda_cases.py says."""
+    """Compare the read-backs in the kernels' sources with the list in cuda_cases.py."""
     calls = re.findall(r"\bread_back(?:<\w+>)?\([^;]*?\"([^\"]+)\"", "".join(path.read_text() for path in SOURCES))
     assert set(calls) - FAILING == set(READ_BACKS.values())
     assert {sample.operator for sample in READING} == set(READ_BACKS)
@@ -44,7 +44,7 @@ def test_operator_does_not_wait(sample: Sample) -> None:
 def test_operator_does_not_wait_either(run: list[Sample]) -> None:
     for sample in run:
         if read_back(sample) is None:
-            print(sample)  # The last one is shown if the test fails.
+            print(sample)  # pytest shows the last one if the test fails
             _check_it_does_not_wait(sample)
 
 
@@ -59,7 +59,7 @@ def _check_it_does_not_wait(sample: Sample) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("sample", READING, ids=str)
 def test_read_back_is_no_secret(sample: Sample) -> None:
-    """Torch's debug mode sees the read-backs that there are."""
+    """Raise in torch's debug mode for each read-back that is documented."""
     given = sample.to(DEVICE)
     torch.cuda.synchronize()
     with sync_debug_mode("error"), pytest.raises(RuntimeError):
@@ -82,7 +82,7 @@ SPARSE_STEPS = [(kind, "sparse", "SGD") for kind in ("Embedding", "EmbeddingBag"
 
 
 def training_step(kind: str, mode: str, optimizer: str, device: str) -> tuple[Callable[[], None], torch.Tensor]:
-    """A step on inputs that are already on the device, and the table that it trains."""
+    """Return a training step on inputs that are already on the device, and the table that it trains."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(ROWS, DIM, generator=generator)
     ids = torch.randint(0, ROWS, (BAGS, IDS), generator=generator).to(device)
@@ -104,7 +104,7 @@ def training_step(kind: str, mode: str, optimizer: str, device: str) -> tuple[Ca
 
 @pytest.mark.parametrize(("kind", "mode", "optimizer"), STEPS + SPARSE_STEPS)
 def test_steps_are_what_they_should_be(kind: str, mode: str, optimizer: str) -> None:
-    """The steps below have the gradients that they are meant to have, and train; this needs no GPU."""
+    """Train on the CPU the steps that the tests below profile: their gradients have the right layout."""
     step, weight = training_step(kind, mode, optimizer, "cpu")
     before, layouts = weight.detach().clone(), []
     weight.register_hook(lambda grad: layouts.append(grad.layout))
@@ -130,7 +130,7 @@ def test_training_step_does_not_wait(kind: str, mode: str, optimizer: str) -> No
 
 
 def profiled(step: Callable[[], None], path: Path) -> Step:
-    """What torch's profiler sees of a step that has run before."""
+    """Return what torch's profiler sees of a step that has run before."""
     for _ in range(2):
         step()
     torch.cuda.synchronize()

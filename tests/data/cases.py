@@ -18,5 +18,5 @@ MIXED = pa.record_batch(
 
 
 def joined(batches):
-    """One table of all batches."""
+    """Return one table of all batches."""
     return pa.Table.from_batches(list(batches))

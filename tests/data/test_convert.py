@@ -1,4 +1,4 @@
-"""The converter: every format to every other, the command, and what is said of what cannot be done."""
+"""The converter: every format to every other, the command, and errors for what cannot be converted."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from torchsparse_rec.data.criteo import CATEGORIES, COLUMNS, INTEGERS
 
 DATA = os.environ.get("TORCHSPARSE_REC_DATA")
 
-# Where each format's files are, by name.
+# The path of each format's file, by name.
 FILES = {
     "criteo": "f.txt.gz",
     "csv": "f.csv",
@@ -52,23 +52,23 @@ def rating_batch(rows):
 
 
 def typed(batch):
-    """The types by column, as formats that do not say them need them."""
+    """Return the types by column, for formats whose files do not name them."""
     return dict(zip(batch.schema.names, batch.schema.types, strict=True))
 
 
 def types_for(name, batch):
-    """What ``convert`` is told of the columns of files of a format; an Example has no int8."""
+    """Return the ``types`` that ``convert`` needs for files of a format; an Example has no int8."""
     types = {column: pa.int64() if kind == pa.int8() else kind for column, kind in typed(batch).items()}
     return types if FORMATS[name].takes_types else None
 
 
 def rows_of(path, name, batch):
-    """All rows of a file."""
+    """Return all rows of a file."""
     options = Options(batch_size=64, columns=batch.schema.names, types=types_for(name, batch) or {})
     return [row for found in read_format(path, options, name) for row in found.to_pylist()]
 
 
-# Criteo's rows have nulls and strings, for which MovieLens's files and records of a batch have no place.
+# Criteo's rows have nulls and strings, which MovieLens's files and prebatched records cannot hold.
 HOLDS = {
     "criteo": [name for name in FORMATS if name not in {"movielens", "tfrecord-prebatched"}],
     "movielens": [name for name in FORMATS if name != "criteo"],

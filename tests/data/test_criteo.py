@@ -1,4 +1,4 @@
-"""Criteo's files: what they hold, what is written, and the line that is wrong."""
+"""Criteo's files: what they hold, what is written, and the number of a line that is wrong."""
 
 import gzip
 import os
@@ -21,7 +21,7 @@ DATA = os.environ.get("TORCHSPARSE_REC_DATA")
 
 
 def criteo_lines(rows, seed=0):
-    """Lines as the real files have them, and their fields."""
+    """Return the fields of random rows, and their lines as in the real files."""
     random = np.random.default_rng(seed)
     fields, lines = [], []
     for _ in range(rows):
@@ -164,7 +164,7 @@ def test_criteo_takes_other_types_of_the_same_values(tmp_path):
 
 
 def test_lines_longer_than_what_is_parsed_at_once(tmp_path):
-    """Parts of 1 MiB are pyarrow's default; a line may have more than two."""
+    """Parse a line longer than two of pyarrow's default blocks of 1 MiB."""
     fields, _ = criteo_lines(3)
     fields[1][20] = "x" * 2_500_000
     (tmp_path / "train.txt").write_text("\n".join("\t".join(row) for row in fields))

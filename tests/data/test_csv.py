@@ -1,4 +1,4 @@
-"""CSV: what files hold, what is written, and the line that is wrong."""
+"""CSV: what files hold, what is written, and the number of a line that is wrong."""
 
 import sys
 import time
@@ -108,7 +108,7 @@ def test_malformed_csv(text, keywords, problem, tmp_path):
     ],
 )
 def test_a_quote_that_is_not_closed_names_its_line(bad, types, block, tmp_path, monkeypatch):
-    """Of the rows after it none may be lost within the value."""
+    """Name the line of the quote, rather than lose the rows after it within its value."""
     monkeypatch.setattr(_text.blocks, "__defaults__", (block,))
     lines = ["id,city", *(f'{i},"Rome {i}, Lazio"' for i in range(60))]
     lines[41] = bad
@@ -195,7 +195,7 @@ def test_a_header_of_many_names_takes_no_more_time_for_each(tmp_path):
     (tmp_path / "f.csv").write_text(",".join([*names, "c7", "c5"]) + "\n")
     with pytest.raises(DataError, match="line 1: column 'c7' is there twice"):
         list(read_csv(tmp_path / "f.csv"))
-    # Name by name against all others it takes minutes.
+    # Comparing each name with all others would take minutes.
     assert time.monotonic() - begun < 20
 
 
@@ -217,7 +217,7 @@ def test_columns_of_one_name_are_not_written(tmp_path):
 
 
 def test_lines_longer_than_what_is_parsed_at_once(tmp_path):
-    """Parts of 1 MiB are pyarrow's default; a line may have more than two."""
+    """Parse lines longer than two of pyarrow's default blocks of 1 MiB."""
     long = "x" * 2_500_000
     texts = ["a", long, "b", long, "c"] + ["short"] * 300_000
     write_csv(tmp_path / "f.csv", [pa.record_batch({"s": texts, "i": range(len(texts))})])
@@ -225,7 +225,7 @@ def test_lines_longer_than_what_is_parsed_at_once(tmp_path):
 
 
 def test_parsers_read_memory_that_pyarrow_owns():
-    """Or a thread of pyarrow's, the last to let go of it, may want the interpreter while it ends: that aborts."""
+    """Copy the block: else a pyarrow thread that frees it last may need the interpreter while it ends, which aborts."""
     block = b"1,2\n" * 9
     before = sys.getrefcount(block)
     reader = _text.reader_of(block)

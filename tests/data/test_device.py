@@ -1,4 +1,4 @@
-"""DeviceLoader: order, errors, room, threads that end, and states of what was handed out."""
+"""DeviceLoader: order, errors, room, threads that end, and states of the batches handed out."""
 
 import gc
 import signal
@@ -21,7 +21,7 @@ def threads():
 
 
 def wait_for(condition):
-    """However long it takes: what never comes is ended by pytest, with its traceback."""
+    """Wait until the condition holds; pytest's time limit ends an endless wait, with a traceback."""
     while not condition():
         time.sleep(0.002)
 
@@ -44,7 +44,7 @@ def test_no_more_than_depth_batches_are_taken_ahead():
 
     loader = iter(DeviceLoader(batches(), "cpu", depth=3))
     assert next(loader) == 0
-    # Three are ready, and the thread holds one more.
+    # Three batches are ready, and the thread holds one more.
     wait_for(lambda: len(taken) == 5)
     time.sleep(0.05)
     assert len(taken) == 5
@@ -92,7 +92,7 @@ def test_an_iteration_that_never_begins_has_no_thread():
 
 
 def test_giving_up_waits_for_the_thread():
-    """So that two threads never take from one loader at once."""
+    """Wait for the thread to end, so that two threads never iterate over one loader at once."""
     loader = DeviceLoader((torch.zeros(3) for _ in range(10**9)), "cpu", depth=1)
     for _ in loader:
         break
@@ -101,7 +101,7 @@ def test_giving_up_waits_for_the_thread():
 
 
 class Slow:
-    """A loader whose every iteration gives 0 and then waits; it counts who is in it."""
+    """A loader that yields 0 and then waits; it counts the iterations that are waiting."""
 
     def __init__(self):
         self.go, self.inside, self.most = threading.Event(), 0, 0
@@ -131,7 +131,7 @@ def slow(monkeypatch):
 
 
 def interrupt():
-    """Ctrl-C, soon. Who starts tests in the background of a shell has told them to ignore it."""
+    """Send SIGINT to the main thread soon, with Python's handler: a shell starts background jobs with it ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
     threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
@@ -145,7 +145,7 @@ def test_ctrl_c_does_not_wait_for_the_batch(slow):
             wait_for(lambda: slow.inside)
             interrupt()
     assert 0.1 <= time.monotonic() - begun < 10 and slow.inside == 1
-    # The next iteration does, which Ctrl-C interrupts as well.
+    # The next iteration waits for the thread, and Ctrl-C interrupts it as well.
     with pytest.raises(KeyboardInterrupt):
         interrupt()
         iter(loader)
@@ -212,7 +212,7 @@ if sys.argv[2] == "raise":
 
 @pytest.mark.parametrize(("how", "compression"), [("end", None), ("raise", "zstd")])
 def test_the_interpreter_waits_for_the_thread(how, compression, tmp_path):
-    """Which it would otherwise end within torch or Arrow, and by that the process."""
+    """Wait for the loader's thread at exit: ending it within torch or Arrow would abort the process."""
     write_prebatched(tmp_path / "f", ({"x": torch.rand(1000)} for _ in range(50)), compression=compression)
     done = subprocess.run([sys.executable, "-c", EXIT, tmp_path / "f", how], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (3 if how == "raise" else 0, "['MainThread']\n", "")
@@ -227,7 +227,7 @@ Pair = namedtuple("Pair", "first second")
 
 
 def test_everything_with_tensors_travels():
-    """To a device that is neither the CPU nor CUDA, without a stream."""
+    """Move everything with tensors to a device that is neither the CPU nor CUDA, and that has no streams."""
     keyed = KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([1, 0, 1, 1]))
     text = pytest.importorskip("pyarrow").array(["x"])
     batch = {
@@ -297,7 +297,7 @@ def test_a_state_of_a_complete_epoch_does_not_repeat_it(workers, path):
     again.load_state_dict(state)
     assert numbers(again) == [] and again.state_dict()["position"] == 12
     again.set_epoch(0 if workers is None else 1)
-    # An epoch that is chosen begins, whatever was handed out before.
+    # set_epoch starts an epoch anew, whatever was handed out before.
     assert again.state_dict()["position"] == 0
     assert sorted(numbers(again)) == sorted(expected)
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: what is under the name before, links, permissions, names."""
+"""Files that appear whole or not at all: an earlier file of that name, links, permissions, names."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """
 Damaged files of every kind: 2,000 mutations, in a process of its own with little memory.
 
-No crash and no wild allocation. Of prebatched files: an error that names file and byte, or the right rows, since
-checksums cover all that is read; of TFRecord files likewise, or the first rows, where whole records are gone. Of
-Parquet: likewise an error, or rows, which are right wherever only data is damaged (see its own test). Of text formats:
-an error that names file and line, or rows.
+No file leads to a crash or a wild allocation. Prebatched files give an error that names file and byte, or the right
+rows, since checksums cover all that is read; TFRecord files likewise, or the first rows, where whole records are gone.
+Parquet gives an error too, or rows, which are right wherever only data is damaged (see its own test). Text formats
+give an error that names file and line, or rows.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 import pytest
 
 MUTATIONS = 2000
-# Beyond what the process has before the first mutation.
+# Bytes beyond the memory that the process has before the first mutation.
 MEMORY = 1 << 30
 
 PROGRAM = r"""
@@ -156,7 +156,7 @@ print("all", sum(outcomes.values()))
 
 
 def fuzz(folder, count, seed):
-    # The limit is one of addresses, which threads' arenas, and holes where large blocks were, would use up.
+    # The limit counts addresses: arenas of threads, and holes left by large blocks, would use it up.
     allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "1000000"}
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **allocator}
     command = [sys.executable, "-c", PROGRAM, folder, str(count), str(MEMORY), str(seed)]
@@ -167,9 +167,9 @@ def check(done, count):
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert lines[-1] == f"all {count}"
-    # Both outcomes happen, or the mutations are no test.
+    # Both outcomes must happen: otherwise the mutations would test nothing.
     assert {line.split()[1] for line in lines[:-1]} == {"read", "named"}
-    # Where no checksum tells, a changed digit is another number.
+    # Without a checksum a changed digit is just another number.
     read = {line.split()[0] for line in lines if " read " in line}
     assert {"a.csv", "lists.csv", "train.txt", "u.data", "ratings.csv"} <= read
     named = {line.split()[0] for line in lines if " named " in line}

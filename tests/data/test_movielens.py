@@ -1,4 +1,4 @@
-"""MovieLens's files: what they hold, what is written, and the line that is wrong."""
+"""MovieLens's files: what they hold, what is written, and the number of a line that is wrong."""
 
 import io
 import os
@@ -96,7 +96,7 @@ def test_ratings_are_written_as_the_quick_path_reads_them(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("times", "end"),
     [
-        ([1000000003, 1046454590, 999999999], ""),  # the shorter one is no beginning of such a one
+        ([1000000003, 1046454590, 999999999], ""),  # the last one is no cut timestamp: longer ones begin with 1
         ([956703932, 1046454590, 999999999], ""),
         ([10, 9], ""),
         ([881250949, 878887116], "\r"),  # half of the line's end
@@ -138,7 +138,7 @@ def test_what_u_data_cannot_hold(column, values, text, tmp_path):
 
 
 class Endless:
-    """A file that begins with some text and goes on with one line for ever."""
+    """A file that begins with some text and goes on with one endless line."""
 
     def __init__(self, text):
         self.text, self.given = text, 0

@@ -1,4 +1,4 @@
-"""Parquet: what is written is read, and what is damaged names the row group."""
+"""Parquet: files that are written are read back, and an error about damage names the row group."""
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +41,7 @@ def test_damaged_parquet_names_the_row_group(tmp_path):
 
 
 def test_files_that_differ_in_what_they_say_of_nulls(tmp_path):
-    """So do those of Spark, which names items of lists otherwise, too."""
+    """Join files that differ in nullability, metadata and names of list items, as files of Spark do."""
     kinds = {"id": pa.int64(), "seen": pa.list_(pa.int64()), "pair": pa.list_(pa.int64(), 2)}
     rows = {"id": [7, 8], "seen": [[1], []], "pair": [[1, 2], [3, 4]]}
     plain = pa.schema(kinds)
@@ -113,7 +113,7 @@ def test_what_parquet_refuses(batches, keywords, text, tmp_path):
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64(), 0), pa.list_(pa.list_(pa.int64(), 0))], ids=str)
 def test_lists_of_no_items_are_refused(kind, tmp_path):
-    """Which pyarrow writes and then cannot read."""
+    """Refuse to write lists of zero items, which pyarrow writes and then cannot read."""
     batch = pa.record_batch({"x": pa.array([[], []], kind)})
     with pytest.raises(ValueError, match="column 'x' of .* cannot be written: its fixed-size lists have no items"):
         write_parquet(tmp_path / "f", [batch])

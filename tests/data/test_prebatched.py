@@ -1,4 +1,4 @@
-"""Prebatched files: what is written is read, integers are narrow, and nothing damaged is taken for data."""
+"""Prebatched files: batches that are written are read back, integers are narrow, and damage is never taken for data."""
 
 import gc
 import json
@@ -27,7 +27,7 @@ compressions = pytest.mark.parametrize("compression", COMPRESSIONS, ids=["mapped
 
 
 def sample(rows, seed=0):
-    """A batch with a column of every kind."""
+    """Return a batch with a column of every kind."""
     random = np.random.default_rng(seed)
     lists = [random.integers(0, 9, random.integers(0, 4)).tolist() for _ in range(rows)]
     missing = random.random(rows) < 0.3
@@ -50,7 +50,7 @@ def sample(rows, seed=0):
 
 
 def nulls_within():
-    """Columns whose nulls lie at one level or the other of their lists."""
+    """Return columns whose nulls lie at one level or another of their lists."""
     return pa.record_batch(
         {
             "items": pa.array([[1, None], [3, 4], [None, 6], [7, 8]], pa.list_(pa.int64(), 2)),
@@ -64,7 +64,7 @@ def nulls_within():
 
 
 def same(found, expected):
-    """Whether a batch has the values of another, in narrower types perhaps."""
+    """Check that a batch has the values of another, perhaps in narrower types."""
     assert found.schema.names == expected.schema.names
     for name in expected.schema.names:
         assert found.column(name).to_pylist() == expected.column(name).to_pylist(), name
@@ -142,7 +142,7 @@ def test_tensors_are_written_and_read_as_tensors(compression, tmp_path):
 
 
 def test_planes_are_compressed_where_that_saves_enough(tmp_path):
-    """The lower byte is one of 130 values, which saves less than an eighth, the upper one of 2."""
+    """Compress bytes by plane: the lower byte has 130 values, which saves less than an eighth, the upper one 2."""
     generator = torch.Generator().manual_seed(0)
     low, high = (torch.randint(0, count, (50_000,), generator=generator) for count in (130, 2))
     ids = low + 256 * high
@@ -156,7 +156,7 @@ def test_planes_are_compressed_where_that_saves_enough(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1023, 1024, 1025, 5000])
 def test_few_values_take_few_bits(count, tmp_path):
-    """As the operator that reads them takes them; of random ones zstd makes no less."""
+    """Pack few values as the operator that reads them expects; zstd makes random values no smaller."""
     for bits in range(1, 8):
         plane = np.random.default_rng(count).integers(0, 2**bits, count, dtype=np.uint8)
         assert _planes._pack(plane, bits).tobytes() == reference_record.packed(plane.tobytes(), bits)
@@ -210,7 +210,7 @@ def test_memory_that_is_kept_has_a_limit():
     loans = [memory.lend(memory.take(size)) for size in (400, 500, 300)]
     del loans
     assert sorted(map(len, memory._free)) in ([300, 400], [300, 500], [400, 500])
-    with memory._lock:  # as a thread that a fork has not copied
+    with memory._lock:  # held as by a thread that fork() does not copy
         assert len(memory.take(400)) == 400
         assert memory.lend(memory.take(100)).size == 100
     assert len(memory._free) == 2
@@ -243,7 +243,7 @@ def test_widening_writes_what_came_before_again(compression, tmp_path):
 
 
 def test_what_came_before_is_written_again_once(tmp_path, monkeypatch):
-    """However often columns are widened, one at a time."""
+    """Write earlier batches again only once, although columns are widened one at a time."""
     written = []
     write = _prebatched_writer._Sink.write
     monkeypatch.setattr(
@@ -269,7 +269,7 @@ def test_a_source_that_fails_after_widening_leaves_nothing(tmp_path):
 
 
 def test_batches_that_would_decode_to_far_more_are_not_written(tmp_path):
-    """Since nobody would read them: see test_data_prebatched_damage.py."""
+    """Refuse to write such batches, since readers would refuse them: see test_prebatched_damage.py."""
     with pytest.raises(
         ValueError, match=r"batches\[0\] may have 268435456 bytes, .* got 320000000: make smaller batches"
     ):
@@ -331,7 +331,7 @@ def test_a_failing_source_leaves_what_was_there(tmp_path):
 
 @pytest.fixture(scope="module")
 def full_disk(tmp_path_factory):
-    """What each writer says and leaves, in a process whose files may have 100,000 bytes."""
+    """Return what each writer reports and leaves, in a process whose files may have 100,000 bytes."""
     folder = tmp_path_factory.mktemp("full")
     done = subprocess.run([sys.executable, "-c", FULL_DISK, folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Damaged prebatched files: an error that names file and byte, whatever is damaged, and whatever is verified."""
+"""Damaged prebatched files: an error that names file and byte, wherever the damage is, whatever is verified."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ compressions = pytest.mark.parametrize("compression", [None, "zstd"], ids=["mapp
 
 
 def flip(path, position, bit=0):
-    """Change one bit of a file."""
+    """Flip one bit of a file."""
     with open(path, "r+b") as file:
         file.seek(position)
         byte = file.read(1)[0]
@@ -25,7 +25,7 @@ def flip(path, position, bit=0):
 
 
 def place_of(path, column, i):
-    """Where a column's values lie in batch i of a file."""
+    """Return the position in the file of a column's values in batch i."""
     with pa.memory_map(str(path)) as memory, pa.ipc.open_file(memory) as reader:
         base = memory.read_buffer().address
         return reader.get_batch(i).column(column).buffers()[-1].address - base
@@ -68,7 +68,7 @@ def test_verify_says_when_checksums_are_compared(tmp_path):
 
 @compressions
 def test_damaged_offsets_are_an_error_even_unverified(compression, tmp_path):
-    """Operators would follow them beyond the values."""
+    """Refuse offsets by which operators would read beyond the values."""
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"l": JaggedTensor.from_dense([torch.arange(5)] * 4)}], compression=compression)
     if compression is None:
@@ -134,7 +134,7 @@ def test_rows_beyond_counting_are_refused(tmp_path):
 
 
 def test_crafted_rows_take_no_memory(tmp_path):
-    """They are an error when the batch is read; until then an epoch of them is arithmetic."""
+    """Raise when the batch is read; until then, an epoch of so many rows is only arithmetic."""
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": [1, 2]}])
 
@@ -149,7 +149,7 @@ def test_crafted_rows_take_no_memory(tmp_path):
 
 
 def test_small_files_do_not_stand_for_gigabytes(tmp_path, monkeypatch):
-    """With a tenth of a gigabyte as the limit."""
+    """Refuse a batch that decodes to more than the limit, here 0.1 GB."""
     path = tmp_path / "f.arrow"
     write_prebatched(path, [{"x": torch.full((10**7,), 2**40), "y": torch.full((10**7,), 1.5)}], compression="zstd")
     assert path.stat().st_size < 5000 and len(PrebatchedDataset(path).get_batch(0)["x"]) == 10**7
@@ -161,7 +161,7 @@ def test_small_files_do_not_stand_for_gigabytes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("what", ["name", "twice"])
 def test_schemas_that_nobody_wrote_are_damage(what, tmp_path, monkeypatch):
-    """With checksums that fit."""
+    """Refuse a damaged schema even though its checksums fit."""
     schema = pa.schema([("xxxx", pa.int64()), ("xxxy", pa.int64())])
     changed = {
         "name": schema.serialize().to_pybytes().replace(b"xxxx", b"\xff\xfe\xff\xfe"),
@@ -258,7 +258,7 @@ def test_another_version_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_directories_that_do_not_fit_are_refused(change, tmp_path, monkeypatch):
-    """Of the compressed layout, with checksums that fit."""
+    """Refuse a directory of the compressed layout even though its checksums fit."""
     dumps = json.dumps
 
     def changed(directory, **keywords):

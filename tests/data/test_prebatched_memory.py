@@ -1,4 +1,4 @@
-"""Prebatched files in memory: mappings, files that change while they are read, and what is held open."""
+"""Prebatched files in memory: mappings, files that change while they are read, and what is kept open."""
 
 import errno
 import gc
@@ -59,7 +59,7 @@ def test_a_file_that_has_shrunk_is_an_error(compression, tmp_path):
     dataset = PrebatchedDataset(path, threads=1)
     batches = iter(dataset)
     assert len(next(batches)["x"]) == 20_000
-    # What a thread reads while the file shrinks ends the process: it is two batches ahead, and then waits.
+    # A read while the file shrinks would end the process: wait until the thread, two batches ahead, reads no more.
     while len(dataset._files[0]._seen) < (1 if compression is None else 3):
         time.sleep(0.002)
     os.truncate(path, 30_000)

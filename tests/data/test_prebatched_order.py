@@ -1,4 +1,4 @@
-"""The order of prebatched batches: shuffles, other sizes, ranks, workers, and going on where a run stopped."""
+"""The order of prebatched batches: shuffles, other sizes, ranks, workers, and resuming where a run stopped."""
 
 import json
 
@@ -16,7 +16,7 @@ SIZES = [5, 7, 1, 0, 9, 4, 4, 4]
 
 
 def write(path, sizes, **keywords):
-    """Rows numbered from 0 in batches of these sizes; of row i a list with i % 3 items i."""
+    """Write rows numbered from 0 in batches of these sizes; row i has a list of i % 3 items i."""
 
     def batches():
         begin = 0
@@ -42,7 +42,7 @@ def files(tmp_path_factory):
 
 
 def rows(batches):
-    """The rows of each batch, whose columns all belong together."""
+    """Return the row numbers of each batch, after checking that its columns belong to the same rows."""
     found = []
     for batch in batches:
         row = batch["row"]
@@ -162,7 +162,7 @@ def test_a_state_of_a_complete_epoch_does_not_repeat_it(files):
     again.load_state_dict(state)
     again.set_epoch(1)
     assert len(rows(again)) == len(expected)
-    # What has begun is no complete epoch, and neither is what is chosen to be next.
+    # An iteration that has only begun, or a chosen next epoch, does not count as a complete epoch.
     begun = iter(dataset)
     assert dataset.state_dict()["position"] == 0
     assert rows([*begun]) == expected
@@ -214,7 +214,7 @@ class WorkerInfo:
 
 
 def test_each_workers_own_state_goes_on(files, monkeypatch):
-    """As torchdata's StatefulDataLoader takes and gives it."""
+    """Resume each worker from its own state, as torchdata's StatefulDataLoader saves and loads them."""
     expected = rows(PrebatchedDataset(files[None], batch_size=4))
     states, taken = [], {}
     for worker, count in ((0, 2), (1, 1)):

@@ -1,4 +1,4 @@
-"""What all readers and writers of columns have in common: the arguments that they refuse."""
+"""What all readers and writers of columns share: the arguments that they refuse."""
 
 import pytest
 

@@ -15,7 +15,7 @@ from torchsparse_rec.data import PrebatchedDataset, to_record_batch, to_tensors,
 
 
 def address(array):
-    """Where a primitive array's values lie."""
+    """Return the address of a primitive array's values."""
     return array.buffers()[1].address + array.offset * array.type.bit_width // 8
 
 

@@ -1,4 +1,4 @@
-"""TFRecord files read: there and back in every form, batches across files, shards, arguments, inferred features."""
+"""Reading TFRecord files: there and back in every form, batches across files, shards, arguments, inferred features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchsparse_rec.data import _tfrecord_blocks as blocks_module
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are read a few hundred bytes at a time: records and headers lie across the borders."""
+    """Read files a few hundred bytes at a time, so that records and headers lie across the borders."""
     read_in_small_chunks(monkeypatch)
 
 
@@ -120,7 +120,7 @@ def test_gzip_in_several_members_and_padding(tmp_path: Path, small_chunks: None)
 
 
 def test_a_length_that_looks_like_gzip_is_none(tmp_path: Path) -> None:
-    """A record of 0x88b1f bytes begins like a gzip file; its checksum tells."""
+    """Recognise by its checksum a record of 0x88b1f bytes, which begins like a gzip file."""
     size = 0x88B1F
     padding = reference.field(9, b"\0" * (size - 4))
     assert len(padding) == size

@@ -1,4 +1,4 @@
-"""The thread that reads ahead: order, memory, errors in their turn, its end when nobody wants more."""
+"""The thread that reads ahead: order, memory, errors in their turn, and its end when nobody wants more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def threads() -> int:
 
 
 class Items:
-    """Numbers, of which it says how many have been taken and whether it was closed."""
+    """Numbers; counts how many have been taken, and notes whether it was closed."""
 
     def __init__(self, count: int, error: BaseException | None = None) -> None:
         self.count, self.error, self.taken, self.closed = count, error, 0, False
@@ -77,7 +77,7 @@ def test_the_thread_ends_when_nobody_wants_more(close: bool) -> None:
 
 
 def test_the_threads_of_others_stay_as_they_are(restore_threads: None) -> None:
-    """Those of the consumer, and those that new threads begin with."""
+    """Keep the number of torch threads of the consumer, and of threads that start later."""
     torch.set_num_threads(3)
     found: list[int] = []
     for stream in (ahead(iter([1])), mapped(abs, iter([1]), 2)):
@@ -145,7 +145,7 @@ def test_a_reader_that_is_left_closes_its_file(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("compression", ["auto", None, "gzip"])
 def test_a_pipe_is_read(tmp_path: Path, compression: str | None) -> None:
-    """It gives what there is, here a few bytes at a time, and cannot go back."""
+    """Read a pipe, which gives a few bytes at a time and cannot go back."""
     content = framed(ids(40))
     content = gzip.compress(content) if compression == "gzip" else content
     pipe = tmp_path / "pipe"
@@ -163,7 +163,7 @@ def test_a_pipe_is_read(tmp_path: Path, compression: str | None) -> None:
 
 
 def test_shards_keep_only_their_own_records(tmp_path: Path) -> None:
-    """However many blocks a batch takes; places of faults stay those of the file."""
+    """Keep few records, however many blocks a batch takes; errors name places in the whole file."""
     messages = [*ids(30), b"", b"", example([entry(b"x", list_of("float32", [1.0]))])]
     (tmp_path / "x").write_bytes(framed(messages))
     reader = TFRecordReader(tmp_path / "x", X, num_shards=16, index=0)
@@ -178,7 +178,7 @@ def test_shards_keep_only_their_own_records(tmp_path: Path) -> None:
 def test_many_compressed_files_in_one_are_not_copied_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What follows the end of each is a copy: of all that was read."""
+    """Copy less than a block at the end of each file: zlib copies the bytes after the end, of all that it was given."""
     copied: list[int] = []
 
     class Inflate:
@@ -214,6 +214,6 @@ next(numbers)
 
 
 def test_the_interpreter_waits_for_the_thread() -> None:
-    """Which it would otherwise end within torch, and by that the process."""
+    """Wait for the thread at exit: ending it within torch would abort the process."""
     done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "['MainThread']\n", "")

@@ -1,4 +1,4 @@
-"""Damaged TFRecord files: the place of the fault, and the rows before it."""
+"""Damaged TFRecord files: the place of the damage, and the rows before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchsparse_rec.data import DataError, FixedLenFeature, TFRecordReader, Var
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are read a few hundred bytes at a time: records and headers lie across the borders."""
+    """Read files a few hundred bytes at a time, so that records and headers lie across the borders."""
     read_in_small_chunks(monkeypatch)
 
 
@@ -85,7 +85,7 @@ def test_bad_compressed_data(tmp_path: Path, small_chunks: None, kind: str) -> N
     changed[len(whole) // 2] ^= 0xFF
     path.write_bytes(changed)
     rows_before, error = reading(path)
-    # Inflated to something else, or to nothing: the records' checksums tell, or the compressed data themselves.
+    # Damaged data decompress to other bytes, which the records' checksums notice, or not at all.
     of_records = "checksum" in error.problem
     assert of_records or error.problem.startswith(f"no valid {kind} data from here on: ")
     assert error.unit == ("decompressed byte" if of_records else "byte")
@@ -100,7 +100,7 @@ def test_bad_compressed_data(tmp_path: Path, small_chunks: None, kind: str) -> N
 
 
 def test_messages_that_are_no_examples(tmp_path: Path, small_chunks: None) -> None:
-    """The place in the file, also where a batch's records are of several blocks or files."""
+    """Name the place in the file, also if a batch's records come from several blocks or files."""
     messages = ids(20)
     messages[12] = example([entry(b"x", list_of("int64", [1, 2]))])
     path = tmp_path / "x"
@@ -192,7 +192,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(framed([b"", example([entry(b"\xff", list_of("int64", [1]))])]))
     with pytest.raises(DataError, match=rf"^{path}: byte 34: the name of a feature must be UTF-8, got b'\\xff'"):
         data.infer_features(path)
-    # Features with other names can be read beside it.
+    # Features with other names can be read from the same file.
     assert list(TFRecordReader(path, {"x": FixedLenFeature([], "int64", 7)}))[0].column(0).to_pylist() == [7, 7]
     with pytest.raises(ValueError, match=r"TFRecordReader: features must have names that are text, got '\\udcff'"):
         list(TFRecordReader(path, {"\udcff": FixedLenFeature([], "int64")}))

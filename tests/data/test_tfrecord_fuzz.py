@@ -11,8 +11,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 
-# In a process of its own that may map 512 MiB more than after its imports: what a length claims must not be allocated.
-# Damaged frames fail by their checksums, so most mutations are of what is inside them.
+# The process may map 512 MiB more than after its imports: a damaged length must not be allocated.
+# Damaged frames fail by their checksums, so most mutations are inside the frames.
 PROGRAM = """
 import gzip, pathlib, random, resource, sys
 from torchsparse_rec.compat._parity.reference import record as reference

@@ -1,4 +1,4 @@
-"""TensorFlow on the other side of TFRecord files."""
+"""TFRecord files that TensorFlow writes or reads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_we_read_tensorflows_files(tensorflow: Any, tmp_path: Path, compression:
                 for name, values in lists.items()
             }
             writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
-    # Their own specifications are taken as they are.
+    # The reader takes TensorFlow's own specifications of features.
     read = pa.Table.from_batches(list(TFRecordReader(path, their_features(tf), 16)))
     assert read.to_pylist() == batch.select(list(their_features(tf))).to_pylist()
     assert table(TFRecordReader(path))[3]["pair"] == [3, 4]

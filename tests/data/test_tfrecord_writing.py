@@ -1,4 +1,4 @@
-"""TFRecord files written: columns of every type, what no Example holds, files that are whole or not there."""
+"""Writing TFRecord files: columns of every type, values that no Example holds, files that are whole or absent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_columns_of_other_types(tmp_path: Path) -> None:
 
 
 def test_lists_under_nulls_are_not_written(tmp_path: Path) -> None:
-    """Arrow lets a null list have values."""
+    """Leave out values that Arrow keeps in a null list."""
     lists = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5], pa.int32()), pa.array([1, 2, 3, None, 5]))
     hidden = pa.Array.from_buffers(lists.type, 3, [pa.py_buffer(b"\x05"), lists.buffers()[1]], children=[lists.values])
     for prebatched in (False, True):
@@ -101,7 +101,7 @@ def test_the_file_bears_its_name_once_it_is_closed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("most", [0, 50_000])
 def test_a_full_disk_leaves_nothing(tmp_path: Path, compression: str | None, most: int) -> None:
-    """Files of this process may not grow beyond a limit: writing fails, early or when the file is closed."""
+    """Limit the size of this process's files, so that writing fails, early or when the file is closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, compression: str | None, mos
 
 
 def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
-    """What the compression has taken is lost then: the file would be damaged."""
+    """Discard the file: the data that the compressor has already taken is lost, so the file would be damaged."""
 
     class Interrupted:
         def compress(self, data: Any) -> bytes:

@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 
 
 def rows(start: int, count: int, nulls: bool = True) -> pa.RecordBatch:
-    """Rows numbered from `start`, which differ in all columns."""
+    """Return rows numbered from ``start`` that differ in all columns."""
     numbers = range(start, start + count)
     columns = {
         "id": [i * 10**12 - 5 for i in numbers],
@@ -67,7 +67,7 @@ def read_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reading(path: Path, features: dict[str, Any] | None = None, **keywords: Any) -> tuple[list[Any], DataError]:
-    """The rows before the fault, and the fault."""
+    """Return the rows before the damage, and the error."""
     found = []
     with pytest.raises(DataError) as error:
         for batch in TFRecordReader(path, features or {"x": FixedLenFeature([], "int64")}, 1, **keywords):
@@ -78,7 +78,7 @@ def reading(path: Path, features: dict[str, Any] | None = None, **keywords: Any)
 
 
 def ids(count: int) -> list[bytes]:
-    """Records of 9 bytes, of 25 with their frames."""
+    """Return ``count`` records of 9 bytes, each of which its frame makes 25."""
     return [example([entry(b"x", list_of("int64", [i]))]) for i in range(count)]
 
 

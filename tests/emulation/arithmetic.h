@@ -1,8 +1,8 @@
-// What CUDA gives to kernels without a header, as far as one thread is concerned: vector types, loads and stores with a
-// cache policy, arithmetic. What threads do together is in collectives.h.
+// CUDA's builtins for a single thread: vector types, loads and stores with a cache policy, arithmetic. Those by which
+// threads work together are in collectives.h.
 //
-// All has CUDA's names, types and results, so that nvcc and g++ read the same source. What is not here does not compile
-// in emulation.
+// They have CUDA's names, types and results, so that nvcc and g++ read the same source. A builtin that is not here does
+// not compile in emulation.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -45,7 +45,7 @@ TSR_VECTOR_TYPES(double, double, 16, 16);
 
 namespace tsr::emulated {
 
-// One access of hardware moves at most 16 bytes, at a multiple of their number.
+// Hardware moves at most 16 bytes in one access, at an address that is a multiple of their number.
 template <class T>
 void check_access(const T* address) {
   static_assert((std::is_arithmetic_v<T> || is_vector<T>) && sizeof(T) <= 16);
@@ -90,7 +90,7 @@ TSR_STORE(__stwt)
 
 // ---- Arithmetic -----------------------------------------------------------------------------------------------------
 
-// Of two types the common one; a NaN loses against a number.
+// The result has the common type of both arguments; of a NaN and a number it is the number.
 template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
 constexpr std::common_type_t<A, B> min(A a, B b) {
   using T = std::common_type_t<A, B>;
@@ -143,7 +143,7 @@ inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned shift) {
   return shift >= 32 ? high : __funnelshift_r(low, high, shift);
 }
-// Byte i of the result is that of y:x whose number is in the selector's i-th hexadecimal digit.
+// The selector's i-th hexadecimal digit is the number of the byte of y:x that becomes byte i of the result.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   unsigned result = 0;
@@ -170,7 +170,7 @@ inline float __uint_as_float(unsigned x) { return tsr_bit_cast<float>(x); }
 inline long long __double_as_longlong(double x) { return tsr_bit_cast<long long>(x); }
 inline double __longlong_as_double(long long x) { return tsr_bit_cast<double>(x); }
 
-// Never contracted to one operation, or always.
+// Additions and multiplications here are never fused to one operation; __fmaf_rn and __fma_rn always are one.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

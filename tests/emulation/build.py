@@ -38,7 +38,7 @@ _SANITIZE = [
     "-fno-sanitize-recover=undefined",
     "-fno-omit-frame-pointer",
 ]
-# g++ calls races.cpp and no library of its own: nothing is linked.
+# g++ puts calls to functions of races.cpp before accesses; its own library is not linked.
 _RACES = [
     "-g1",
     "-fsanitize=thread",
@@ -50,20 +50,20 @@ _RACES = [
 
 def sanitized() -> bool:
     """
-    Whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
+    Say whether the kernels run under AddressSanitizer and UBSan (``TORCHSPARSE_REC_EMULATED_SANITIZE=1``).
 
-    Python must then have been started with both sanitizers' and the C++ runtime preloaded.
+    Python must then have been started with both sanitizers' runtimes and the C++ runtime preloaded.
     """
     return os.environ.get("TORCHSPARSE_REC_EMULATED_SANITIZE") == "1"
 
 
 def racing() -> bool:
-    """Whether races between a kernel's threads are refused, see races.h (``TORCHSPARSE_REC_EMULATED_RACES=1``)."""
+    """Say whether races between a kernel's threads are refused, see races.h (``TORCHSPARSE_REC_EMULATED_RACES=1``)."""
     return os.environ.get("TORCHSPARSE_REC_EMULATED_RACES") == "1"
 
 
 def _sources() -> list[Path]:
-    """The emulation, then the kernels: of what both have of a template, the first is linked, and is no kernel's."""
+    """Return the emulation's sources before the kernels': of a template that both instantiate, the first is linked."""
     return [
         *sorted(_HERE.glob("*.cpp")),
         _ROOT / "csrc/library.cpp",
@@ -73,7 +73,7 @@ def _sources() -> list[Path]:
 
 
 def _ninja_file() -> str:
-    """One rule per source; the compiler's dependency files tell ninja about headers."""
+    """Return a build file with one rule per source; the compiler's dependency files tell ninja about headers."""
     torch_folder = Path(torch.__file__).parent
     includes = [f"-I{_HERE}", f"-I{_HERE / 'cccl'}", f"-I{_ROOT / 'csrc'}", f"-isystem {torch_folder / 'include'}"]
     flags = [*_FLAGS, *(_SANITIZE if sanitized() else ["-g0"]), *includes]
@@ -101,7 +101,7 @@ def _ninja_file() -> str:
 
 
 def build() -> Path:
-    """Build what is out of date. Returns the library's path, under ``.cache`` in the repository's root."""
+    """Build what is out of date. Return the library's path, under ``.cache`` in the repository's root."""
     ninja = shutil.which("ninja", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if ninja is None:
         raise RuntimeError("ninja is needed to compile the emulated CUDA kernels: pip install ninja")
@@ -118,7 +118,7 @@ def _build_in(folder: Path, ninja: str) -> Path:
     if not (folder / "build.ninja").exists() or (folder / "build.ninja").read_text() != text:
         (folder / "build.ninja").write_text(text)
     jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
-    # Not make's: its job server is closed to what is no make.
+    # Without make's flags: they name a job server that only make may use.
     environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     result = subprocess.run([ninja, "-C", folder, "-j", jobs], env=environment, capture_output=True, text=True)
     if result.returncode != 0:

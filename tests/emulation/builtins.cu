@@ -1,4 +1,4 @@
-// Every builtin of arithmetic.h and collectives.h, on 32 threads, for the test to compare with its own computation.
+// Every builtin of arithmetic.h and collectives.h, on 32 threads; the test computes the same in Python.
 #include "faults.h"
 
 namespace tsr {
@@ -12,7 +12,7 @@ U64 number(unsigned i) {
   return i < 8 ? extremes[i] : i * 0x9e3779b97f4a7c15ull;
 }
 
-// out[t] = f(x, y, t) with two numbers of the thread's own.
+// out[t] = f(x, y, t), where x and y differ from thread to thread.
 template <class F>
 __global__ void map_kernel(U64* out, F f) {
   out[threadIdx.x] = static_cast<U64>(f(number(threadIdx.x), number((threadIdx.x * 5 + 8) % 64), threadIdx.x));
@@ -100,7 +100,7 @@ __global__ void misaligned_atomic_kernel(uint8_t* count) { atomicAdd(reinterpret
 
 // ---- Threads together -----------------------------------------------------------------------------------------------
 
-// On `threads` threads: thread t brings t % 3 != 0, and the last one returns at once.
+// Runs on `threads` threads: thread t votes t % 3 != 0, and the last thread returns at once.
 __global__ void block_votes_kernel(int* out, int threads) {
   const int t = static_cast<int>(threadIdx.x);
   if (t == threads - 1) return;
@@ -158,8 +158,8 @@ const Cases& collective_cases() {
 
 // ---- Atomics --------------------------------------------------------------------------------------------------------
 
-// Every thread of two blocks does the same to out[0], and to an array of its block's, which the first thread then adds
-// to out[1] or compares with it.
+// Every thread of two blocks does the same to out[0] and to shared memory of its block, which the block's first thread
+// then adds to out[1] or compares with it.
 template <class T, class F>
 __global__ void atomic_kernel(T* out, T start, F f) {
   TSR_SHARED(T, values, 1);

@@ -1,4 +1,4 @@
-"""Collections of lookups for test_emulated_collection.py, and what each lookup of them has of inputs and results."""
+"""Collections of lookups for test_embedding_collection.py, and the share of inputs and results of each lookup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 @dataclass
 class Case:
-    """The arguments that the operators of the family share."""
+    """The arguments that the operators of the family ``embedding_collection`` share."""
 
     weights: list[Tensor]
     indices: Tensor
@@ -34,20 +34,20 @@ class Case:
         return self.tables, self.keys, self.modes, self.bags, self.padding, self.side_by_side
 
     def key_of_items(self, key: int) -> tuple[Tensor, int]:
-        """The offsets of a key's bags, and the first of its items."""
+        """Return the offsets of a key's bags, counted from its first item, and the position of that item."""
         first = sum(self.bags[:key])
         assert self.offsets is not None
         ends = self.offsets[first : first + self.bags[key] + 1]
         return ends - ends[0], int(ends[0])
 
     def lookup(self, lookup: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        """One lookup's ids, offsets and weights, and the position of its first item."""
+        """Return the ids, offsets and weights of one lookup, and the position of its first item."""
         ends, first = self.key_of_items(self.keys[lookup])
         items = slice(first, first + int(ends[-1]))
         return self.indices[items], ends, None if self.item_weights is None else self.item_weights[items], first
 
     def parts(self, flat: Tensor) -> list[Tensor]:
-        """What each lookup has of a tensor of the output's shape."""
+        """Split a tensor of the output's shape into the part of each lookup."""
         dims = [self.weights[table].shape[1] for table in self.tables]
         if self.side_by_side:
             return list(flat.split(dims, dim=1))
@@ -67,7 +67,7 @@ def make_case(
     index: torch.dtype = torch.int64,
     seed: int = 0,
 ) -> Case:
-    """Tables by (rows, columns), lookups by (table, key, mode), keys by the lengths of their bags."""
+    """Return tables given by (rows, columns), lookups by (table, key, mode), keys by the lengths of their bags."""
     random = Random(seed)
     rows = [min((max(tables[t][0], 1) for t, k, _ in lookups if k == key), default=1) for key in range(len(lengths))]
     ids = [random.integers(0, rows[key], sum(of_key), dtype=index) for key, of_key in enumerate(lengths)]

@@ -1,4 +1,4 @@
-// The collectives of a warp, by what its lanes bring to each other.
+// The collectives of a warp, computed from the values that its lanes bring.
 #include "emulation.h"
 
 namespace tsr::emulated {

@@ -1,6 +1,6 @@
-// What CUDA gives to kernels without a header for threads to work together: barriers, collectives of a warp, atomics.
+// CUDA's builtins by which threads work together: barriers, collectives of a warp, atomics.
 //
-// All has CUDA's names, types and results. What hardware refuses, or answers with anything, throws.
+// They have CUDA's names, types and results. A call that hardware refuses, or whose result is undefined, throws.
 #pragma once
 #include <cstring>
 #include <stdexcept>
@@ -24,7 +24,7 @@ inline int __syncthreads_or(int predicate, TSR_EMULATED_SITE) {
 inline void __syncwarp(unsigned mask = ~0u, TSR_EMULATED_SITE) {
   tsr::emulated::collective(tsr::emulated::Collective::kSync, mask, 0, {file, line});
 }
-// Threads of one host thread see each other's writes at once: a missing fence, of any scope, is found by races.h alone.
+// All threads run in one host thread and see each other's writes at once: races.h alone finds a missing fence.
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }
@@ -56,7 +56,7 @@ T shuffle(unsigned mask, T value, int source, Site site) {
   return value;
 }
 
-// Folds the values of all lanes that take part.
+// Combines the values of all lanes that take part.
 template <class T, class F>
 T reduce(unsigned mask, T value, Site site, const F& combine) {
   const Lanes& lanes = collective(Collective::kReduce, mask, bits_of(value), site);
@@ -114,7 +114,7 @@ unsigned __match_any_sync(unsigned mask, T value, TSR_EMULATED_SITE) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
   return tsr::emulated::match(mask, tsr::emulated::bits_of(value), {file, line}).first;
 }
-// All lanes if they have one value, else none.
+// All lanes if they have the same value, else none.
 template <class T>
 unsigned __match_all_sync(unsigned mask, T value, int* predicate, TSR_EMULATED_SITE) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
@@ -160,7 +160,7 @@ TSR_EMULATED_INLINE T atomic(T* address, const F& next) {
 
 }  // namespace tsr::emulated
 
-// The operation, and the types that hardware has it for.
+// The operation, and the types for which hardware has it.
 #define TSR_ATOMIC(name, expression, ...)                                                      \
   template <class T>                                                                           \
   TSR_EMULATED_INLINE T name(T* address, std::common_type_t<T> value) {                        \

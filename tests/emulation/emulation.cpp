@@ -28,7 +28,7 @@ struct Thread {
   Fiber fiber{&thread_main};
   State state = State::kReturned;
   Site site{};
-  // Of the barrier or collective that the thread is in, and what came of it.
+  // The barrier or collective that the thread waits in, and its result.
   Collective kind{};
   unsigned mask = 0;
   uint64_t value = 0;
@@ -50,8 +50,8 @@ struct Engine {
   int64_t thread_count = 0;
   size_t dynamic_bytes = 0;
   const std::function<void()>* body = nullptr;
-  Block* block = nullptr;    // whose thread is running
-  Thread* thread = nullptr;  // that is running
+  Block* block = nullptr;    // of the running thread
+  Thread* thread = nullptr;  // the running one
   std::exception_ptr error;
   int64_t launches = 0;
 } engine;
@@ -101,7 +101,7 @@ void resume(Block& block, int64_t t) {
 
 bool same_site(const Site& a, const Site& b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
-// Lets the block's threads pass the barrier that all of them have reached, but for those that have returned.
+// Lets the block's threads pass the barrier that all of them have reached, except those that have returned.
 bool release_barrier(Block& block) {
   const Thread* first = nullptr;
   Votes votes{};
@@ -130,7 +130,7 @@ bool release_barrier(Block& block) {
   return true;
 }
 
-// The threads of `first`'s warp in its mask, or nothing while one of them has not come to the same collective.
+// The threads of `first`'s warp in its mask, or nothing while one of them has not reached the same collective.
 std::vector<Thread*> participants(Block& block, int64_t warp, const Thread& first) {
   std::vector<Thread*> lanes(32, nullptr);
   for (int64_t lane = 0; lane < 32 && warp + lane < engine.thread_count; ++lane) {
@@ -174,7 +174,7 @@ bool release_collectives(Block& block) {
   return released;
 }
 
-// No thread can go on: says what the first of them waits for.
+// Called when no thread can go on: reports what the first of them waits for.
 [[noreturn]] void refuse_deadlock() {
   for (const Block& block : engine.blocks) {
     if (block.index < 0) continue;
@@ -194,7 +194,7 @@ bool finished(const Block& block) {
                      [](const auto& thread) { return thread->state == State::kReturned; });
 }
 
-// One look at every thread in flight, in the order asked for.
+// Looks once at every thread in flight, in the order that was set.
 bool sweep() {
   bool progress = false;
   for (const int64_t at : shuffled(kBlocksInFlight * engine.thread_count)) {
@@ -202,7 +202,7 @@ bool sweep() {
     const int64_t t = at % engine.thread_count;
     if (block.index < 0 || block.threads[t]->state != State::kReady) continue;
     progress = true;
-    // In random order threads do not keep step either: some are left behind.
+    // In random order threads do not run evenly either: some are skipped.
     if (engine.order == 2 && engine.random() % 4 == 0) continue;
     resume(block, t);
   }
@@ -305,5 +305,5 @@ TSR_EXPORT void tsr_emulated_set_order(int order, uint64_t seed) {
   tsr::emulated::engine.random.seed(seed);
 }
 
-// How many kernels have been run, and memory sets: for tests to be sure that they ran some, and not many.
+// How many kernels and memory sets have been run: tests check that there were some, and not many.
 TSR_EXPORT int64_t tsr_emulated_launches() { return tsr::emulated::engine.launches; }

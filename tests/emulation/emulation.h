@@ -1,8 +1,8 @@
 // The host's version of what csrc/cuda.h takes from CUDA: with it, g++ compiles the .cu files and runs them.
 //
 // A block's threads are fibers of one host thread. Each runs until it waits (at a barrier or in a warp's collective) or
-// touches an atomic; then another one is resumed, in the order that set_order() asks for. Several blocks are in flight.
-// What hardware would refuse, or answer with anything, throws: see emulation.cpp. CUB is in the folder cccl.
+// touches an atomic; then another one is resumed, in the order that set_order() sets. Several blocks are in flight.
+// A call that hardware would refuse, or whose result is undefined, throws: see emulation.cpp. CUB is in folder cccl.
 #pragma once
 #include <new>
 #include <stdexcept>
@@ -26,7 +26,7 @@
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-// Those of the thread that is running.
+// The coordinates of the running thread.
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace tsr::emulated {
@@ -46,7 +46,7 @@ template <class... Parts>
 
 enum cudaError_t { cudaSuccess };
 using cudaStream_t = int;
-// Nothing fails but by a throw. torch's own asks the CUDA runtime.
+// Errors are thrown, so there is nothing to check. torch's own macro asks the CUDA runtime.
 #undef STD_CUDA_CHECK
 #define STD_CUDA_CHECK(call) static_cast<void>(call)
 
@@ -59,13 +59,13 @@ struct ErrorRecord;
 using std::sqrt;
 
 using Stream = cudaStream_t;
-// Lives as long as an operator's call.
+// Exists for the time of an operator's call.
 struct DeviceGuard {
   explicit DeviceGuard(int32_t) {}
   ~DeviceGuard();
 };
 
-// Few, so that grid-stride loops take several steps.
+// Few blocks, so that grid-stride loops take several steps.
 constexpr int64_t kMaxBlocks = 6;
 constexpr int64_t kFullDevice = 64;
 
@@ -81,13 +81,13 @@ void fill_bytes(Stream stream, void* to, int value, size_t bytes);
 inline void wait_for(Stream) {}
 void copy_to_host(int32_t device, void* to, const void* from, size_t bytes);
 ErrorRecord* new_record();
-// TORCHSPARSE_REC_EMULATED_OLD_GPU pretends that there is one.
+// TORCHSPARSE_REC_EMULATED_OLD_GPU pretends that there is such a device.
 std::optional<std::string> device_without_code(int32_t device);
 
-// Filled with ones (NaN), between two guards that are checked after every launch while the tensor lives.
+// The tensor is filled with ones (NaN), between two guards that are checked after every launch while it exists.
 Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype, const Asked& asked);
 
-// Every array by itself, so that its own ends are watched.
+// Allocates every array by itself, so that its own ends are watched.
 class Scratch {
  public:
   void* take(const Tensor& like, int64_t bytes, const Asked& asked) {

@@ -15,17 +15,17 @@ struct Site {
 };
 // The last parameters of a function that waits: they take the caller's place in the source.
 #define TSR_EMULATED_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-// Of functions that stand for one instruction: races.h names their callers.
+// For functions that stand for one instruction: races.h names their callers.
 #define TSR_EMULATED_INLINE __attribute__((always_inline)) inline
 
 // ---- The threads of a block -----------------------------------------------------------------------------------------
 
-// Of the threads that have not returned.
+// The votes of the threads that have not returned.
 struct Votes {
   int set;
   int threads;
 };
-// Waits for all threads of the block that have not returned; tells how many of them came with `predicate`.
+// Waits for all threads of the block that have not returned; counts those that came with `predicate`.
 Votes barrier(bool predicate, Site site);
 
 // The block's shared array of that key, allocated when its first thread asks.
@@ -36,7 +36,7 @@ void* dynamic_shared_bytes();
 
 enum class Collective { kSync, kShuffle, kVote, kMatch, kReduce };
 
-// The lanes that took part in a collective, and what each brought.
+// The lanes that took part in a collective, and the value that each brought.
 struct Lanes {
   unsigned present;
   std::array<uint64_t, 32> values;
@@ -47,11 +47,11 @@ const Lanes& collective(Collective kind, unsigned mask, uint64_t value, Site sit
 int lane();
 // The first lane of the asking lane's group of `width` neighbours, a power of two.
 int segment_start(int width);
-// What lane `source` brought: it must take part.
+// The value that lane `source` brought; the lane must take part.
 uint64_t shuffle_bits(unsigned mask, uint64_t value, int source, Site site);
-// The lanes whose predicate is set, and all that took part.
+// The lanes whose predicate is set, and all lanes that took part.
 std::pair<unsigned, unsigned> vote(unsigned mask, bool predicate, Site site);
-// The lanes that brought the asking lane's value, and all that took part.
+// The lanes that brought the asking lane's value, and all lanes that took part.
 std::pair<unsigned, unsigned> match(unsigned mask, uint64_t value, Site site);
 
 // ---- Everything else ------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ void switch_point();
 void check_alignment(const void* address, size_t bytes);
 // Throws if a kernel or primitive wrote outside a tensor.
 void check_guards();
-// What else the device is given to do, one thing after the other: sets of memory, kernels of CUB.
+// Counts other work of the device: sets of memory, kernels of CUB.
 void count_launches(int64_t launches);
 
 void run(int64_t blocks, int64_t threads, size_t shared_bytes, const std::function<void()>& body);

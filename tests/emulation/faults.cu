@@ -1,4 +1,4 @@
-// Kernels with one planted fault each, and their correct sisters: what shows that the emulation would notice.
+// Kernels with one planted fault each, and correct ones beside them: they show that the emulation notices faults.
 #include "faults.h"
 
 namespace tsr {
@@ -70,7 +70,7 @@ __global__ void collectives_kernel(float* out) {
 // Each block adds its number to a running value: the result depends on which block comes first.
 __global__ void block_race_kernel(float* out) { out[0] = out[0] * 2 + static_cast<float>(blockIdx.x); }
 
-// The same with an atomic operation that commutes.
+// The same by an atomic operation that commutes, so that the order does not matter.
 __global__ void block_count_kernel(unsigned* count, float* out) {
   atomicAdd(count, 1u);
   out[blockIdx.x] = 1;
@@ -88,8 +88,8 @@ __global__ void large_shared_kernel() {
   values[0] = 0;
 }
 
-// The first block takes what the record holds while the others report, those that come first in the end. The least
-// position that was told is out[0].
+// The first block takes the record's contents while the others report errors, the smallest positions last. out[0] is
+// the smallest position that it took.
 __global__ void take_beside_reports_kernel(ErrorSink sink, int times, float* out) {
   if (blockIdx.x > 0) {
     sink.report(Argument::kIndices, Fault::kNegative, 100 - blockIdx.x, 0, 0);

@@ -1,4 +1,4 @@
-// What the cases of faults.cu, builtins.cu, primitives.cu and races.cu share.
+// Shared by the cases of faults.cu, builtins.cu, primitives.cu and races.cu.
 #pragma once
 #include <functional>
 #include <map>
@@ -8,7 +8,7 @@
 
 namespace tsr {
 
-// What a case runs on: 256 bytes of zeros in device memory, which the test gets to see.
+// The memory of a case: 256 bytes of zeros in device memory, which the test reads afterwards.
 struct Bench {
   DeviceCall call;
   float* out;

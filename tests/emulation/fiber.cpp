@@ -7,8 +7,8 @@
 #endif
 
 #if defined(__x86_64__)
-// Saves what a call must preserve on the stack that is left, and takes it from the stack that is resumed. The system's
-// swapcontext does the same and one system call more.
+// Saves the registers that a call must preserve on the stack that is left, and restores those of the stack that is
+// resumed. The system's swapcontext does the same with one system call more.
 extern "C" void tsr_emulated_switch(void** left, void* resumed);
 asm(R"(
 .text
@@ -77,7 +77,7 @@ void Fiber::enter() {
 // The stack is not initialised: the system gives memory to the pages that are used.
 Fiber::Fiber(void (*main)()) : stack_(new uint8_t[kStackBytes]), main_(main) {
   uintptr_t top = reinterpret_cast<uintptr_t>(stack_.get() + kStackBytes) & ~uintptr_t{15};
-  // What the switch pops: six registers and the address of enter(), which expects a return address above it.
+  // The switch pops six registers and the address of enter(), which expects a return address above it.
   void** frame = reinterpret_cast<void**>(top) - 8;
   for (int i = 0; i < 8; ++i) frame[i] = nullptr;
   frame[6] = reinterpret_cast<void*>(&Fiber::enter);

@@ -1,4 +1,4 @@
-// A stack of its own that a function runs on, and is left and resumed at any point of.
+// A function that runs on a stack of its own, and can be left and resumed at any point.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace tsr::emulated {
 
-// Of one host thread. Memory errors are found on the right stack: AddressSanitizer is told of every switch.
+// A fiber belongs to one host thread. AddressSanitizer is told of every switch, so it knows the right stack.
 class Fiber {
  public:
   // The first resume runs `main`, which must never return.
   explicit Fiber(void (*main)());
   void resume();
-  // Whether the address is in its stack.
+  // Whether the address is in the fiber's stack.
   bool has(const void* address) const {
     return static_cast<size_t>(static_cast<const uint8_t*>(address) - stack_.get()) < kStackBytes;
   }
-  // Back to where the running fiber was resumed.
+  // Returns to where the running fiber was resumed.
   static void leave();
 
  private:

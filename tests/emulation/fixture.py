@@ -1,4 +1,4 @@
-"""The emulated kernels as a library of their own, and as stand-ins for the production kernels of the CPU."""
+"""The emulated kernels: as a library of their own, and in the place of the production kernels of the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from samples.sample import map_tensors, tensors_of
 from emulation.build import build
 
 _NAMESPACE = "torchsparse_rec"
-# It asks the host: there is nothing of it to run on a device.
+# This operator asks the host, and has no kernel.
 _WITHOUT_KERNEL = {"cpu_level"}
 # Orders of threads and blocks: (kind, seed), see emulation.cpp.
 _ORDERS = {"ascending": (0, 0), "descending": (1, 0), "random": (2, 20240607)}
@@ -36,20 +36,20 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def operators() -> tuple[str, ...]:
-    """The names of the operators that have a kernel."""
+    """Return the names of the operators that have a kernel."""
     prefix = f"{_NAMESPACE}::"
     names = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(prefix)}
     return tuple(sorted({name.removeprefix(prefix) for name in names} - _WITHOUT_KERNEL))
 
 
 def operator(name: str, namespace: str = f"{_NAMESPACE}_emulated") -> torch._ops.OpOverload:
-    """One operator, by default the emulated one, called directly: one order, errors are told by the next call."""
+    """Return one operator, by default the emulated one, to run in one order of threads; the next call raises errors."""
     library()
     return getattr(getattr(torch.ops, namespace), name).default
 
 
 def check_errors() -> None:
-    """Raise what the emulated kernels have recorded."""
+    """Raise the error that the emulated kernels have recorded."""
     operator("check_errors")(torch.empty(0))
 
 
@@ -66,19 +66,19 @@ def _outputs(result: Any) -> list[torch.Tensor]:
 
 
 def _bits(x: torch.Tensor) -> tuple[torch.Size, torch.dtype, bytes]:
-    """What must not depend on the order: NaN equals NaN, 0 differs from -0."""
+    """Return the shape, dtype and bytes of a tensor, to compare: NaN equals NaN, 0 differs from -0."""
     return x.shape, x.dtype, x.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _clones(result: Any) -> Any:
-    """The same in memory of its own: the emulation's tensors lie inside larger ones, between guards."""
+    """Return copies of the results: the emulation's tensors lie inside larger ones, between guards."""
     if result is None or isinstance(result, torch.Tensor):
         return result if result is None else result.clone()
     return type(result)(_clones(x) for x in result)
 
 
 def _copies(arguments: Sequence[Any], written: list[int]) -> list[Any]:
-    """The arguments, with copies of the memory that is written: in the same layout, and as far as it is shared."""
+    """Return the arguments with copies of the written memory, in the same layout; shared memory stays shared."""
     memory = [x.untyped_storage() for i in written for x in tensors_of(arguments[i])]
     copied = {storage._cdata: storage.clone() for storage in memory}
 
@@ -99,7 +99,7 @@ def _attempt(name: str, arguments: list[Any]) -> tuple[Any, BaseException | None
 
 
 def run_in_every_order(name: str, *arguments: Any) -> Any:
-    """Call an emulated operator once per order, assert that all agree to the bit, and raise what it recorded."""
+    """Call an emulated operator once per order; check that all results agree to the bit, and raise recorded errors."""
     schema = operator(name)._schema
     written = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
     seen = []
@@ -120,9 +120,9 @@ def run_in_every_order(name: str, *arguments: Any) -> Any:
 @contextlib.contextmanager
 def stand_in() -> Iterator[Callable[[], int]]:
     """
-    Let the emulated kernels stand in for the CPU's in ``torch.ops.torchsparse_rec``, in every order of threads.
+    Run emulated kernels in place of the CPU's in ``torch.ops.torchsparse_rec``, in every order of threads.
 
-    Yields a function that says how many kernels have been launched since. Refuses a test that called no operator.
+    Yield a function that returns how many kernels have been launched since. Refuse a test that called no operator.
     """
     library()
     called = []

@@ -13,7 +13,7 @@ constexpr size_t kGuardBytes = 64;  // keeps an allocation's alignment
 constexpr uint8_t kGuard = 0xa5;
 constexpr uint8_t kUnwritten = 0xff;
 
-// Tensors of the running operator call.
+// The tensors of the running operator call.
 std::vector<Tensor> guarded;
 bool capturing = false;
 
@@ -88,13 +88,13 @@ std::optional<std::string> device_without_code(int32_t) {
 }
 
 Tensor device_empty(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType dtype, const Asked& asked) {
-  constexpr int64_t kMost = int64_t{1} << 50;  // more than there is: no room for guards is added to it
+  constexpr int64_t kMost = int64_t{1} << 50;  // more than any memory: guards are not added
   int64_t elements = 1;
   bool fits = true;
   for (const int64_t size : sizes) fits &= !__builtin_mul_overflow(elements, size, &elements);
   if (!fits || elements > kMost) return new_empty(like, sizes, dtype, asked);
 #if defined(__SANITIZE_ADDRESS__)
-  // Exactly what is asked for: the sanitizer watches the ends.
+  // Without guards: the sanitizer watches the ends.
   const Tensor result = new_empty(like, sizes, dtype, asked);
   if (elements > 0) std::memset(result.data_ptr(), emulated::kUnwritten, elements * result.element_size());
   return result;

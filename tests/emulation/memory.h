@@ -11,7 +11,7 @@ namespace tsr::emulated {
 class SharedMemory {
  public:
   void* get(const void* key, size_t bytes);
-  size_t bytes() const;  // of the arrays but for the dynamic one, whose key is null
+  size_t bytes() const;  // of all arrays except the dynamic one, whose key is null
   void check() const;
   void clear() { arrays_.clear(); }
 

@@ -1,4 +1,4 @@
-// Calls of CUB as hardware would refuse or bear them, and sound ones.
+// Calls of CUB: some that its contracts forbid, although hardware may bear them, and sound ones.
 #include <thrust/iterator/counting_iterator.h>
 
 #include <cub/device/device_radix_sort.cuh>
@@ -18,7 +18,7 @@ uint32_t* numbers(Bench& b, int64_t n, uint32_t first, uint32_t step) {
   return x;
 }
 
-// CUB's two phases, with `less` bytes than were asked for and `shift` bytes behind the start of the scratch.
+// CUB's two phases, with scratch of `less` bytes fewer than CUB asked for, `shift` bytes behind its start.
 template <class F>
 void with_scratch(Bench& b, const F& run, size_t less = 0, size_t shift = 0) {
   size_t bytes = 0;
@@ -34,8 +34,8 @@ struct SortOf {
   size_t less = 0, shift = 0;
 };
 
-// Sorts pairs of which the values are positions. Shows the sorted values (62 at most), which buffer they are in, and
-// whether the other one is overwritten.
+// Sorts pairs whose values are positions. Shows the sorted values (62 at most), the buffer that holds them, and whether
+// the other buffer is overwritten.
 void sort(Bench& b, const SortOf& sort) {
   cub::DoubleBuffer<uint32_t> keys(numbers(b, sort.n, 5, 1237), b.call.workspace<uint32_t>(sort.n));
   cub::DoubleBuffer<uint32_t> values(numbers(b, sort.n, 0, 1), b.call.workspace<uint32_t>(sort.n));
@@ -50,7 +50,7 @@ void sort(Bench& b, const SortOf& sort) {
   b.out_as<uint32_t>()[63] = keys.Alternate()[0];
 }
 
-// 50 keys, in buffers of which the second begins `distance` behind the first.
+// Sorts 50 keys in two buffers; the second begins `distance` behind the first.
 void sort_at_distance(Bench& b, int64_t distance) {
   uint32_t* const x = numbers(b, 100, 0, 1);
   uint32_t* const y = numbers(b, 100, 0, 1);
@@ -60,7 +60,7 @@ void sort_at_distance(Bench& b, int64_t distance) {
   });
 }
 
-// Shows x[i] - i for the sums before each of n ones; `out` lies `shift` elements behind the input.
+// Shows x[i] - i, where x[i] is the sum of the ones before the i-th; `out` lies `shift` elements behind the input.
 void scan(Bench& b, int64_t shift) {
   uint32_t* const x = numbers(b, 80, 1, 0);
   with_scratch(b, [&](void* scratch, size_t& bytes) {

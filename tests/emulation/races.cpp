@@ -13,13 +13,13 @@
 namespace tsr::emulated {
 namespace {
 
-// ---- What is known of a launch --------------------------------------------------------------------------------------
+// ---- The state of a launch ------------------------------------------------------------------------------------------
 
 bool instrumented = false;
 Order* running = nullptr;
 const Fiber* running_fiber = nullptr;
 
-// Memory is looked at in cells of eight bytes. A cell has lists of the accesses to it, one for each kind.
+// Memory is divided into cells of eight bytes. A cell has lists of the accesses to it, one for each kind.
 constexpr unsigned kWrite = 1, kAtomic = 2, kKinds = 4;
 const char* const kNames[kKinds] = {"read", "write", "atomic read", "atomic write"};
 constexpr uintptr_t kCellBytes = 8, kPageCells = 512;
@@ -53,7 +53,7 @@ uint32_t* lists_of(uintptr_t cell) {
   return page->lists[cell % kPageCells];
 }
 
-// The first step of the thread that is not known to come before what `order` does next.
+// The first step of `thread` that is not known to come before the next access of `order`'s thread.
 uint32_t known(const Order& order, uint32_t thread) {
   if (thread == order.thread) return order.step + 1;
   uint32_t result = thread < order.all.size() ? order.all[thread] : 0;
@@ -68,7 +68,7 @@ void merge(Known& into, const Known& from) {
   for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
 }
 
-// All that comes before the end of the thread's step, which ends.
+// Ends the thread's step; returns all steps that come before this end.
 Known end_step(Order& order) {
   Known result(std::max<size_t>(order.all.size(), order.block_begin + launch.threads));
   for (uint32_t t = 0; t < result.size(); ++t) result[t] = known(order, t);
@@ -78,7 +78,7 @@ Known end_step(Order& order) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// The line that the instruction before `site` was made of. For what stands for one instruction, who uses it is named.
+// The source line of the instruction before `site`; for a function that stands for one instruction, its caller's line.
 std::string line_of(const void* site) {
   Dl_info library{};
   if (dladdr(site, &library) == 0) return "?";
@@ -105,7 +105,7 @@ std::string described(unsigned kind, const void* site, uint32_t thread) {
                  thread / launch.threads);
 }
 
-// Each pair of lines once, and not more than a few.
+// Reports each pair of lines once, and not more than a few pairs.
 void tell(uintptr_t cell, const Access& first, unsigned first_kind, unsigned kind, const void* site) {
   constexpr size_t kMost = 8;
   if (launch.found.size() == kMost || !launch.found.emplace(first.site, site).second) return;
@@ -119,7 +119,7 @@ void tell(uintptr_t cell, const Access& first, unsigned first_kind, unsigned kin
 
 // ---- Accesses -------------------------------------------------------------------------------------------------------
 
-// Of some bytes of a cell, by the running thread.
+// Notes that the running thread accesses some bytes of a cell.
 void access_cell(uintptr_t cell, unsigned bytes, unsigned kind, const void* site) {
   const Order& me = *running;
   uint32_t* const lists = lists_of(cell);
@@ -131,7 +131,7 @@ void access_cell(uintptr_t cell, unsigned bytes, unsigned kind, const void* site
       Access& access = launch.accesses[*link];
       const bool ordered = access.step < known(me, access.thread);
       if (!ordered && (access.bytes & bytes) != 0) tell(cell, access, other, kind, site);
-      // Whatever will race with what comes before a plain write will race with the write.
+      // An access that will race with one before this plain write will race with the write, too.
       if (ordered && kind == kWrite && (access.bytes & ~bytes) == 0) {
         *link = access.next;
       } else {
@@ -143,7 +143,7 @@ void access_cell(uintptr_t cell, unsigned bytes, unsigned kind, const void* site
   lists[kind] = static_cast<uint32_t>(launch.accesses.size() - 1);
 }
 
-// A thread's stack is its own, and its place is read alone.
+// A thread's stack belongs to it alone, and its coordinates are only read.
 bool is_private(const void* address) {
   return running_fiber->has(address) || address == &threadIdx.x || address == &blockIdx.x || address == &blockDim.x ||
          address == &gridDim.x;
@@ -159,7 +159,7 @@ void access(const volatile void* address, size_t bytes, unsigned kind, const voi
   }
 }
 
-// `memory_order` is one of __ATOMIC_RELAXED to __ATOMIC_SEQ_CST. What reads and writes goes on with what it has read.
+// `memory_order` is one of __ATOMIC_RELAXED to __ATOMIC_SEQ_CST. A read-modify-write hands on what it has read.
 void access_atomically(const volatile void* address, size_t bytes, bool reads, bool writes, int memory_order,
                        const void* site) {
   if (running == nullptr) return;
@@ -184,7 +184,7 @@ void fence() {
 
 }  // namespace
 
-// ---- What the emulation tells ---------------------------------------------------------------------------------------
+// ---- Called by the emulation ----------------------------------------------------------------------------------------
 
 void start_races(int64_t threads_of_block) {
   launch.threads = static_cast<uint32_t>(threads_of_block);
@@ -255,7 +255,7 @@ void start_shared(const void* begin, size_t bytes) {
 
 }  // namespace tsr::emulated
 
-// ---- What g++ calls -------------------------------------------------------------------------------------------------
+// ---- Called by code that g++ compiled -------------------------------------------------------------------------------
 
 using tsr::emulated::access;
 using tsr::emulated::access_atomically;
@@ -283,7 +283,7 @@ TSR_ACCESSES(4)
 TSR_ACCESSES(8)
 TSR_ACCESSES(16)
 
-// All that the kernels and the host's code beside them call. Threads of the host use them too.
+// All functions that the kernels and the host's code beside them call, also from other threads of the host.
 #define TSR_ATOMICS(T, bits)                                             \
   T __tsan_atomic##bits##_load(const volatile T* at, int order) {        \
     access_atomically(at, sizeof(T), true, false, order, TSR_SITE);      \

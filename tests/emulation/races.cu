@@ -1,4 +1,4 @@
-// Kernels with a race each, and their sisters without: what shows that races.h finds them, and nothing else. More of
+// Kernels with one race each, and similar ones without: they show that races.h finds the races, and no others. More of
 // them are in faults.cu.
 #include <cuda/atomic>
 
@@ -25,7 +25,7 @@ __global__ void lanes_kernel(float* out) {
   out[threadIdx.x] = values[threadIdx.x ^ 1];
 }
 
-// Each thread takes what one of the other warp has written, and writes again when all have taken.
+// Each thread takes what a thread of the other warp has written, and writes again when all have taken.
 template <int wait, int wait_again>
 __global__ void warps_kernel(float* out) {
   out[threadIdx.x] = 1;
@@ -35,7 +35,7 @@ __global__ void warps_kernel(float* out) {
   out[threadIdx.x] = taken + 1;
 }
 
-// Bytes of one word are memory of their own.
+// Threads may write different bytes of one word without a race.
 __global__ void bytes_kernel(uint8_t* out) { out[threadIdx.x] = static_cast<uint8_t>(threadIdx.x); }
 
 using Flag = cuda::atomic_ref<unsigned, cuda::thread_scope_device>;
@@ -78,7 +78,7 @@ __global__ void release_kernel(float* value, unsigned* flag, cuda::memory_order 
   }
 }
 
-// Each block adds to the sum that it takes a lock for.
+// Each block takes a lock and adds to a sum.
 template <bool fences>
 __global__ void lock_kernel(float* sum, unsigned* lock) {
   while (atomicCAS(lock, 0u, 1u) != 0) continue;

@@ -1,4 +1,4 @@
-"""CUDA's builtins and CUB's primitives in emulation, against computations of the test's own."""
+"""CUDA's builtins and CUB's primitives in emulation, compared with the same computed in Python."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _double_bits(x: float) -> int:
 
 
 def _number_of(x: float, other: float) -> float:
-    """CUDA's minimum and maximum of a NaN and a number."""
+    """Return what CUDA's minimum and maximum of a NaN and a number are: the number."""
     return other if math.isnan(x) else x
 
 
@@ -142,7 +142,7 @@ COLLECTIVE: dict[str, Callable[[int], int]] = {
     "shuffle_8": lambda t: t // 8 * 8 + (t + 3) % 8,
     "shuffle_up_8": lambda t: t - 3 if t % 8 >= 3 else t,
     "shuffle_down_8": lambda t: t + 3 if t % 8 < 5 else t,
-    # Across the group's end a lane keeps its own; before its start it may look.
+    # A lane keeps its own value instead of one beyond its group's end, but gets a value before its group's start.
     "shuffle_xor_8": lambda t: t ^ 4 if t < 16 else (t ^ 8 if (t ^ 8) < t else t),
     "shuffle_double": lambda t: X[t * 7 % 32] ^ (t * 7 % 32),
     "shuffle_half": lambda t: 101 * (31 - t),
@@ -167,14 +167,14 @@ def test_loads_and_stores_move_everything(order: str) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_block_votes(order: str) -> None:
-    """Of 40 threads, t % 3 is not 0 for 26; all bring t < 40; none brings t > 41; the 41st has returned."""
+    """Vote in a block of 40 threads: t % 3 is not 0 for 26; all bring t < 40; none brings t > 41; the 41st returned."""
     values, refused = _run_case("block_votes", order, "i")
     assert refused == "" and values[:3] == [26, 2, 1]
 
 
 # ---- Atomics --------------------------------------------------------------------------------------------------------
 
-# The kind of number, and what 40 threads make of it, and what 80 do.
+# The kind of number, the result of 40 threads, and the result of 80.
 _SUM = sum(range(40))
 ATOMIC: dict[str, tuple[str, float, float]] = {
     "atomic_add_int": ("i", 5 + _SUM - 800, 5 + 2 * (_SUM - 800)),
@@ -200,7 +200,7 @@ ATOMIC: dict[str, tuple[str, float, float]] = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ATOMIC)
 def test_atomic(name: str, order: str) -> None:
-    """On global memory by two blocks, and on each block's shared memory."""
+    """Add to global memory from two blocks, and to the shared memory of each block."""
     kind, once, twice = ATOMIC[name]
     values, refused = _run_case(name, order, kind)
     assert refused == "" and values[:3] == [twice, once, once]
@@ -226,7 +226,7 @@ def _sorted_positions(n: int, begin_bit: int, end_bit: int) -> list[int]:
     ],
 )
 def test_sort(name: str, n: int, bits: tuple[int, int], buffer: int) -> None:
-    """Stable, by the bits alone; the number of passes says where the result is; the other buffer is overwritten."""
+    """Sort stably by the given bits alone; the number of passes says which buffer has the result, the other garbage."""
     values, refused = _run_case(name, kind="I")
     assert refused == ""
     assert values[:n] == _sorted_positions(n, *bits)
@@ -240,7 +240,7 @@ def test_scan(name: str) -> None:
 
 
 def test_select() -> None:
-    """The rest of the output is overwritten."""
+    """Select entries; the rest of the output is garbage."""
     values, refused = _run_case("select_if", kind="I")
     assert refused == "" and values[:14] == list(range(14))
     assert values[14:40] == [GARBAGE] * 26 and values[63] == 14
@@ -250,7 +250,7 @@ def test_select() -> None:
 
 
 def test_select_by_a_functor_that_reads_the_output_goes_wrong() -> None:
-    """No address tells what a functor reads."""
+    """Give a wrong result and no error: no address tells what a functor reads."""
     values, refused = _run_case("select_if_by_output", kind="I")
     assert refused == "" and values[63] != 14
 

@@ -1,7 +1,7 @@
 """
-The CUDA kernels of embedding_collection, run without a GPU: beside those of single lookups, whose bits they give.
+The CUDA kernels of embedding_collection, run without a GPU: they give the bits of the kernels of single lookups.
 
-Many tables of all widths in one launch, long bags, popular rows, keys that several lookups share, ids without sense.
+Many tables of all widths in one launch, long bags, popular rows, keys that several lookups share, senseless ids.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _single(case: Case, lookup: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_lookups_equal_single_ones(case: Case) -> None:
-    """To the bit, and the positions of maxima count in all indices."""
+    """Compare the bits; the positions of maxima count in the indices of all lookups."""
     output, argmax = _forward(case)
     of_max = [argmax for lookup, mode in enumerate(case.modes) for argmax in _single(case, lookup)[1:] if mode == MAX]
     for lookup, mine in enumerate(case.parts(output)):
@@ -44,7 +44,7 @@ def test_lookups_equal_single_ones(case: Case) -> None:
 
 @pytest.mark.parametrize("tables", [1, 2, 31, 33, 120])
 def test_many_tables(tables: int) -> None:
-    """More than a warp looks through at once, and more than one kernel's arguments hold."""
+    """Look up more tables than a warp looks through at once, and than one kernel's arguments hold."""
     shapes = [(3 + t % 5, (4, 8, 1, 12)[t % 4]) for t in range(tables)]
     lookups = [(t, (t * 7) % tables, SUM) for t in range(tables)]
     lengths = [[(k + b) % 3 for b in range(3)] for k in range(tables)]
@@ -54,7 +54,7 @@ def test_many_tables(tables: int) -> None:
 
 
 def test_every_id_of_its_own() -> None:
-    """Without offsets: rows of tables of several widths, one after the other."""
+    """Look up single ids, without offsets, in tables of several widths."""
     case = make_case(TABLES, [(0, 0, SUM), (2, 2, SUM), (1, 1, SUM), (1, 2, SUM)], [[1] * 90, [1] * 4, [1] * 50, []])
     case.offsets, case.side_by_side = None, False
     output, _ = _forward(case)
@@ -73,7 +73,7 @@ def _backward(case: Case, grad: Tensor, argmax: Tensor | None, wanted: list[bool
 
 
 def _gradients(case: Case, wanted: list[bool]) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """A gradient, argmax, and the tables' dense gradients, checked to be the sparse ones."""
+    """Return a gradient, argmax, and the tables' dense gradients, after checking that the sparse ones are equal."""
     output, argmax = _forward(case)
     grad = Random(3).floats(*output.shape, dtype=output.dtype)
     given = argmax if MAX in case.modes else None
@@ -87,7 +87,7 @@ def _gradients(case: Case, wanted: list[bool]) -> tuple[Tensor, Tensor | None, l
 
 
 def _one_bag_operator(case: Case, table: int, grad: Tensor, argmax: Tensor | None) -> Tensor:
-    """A table's gradient by the operator of one lookup, over the bags of all its lookups, which are of one mode."""
+    """Return a table's gradient by the operator of one lookup, over the bags of all its lookups, all of one mode."""
     ids, ends, item_weights, rows, winners = [], [torch.zeros(1, dtype=torch.int64)], [], [], []
     won_at, items = 0, 0
     for lookup, of_lookup in enumerate(case.parts(grad)):
@@ -119,7 +119,7 @@ def _one_bag_operator(case: Case, table: int, grad: Tensor, argmax: Tensor | Non
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_equal_those_of_single_lookups(case: Case) -> None:
-    """To the bit where a table's lookups are of one mode, whose bags then are those of one call."""
+    """Compare the bits where a table's lookups are of one mode: their bags are then those of one call."""
     wanted = [table != 1 for table in range(len(case.weights))]
     grad, argmax, dense = _gradients(case, wanted)
     compared = 0
@@ -143,7 +143,7 @@ WEIGHTED = [case for case in CASES if case.item_weights is not None]
 @pytest.mark.parametrize("case", WEIGHTED)
 @pytest.mark.parametrize("once", [True, False])
 def test_gradients_of_weights(case: Case, once: bool) -> None:
-    """To the bit where one lookup reads an item; the sum of several where more do."""
+    """Compare the bits where one lookup reads an item, and the sums of several where more do."""
     if once:
         # Only the first lookup of each key.
         kept = [lookup for lookup, key in enumerate(case.keys) if key not in case.keys[:lookup]]
@@ -192,7 +192,7 @@ IDLE = ("sgd", "adam", "amsgrad", "partial_rowwise_adam")
 
 @dataclass
 class Optimizer:
-    """The arguments that are an optimizer's, with rows at several steps."""
+    """The optimizer's arguments, with rows last updated at different steps."""
 
     states: list[Tensor]
     last_steps: list[Tensor]
@@ -222,7 +222,7 @@ def _optimizer(name: str, weights: list[Tensor]) -> Optimizer:
 
 
 def _current_tables(case: Case, of: Optimizer) -> list[Tensor]:
-    """What the tables are as of now, by the operator on one of them."""
+    """Bring the tables up to date one at a time, by the operator of a single table."""
     per_table = len(of.states) // len(case.weights)
     tables = []
     for k, weight in enumerate(case.weights):
@@ -235,7 +235,7 @@ def _current_tables(case: Case, of: Optimizer) -> list[Tensor]:
 @pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[3], CASES[4]])
 @pytest.mark.parametrize("name", ["sgd", "adam", "partial_rowwise_adam"])
 def test_lookups_of_rows_as_of_now(case: Case, name: str) -> None:
-    """They have the bits of lookups in tables that have been brought up to date."""
+    """Compare the bits with those of lookups in tables that have been brought up to date."""
     of = _optimizer(name, case.weights)
     current = replace(case, weights=_current_tables(case, of))
     items = (case.indices, case.offsets, case.item_weights, *case.lists)
@@ -253,7 +253,7 @@ def test_lookups_of_rows_as_of_now(case: Case, name: str) -> None:
 @pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[4], CASES[6]])
 @pytest.mark.parametrize("name", RULES)
 def test_updates(case: Case, name: str) -> None:
-    """The bits of the sparse gradient, in the accumulator's dtype, given to the optimizer's own operator."""
+    """Compare with the optimizer's own operator, given the sparse gradient in the accumulator's dtype, to the bit."""
     wanted = [table != 1 for table in range(len(case.weights))]
     chosen = [k for k, wants in enumerate(wanted) if wants]
     output, argmax = _forward(case)
@@ -293,7 +293,7 @@ def test_updates(case: Case, name: str) -> None:
 
 @pytest.mark.parametrize("mode", [SUM, MEAN, MAX])
 def test_rows_beyond_32_bits(mode: int) -> None:
-    """Tables that no memory holds, whose rows together need keys of 64 bits."""
+    """Sort the rows of tables that no memory holds; together they need keys of 64 bits."""
     rows = [2**33 + 1, 5, 2**32]
     ids = torch.tensor([2**33, 0, 2**32 - 1, 4, 4, 0, 2**32 - 1, 7, 2**33])
     offsets = torch.tensor([0, 4, 6, 9])
@@ -313,7 +313,7 @@ def test_rows_beyond_32_bits(mode: int) -> None:
 
 
 def test_nothing_to_look_up() -> None:
-    """Keys without bags or items, a table without rows, no wanted table."""
+    """Look up keys without bags or items, in a table without rows, and with no table's gradient wanted."""
     case = make_case([(4, 3), (0, 8), (2, 5)], [(0, 0, MEAN), (1, 1, SUM), (2, 2, SUM)], [[], [0, 0], [3]])
     case.side_by_side = False
     output, _ = _forward(case)
@@ -340,13 +340,13 @@ def test_launches_do_not_grow_with_the_tables() -> None:
         return (fixture.library().tsr_emulated_launches() - before) // 3
 
     for name in ("forward", "dense", "sparse"):
-        # What the kernels know of a table travels in arguments of 4 KiB.
+        # Kernels get their data of tables in arguments of 4 KiB, so more tables need few more launches.
         assert launches(60, name) - launches(2, name) <= 5
         assert launches(60, name) < 40
 
 
 def _refused(kind: type[Exception], text: str, name: str, *arguments: Any) -> Any:
-    """The result of a call whose kernels report this, in every order of threads."""
+    """Return the result of a call after checking, in every order of threads, that its kernels report this error."""
     results = []
     for order in ("descending", "random", "ascending"):
         fixture.set_order(order)
@@ -354,7 +354,7 @@ def _refused(kind: type[Exception], text: str, name: str, *arguments: Any) -> An
         with pytest.raises(kind) as caught:
             fixture.check_errors()
         assert str(caught.value) == f"{name}: {text}"
-        fixture.check_errors()  # told once
+        fixture.check_errors()  # an error is reported once
     return results[-1]
 
 
@@ -364,7 +364,7 @@ NAN = "per_sample_weights[2] must be a number, got nan"
 
 @pytest.mark.parametrize("what", ["id", "nan"])
 def test_bad_values_are_skipped_and_recorded(what: str) -> None:
-    """A key that is looked up in two tables: the error is one, told by whichever finds it, and names the smaller."""
+    """Report one error for a key that two tables look up: of the smaller table, whichever lookup finds it first."""
     case = make_case([(5, 2), (3, 4)], [(0, 0, SUM), (1, 0, SUM)], [[2, 1]], weighted=True)
     assert case.item_weights is not None
     case.item_weights[:] = 2
@@ -404,7 +404,7 @@ def test_bad_values_are_skipped_and_recorded(what: str) -> None:
 
 
 def test_offsets_without_sense_stay_in_bounds() -> None:
-    """Bags that overlap, of more items in all than there are."""
+    """Refuse bags that overlap and have more items in all than there are."""
     bags = 12
     ids, offsets = torch.zeros(600, dtype=torch.int64), torch.tensor([0, 600] * bags)[: 2 * bags - 1]
     lists = ([0, 1], [0, 1], [SUM, MEAN], [bags, bags - 2], [-1, -1], False)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of split tables and sparse ids, run without a GPU: many shards, and what becomes of bad values."""
+"""The CUDA kernels of split tables and sparse ids, run without a GPU: many shards, and the handling of bad values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Launches = Callable[[], int]
 
 @pytest.mark.parametrize("shards", [31, 32, 33, 100])
 def test_table_of_many_shards(shards: int, emulated: Launches) -> None:
-    """More than one kernel's arguments hold."""
+    """Look up ids in more shards than one kernel's arguments hold."""
     generator = torch.Generator().manual_seed(shards)
     table = torch.randn(3 * shards, 4, generator=generator)
     params = list(table.split(3))
@@ -30,7 +30,7 @@ def test_table_of_many_shards(shards: int, emulated: Launches) -> None:
 
 @pytest.mark.parametrize("default", [None, 1])
 def test_bad_entries_are_left_out(default: int | None) -> None:
-    """A row that no bag has, an id that no row has: offsets still take in every entry."""
+    """Leave out a row that no bag has and an id that no row has; the offsets still count every entry."""
     ids, rows = torch.tensor([0, 5, 2, 3, 1]), torch.tensor([1, 0, -1, 1, 7])
     arguments = (ids, rows, torch.ones(5), 2, 4, True, default, True)
     weights, indices, offsets, positions = fixture.operator("pruned_bags")(*arguments)

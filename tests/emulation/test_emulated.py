@@ -1,7 +1,8 @@
 """
-What the CUDA kernels alone do, run without a GPU (tests/emulation): pieces of long bags, sizes beyond 2^31.
+Behaviour of the CUDA kernels alone, run without a GPU (tests/emulation): pieces of long bags, sizes beyond 2^31.
 
-What holds on every device is in the other files, where the fixtures ``device`` and ``kernels`` run it emulated too.
+Tests of behaviour on every device are in the other files, and run on emulated kernels too by the fixtures ``device``
+and ``kernels``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def test_every_operator_has_an_emulated_kernel() -> None:
 @pytest.mark.parametrize("grad_mode", ["sparse", "dense"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_emulated_module_trains_as_torchs(mode: str, grad_mode: str, emulated: Launches) -> None:
-    """A module of production over the emulated kernels: the same rows after a step of SGD."""
+    """Train one of the library's modules on emulated kernels: the same rows as torch's after a step of SGD."""
     random = Random(5)
     weight = random.floats(30, 8, dtype=torch.float32)
     ids, offsets = random.integers(0, 30, 50, dtype=torch.int64), torch.tensor([0, 7, 7, 30])
@@ -67,7 +68,7 @@ LENGTHS = (1000, 0, 129, 1, 128, 700)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dim", [8, 3])
 def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> None:
-    """Bags of more than 128 entries are added up in pieces."""
+    """Add up bags of more than 128 entries in pieces."""
     random = Random(mode)
     items = sum(LENGTHS)
     weights = random.weights(items, torch.float32) if weighted else None
@@ -80,7 +81,7 @@ def test_long_bags(mode: int, weighted: bool, dim: int, emulated: Launches) -> N
 
 @pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
 def test_gradient_of_popular_rows(name: str, emulated: Launches) -> None:
-    """Whole numbers, whose sums are exact in any order; half of the entries name one row."""
+    """Add up whole numbers, whose sums are exact in any order; half of the entries name one row."""
     random = Random(1)
     indices = random.integers(0, 9, 3000, dtype=torch.int64)
     indices[::2] = 4
@@ -105,7 +106,7 @@ def test_unique_of_all_ones_bits_and_of_colliding_values(emulated: Launches) -> 
 
 @pytest.fixture(scope="module")
 def huge() -> torch.Tensor:
-    """More than 2^31 float16 elements, of which the system gives memory to the pages that are written."""
+    """Return more than 2^31 float16 elements; the system gives memory only to the pages that are written."""
     return torch.empty(2**31 + 2**12, dtype=torch.float16)
 
 
@@ -114,7 +115,7 @@ def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, e
     rows = huge.numel() // dim
     table = huge[: rows * dim].view(rows, dim)
     small = Random(1).floats(6, dim, dtype=torch.float16)
-    # The last two lie where an element's number no longer fits in 32 bits, or in 31.
+    # The elements of the last two rows have numbers that do not fit in 31 bits.
     places = torch.tensor([0, 1, 2**30 // dim, 2**31 // dim - 1, 2**31 // dim + 1, rows - 1])
     table[places] = small
     picked = torch.tensor([5, 4, 0, 3, 3, 5, 1, 2])
@@ -137,7 +138,7 @@ def test_table_of_more_than_2_to_the_31_elements(dim: int, huge: torch.Tensor, e
 
 
 FAR_ROWS = 2**33 + 9
-# Ids that would be one in 32 bits, and the first and last row.
+# Ids that 32 bits would make the same, and the first and last row.
 FAR_IDS = torch.tensor([5, 2**32 + 5, FAR_ROWS - 1, 5, 2**33 + 5, 0, 2**32 + 5])
 
 
@@ -166,7 +167,7 @@ def test_id_beyond_2_to_the_32_is_told(emulated: Launches) -> None:
 
 # ---- Small batches ---------------------------------------------------------------------------------------------------
 
-# Of 256 bags and some 2,000 ids: what the device is given to do, which the host takes longer for than the device.
+# The most launches for 256 bags and some 2,000 ids: launching takes the host longer than they take the device.
 SMALL: dict[str, tuple[str, int]] = {
     "lookup": ("embedding_bag", 4),
     "gradient": ("embedding_sparse_backward", 9),
@@ -176,7 +177,7 @@ SMALL: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize("what", SMALL)
 def test_launches_of_a_small_batch(what: str) -> None:
-    """Kernels, CUB's among them, and memory that is set."""
+    """Count kernels, CUB's included, and memory that is set."""
     name, most = SMALL[what]
     random = Random(1)
     lengths = random.integers(0, 16, 256, dtype=torch.int64)

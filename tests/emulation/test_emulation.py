@@ -13,7 +13,7 @@ ORDERS = ("ascending", "descending", "random")
 
 
 def _run_case(name: str, order: str = "ascending", kind: str = "f") -> tuple[list, str]:
-    """The 256 bytes that the case leaves, as numbers of a kind of ``struct``, and what was refused."""
+    """Return the 256 bytes that the case leaves, as numbers of a ``struct`` kind, and the error that was refused."""
     out = (ctypes.c_uint8 * 256)()
     fixture.set_order(order)
     refused = fixture.library().tsr_emulated_fault(name.encode(), out).decode()

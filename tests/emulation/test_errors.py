@@ -1,4 +1,4 @@
-"""Bad values in the CUDA kernels, run without a GPU: skipped, recorded, told by the next call."""
+"""Bad values in the CUDA kernels, run without a GPU: skipped, recorded, reported by the next call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _raises_now(kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         fixture.check_errors()
     assert str(caught.value) == text
-    fixture.check_errors()  # told once
+    fixture.check_errors()  # an error is reported once
 
 
 TABLE = torch.arange(1.0, 13.0).reshape(4, 3)
@@ -35,7 +35,7 @@ NO_KEYS, NO_ENTRIES = torch.zeros(2, 16, dtype=torch.int32), torch.full((4, 2), 
 
 
 def _insertion(free_rows: list[int], *, entries: Tensor = NO_ENTRIES, used: int = 4, reused: int = 0) -> tuple:
-    """Into a table of no keys, all of whose four rows were given out once."""
+    """Return an insertion into a table without keys, all of whose four rows were given out once."""
     counters = torch.tensor([used, reused] + [0] * 6)
     rows = torch.tensor(free_rows, dtype=torch.int32)
     return ("table_find_or_insert_", NO_KEYS, entries, counters, rows, IDS, None, None, -1, False)
@@ -253,7 +253,7 @@ def test_bad_value_is_recorded_and_told(name: str, order: str) -> None:
 
 
 def test_negative_last_segment_id_is_told_at_once() -> None:
-    """It has been read back, as the number of segments."""
+    """Raise at once: the last segment id is read back anyway, as the number of segments."""
     with pytest.raises(
         ValueError, match=r"sparse_segment_reduce: segment_ids\[2\] must be in \[0, 2\^63 - 2\), got -1"
     ):
@@ -268,7 +268,7 @@ def test_bad_value_is_told_by_the_next_call_of_any_operator() -> None:
 
 
 def test_first_of_many_bad_values_is_told(emulated: Callable[[], int]) -> None:
-    """In every order of threads, and across blocks."""
+    """Report the bad value at the smallest position, in every order of threads and across blocks."""
     indices = torch.full((5000,), 9)
     indices[:37] = 0
     with pytest.raises(IndexError, match=r"embedding: indices\[37\] must be in \[0, 4\), got 9"):
@@ -276,7 +276,7 @@ def test_first_of_many_bad_values_is_told(emulated: Callable[[], int]) -> None:
 
 
 def test_bad_ids_train_no_row() -> None:
-    """Forward: a bad id's row is zero or does not count; backward: it changes no row."""
+    """Leave bad ids out: in the forward their row is zero or does not count, in the backward they change no row."""
     indices = torch.tensor([1, 4, -1, 2])
     out = fixture.operator("embedding")(TABLE, indices, -1, False, False)
     with pytest.raises(IndexError):
@@ -301,7 +301,7 @@ def test_bad_ids_train_no_row() -> None:
 
 
 def test_overlapping_bags_are_refused_in_bounds() -> None:
-    """Offsets that decrease can ask for more pieces than there is room for."""
+    """Refuse offsets that decrease, which can ask for more pieces than there is room for."""
     table, indices = torch.ones(4, 4), torch.zeros(600, dtype=torch.int64)
     offsets = torch.tensor([0, 600] * 20)
     for order in ORDERS:
@@ -313,7 +313,7 @@ def test_overlapping_bags_are_refused_in_bounds() -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("mode", [SUM, MEAN, MAX])
 def test_offsets_without_sense_are_told_and_do_no_harm(mode: int, seed: int) -> None:
-    """Bags that overlap, run backwards or leave the entries, short and long ones: no access outside, in any kernel."""
+    """Refuse bags that overlap, run backwards or leave the entries, short and long; access no memory outside."""
     random = Random(seed)
     entries, bags = (700, 90) if seed % 2 else (40, 300)
     table = random.floats(30, 8, dtype=torch.float32)
@@ -332,7 +332,7 @@ def test_offsets_without_sense_are_told_and_do_no_harm(mode: int, seed: int) -> 
 
 
 def _told(name: str, arguments: tuple) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """The result of a call with bad offsets, which the next look at the record raises."""
+    """Return the result of a call with bad offsets, after checking that check_errors raises the error."""
     result = fixture.operator(name)(*arguments)
     with pytest.raises(ValueError, match="offsets"):
         fixture.check_errors()

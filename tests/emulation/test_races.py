@@ -1,7 +1,7 @@
 """
-The race detector (emulation/races.h): it must find the races planted in emulation/races.cu, and nothing beside them.
+The race detector (emulation/races.h): it must find the races planted in emulation/races.cu, and no others.
 
-``make races`` runs these and the operators' samples with a build of the emulated kernels that only this is for.
+``make races`` runs these tests and the operators' samples, with a build of the emulated kernels for this alone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from emulation.test_emulation import ORDERS, _run_case
 
 pytestmark = pytest.mark.skipif(not racing(), reason="`make races` builds what finds races")
 
-# Some are of emulation/faults.cu.
+# Kernels without races, some of them from emulation/faults.cu.
 SOUND = ("reverse", "lanes", "warps", "bytes", "hand_over", "volatile", "release", "lock", "block_count", "atomic_read")
-# The memory, and what the lines have that are named.
+# Each race's memory, and parts of the source lines that the detector must name.
 VALUES, TAKEN = "values[threadIdx.x] = ", "= values["
 OUT, FROM_OUT, OUT_AGAIN = "out[threadIdx.x] = 1;", "const float taken = ", "out[threadIdx.x] = taken + 1;"
 VALUE = {"*value = 3;", "*value += 1;"}
@@ -61,7 +61,7 @@ def test_planted_race_is_found(name: str, order: str) -> None:
 
 
 def test_shared_memory_is_free_before_a_block_sums_again() -> None:
-    """One sum more than blocks are launched."""
+    """Add up one sum more than blocks are launched."""
     n = 7 * 4096
     _, rest = fixture.run_in_every_order("sparse_fill_empty_rows_grad", torch.tensor([5]), torch.ones(n))
     assert rest == n - 1

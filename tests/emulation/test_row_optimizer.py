@@ -21,7 +21,7 @@ SUMMED = {"rowwise_adagrad", "partial_rowwise_adam", "lamb"}
 
 
 def _emulated(sample: Sample) -> tuple[Tensor, ...]:
-    """What the kernels write, in every order of threads."""
+    """Return what the kernels write, after running them in every order of threads."""
     arguments = [map_tensors(torch.clone, x) for x in sample.arguments]
     fixture.run_in_every_order(sample.operator, *arguments)
     return tuple(x for places in arguments[:3] for x in places)
@@ -37,7 +37,7 @@ def _close(sample: Sample, tolerance: float = 2e-6) -> None:
 
 @pytest.mark.parametrize("rule", ["adamw", "lamb", "momentum"])
 def test_many_tables_of_all_widths(rule: str) -> None:
-    """More than one kernel's arguments hold, and more blocks than a launch has; tables without rows between them."""
+    """Update more tables than one kernel's arguments hold, and more blocks than a launch has; some have no rows."""
     shapes = tuple((rows, dim) for dim in (1, 2, 5, 16, 33, 64, 130, 200) for rows in (3, 0, 1, 40, 7))
     _close(update_sample("many", rule, shapes, steps=3))
 
@@ -45,7 +45,7 @@ def test_many_tables_of_all_widths(rule: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in SUMMED])
 def test_a_step_has_the_bits_of_the_cpu(rule: str, dtype: torch.dtype) -> None:
-    """Where nothing is caught up and no row is added up: the emulation does not fuse products with additions."""
+    """Compare the bits if no row is stale and none is a sum: the emulation does not fuse products with additions."""
     sample = update_sample("bits", rule, ((9, 21), (4, 8)), dtype=dtype, catch_up=False, narrow=True)
     for actual, wanted in zip(_emulated(sample), call_cpu(sample), strict=True):
         assert_same_bits(actual, wanted)
@@ -61,14 +61,14 @@ def test_chance_has_the_bits_of_the_cpu(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dim", [127, 128, 129, 300, 520])
 @pytest.mark.parametrize("rule", sorted(SUMMED))
 def test_sums_over_rows_wider_than_a_team(rule: str, dim: int) -> None:
-    """A row that a team does not hold at once is read twice; its last columns may be no whole vector."""
+    """Read a row twice that is too wide for a team of threads; its last columns may be less than a vector."""
     _close(update_sample("wide", rule, ((6, dim),), steps=5))
     _close(update_sample("wide", rule, ((6, dim),), steps=5, dtype=torch.float64), 1e-12)
 
 
 @pytest.mark.parametrize("rule", ["lamb", "adam", "amsgrad", "partial_rowwise_adam"])
 def test_columns_beyond_the_last_do_not_count(rule: str) -> None:
-    """Their zeros give 0 / 0 where eps is zero."""
+    """Ignore the zeros there, which give 0 / 0 if eps is zero."""
     sample = update_sample("no_eps", rule, ((5, 3),), steps=4)
     h = list(sample.arguments[8])
     h[3] = 0.0
@@ -84,7 +84,7 @@ def test_columns_beyond_the_last_do_not_count(rule: str) -> None:
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.9, 0.99), (0.99, 0.9), (0.5, 0.5)])
 def test_sums_in_parts(betas: tuple[float, float], rule: str, dtype: torch.dtype) -> None:
     """
-    Second moments that change much while a row is idle: S is taken in parts, other ones than on the CPU.
+    Flush rows whose second moments change much while stale: S is added up in other parts than on the CPU.
 
     Steps from 1 on, and gaps of all lengths up to 100: whole, in blocks, and step by step.
     """
@@ -106,7 +106,7 @@ def test_sums_in_parts(betas: tuple[float, float], rule: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("rule", IDLE_RULES)
 def test_rows_that_are_current_keep_their_bits(rule: str) -> None:
-    """They are not even written: the weights are not what the types can hold."""
+    """Keep the bits of rows that are up to date: the kernels do not write them."""
     number, h = RULES[rule]
     random = Random(1)
     weight = random.floats(6, 9, dtype=torch.float32)
@@ -126,7 +126,7 @@ def test_rows_that_are_current_keep_their_bits(rule: str) -> None:
 
 
 def _tables(rows: list[list[int]], dim: int = 3) -> list:
-    """An update of three tables of 4 rows by plain SGD: the rows that are stepped become 1 - 0.5 = 0.5."""
+    """Return an update of three tables of 4 rows by plain SGD: updated rows become 1 - 0.5 = 0.5."""
     weights = [torch.ones(4, dim) for _ in rows]
     values = [torch.ones(len(x), dim) for x in rows]
     ids = [torch.tensor(x, dtype=torch.int64) for x in rows]
@@ -157,7 +157,7 @@ def test_bad_rows_are_skipped_and_the_first_is_told(
 
 
 def test_errors_count_positions_in_their_own_table() -> None:
-    """Tables of many blocks, of which a launch has few."""
+    """Update tables of many blocks, although a launch has few."""
     arguments = _tables([list(range(4)) for _ in range(3)], dim=1)
     arguments[0] = [torch.ones(5000, 1) for _ in range(3)]
     arguments[4] = [torch.arange(5000) for _ in range(3)]
@@ -187,7 +187,7 @@ def test_bad_rows_read_as_zeros(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 2])
 def test_addresses_do_not_change_the_bits(shift: int) -> None:
-    """Rows that begin where no vector may be loaded, or only half of one."""
+    """Update rows at addresses where no vector may be loaded, or only half of one."""
     sample = update_sample("plain", "adamw", ((5, 8),), steps=4)
 
     def shifted(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The CUDA kernels of tables against the CPU's, to the bit, run without a GPU in every order of threads."""
+"""The CUDA kernels of tables, run without a GPU in every order of threads: the bits of the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ROWS = torch.empty(0, dtype=torch.int32)
 
 
 def check(name: str, *arguments: Any) -> Any:
-    """The same bits as the CPU's kernel, in the results and in what is written."""
+    """Check that results and written arguments have the bits of the CPU's kernel. Return the results."""
     copies = [map_tensors(torch.clone, x) for x in arguments]
     wanted = getattr(torch.ops.torchsparse_rec, name).default(*copies)
     actual = run_in_every_order(name, *arguments)
@@ -72,7 +72,7 @@ class State:
         self.index = check("table_rehash", self.entries, self.counters, buckets)
 
     def collect(self) -> None:
-        """What has been erased becomes free to be given out again."""
+        """Free the rows of erased keys, to be given out again."""
         used = int(self.counters[0])
         self.free_rows = (self.entries[:used, 1] == -1).nonzero().flatten().int()
         self.counters[1] = 0
@@ -80,14 +80,14 @@ class State:
 
 # ---- Inserting, finding, erasing ------------------------------------------------------------------------------------
 
-# Around warps, blocks of 256 threads, and more threads than blocks run.
+# Sizes near warps and blocks of 256 threads, and more threads than the blocks that run have.
 SIZES = [0, 1, 31, 33, 255, 257, 1537, 3000]
 
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("kind", ["equal", "few", "popular", "distinct"])
 def test_batches_of_every_size(n: int, kind: str) -> None:
-    """Ids that come often, which many threads enter, find and count together; one region, of 1524 slots, and six."""
+    """Let many threads insert, find and count the same ids, in one region of 1524 slots and in six."""
     ids = {
         "equal": torch.full((n,), -7),
         "few": ids_of(n, -3, 4),
@@ -106,7 +106,7 @@ def test_batches_of_every_size(n: int, kind: str) -> None:
 
 
 def _batch(seed: int, n: int, spread: int, dtype: torch.dtype) -> Tensor:
-    """Ids of which small ones come often."""
+    """Return ids of which small ones come often."""
     numbers = Random(seed).integers(0, spread, n, dtype=torch.int64)
     return (numbers * numbers // spread - spread // 9).to(dtype)
 
@@ -116,7 +116,7 @@ STEPS = st.lists(
         st.sampled_from(["insert", "insert", "insert", "erase", "collect", "rehash", "find"]),
         st.integers(0, 2**20),  # seed
         st.integers(0, 400),  # ids
-        st.sampled_from([9, 60, 700, 5000]),  # how many different ones there may be
+        st.sampled_from([9, 60, 700, 5000]),  # how many different ids there may be
         st.sampled_from([None, "allowed", "frequencies", "both"]),
         st.sampled_from([-1, 0, 1, MOST]),  # version
         st.booleans(),  # count, or a mask
@@ -129,7 +129,7 @@ STEPS = st.lists(
 @given(st.sampled_from([1, 3, 20, 66, 129]), st.sampled_from([1200, 300, 20, 0]), st.booleans(), STEPS)
 @settings(max_examples=100)
 def test_random_programs(buckets: int, rows: int, wide: bool, steps: list[tuple]) -> None:
-    """Full regions, no rows left, what is erased and comes back, tables of other sizes."""
+    """Run random calls: full regions, no rows left, keys erased and inserted again, tables of other sizes."""
     dtype = torch.int64 if wide else torch.int32
     table = State(buckets, rows)
     for what, seed, n, spread, given_, version, flag in steps:
@@ -153,7 +153,7 @@ def test_random_programs(buckets: int, rows: int, wide: bool, steps: list[tuple]
 @pytest.mark.parametrize("n", [2, 40, 500])
 @pytest.mark.parametrize("top", [0, 2**20 - 1, 2**19])
 def test_keys_made_to_collide(n: int, top: int) -> None:
-    """Their hashes agree in the upper 20 bits: they meet in the table of a call's keys, whose last slot's next is 0."""
+    """Insert keys whose hashes agree in the upper 20 bits: they meet in the call's own hash table, also at its end."""
     keys = torch.tensor([key_of_hash(top << 44 | k * 2**30 | k % 3) for k in range(n)])
     ids = torch.cat([keys, keys.flip(0), keys[: n // 2]])
     table = State(300, n)
@@ -166,7 +166,7 @@ def test_keys_made_to_collide(n: int, top: int) -> None:
 
 
 def test_rows_that_run_out_leave_no_trace() -> None:
-    """The last new keys give their slots back, in regions where others have passed the same buckets."""
+    """Give back the slots of the last new keys, in regions where other keys have passed the same buckets."""
     for rows in (0, 1, 37, 80, 99, 100):
         table = State(9, rows)
         keys = ids_of(100, -(2**60), 2**60)
@@ -179,7 +179,7 @@ def test_rows_that_run_out_leave_no_trace() -> None:
 
 
 def test_frequencies_in_a_batch_stay_at_their_largest_value() -> None:
-    """Whatever the number of occurrences, and without touching the version."""
+    """Keep the largest frequency whatever the number of occurrences, and leave the version as it is."""
     for start in (MOST - 700, MOST - 300, MOST - 299, MOST - 298, MOST):
         table = State(2, 3)
         table.insert(torch.tensor([5, 6]), None, torch.tensor([start, 7], dtype=torch.int32), MOST)
@@ -188,7 +188,7 @@ def test_frequencies_in_a_batch_stay_at_their_largest_value() -> None:
 
 
 def test_index_at_any_address() -> None:
-    """A bucket's head is read by one load where it may be."""
+    """Use an index at every address, although a bucket's head is read by one load if its address allows it."""
     for shift in range(4):
         table = State(3, 40)
         memory = torch.empty(3 * 16 + 4, dtype=torch.int32)
@@ -201,7 +201,7 @@ def test_index_at_any_address() -> None:
 
 
 def test_index_of_other_rows_does_no_harm() -> None:
-    """Rows that the entries do not have are no one's."""
+    """Find no key at a row of the index that the entries do not have."""
     table = State(2, 20)
     ids = torch.arange(20)
     table.insert(ids)
@@ -216,7 +216,7 @@ def test_index_of_other_rows_does_no_harm() -> None:
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "random"])
 def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
-    """Counters beyond the rows; free rows that are not, or come again, found when slots have been taken."""
+    """Refuse counters beyond the rows, and free rows that are in use or repeated, found after slots were taken."""
     table = State(2, 9)
     table.insert(torch.arange(6), None, None, 4, True)
     table.erase(torch.tensor([0, 1, 4]))
@@ -247,7 +247,7 @@ def test_state_that_cannot_be_is_told_and_left_alone(order: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("dim", [1, 4, 15, 16, 129])
 def test_lookup_of_rows_at_any_address(dim: int, dtype: torch.dtype) -> None:
-    """One load moves 16 bytes where the weight, the defaults and what stands for missing keys allow it."""
+    """Move 16 bytes by one load where the addresses of weight, defaults and the row for missing keys allow it."""
     table = State(5, 40)
     table.insert(torch.arange(40), None, None, 0, False)
     ids = ids_of(70, -20, 60, dtype=torch.int32)
@@ -264,7 +264,7 @@ def test_lookup_of_rows_at_any_address(dim: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("kind", range(4))
 def test_initial_values_of_many_keys(kind: int) -> None:
-    """All parts of the inverse distribution function; of float64 and of rounded numbers."""
+    """Compute all parts of the inverse distribution function, in float64 and in rounded numbers."""
     parameters = [0.25] if kind == 0 else [-0.5, 3.0]
     keys = ids_of(1500, -(2**63), 2**63 - 1)
     rows = torch.randperm(1500, generator=torch.Generator().manual_seed(1))
@@ -276,7 +276,7 @@ def test_initial_values_of_many_keys(kind: int) -> None:
 @pytest.mark.parametrize("columns", [0, 1, 2, 3, 4, 8, 33, 64])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64], ids=str)
 def test_assignment_at_any_address(columns: int, dtype: torch.dtype) -> None:
-    """By 16 bytes, 4 or one; the last of many values for a row stays."""
+    """Assign by 16 bytes, 4 or one; of several values for a row the last one stays."""
     rows = ids_of(700, -2, 30)
     for shift in (0, 1):
         memory = torch.zeros(30 * columns + 1, dtype=dtype)
@@ -294,7 +294,7 @@ COUNTERS = [torch.int8, torch.int16, torch.int32, torch.int64]
 @pytest.mark.parametrize("dtype", COUNTERS, ids=str)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 90])
 def test_sketches_at_any_address(width: int, dtype: torch.dtype) -> None:
-    """Counters that share a word with others, with no one, and with what is not theirs."""
+    """Count in counters that share a word with others, with none, and with memory of others."""
     ids = ids_of(400, -5, 30)
     mask = Random(1).integers(0, 4, 400, dtype=torch.int64) > 0
     for shift in range(4):
@@ -310,7 +310,7 @@ def test_sketches_at_any_address(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", COUNTERS, ids=str)
 @pytest.mark.parametrize("n", [1, 33, 300, 3000])
 def test_one_id_fills_a_counter(n: int, dtype: torch.dtype) -> None:
-    """Many threads count it, and stop at the most."""
+    """Count one id by many threads, which stop at the largest count."""
     most = torch.iinfo(dtype).max
     for room in (0, 1, n - 1, n, n + 1, 2 * n):
         before = max(most - room, 0)
@@ -321,7 +321,7 @@ def test_one_id_fills_a_counter(n: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", COUNTERS, ids=str)
 def test_an_id_whose_counters_are_one(dtype: torch.dtype) -> None:
-    """As often as it has counters there."""
+    """Count an id once per hash function, although all of them use one counter."""
     for start in (0, torch.iinfo(dtype).max - 70):
         sketch = torch.full((1,), start, dtype=dtype)
         check("count_min_sketch_", sketch, torch.tensor([1, 2], dtype=torch.int32), None, 64, True)
@@ -332,7 +332,7 @@ def test_an_id_whose_counters_are_one(dtype: torch.dtype) -> None:
 
 @pytest.fixture
 def capturing() -> Iterator[None]:
-    """Let the emulation say that the current stream is being captured: to read back is refused."""
+    """Let the emulation say that the current stream is being captured, so that read-backs are refused."""
     fixture.library().tsr_emulated_set_capturing(1)
     yield
     fixture.library().tsr_emulated_set_capturing(0)

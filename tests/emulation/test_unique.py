@@ -1,4 +1,4 @@
-"""The CUDA kernels of unique and of the hashes against the CPU's, run without a GPU in every order of threads."""
+"""The CUDA kernels of unique and of the hashes, run without a GPU in every order of threads: the CPU's bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = [torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch
 
 
 def check(name: str, *arguments: object) -> None:
-    """The same bits as the CPU's kernel."""
+    """Check that the results have the bits of the CPU's kernel."""
     wanted = getattr(torch.ops.torchsparse_rec, name).default(*arguments)
     actual = run_in_every_order(name, *arguments)
     if isinstance(wanted, torch.Tensor):
@@ -27,15 +27,15 @@ def ids(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
 
 # ---- unique ---------------------------------------------------------------------------------------------------------
 
-# Around warps, tiles of 1024 elements, 2000 (from where the emulated kernel's positions have 64 bits) and more tiles
-# than blocks run.
+# Sizes near warps, tiles of 1024 elements and 2000 (from which the emulated kernel's positions have 64 bits), and more
+# tiles than blocks run.
 SIZES = [0, 1, 2, 31, 32, 33, 255, 257, 1023, 1025, 1999, 2000, 5000, 7001]
 
 
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("kind", ["equal", "few", "popular", "distinct", "spread"])
 def test_unique_of_every_size(n: int, kind: str) -> None:
-    """With more values than a block has counters, too."""
+    """Count more values than a block has counters, too."""
     x = {
         "equal": torch.full((n,), -7),
         "few": ids(n, -3, 4),
@@ -50,7 +50,7 @@ def test_unique_of_every_size(n: int, kind: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [3, 300, 1999, 5000])
 def test_unique_of_every_dtype(n: int, dtype: torch.dtype) -> None:
-    """All bits, the limits and the value of all ones."""
+    """Use all bits, the limits, and the value whose bits are all ones."""
     size = torch.empty(0, dtype=dtype).element_size()
     bits = ids(n, -(2**63), 2**63 - 1, seed=1)[ids(n, 0, n // 2 + 1, seed=2)].view(dtype)[:: 8 // size].clone()
     info = torch.iinfo(dtype)
@@ -61,7 +61,7 @@ def test_unique_of_every_dtype(n: int, dtype: torch.dtype) -> None:
 
 
 def colliding(n: int, top: int) -> torch.Tensor:
-    """Values whose hashes (scattered() in unique.cu) agree in their 24 upper and 8 lower bits, the lower ones 0x5a."""
+    """Return values whose hashes (scattered() in unique.cu) agree in the upper 24 bits and in the lower 8, 0x5a."""
     word = 2**64
     first, second = (pow(m, -1, word) for m in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93))
     values = []
@@ -75,7 +75,7 @@ def colliding(n: int, top: int) -> torch.Tensor:
 @pytest.mark.parametrize("n", [20, 600, 3000])
 @pytest.mark.parametrize("top", [0, 0x800000, 0xFFFFFF])
 def test_unique_of_values_made_to_collide(n: int, top: int) -> None:
-    """They share slot and tag; the last slot's neighbour is the first. 0, whose hash is 0, finds slot 0 taken."""
+    """Share slot and tag; the last slot's neighbour is the first. 0, whose hash is 0, finds slot 0 taken."""
     values = colliding(n, top)
     hashes = [int(x) * 0x9E3779B97F4A7C15 % 2**64 for x in values]
     hashes = [(h ^ h >> 32) * 0xD6E8FEB86659FD93 % 2**64 for h in hashes]
@@ -89,7 +89,7 @@ def test_unique_of_values_made_to_collide(n: int, top: int) -> None:
 @pytest.mark.parametrize("num_buckets", [1, 2, 997, 2**31 + 11, 2**63 - 1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_hash_around_every_power_of_ten(dtype: torch.dtype, num_buckets: int) -> None:
-    """And of every length of text, with either sign."""
+    """Hash numbers of every length of text too, with either sign."""
     check("to_hash_bucket_fast", torch.tensor(extremes(dtype), dtype=dtype), num_buckets)
     check("to_hash_bucket_fast", assorted(1500, seed=num_buckets % 1000).view(dtype)[:3001], num_buckets)
 
@@ -101,7 +101,7 @@ def test_hash_of_every_size(n: int) -> None:
 
 
 def test_hash_of_every_digit() -> None:
-    """Every digit in every place; what lies between two blocks of digits carries into neither."""
+    """Hash every digit in every place, and numbers beside the borders of blocks of digits, where none may carry."""
     values = [d * 10**k + rest for k in range(19) for d in range(1, 10) for rest in (0, 1, 9)]
     values += [q * 10**k - 1 for k in (4, 8, 12, 16) for q in (1, 2, 99, 921)]
     check("to_hash_bucket_fast", torch.tensor([v for x in values for v in (x, -x) if x < 2**63]), 2**63 - 1)
@@ -117,7 +117,7 @@ def random_bytes(n: int, seed: int = 0) -> torch.Tensor:
 
 
 def hash_strings(lengths: list[int], seed: int = 0) -> None:
-    """Strings that fill their tensor of bytes."""
+    """Hash strings that fill their tensor of bytes."""
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     check("string_to_hash_bucket_fast", random_bytes(int(offsets[-1]), seed), offsets, 2**63 - 1)
 
@@ -130,7 +130,7 @@ def test_strings_of_every_length_at_every_alignment(shift: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
 def test_strings_at_the_ends_of_the_bytes(length: int) -> None:
-    """Nothing before the bytes and behind them is read: AddressSanitizer watches."""
+    """Read no bytes before the tensor and behind it: AddressSanitizer watches."""
     for before in range(6):
         for behind in range(6):
             hash_strings([before, length, behind], seed=before)
@@ -142,7 +142,7 @@ def test_strings_alone() -> None:
 
 
 def test_strings_of_bytes_that_start_anywhere() -> None:
-    """Views: the tensor's address is no multiple of a word's size."""
+    """Hash views: the tensor's address is no multiple of a word's size."""
     lengths = [3, 0, 9, 17, 1, 40, 5, 64, 100, 8]
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     size = int(offsets[-1])

@@ -1,4 +1,4 @@
-"""What holds for the trainers of all examples whose epochs have 8 batches."""
+"""Facts that hold for the trainers of all examples whose epochs have 8 batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def check_records_within_epochs(trainer_of: Callable[[], Any]) -> None:
-    """Records come where they were asked for, and training ends after so many steps."""
+    """Check that records come at the steps asked for, and that training ends after so many steps."""
     trainer = trainer_of()
     found = [(record.epoch, record.step) for record in trainer.run(epochs=5, steps=19, every=3)]
     # Epochs have 8 batches; every third step, every epoch's end, and the last step.

@@ -74,7 +74,7 @@ def test_categories_have_no_more_values_than_they_should(limit):
     limits = [min(count, limit or count) for count in data.CARDINALITIES]
     assert generator.cardinalities() == limits
     assert all(count <= limit for count, limit in zip(found, limits, strict=True))
-    # All values of small categories do occur.
+    # All values of small categories occur.
     assert all(count == limit for count, limit in zip(found, limits, strict=True) if limit <= 105)
     assert limit is not None or found[2] > 5000
 
@@ -104,7 +104,7 @@ def test_labels_follow_the_hidden_model():
     generator = data.Generator(16_384, 10)
     first, second = generator.batch(0), generator.batch(1)
     assert 0.2 < float(first.labels.mean()) < 0.35
-    # How often each value is clicked in one batch tells the labels of another.
+    # Each value's share of clicks in one batch predicts the labels of another batch.
     score = torch.zeros(16_384)
     for row, later in zip(first.ids, second.ids, strict=True):
         for value in row.unique():
@@ -175,7 +175,7 @@ def test_rows_without_a_column_are_refused():
 
 
 def write_text(path, rows):
-    """Lines with holes, whose label follows from the first integer and the first category."""
+    """Write lines with missing values, whose label follows from the first integer and the first category."""
     random = np.random.default_rng(0)
     lines = []
     for _ in range(rows):
@@ -241,7 +241,7 @@ def test_files_of_both_kinds_are_refused(tmp_path):
 
 
 def reference_logits(state, numbers, rows):
-    """DLRM's formula, pair by pair: a copy of the state, and the embeddings of each feature."""
+    """Return DLRM's logits by its formula, pair by pair, from a copy of the state and each feature's embeddings."""
 
     def perceptron(x, name, linear_end):
         layers = sum(key.startswith(f"layers.{name}.weights.") for key in state)
@@ -257,7 +257,7 @@ def reference_logits(state, numbers, rows):
 
 
 def _pairs(count):
-    """(0, 1), (0, 2), (1, 2), (0, 3), ...: row by row of the triangle below the diagonal."""
+    """Return (0, 1), (0, 2), (1, 2), (0, 3), ...: row by row of the triangle below the diagonal."""
     return sorted(combinations(range(count), 2), key=lambda pair: (pair[1], pair[0]))
 
 

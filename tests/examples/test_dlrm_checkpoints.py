@@ -1,4 +1,4 @@
-"""Checkpoints of ``python -m torchsparse_rec.examples.dlrm``: whatever ended a run, it goes on to the same bits."""
+"""Checkpoints of ``python -m torchsparse_rec.examples.dlrm``: whatever ended a run, it resumes to the same bits."""
 
 import random
 import signal
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Killed(Exception):
-    """The process is gone."""
+    """Stands for the death of the process."""
 
 
 # ---- Going on --------------------------------------------------------------------------------------------------------
 
 
 def end_of(folder):
-    """All that a checkpoint decides, by name; losses and metrics of each record among it."""
+    """Return everything that a checkpoint decides, by name; losses and metrics of each record are included."""
     content = torch.load(folder / "checkpoint.pt", weights_only=True)
     history = [(r["epoch"], r["step"], r["loss"], tuple(r["metrics"].values())) for r in content["history"]]
     found = {"history": history, "position": content["position"]}
@@ -52,7 +52,7 @@ def end_of(folder):
 
 
 def _tables(folder, chain, versions):
-    """Of each table keys, rows, optimizer state, frequencies, steps and what a filter has counted, in order of keys."""
+    """Return each table's keys, rows, optimizer state, frequencies, steps and filter counts, in order of keys."""
     found = {}
     for name, version in versions.items():
         content = {"rows": {}, "candidates": {}}
@@ -85,7 +85,7 @@ def assert_same_end(one, other):
         assert same, name
 
 
-# Examples come the same way whatever the tables are.
+# Dynamic tables are tested with one source alone: examples come the same way whatever the tables are.
 @pytest.mark.parametrize(
     ("kind", "source"), [("dynamic", "generated"), *(("hashed", x) for x in ("generated", "text", "prebatched"))]
 )
@@ -104,7 +104,7 @@ def test_going_on_gives_the_uninterrupted_runs_bits(kind, source, tmp_path, caps
     capsys.readouterr()
     assert run(*flags, "--epochs", 3, "--checkpoint", cut) == 0
     assert f"going on from step 9 of {cut}/checkpoint.pt" in capsys.readouterr().out
-    # The ends of the parts are records that the run in one piece has not.
+    # The interrupted run has more records: one at the end of each part.
     ends = [end_of(folder) for folder in (straight, cut)]
     metrics = [{step: metrics for _, step, _, metrics in end.pop("history")} for end in ends]
     assert metrics[0] == {step: metrics[1][step] for step in metrics[0]}
@@ -114,7 +114,7 @@ def test_going_on_gives_the_uninterrupted_runs_bits(kind, source, tmp_path, caps
 
 
 def test_a_checkpoint_between_records_keeps_their_losses(tmp_path, monkeypatch):
-    """Killed after step 3, within the interval of steps 1 to 5: the record after step 5 has the losses of all five."""
+    """End after step 3, amid the interval of steps 1 to 5: the record after step 5 has the losses of all five."""
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     flags = [*flags_of("hashed"), "--evaluate-every", 5, "--save-every", 3]
     assert run(*flags, "--checkpoint", straight) == 0
@@ -138,7 +138,7 @@ def test_it_refuses_to_go_on_with_other_settings_data_and_nothing_to_do(tmp_path
     flags = [*flags_of("hashed"), "--checkpoint", tmp_path]
     assert run(*flags) == 0
     saved = tmp_path / "checkpoint.pt"
-    # What is not given is as it was.
+    # Flags that are not given keep their values.
     assert run("--checkpoint", tmp_path, "--epochs", 2, "--steps", 9) == 0
     assert f"--embedding-dim is 5, but {saved} was trained with 4" in refused(capsys, *flags, "--embedding-dim", 5)
     assert f"--lr is 0.5, but {saved} was trained with 0.01" in refused(capsys, *flags, "--lr", 0.5)
@@ -187,7 +187,7 @@ def kill_at_random(flags, folder, chosen):
     ],
 )
 def test_a_killed_run_goes_on_bit_for_bit(kind, kills, tmp_path):
-    """SIGKILL at random moments, many of them while a checkpoint is written."""
+    """Send SIGKILL at random moments, many of them while a checkpoint is written."""
     straight, cut = tmp_path / "straight", tmp_path / "cut"
     steps = 60 * kills
     flags = [*flags_of(kind), "--samples", 128 * steps, "--held-out", 128, "--evaluate-every", 7, "--save-every", 10]
@@ -210,7 +210,7 @@ SAVING = [*flags_of("dynamic"), "--save-every", "4", "--delta-every", "2"]
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The folder of a run in one piece."""
+    """Return the folder of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("straight")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(command, "plot_curves", lambda *_: None)
@@ -219,7 +219,7 @@ def straight(tmp_path_factory):
 
 
 def dying(monkeypatch, owner, name, call):
-    """Let a function raise in its so manieth call, and in all later ones."""
+    """Make a function raise in the call of this number, and in all later ones."""
     calls, function = [], getattr(owner, name)
 
     def counted(*arguments, **named):
@@ -249,14 +249,14 @@ def test_a_checkpoint_is_of_one_step_wherever_its_writer_dies(straight, owner, n
             run(*SAVING, "--checkpoint", tmp_path)
     assert run(*SAVING, "--checkpoint", tmp_path) == 0
     assert_same_end(straight, tmp_path)
-    # Nothing is left of what came before the last full checkpoint.
+    # Files from before the last full checkpoint are gone.
     assert [path.name for path in (tmp_path / "tables").iterdir()] == ["000000008"]
 
 
 def test_deltas_are_of_what_has_changed(tmp_path):
     flags = [*flags_of("dynamic"), "--max-cardinality", 5000, "--save-every", 100, "--delta-every", 1]
     assert run(*flags, "--checkpoint", tmp_path) == 0
-    # The first is full; and the end is a step of deltas.
+    # The first version is full; the last step writes a delta.
     folder = tmp_path / "tables" / "000000001" / "C3"
     kinds = [info.kind for info in CheckpointStore(folder).versions()]
     assert kinds == ["full", *["delta"] * 7]

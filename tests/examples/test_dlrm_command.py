@@ -27,7 +27,7 @@ SAMPLE = Path(os.environ.get("TORCHSPARSE_REC_DATA", "")) / "criteo-sample" / "t
 
 @pytest.fixture(autouse=True)
 def curves(monkeypatch):
-    """The function that draws them. It does not but where it is asked for: it takes longer than the training here."""
+    """Return the function that draws curves. Runs use an empty one: drawing takes longer than training here."""
     drawing = command.plot_curves
     monkeypatch.setattr(command, "plot_curves", lambda *_: None)
     return drawing
@@ -239,7 +239,7 @@ def test_filter_and_eviction_are_seen_in_the_statistics(capsys):
     counts, last, filtered, evicted = {}, {}, 0, 0
     for step, batch in enumerate(batches):
         if step and step % 4 == 0:
-            # Keys that had a row, then all that are too old, those that were only counted among them.
+            # Count the evicted keys that had a row; then remove all old keys, also those that were only counted.
             gone = [key for key in last if step - last[key] > 2]
             evicted += sum(counts[key] >= 3 for key in gone)
             for key in gone:

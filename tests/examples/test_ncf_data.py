@@ -1,4 +1,4 @@
-"""The data of the NCF example: reading MovieLens's files, downloading them, and data to stand in for them."""
+"""The data of the NCF example: reading MovieLens's files, downloading them, and generated data in their place."""
 
 import hashlib
 import io

@@ -18,7 +18,7 @@ CONTENT = b"1\t2\t3\t881250949\n"
 
 @contextlib.contextmanager
 def server(answer):
-    """The address of a server on this machine that calls ``answer`` with a function that sends bytes."""
+    """Yield the address of a local server that calls ``answer`` with a function that sends bytes."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -50,7 +50,7 @@ def archive(content=CONTENT, name=data.MEMBER, method=zipfile.ZIP_DEFLATED):
 
 
 def declaring(size, content):
-    """An archive whose file declares another size than it has, in both places where sizes stand."""
+    """Return an archive that declares a false size of its file, in both places where sizes stand."""
     whole, true = archive(content), len(content).to_bytes(4, "little")
     assert whole.count(true) >= 2
     return whole.replace(true, size.to_bytes(4, "little"))
@@ -66,7 +66,7 @@ def cache(tmp_path, monkeypatch):
 def test_it_is_downloaded(cache):
     with server(lambda send: send(archive())) as url:
         assert data.download(url).read_bytes() == CONTENT
-    # A cached file that is much larger is not even read.
+    # A cached file that is much too large is not even read.
     (cache / "u.data").write_bytes(bytes(data.MOST_BYTES + 1))
     with server(lambda send: send(archive())) as url:
         assert data.download(url).read_bytes() == CONTENT
@@ -127,7 +127,7 @@ def test_what_is_not_the_archive_is_refused(body, text, cache):
 
 
 def test_bytes_are_counted_whatever_is_declared(monkeypatch):
-    """Not that zipfile would give more than is declared."""
+    """Count unpacked bytes too, although zipfile gives no more than is declared."""
     body = archive(bytes(5000))
     monkeypatch.setattr(data, "MOST_BYTES", 4000)
     stream = io.BytesIO(bytes(5000))

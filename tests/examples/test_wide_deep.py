@@ -190,7 +190,7 @@ def test_all_gradient_modes_train_the_same_parameters(optimizer):
 
 @pytest.mark.parametrize("kind", ["identity", "hashed"])
 def test_joined_rows_train_as_separate_tables_do(kind):
-    """One step of gradient descent against the derivative of a model whose wide part has tables of its own."""
+    """Compare one step of SGD with the gradient of a model whose wide part has tables of its own."""
     columns, batch = generated_columns(kind, 300, 4), data.Generator(300, 64).batch(0)
     step = step_of(kind, lr=0.5)
     names = [table.name for table in columns.transform.embedding_bag_configs()]

@@ -286,7 +286,7 @@ def test_resume_within_an_epoch_continues_bit_for_bit(source, tmp_path, capsys):
 
 
 def test_resume_within_an_epoch_of_rows_that_wait_needs_the_same_evaluations(tmp_path, capsys):
-    # Most of 3,000 rows are not in a batch: Adam catches them up later, and for a checkpoint.
+    # Most of 3,000 rows are not in a batch: Adam flushes them later, and for a checkpoint.
     flags = "--rows 3000 --samples 640 --held-out 64 --batch-size 64 --embedding-dim 4 --mlp 8 --optimizer adam".split()
     flags += ["--grad-mode", "fused", "--lr", "0.05"]
     straight, cut, other = (tmp_path / name for name in ("straight", "cut", "other"))
@@ -369,7 +369,7 @@ def test_prebatched_files_of_other_examples_are_refused(tmp_path, capsys):
 
 
 def write_criteo_rows(path, rows):
-    """Lines with the holes of the real ones, whose label follows from the first integer and the first category."""
+    """Write lines with missing values as in the real files, whose label follows from the first integer and category."""
     chosen, lines = random.Random(0), []
     for _ in range(rows):
         label = chosen.random() < 0.4

@@ -1,4 +1,4 @@
-"""Wide & Deep in TensorFlow beside ours: the same losses and weights, and what is printed."""
+"""Wide & Deep in TensorFlow and here: the same losses and weights, and the printed comparison."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_every_form_trains_the_same_weights(kind, form):
 
 @pytest.fixture
 def gather_alone(monkeypatch):
-    """Of the forms to choose from those that are traced in a second."""
+    """Offer only the forms of TensorFlow's model that are traced in a second."""
     from torchsparse_rec.examples.wide_deep import compare_tensorflow
 
     chosen = [form for form in forms() if form.lookup == "gather"]
@@ -122,7 +122,7 @@ def test_losses_that_are_no_numbers_count_as_different(wrong, side, step, monkey
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["identity", "hashed"])
 def test_first_50_losses_of_the_blogs_model_agree(kind):
-    """Batch 16,384, 400k rows in each of 40 tables: 1.1 GB on each side."""
+    """Train batches of 16,384 on 40 tables of 400k rows: 1.1 GB on each side."""
     from torchsparse_rec.examples.wide_deep.compare_tensorflow import compare
 
     settings = train.Settings(rows=400_000, samples=16 * 16_384, batch_size=16_384, columns=kind)

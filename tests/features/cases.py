@@ -18,7 +18,7 @@ def rows_of(x, key):
 
 
 def ids_of(column, values):
-    """What a column alone makes of one raw feature."""
+    """Return the ids that a single column makes of one raw feature, by example."""
     return rows_of(FeatureTransform([column])({column.features()[0]: values}).sparse, column.name)
 
 

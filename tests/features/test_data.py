@@ -1,4 +1,4 @@
-"""Real data through the columns: MovieLens 100K, and rows of Criteo with all that is missing in them."""
+"""Real data through the columns: MovieLens 100K, and rows of Criteo with all their missing values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchsparse_rec.nn import EmbeddingBagCollection
 
 
 def data(*parts: str) -> Path:
-    """A file of the data folder, which CI must have."""
+    """Return a path in the data folder; skip the test if there is none, but CI must have it."""
     folder = os.environ.get("TORCHSPARSE_REC_DATA")
     if folder is None:
         pytest.skip("TORCHSPARSE_REC_DATA is not set")
@@ -52,7 +52,7 @@ def test_movielens():
 
 
 def criteo() -> dict[str, list]:
-    """1,000 rows: the label, 13 integers and 26 hexadecimal words, None where there is nothing."""
+    """Return 1,000 rows: the label, 13 integers and 26 hexadecimal words, None for a missing integer."""
     lines = data("criteo-sample", "train.txt").read_text().split("\n")
     rows = [(line.split("\t") + [""] * 40)[:40] for line in lines if line]
     columns = list(zip(*rows, strict=True))

@@ -160,7 +160,7 @@ def test_weights_in_other_forms_than_ids():
 
 
 def test_weights_that_are_null_or_0():
-    """A null counts nothing, whatever lies under it; a 0 of ids that lie alike stays with its id."""
+    """Count a null as 0, whatever its memory holds; keep a weight of 0 with its id if both have one dense shape."""
     column = features.weighted_categorical_column(features.categorical_column_with_identity("x", 10), "w")
     transform = FeatureTransform([column])
     pa = pytest.importorskip("pyarrow")
@@ -230,7 +230,7 @@ def test_copies_behave_alike():
 
 
 def test_numbers_of_numpy_are_written_as_pythons():
-    """And make equal columns."""
+    """Make the same columns from NumPy's numbers as from Python's."""
 
     def made(integer, number, text):
         source = features.numeric_column(
@@ -261,7 +261,7 @@ def test_numbers_of_numpy_are_written_as_pythons():
 def test_everything_comes_to_the_modules_device():
     transform = every_kind().to("meta")
     assert {x.device.type for x in transform.buffers()} == {"meta"}
-    # Tensors of the meta device have no values: whatever looked at one would fail, as it would wait for a GPU.
+    # Tensors of the meta device have no values: code that read one would fail here, and on CUDA wait for the GPU.
     number = features.numeric_column("n", normalizer_fn=features.Standardize(1.0, 4.0))
     columns = [IDENTITY, features.categorical_column_with_hash_bucket("h", 10, "int64")]
     columns += [features.crossed_column([IDENTITY, features.bucketized_column(number, [0.0])], 10), number]
@@ -273,7 +273,7 @@ def test_everything_comes_to_the_modules_device():
 
 
 def test_casts_and_empty_memory_leave_the_columns_alone():
-    """Boundaries that 16 bits cannot tell apart stay apart, and memory without values is filled again."""
+    """Keep boundaries apart that 16 bits cannot tell apart, and fill memory without values again."""
     number = features.numeric_column("n")
     words = features.categorical_column_with_vocabulary_list("w", ["a", "b"])
     columns = [features.bucketized_column(number, [65000.0, 69990.0, 70001.0]), features.embedding_column(words, 2)]
@@ -350,7 +350,7 @@ def test_compiles_to_one_graph():
     linear = [features.crossed_column(["c0", features.categorical_column_with_identity("c1", 100), "h0"], 50)]
     transform = FeatureTransform(columns, linear, drop_missing=False)
     compiled = torch.compile(transform, fullgraph=True, backend="eager")
-    # Sizes become symbols after the first ones.
+    # After the first size, torch.compile makes sizes symbols.
     for size in (4, 7, 9):
         batch = {f"{kind}{k}": torch.arange(2 * size).reshape(size, 2) for kind in "ch" for k in range(3)}
         batch["n"] = torch.randn(size)
@@ -358,7 +358,7 @@ def test_compiles_to_one_graph():
 
 
 def test_dense_features_are_sorted_by_name_together():
-    """Whatever collection they come from, and whatever names the results have there."""
+    """Sort by name whichever collection the features come from, and whatever their results are called there."""
     user = features.categorical_column_with_identity("user", 5)
     word = features.weighted_categorical_column(features.categorical_column_with_identity("word", 5), "w")
     transform = FeatureTransform(

@@ -1,4 +1,4 @@
-"""Every form in which a batch holds a raw feature, and what is missing in it."""
+"""Every form in which a batch may hold a raw feature, and how each marks missing values."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_marks_are_missing_in_fixed_forms_and_values_in_rows():
     assert ids_of(HASHED_INTEGERS, [[-1], [-1]]) == [[minus_one], [minus_one]]
     assert ids_of(HASHED_INTEGERS, torch.tensor([[-1, 5], [-1, -1]]))[1] == []
     assert ids_of(HASHED, [[""], []]) == [[empty], []]
-    # -1 is no mark among unsigned integers.
+    # -1 cannot mark a missing value among unsigned integers.
     assert ids_of(HASHED_INTEGERS, torch.tensor([255], dtype=torch.uint8)) == [
         ops.to_hash_bucket_fast(["255"], 1000).tolist()
     ]
@@ -156,7 +156,7 @@ def test_without_a_look_at_missing_values():
     made = FeatureTransform(columns, drop_missing=False)(batch).sparse
     assert made["x"].values().tolist() == [-1, 3]
     assert made["y"].values().tolist() == ops.to_hash_bucket_fast(["-1", "3"], 10).tolist()
-    # Unknown words have no id whatever is asked for.
+    # Unknown words have no id, whatever the options.
     assert rows_of(FeatureTransform([WORDS], drop_missing=False)({"x": ["z", "a"]}).sparse, "x") == [[], [0]]
 
 

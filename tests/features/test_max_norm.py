@@ -1,4 +1,4 @@
-"""``max_norm`` of tables: rows are clipped as they are read, in every mode, as TensorFlow's columns have it."""
+"""``max_norm`` of tables: rows are clipped when they are read, in every mode, as TensorFlow's columns do."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_are_clipped_before_they_are_pooled(pooling: str, weighted: bool) -
 
 @pytest.mark.parametrize("mode", [None, "dense", "sparse", "auto"])
 def test_training_goes_through_the_clip(mode: str | None) -> None:
-    """By torch's optimizers."""
+    """Train by torch's optimizers."""
     bags = collection("sum", mode)
     table = TABLE.clone().requires_grad_()
     optimizer, other = torch.optim.SGD([bags.embedding_bags["clipped"].weight], 0.1), torch.optim.SGD([table], 0.1)
@@ -112,7 +112,7 @@ def test_norms_that_are_none(bad: Any) -> None:
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_columns_with_max_norm(combiner: str) -> None:
-    """As the safe lookup that TensorFlow's column makes; tests of that lookup are against TensorFlow."""
+    """Compare with the safe lookup that TensorFlow's column makes; other tests compare that lookup with TensorFlow."""
     word = features.weighted_categorical_column(features.categorical_column_with_identity("x", 4), "w")
     transform = FeatureTransform([features.embedding_column(word, 2, combiner, max_norm=2.0)])
     (config,) = transform.weighted_embedding_bag_configs()

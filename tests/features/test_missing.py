@@ -1,4 +1,4 @@
-"""What is missing in a batch: of columns made by one call, of all examples, and batches without examples."""
+"""Missing values in a batch: in columns made by one call, in all examples, and in batches without examples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_null_in_one_column_leaves_the_others_in_one_call(kind, monkeypatch):
 
 
 def test_a_mark_in_a_merged_column_is_missing():
-    """The ids of several columns made in one call lose their marks as one column's alone do."""
+    """Drop missing values from the ids that one call makes for several columns, as from one column's ids."""
     for kind in ("hash", "identity", "default"):
         columns = _columns(kind, 2)
         batch = {"c0": torch.tensor([1, -1, 2]), "c1": torch.tensor([-1, 4, 5])}
@@ -53,7 +53,7 @@ def test_a_mark_in_a_merged_column_is_missing():
 
 @pytest.mark.parametrize("kind", ["hash", "identity", "default"])
 def test_rows_of_any_length_and_fixed_forms_in_one_call(kind):
-    """-1 is no mark in rows, and one in fixed forms, also where one call makes the ids of both."""
+    """Take -1 as a mark in fixed shapes and not in rows, also if one call makes the ids of both."""
     columns = _columns(kind, 3)
     batch = {"c0": torch.tensor([-1, 4]), "c1": [[-1, 5], []], "c2": [[None, -1], [6]]}
     made = FeatureTransform(columns)(batch).sparse
@@ -79,14 +79,14 @@ def test_only_pieces_with_something_missing_are_compacted(monkeypatch):
 
 
 def test_threads_share_a_transform():
-    """Each batch gets the offsets of its own size, whatever another thread leaves behind between two statements."""
+    """Give each batch the offsets of its size, whatever another thread stores between two statements."""
     transform = FeatureTransform(_columns("identity", 2))
     assembler = transform._assemblers["sparse"]
     small = {"c0": torch.arange(2), "c1": torch.arange(2)}
     transform(small)
 
     class Unsteady(type(assembler)):
-        """At each read, what another thread has just put there."""
+        """An assembler that gives at each read what another thread has just stored."""
 
         reads = 0
 
@@ -156,7 +156,7 @@ def _nulls():
 
 
 def test_nulls_of_every_type_in_every_column():
-    """What has no value at all has no type either."""
+    """Accept nulls of every type: a column without any value has no type either."""
     number = features.numeric_column("x", default_value=2.0)
     columns = [IDENTITY, HASHED, HASHED_INTEGERS, WORDS]
     columns += [features.categorical_column_with_vocabulary_list("x", [1, 2], num_oov_buckets=3)]

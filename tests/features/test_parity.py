@@ -1,4 +1,4 @@
-"""Random configurations of every kind of column and layer against TensorFlow and Keras, others in every run."""
+"""Random configurations of every kind of column and layer against TensorFlow and Keras, different in every run."""
 
 from __future__ import annotations
 

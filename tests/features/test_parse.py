@@ -1,4 +1,4 @@
-"""``parse_example_features``: what columns read from files of examples."""
+"""``parse_example_features``: the description of what columns read from files of examples."""
 
 from __future__ import annotations
 

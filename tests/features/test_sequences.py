@@ -1,4 +1,4 @@
-"""Sequences: every step in its place, as TensorFlow has it; what a step without an id is; sparse tensors as inputs."""
+"""Sequences: every step in its place as in TensorFlow; steps without an id; sparse tensors as inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def padded(collection: EmbeddingCollection, made: Any) -> tuple[torch.Tensor, li
 
 
 def filled(transform: FeatureTransform, columns: int) -> EmbeddingCollection:
-    """Tables whose rows are told apart, and which are trained on."""
+    """Return tables whose rows all differ, and which can be trained."""
     collection = EmbeddingCollection(transform.embedding_configs(), grad_mode="dense")
     (config,) = transform.embedding_configs()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_missing_steps_keep_their_places_and_trailing_ones_end_the_row() -> None
 
 
 def test_an_id_that_is_too_large_is_refused_by_the_lookup() -> None:
-    """The row of zeros behind the table is no id."""
+    """Refuse the id of the row of zeros behind the table."""
     transform = FeatureTransform([features.embedding_column(IDENTITY, 2)])
     for bad in (5, 6):
         with pytest.raises(IndexError, match=r"in \[0, 6\), got 6"):

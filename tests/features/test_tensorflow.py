@@ -25,7 +25,7 @@ BATCH = {
 
 
 def columns() -> tuple[list[features.Column], list[features.Column]]:
-    """Of the deep and of the wide part."""
+    """Return the columns of the deep part and of the wide part."""
     age = features.numeric_column("age")
     years = features.bucketized_column(age, [18, 30, 65])
     user = features.categorical_column_with_identity("user", 100)
@@ -43,7 +43,7 @@ def columns() -> tuple[list[features.Column], list[features.Column]]:
 
 
 def run(tf, make):
-    """What a graph with its own features gives, and its variables by name."""
+    """Return what a graph with its own features computes, and its variables by name."""
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         features_ = {name: tf.constant(x) for name, x in BATCH.items()}

@@ -44,7 +44,7 @@ def test_tensors_of_compat_are_rows() -> None:
 
 
 def test_lookups_of_sparse_tensors() -> None:
-    """SparseOperationKit's own call."""
+    """Look up sparse tensors by the call that SparseOperationKit has."""
     table = torch.nn.Parameter(torch.arange(10.0).reshape(5, 2))
     ids = SparseTensor([[0, 0], [0, 3], [2, 1]], [3, 1, 4], [3, 4])
     weights = SparseTensor(ids.indices, [0.5, 2.0, 1.0], ids.dense_shape)
@@ -58,14 +58,14 @@ def test_lookups_of_sparse_tensors() -> None:
 
 
 class TheirJaggedTensor:
-    """The methods of TorchRec's JaggedTensor, by which it is known."""
+    """The methods of TorchRec's JaggedTensor by which the library recognises it."""
 
     def __init__(self, x: JaggedTensor) -> None:
         self.values, self.lengths, self.weights_or_none = x.values, x.lengths, x.weights_or_none
 
 
 class TheirKeyedJaggedTensor:
-    """The methods of TorchRec's KeyedJaggedTensor, by which it is known."""
+    """The methods of TorchRec's KeyedJaggedTensor by which the library recognises it."""
 
     def __init__(self, x: KeyedJaggedTensor) -> None:
         for name in ("values", "lengths", "weights_or_none", "variable_stride_per_key", "inverse_indices_or_none"):

@@ -1,4 +1,4 @@
-"""The jagged types as PyTorch's other parts meet them: pytrees, compilation, export, pickle, DataLoader, devices."""
+"""The jagged types in PyTorch's other parts: pytrees, compilation, export, pickle, DataLoader, devices."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_what_is_computed_leaves_the_structure_as_it_was() -> None:
 
 
 def no_sizes(x: KeyedJaggedTensor) -> tuple:
-    """What needs no number from the device."""
+    """Return results that need no number from the device."""
     y = x.permute([1, 0])
     rows = JaggedTensor(x.values() * 2, offsets=x.offsets())
     pooled = torch.segment_reduce(x.weights(), "sum", offsets=x.offsets()).reshape(2, -1).T
@@ -90,20 +90,19 @@ def no_sizes(x: KeyedJaggedTensor) -> tuple:
 
 
 def sizes(x: KeyedJaggedTensor) -> tuple:
-    """What asks where each feature begins."""
+    """Return results that need to know where each feature begins."""
     whole = KeyedJaggedTensor.from_jt_dict(x.to_dict())
     return x["item"].values() * 2, x.split([1, 1]), whole, x.permute([1])
 
 
 class Module(torch.nn.Module):
-    """A function as a module."""
+    """A module that calls a function."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, x: KeyedJaggedTensor) -> Any:
-        """The function's result."""
         return self.function(x)
 
 
@@ -132,7 +131,7 @@ def order_of_features(x: KeyedJaggedTensor) -> tuple:
 @pytest.mark.parametrize("make", [equal_sizes, known_sizes, other_sizes])
 @pytest.mark.parametrize("function", [order_of_features, sizes])
 def test_compiled_in_one_graph(function: Any, make: Any) -> None:
-    """A second graph, with symbols for sizes, serves all sizes after the first."""
+    """Compile at most twice: the second graph, with symbols for sizes, serves all sizes after the first."""
     graphs: list[Any] = []
 
     def count(graph: Any, _: Any) -> Any:
@@ -197,10 +196,10 @@ def test_to_and_pin_memory_take_every_tensor(node: Any, monkeypatch: pytest.Monk
     moved = node.to("meta", non_blocking=True)
     assert moved.device().type == "meta" and type(moved) is type(node) and moved._context() == node._context()
     assert {name: x.device.type for name, x in moved._tensors().items()} == dict.fromkeys(node._tensors(), "meta")
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)  # there may be no device to pin for
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)  # the machine may have no device to pin memory for
     pinned = node.pin_memory()
     assert all(torch.equal(pinned._tensors()[name], x + 1) for name, x in node._tensors().items())
-    # DataLoader's own way to it, inside of what it knows.
+    # DataLoader pins nodes inside the containers that it knows.
     from torch.utils.data._utils.pin_memory import pin_memory
 
     found = pin_memory({"x": (node, 1)})["x"][0]

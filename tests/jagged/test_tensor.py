@@ -1,4 +1,4 @@
-"""JaggedTensor, KeyedJaggedTensor and KeyedTensor: against lists of Python, and what each refuses."""
+"""JaggedTensor, KeyedJaggedTensor and KeyedTensor: compared with Python's lists, and what each refuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def jagged(given: list[Row], form: str = "lengths", dtype: torch.dtype = torch.i
     lengths = torch.tensor([len(row) for row in given], dtype=dtype)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=dtype)])
     both = {"lengths": lengths, "offsets": offsets}
-    # The weight of an id is its tenth: so they show whether both went the same way.
+    # The weight of an id is a tenth of it, so that a wrong order of either shows.
     return JaggedTensor(values, values / 10, **(both if form == "both" else {form: both[form]}))
 
 
@@ -62,7 +62,7 @@ DTYPES = st.sampled_from([torch.int32, torch.int64])
 
 @st.composite
 def keyed_rows(draw: st.DrawFn) -> dict[str, list[Row]]:
-    """One to four features, often of one batch size."""
+    """Draw one to four features, often of one batch size."""
     count, size = draw(st.integers(1, 4)), draw(st.integers(0, 4))
     sizes = draw(st.one_of(st.just([size] * count), st.lists(st.integers(0, 4), min_size=count, max_size=count)))
     row = st.lists(st.integers(-99, 99), max_size=3)
@@ -162,7 +162,7 @@ def test_split_permute_concat(given: dict[str, list[Row]], form: str, synced: bo
 @given(keyed_rows(), FORMS, st.data())
 @settings(max_examples=40)
 def test_places_of_a_permutation_without_reading_back(given: dict[str, list[Row]], form: str, data: Any) -> None:
-    """What CUDA does instead of reading back, here on the CPU."""
+    """Run on the CPU the code that replaces a read-back on CUDA."""
     x = keyed(given, form)
     order = data.draw(st.permutations(range(len(given))))
     assert torch.equal(x.values()[x._places(order)], x.permute(order).values())

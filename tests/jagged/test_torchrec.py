@@ -1,4 +1,4 @@
-"""What a program written for TorchRec does with these types: its spellings of nothing, meta, parts and texts."""
+"""Calls that programs written for TorchRec make: None and empty arguments, meta tensors, parts and texts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_dimension_in_which_tensors_are_laid_side_by_side() -> None:
     parts = [torch.ones(2, 1), torch.zeros(2, 2)]
     two = KeyedTensor.from_tensor_list(["a", "b"], parts, cat_dim=-1)
     assert torch.equal(two.values(), torch.cat(parts, 1)) and torch.equal(two["b"], parts[1])
-    # Of which TorchRec makes an object that gives all of it for one key, and an error for the other.
+    # TorchRec makes of this an object that gives everything for one key and raises for the other.
     with pytest.raises(ValueError, match="cat_dim must be key_dim, 0, got 1"):
         KeyedTensor.from_tensor_list(["a", "b"], parts, key_dim=0)
 
@@ -81,7 +81,7 @@ def test_lengths_by_key_on_the_meta_device_are_shares() -> None:
         assert x.length_per_key_or_none() == [4, 4] and x["item"].values().shape == (4,)
     three = KeyedJaggedTensor(["a", "b", "c"], values, lengths=lengths)
     assert three.length_per_key_or_none() is None and three.sync().length_per_key() == [4, 2, 2]
-    # What was found elsewhere stays.
+    # Lengths by key that were computed on another device stay.
     assert KeyedJaggedTensor(KEYS, VALUES, lengths=LENGTHS).sync().to("meta").length_per_key() == [3, 5]
     config = EmbeddingConfig(num_embeddings=10, embedding_dim=2, name="t", feature_names=KEYS)
     rows = EmbeddingCollection([config], device="meta")(made[0])

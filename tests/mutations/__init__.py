@@ -1,1 +1,1 @@
-"""Faults, and the tests that must notice them: what ``make mutate`` plants. Tables by where the faults lie."""
+"""Faults, which ``make mutate`` plants, and the tests that must notice them. One table for each kind of source."""

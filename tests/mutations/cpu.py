@@ -1,8 +1,8 @@
 """
 The faults that ``make mutate`` plants in the CPU's kernels, one at a time; each must turn the family's tests red.
 
-Several show only where two threads share the work, or beyond a block's end: that is where kernels go wrong. Sources
-that few objects include are chosen, since a fault costs their compilation.
+Several show only where two threads share the work, or beyond a block's end: there kernels go wrong most. They lie in
+sources that few objects include, since a fault costs the compilation of these objects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 The faults that ``make mutate`` plants in the CUDA kernels, one at a time; each must turn the emulated tests red.
 
-Every ``.cu`` file has at least two kinds of them. A test of the ordinary suite asserts that each text is where it is
-said to be: whoever changes a line changes its entry. Their tests are pytest's -k, among the kernels' test files.
+Every ``.cu`` file has at least two kinds of faults. A daily test checks that each text is still in its file: whoever
+changes a line changes its entry. ``tests`` of an entry is pytest's -k, among the kernels' test files.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ TABLE = Table(
 
 
 def problems() -> Iterator[str]:
-    """What is wrong with this table alone: files with too few kinds of faults."""
+    """Yield what is wrong with this table alone: files with too few kinds of faults."""
     kinds = Counter(file for file, _ in {(m.file, m.kind) for m in MUTATIONS})
     for path in sorted((ROOT / TABLE.folder).glob("*.cu")):
         if kinds[path.name] < 2:

@@ -1,4 +1,4 @@
-"""What a fault is, where a table's faults lie, and which tests are asked about them."""
+"""What a fault is, where a table's faults lie, and which tests must notice them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Mutation(NamedTuple):
-    """A text that ``file`` has once, what replaces it, and the tests that must notice."""
+    """A text that ``file`` has once, its replacement, and the tests that must notice."""
 
-    file: str  # from its table's folder
+    file: str  # relative to its table's folder
     kind: str
     old: str
     new: str
@@ -21,20 +21,20 @@ class Mutation(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Faults of one kind of source, and how a copy of the repository is made to have them."""
+    """Faults of one kind of source, and how a copy of the repository is built with them."""
 
     name: str
     folder: str
     kinds: tuple[str, ...]
     mutations: Sequence[Mutation]
-    build: tuple[str, ...] = ()  # for Python, after a source has changed
-    built: tuple[str, ...] = ()  # what that writes
+    build: tuple[str, ...] = ()  # arguments of Python, run after a source has changed
+    built: tuple[str, ...] = ()  # the files that the build writes
     environment: Mapping[str, str] = {}
-    # Whether a run that takes too long has noticed: the emulation runs loops that no longer end.
+    # Whether a run that takes too long has noticed the fault: in the emulation a fault may make a loop endless.
     endless: bool = False
 
     def arguments_of(self, mutation: Mutation, root: Path) -> list[list[str]]:
-        """The arguments of pytest, for one run after the other: which of the tests in ``root`` are asked."""
+        """Return pytest's arguments for each of the runs, one after another, that select the tests in ``root``."""
         if self.name == "cuda":
             chosen = f"not compiles and ({mutation.tests})"
             return [
@@ -54,13 +54,13 @@ class Table(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The test files of one part of the library and of what is made of it, and its tests in files that all share."""
+    """The test files of one part of the library and of what is built on it, and its tests in files that all share."""
 
     own: tuple[str, ...]
     shared: str = ""  # pytest's -k
 
 
-# Names as files_named() takes them. Whoever chooses a family for a fault does not choose the test that notices.
+# Names as files_named() takes them. A fault names a family, not the test that must notice it.
 FAMILIES = {
     "segment": Family(("segment", "segment_tensorflow", "sums"), "sparse_segment"),
     "segment_rows": Family(("segment_rows*", "indexed_slices", "sums"), "segment"),
@@ -84,7 +84,7 @@ FAMILIES = {
     "compat": Family(("compat*", "converters")),
 }
 SHARED_TESTS = ("operators", "parity", "determinism", "autograd", "func", "vmap")
-# Of emulated kernels: all that is in the first, and in the second what says so.
+# The tests of emulated kernels: all tests of the first files, and the "emulated" cases of the second.
 EMULATED_TESTS = ("emulated", "emulated_*", "emulation_*")
 KERNEL_TESTS = (
     "embedding_collection_errors",
@@ -100,11 +100,11 @@ KERNEL_TESTS = (
 
 def files_named(root: Path, patterns: Sequence[str]) -> list[str]:
     """
-    The test files of ``root`` that match one of ``patterns``, in their order, from ``root`` on.
+    Return the test files of ``root`` that match one of ``patterns``, in the patterns' order, relative to ``root``.
 
     A file's name is what follows ``test_``, or the same after its folder's name: ``nn_fused`` is both
-    ``tests/test_nn_fused.py`` and ``tests/nn/test_fused.py``. Those in the folder ``emulation`` have only the latter
-    name: they are of other kernels than the files of the same name elsewhere.
+    ``tests/test_nn_fused.py`` and ``tests/nn/test_fused.py``. Files in the folder ``emulation`` have only the latter
+    name: they test other kernels than the files of the same name elsewhere.
     """
     tests = root / "tests"
     found: dict[str, None] = {}
@@ -123,14 +123,14 @@ def files_named(root: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def tables() -> list[Table]:
-    """Every table, in the order in which they are planted: what costs least comes first."""
+    """Return every table in the order in which they are planted: the cheapest first."""
     from . import cpu, cuda, python
 
     return [python.TABLE, cpu.TABLE, cuda.TABLE]
 
 
 def problems() -> Iterator[str]:
-    """What is wrong with the tables: texts that are not there once, kinds and families that there are not."""
+    """Yield what is wrong with the tables: texts that are not in their file once, unknown kinds and families."""
     for table in tables():
         for m in table.mutations:
             path = ROOT / table.folder / m.file

@@ -1,9 +1,9 @@
 """
-Does a fault turn the tests red? ``make mutate`` plants those of python.py, cpu.py and cuda.py, one at a time.
+Does a fault turn the tests red? ``make mutate`` plants the faults of python.py, cpu.py and cuda.py, one at a time.
 
-In a copy of the repository, which keeps its object files: a fault costs the compilation of what includes its file, and
-the tests of its family. Prints a table; the exit status is 1 if a fault was missed. Takes two or three hours: it is run
-before a release, and is not part of CI. ``ARGS=python`` plants one table's alone (python, cpu, cuda).
+This happens in a copy of the repository, which keeps its object files: a fault costs the compilation of what includes
+its file, and the tests of its family. Prints a table; the exit status is 1 if a fault was missed. Takes two or three
+hours: it is run before a release, and is not part of CI. ``ARGS=python`` plants one table's alone (python, cpu, cuda).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutations import cuda  # noqa: E402
 from mutations.mutation import ROOT, Mutation, Table, problems, tables  # noqa: E402
 
-# Not copied: what is made from the rest, and is large.
+# Not copied: large files that are made from the others.
 _LEFT_OUT = (".git", ".venv", ".cache", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "build", "runs")
 _SECONDS = 600
 DAILY = "not slow and not full"
 
 
 class Outcome(NamedTuple):
-    """What became of a fault: ``noticed``, ``MISSED``, or why that is not known; and the test that noticed."""
+    """The outcome of a fault: ``noticed``, ``MISSED``, or why it is not known; and the test that noticed."""
 
     word: str
     by: str = ""
@@ -46,7 +46,7 @@ class Copy:
     def __init__(self, root: Path, folder: Path, python: str = sys.executable, marker: str = DAILY) -> None:
         self.folder, self.python, self.marker = folder, python, marker
         shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True, dirs_exist_ok=True)
-        # As an install would have it: the package alone is on the path, with compat/ in it under its name.
+        # As after an install, only the package is on the path, and contains compat/ under its name.
         compat, self._installed = folder / "torchsparse_rec/compat", folder / "installed"
         if not compat.is_symlink():
             compat.symlink_to("../compat")
@@ -55,10 +55,10 @@ class Copy:
             (self._installed / "torchsparse_rec").symlink_to("../torchsparse_rec")
 
     def run(self, table: Table, *arguments: str, seconds: float | None = None) -> tuple[int, str]:
-        """Python's exit status and what it wrote, both streams. Raises TimeoutExpired, and leaves no process behind."""
+        """Return Python's exit status and output, both streams. Raise TimeoutExpired, and leave no process behind."""
         paths = os.pathsep.join([str(self._installed), str(self.folder / "tests")])
         with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as examples:
-            # What failed with one fault is not tried first with the next, or without.
+            # Examples that failed with one fault must not be tried first with the next, or without a fault.
             own = {"PYTHONPATH": paths, "HYPOTHESIS_STORAGE_DIRECTORY": examples}
             process = subprocess.Popen(
                 [self.python, *arguments],
@@ -78,17 +78,17 @@ class Copy:
             return status, output.read().decode(errors="replace")
 
     def build(self, table: Table) -> bool:
-        """Compile what has changed. Whether that went well."""
+        """Compile what has changed. Say whether that succeeded."""
         return not table.build or self.run(table, *table.build)[0] == 0
 
     def keep_built(self, table: Table) -> None:
-        """Remember the objects as they are: after a fault they are put back, and nothing is compiled again."""
+        """Keep a copy of the objects: after a fault they are restored, and nothing is compiled again."""
         for name in table.built:
             _copy(self.folder / name, self.folder / "kept" / name)
 
     @contextmanager
     def planted(self, table: Table, mutation: Mutation) -> Iterator[bool]:
-        """Have the fault. Whether it compiles."""
+        """Plant the fault, and remove it at the end. Yield whether it compiles."""
         path = self.folder / table.folder / mutation.file
         text, status = path.read_text(), path.stat()
         path.write_text(text.replace(mutation.old, mutation.new))
@@ -101,7 +101,7 @@ class Copy:
                 _copy(self.folder / "kept" / name, self.folder / name)
 
     def test(self, table: Table, arguments: list[str], seconds: float = _SECONDS) -> Outcome:
-        """What the chosen tests say."""
+        """Run the chosen tests and return their outcome."""
         pytest = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", self.marker)
         try:
             status, output = self.run(table, *pytest, *arguments, seconds=seconds)
@@ -112,7 +112,7 @@ class Copy:
         return Outcome({0: "MISSED", 5: "NO TESTS"}.get(status, f"PYTEST {status}"))
 
     def outcome(self, table: Table, mutation: Mutation) -> Outcome:
-        """Plant the fault, and ask its tests. One that fails without the fault, too, has not noticed it."""
+        """Plant the fault and run its tests. A test that fails without the fault, too, has not noticed it."""
         with self.planted(table, mutation) as compiles:
             if not compiles:
                 return Outcome("ILL-FORMED")
@@ -129,7 +129,7 @@ class Copy:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """With times, by which it is known what must be compiled again."""
+    """Copy a file or folder with its times, which say what must be compiled again."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True)
     else:
@@ -138,7 +138,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _first_failure(output: str) -> str:
-    """The test that pytest says has failed, or in which the process has crashed."""
+    """Return the test that pytest reports as failed, or in which the process has crashed."""
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", output, re.MULTILINE)
     if failed:
         return failed[1].removesuffix(" ()")  # of a TestCase
@@ -147,7 +147,7 @@ def _first_failure(output: str) -> str:
 
 
 def plant_all(copy: Copy, chosen: list[Table]) -> int:
-    """Plant every fault of the chosen tables. Returns how many were not noticed."""
+    """Plant every fault of the chosen tables. Return how many were not noticed."""
     missed = 0
     for table in chosen:
         if not copy.build(table):
@@ -166,7 +166,7 @@ def plant_all(copy: Copy, chosen: list[Table]) -> int:
 
 
 def main() -> int:
-    """Check the tables, then plant. Returns the exit status."""
+    """Check the tables, then plant their faults. Return the exit status."""
     everything = {table.name: table for table in tables()}
     parser = argparse.ArgumentParser(description="Plant faults, one at a time: each must turn the tests red.")
     parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(everything)}; default: all")

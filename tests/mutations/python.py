@@ -1,7 +1,7 @@
 """
 The faults that ``make mutate`` plants in Python's sources, one at a time; each must turn the family's tests red.
 
-They are what goes wrong in such code: five of each kind.
+They are mistakes that are common in such code: five of each kind.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from .mutation import Mutation, Table
 
 KINDS = (
-    "sign",  # or the other choice
+    "sign",  # a changed sign or choice
     "bound",
     "dtype",
-    "stale",  # something kept that is no longer so
-    "order",  # what must come first comes later
-    "lock",  # one that is no longer taken
+    "stale",  # a kept value that is out of date
+    "order",  # a step that must come first comes later
+    "lock",  # a lock that is no longer taken
 )
 
 MUTATIONS = [
@@ -146,7 +146,7 @@ MUTATIONS = [
         "self._plan is None:",
         "prebatched",
     ),
-    # A crash in between leaves a delta without what it is on top of.
+    # A crash in between leaves a delta without the version on which it builds.
     Mutation(
         "torchsparse_rec/nn/variable/checkpoint.py",
         "order",
@@ -163,7 +163,7 @@ MUTATIONS = [
         "            weights = None if self._weights is None else _reordered(self._weights, known, indices)\n",
         "jagged",
     ),
-    # What failed to be saved is taken for saved.
+    # Rows that could not be saved are taken for saved.
     Mutation(
         "torchsparse_rec/nn/variable/saving.py",
         "order",

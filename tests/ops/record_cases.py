@@ -1,4 +1,4 @@
-"""Messages of every form, and parsed columns as lists: what the tests of examples share."""
+"""Messages of every form, and parsed columns as lists: shared by the tests of examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tensor(data: bytes) -> Tensor:
 
 
 def joined(messages: list[bytes], gap: bytes = b"") -> tuple[Tensor, Tensor]:
-    """The messages' bytes, each after a gap, and their ranges."""
+    """Return the messages' bytes, each after a gap, and their ranges."""
     data, ranges = b"", []
     for message in messages:
         data += gap
@@ -48,7 +48,7 @@ def parse_one(feature: bytes, column: ExampleColumn) -> list[Any]:
 
 
 def rows_of(values: ExampleValues, column: ExampleColumn, rows: int) -> list[list[Any] | None]:
-    """Each record's values, None where the feature is absent."""
+    """Return each record's values, None where the feature is absent."""
     if values.string_offsets is None:
         flat = values.values.tolist()
     else:
@@ -80,7 +80,7 @@ UNKNOWN = st.sampled_from([b"\x38\x05", field(9, b"abc"), b"\x79" + bytes(8), b"
 
 @st.composite
 def features_of(draw: st.DrawFn, column: ExampleColumn) -> bytes:
-    """A Feature that often fits the column: in pieces, packed or not, with unknown fields."""
+    """Draw a Feature that often fits the column: in pieces, packed or not, with unknown fields."""
     dtype = column.dtype if draw(st.integers(0, 9)) else draw(st.sampled_from(DTYPES))
     size = column.size if column.size is not None and draw(st.integers(0, 9)) else draw(st.integers(0, 6))
     values = draw(st.lists(VALUES[dtype], min_size=size, max_size=size))

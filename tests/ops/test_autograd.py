@@ -1,4 +1,4 @@
-"""The short way into differentiable operators takes the derivative that is registered, wherever it may not go."""
+"""The shortcut into differentiable operators: wherever it is not allowed, the registered derivative is taken."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def test_counts_the_boundaries_that_are_not_above() -> None:
 
 @pytest.mark.parametrize(("dtype", "bucket"), [(torch.float32, 1), (torch.float64, 0)])
 def test_compares_in_the_common_dtype(dtype: torch.dtype, bucket: int) -> None:
-    """0.1 as float32 is above 0.1 as float64."""
+    """Compare 0.1 as float32, which is above 0.1 as float64."""
     assert ops.bucketize(torch.tensor([0.1], dtype=dtype), torch.tensor([0.1])).item() == bucket
     assert ops.bucketize(torch.tensor([0.1], dtype=dtype), [0.1]).item() == 1
 

@@ -1,4 +1,4 @@
-"""What docs/cuda.md says of waiting: who reads back what; everything else can be captured into a CUDA graph."""
+"""What docs/cuda.md says of waiting: which operator reads back what; every other can be captured into a CUDA graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPRESENTATIVE = [sample for samples in SAMPLES.values() for sample in samples i
 
 
 def _read_backs() -> dict[str, str]:
-    """For each operator of the page's table, what is read back by those of its calls that read back anything."""
+    """Return, for each operator of the page's table, what is read back by its calls that read back anything."""
     rows = re.findall(r"^\| `(\w+)`(.*?) \| (.*?) \| (yes|no) \|$", PAGE.read_text(), flags=re.MULTILINE)
     for name, _, what, captured in rows:
         assert (what == "nothing") == (captured == "yes"), name
@@ -27,7 +27,7 @@ def _read_backs() -> dict[str, str]:
 
 
 def _reads_back(sample: Sample) -> str | None:
-    """What the page says that this call reads back."""
+    """Return what this call reads back according to the page."""
     if read_back(sample) is None:
         return None
     what = _read_backs()[sample.operator]

@@ -1,4 +1,4 @@
-"""The same bits on every run and for every number of threads, at sizes that use several threads; and the right ones."""
+"""The same bits on every run and for every number of threads, at sizes that use several threads; correct results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from samples.large import EXACT_SAMPLES, LARGE_SAMPLES
 from samples.large_sizes import Build
 
 
-# Emulated operators are run in several orders by every test.
+# Every test runs emulated operators in several orders.
 @pytest.mark.parametrize("device", HARDWARE, indirect=True)
 @pytest.mark.parametrize("build", LARGE_SAMPLES, ids=lambda build: build.name)
 def test_same_bits_on_every_run(build: Build, device: str, restore_threads: None) -> None:
-    """For every number of threads, and again: a later run may meet what an earlier one left in memory."""
+    """Run with each number of threads, and again: a later run may meet what an earlier one left in memory."""
     sample = build()
     torch.set_num_threads(1)
     wanted = call(sample.to(device))
@@ -26,7 +26,7 @@ def test_same_bits_on_every_run(build: Build, device: str, restore_threads: None
 
 @pytest.mark.parametrize("build", EXACT_SAMPLES, ids=lambda build: build.name)
 def test_large_results_are_right(build: Build, device: str, restore_threads: None) -> None:
-    """Small whole numbers, whose sums are exact in any order: every bit is known."""
+    """Add up small whole numbers, whose sums are exact in any order: every bit is known."""
     sample, wanted = build()
     for threads in (1, 3) if device == "cpu" else (1,):
         torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Tensors on two devices in one call: an error that names both, and nothing is opened on either."""
+"""Tensors on two devices in one call: an error that names both, and no work on either device."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from samples.operators import SAMPLES
 from samples.sample import Sample, map_tensors, tensors_of
 from torch import Tensor
 
-# Whatever device the others are on: torch would take the fake kernel.
+# Call the CPU's kernels although one tensor is on meta: torch would take the fake kernel.
 KERNELS_OF_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def _with_one_moved(sample: Sample) -> Iterator[tuple[Any, ...]]:
-    """The sample's arguments, once for each of its tensors, with this one on meta."""
+    """Yield the sample's arguments, once for each of its tensors, with this one on meta."""
     count = sum(len(tensors_of(argument)) for argument in sample.arguments)
     for moved in range(count):
         number = itertools.count()
@@ -32,7 +32,7 @@ def _with_one_moved(sample: Sample) -> Iterator[tuple[Any, ...]]:
 
 
 def _samples() -> Iterator[Sample]:
-    """One call of every operator for each set of tensors that it can be given, and looks at."""
+    """Yield one call of every operator for each set of tensors that it can be given, and looks at."""
     for name, of_it in SAMPLES.items():
         seen = set()
         for sample in of_it:
@@ -59,8 +59,8 @@ def test_one_tensor_on_another_device(sample: Sample) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES_OF_SEVERAL_TENSORS, ids=str)
 def test_cuda_kernels_check_before_they_open_a_device(sample: Sample) -> None:
-    """Whoever opens it is told of the bad id that waits there."""
-    with contextlib.suppress(ValueError, IndexError):  # of a test that failed
+    """Leave a recorded bad id in place: a kernel that began work on the device would raise its error."""
+    with contextlib.suppress(ValueError, IndexError):  # left by a test that failed
         fixture.check_errors()
     fixture.operator("embedding")(torch.ones(2, 1), torch.tensor([7]), -1, False, False)
     for arguments in _with_one_moved(sample):

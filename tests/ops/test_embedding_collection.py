@@ -27,7 +27,7 @@ DIMS = (1, 2, 3, 7, 16, 64, 130)
 
 
 def drawn(seed: int, most_bags: int = 7, rows: tuple[int, ...] = (1, 5, 40, 300)) -> Collection:
-    """A collection of which everything is left to chance."""
+    """Draw a collection whose properties are all random."""
     pick = random.Random(seed)
     tables, keys, lookups = pick.randint(1, 4), pick.randint(1, 4), pick.randint(1, 6)
     weighted, side_by_side = pick.random() < 0.4, pick.random() < 0.5
@@ -53,7 +53,7 @@ def drawn(seed: int, most_bags: int = 7, rows: tuple[int, ...] = (1, 5, 40, 300)
 
 
 def parts_of(x: Collection, results: Tensor) -> list[Tensor]:
-    """What every lookup has of something of the output's shape."""
+    """Split a tensor of the output's shape into the part of each lookup."""
     sizes = [(x.bags[key], x.weights[table].shape[1]) for table, key in zip(x.tables, x.keys, strict=True)]
     if x.side_by_side:
         return list(results.split([dim for _, dim in sizes], 1))
@@ -62,7 +62,7 @@ def parts_of(x: Collection, results: Tensor) -> list[Tensor]:
 
 
 def bags_of(x: Collection, key: int) -> tuple[Tensor, Tensor, Tensor | None, int]:
-    """A key's ids, the offsets of its bags, its weights, and the place of the first of them."""
+    """Return a key's ids, the offsets of its bags, its weights, and the position of the first id."""
     first = sum(x.bags[:key])
     assert x.offsets is not None
     offsets = x.offsets[first : first + x.bags[key] + 1]
@@ -101,7 +101,7 @@ def check_forward(x: Collection) -> None:
 
 
 def table_gradient(x: Collection, table: int) -> tuple[Tensor, Tensor]:
-    """Values and rows of one lookup of all the table's bags, one lookup after the other. The modes must be alike."""
+    """Return values and rows of one lookup of all the table's bags, lookup by lookup. The modes must be the same."""
     mine = [lookup for lookup, other in enumerate(x.tables) if other == table]
     grads = parts_of(x, x.grad)
     ids, lengths, weights, argmax, begin = [], [], [], [], 0
@@ -131,7 +131,7 @@ def table_gradient(x: Collection, table: int) -> tuple[Tensor, Tensor]:
 
 
 def check_gradients(x: Collection) -> None:
-    """Of the tables whose lookups have one mode, which one lookup can have too."""
+    """Check the gradients of the tables whose lookups have one mode, as a single lookup has."""
     inputs = (x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted)
     dense = _ops.embedding_collection_dense_backward.default(*inputs)
     values, rows = _ops.embedding_collection_sparse_backward.default(*inputs)
@@ -148,7 +148,7 @@ def check_gradients(x: Collection) -> None:
 
 
 def check_weights_gradient(x: Collection) -> None:
-    """Of the keys that are looked up once: where there are several, the sum is rounded once."""
+    """Check the gradients of weights, for keys that are looked up once: a sum over several lookups is rounded once."""
     if x.per_sample_weights is None:
         return
     output = called(x)
@@ -220,7 +220,7 @@ def called_with_grad(x: Collection) -> Tensor:
 
 
 def test_a_table_that_needs_no_gradient_is_not_read_for_one() -> None:
-    """Only what the gradient of weights reads again is kept, so tables may change between forward and backward."""
+    """Keep for the backward only what the gradient of weights reads again: tables may change in between."""
     x = random_collection("", **SHARED)
     x.weights[0].requires_grad_()
     output = called(x)
@@ -237,7 +237,7 @@ RULES = IDLE_RULES | OTHER_RULES
 
 
 def optimizer_state(x: Collection, rule: int, h: list[float], idle: bool) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Of three steps that named every second row."""
+    """Return states, last steps and history after three steps that named every second row."""
     generator = torch.Generator().manual_seed(1)
     wide = torch.float64 if x.grad.dtype == torch.float64 else torch.float32
     states = []
@@ -267,7 +267,7 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "idle"), [(name, False) for name in RULES] + [(name, True) for name in IDLE_RULES])
 def test_update_is_the_optimizers_on_sparse_gradients(name: str, idle: bool, seed: int) -> None:
-    """The same bits; of half types too, where the gradient that is written down is that of float32 numbers."""
+    """Compare the bits, for half types too, whose sparse gradient is that of float32 numbers."""
     rule, h = RULES[name]
     x = drawn(200 + 7 * seed + len(name), most_bags=40)
     states, last_steps, history = optimizer_state(x, rule, h, idle)
@@ -334,7 +334,7 @@ def test_gradient_of_a_current_lookup_is_that_of_the_current_tables() -> None:
 @pytest.mark.parametrize("dim", [3, 130, 300])
 @pytest.mark.parametrize("name", ["lamb", "ftrl", "adamw", "rowwise_adagrad"])
 def test_update_leaves_rows_alone_whose_gradients_add_up_to_zeros(name: str, dim: int, kernels: str) -> None:
-    """Rows 0 and 1 get zeros, row 2 one number in its last column, row 3 what cancels."""
+    """Give rows 0 and 1 zeros, row 2 one number in its last column, row 3 gradients that cancel."""
     rule, h = RULES[name]
     weight, grad = torch.ones(5, dim), torch.zeros(3, dim)
     states = [torch.ones(5) if ROW_STATES.get(rule) == s else torch.ones(5, dim) for s in range(states_of(rule, h))]
@@ -368,13 +368,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_update_has_no_temporary_of_all_rows() -> None:
-    """[U, D] would be 102 MB here, as would [N, D]; what is used is 8 bytes an id, and more for its bag."""
+    """Use 8 bytes an id, and more for its bag: [U, D], like [N, D], would take 102 MB here."""
     done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True)
     assert int(done.stdout) / 1024 < 16
 
 
 def test_compiles_in_one_graph() -> None:
-    """Tables, bags and ids of any number; the bits of eager."""
+    """Compile once for any number of tables, bags and ids, with the bits of eager mode."""
 
     def model(weights: list[Tensor], ids: Tensor, offsets: Tensor, per_sample_weights: Tensor) -> Tensor:
         count = (offsets.shape[0] - 1) // 2

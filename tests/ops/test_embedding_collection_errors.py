@@ -24,7 +24,7 @@ MOMENTUM = (0, [0.5, 0.5, 0.0, 0.0, 0.0])
 
 
 def usual(**changes: Any) -> Collection:
-    """Three lookups of two tables, of 9 and 12 rows."""
+    """Return three lookups of two tables, of 9 and 12 rows."""
     x = random_collection(
         "",
         rows=(9, 12),
@@ -91,7 +91,7 @@ def refused(name: str, x: Collection, message: str, kind: type[Exception] = Valu
 
 
 def first_of(x: Collection, key: int) -> int:
-    """The position of a key's first id."""
+    """Return the position of a key's first id."""
     assert x.offsets is not None
     return int(x.offsets[sum(x.bags[:key])])
 
@@ -100,7 +100,7 @@ def first_of(x: Collection, key: int) -> int:
 @pytest.mark.parametrize(("key", "rows"), [(0, 9), (1, 12), (2, 9)])
 @pytest.mark.parametrize("beyond", [0, -1, 1000])
 def test_index_out_of_range(name: str, key: int, rows: int, beyond: int) -> None:
-    """The first one that is outside its own table."""
+    """Name the first id that is outside its own table."""
     x = usual()
     position, value = first_of(x, key), rows + beyond if beyond >= 0 else beyond
     x.indices[position] = value
@@ -111,7 +111,7 @@ def test_index_out_of_range(name: str, key: int, rows: int, beyond: int) -> None
 @cpu_only
 @pytest.mark.parametrize("key", [0, 1, 2])
 def test_an_update_with_a_bad_id_writes_nothing(key: int) -> None:
-    """On CUDA, where it would have to be waited for, the bad id is left out."""
+    """Write nothing on the CPU; on CUDA, which does not wait for the check, only the bad id is left out."""
     x = usual()
     x.indices[first_of(x, key)] = 99
     before = [weight.clone() for weight in x.weights]
@@ -154,7 +154,7 @@ LISTS = {
     "negative_bags": ({"bags": [4, -1, 4]}, "bags[1] must be >= 0, got -1"),
     "sum_of_bags": ({"bags": [4, 4, 4, 1]}, "bags must add up to the bags of offsets, 12, got 13"),
     "far_too_many_bags": (
-        {"bags": [4, 4, 4, *[2**62] * 4]},  # 12 in 64 bits
+        {"bags": [4, 4, 4, *[2**62] * 4]},  # their sum overflows to 12 in 64 bits
         f"bags must add up to less than 2^63, got {2**62} in bags[4] after {2**62 + 12}",
     ),
     "unequal_bags": (
@@ -230,7 +230,7 @@ def test_argmax(name: str) -> None:
     x = usual(per_sample_weights=None, modes=[MAX, SUM, SQRTN])
 
     class Other(Collection):
-        """One that gives what it is told to give."""
+        """A collection whose ``argmax`` returns what a test sets."""
 
         wrong: Tensor | None = None
 
@@ -248,7 +248,7 @@ def test_backward_lists(name: str) -> None:
 
 
 def test_sizes_beyond_64_bits() -> None:
-    """Of tables without rows, which may have any number of columns."""
+    """Look up tables without rows, which may have any number of columns."""
     x = usual(weights=[torch.empty(0, 2**62)] * 2, indices=torch.empty(0, dtype=torch.int64), per_sample_weights=None)
     message = f"the lookups must have less than 2^63 columns, got {2**62} before the {2**62} of tables[1]"
     refused("embedding_collection", replace(x, offsets=torch.zeros(13, dtype=torch.int64)), message)
@@ -258,7 +258,7 @@ def test_sizes_beyond_64_bits() -> None:
 
 
 def test_an_update_shares_no_memory() -> None:
-    """What it reads is read while tables are written."""
+    """Refuse shared memory: the update reads its arguments while it writes the tables."""
     x = usual(tables=[0], keys=[0], modes=[SUM], bags=[9])
     x = replace(x, grad=x.weights[0], offsets=torch.arange(10), per_sample_weights=None, indices=x.indices[:9])
     x.indices.fill_(1)
@@ -275,7 +275,7 @@ def test_an_update_shares_no_memory() -> None:
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("on_meta", [0, 1])
 def test_one_table_on_meta(name: str, on_meta: int) -> None:
-    """That alone makes torch call the fake kernel."""
+    """Put one table on meta: even one makes torch call the fake kernel."""
     x = usual()
     x = replace(x, weights=[weight.to("meta") if k == on_meta else weight for k, weight in enumerate(x.weights)])
     devices = ("cpu", "meta") if on_meta else ("meta", "cpu")
@@ -291,7 +291,7 @@ def test_update_lists() -> None:
 
 
 def stepped(message: str, kind: type[Exception] = ValueError, **changes: Any) -> None:
-    """An update that is refused for what its optimizer is given."""
+    """Check that an update is refused for its optimizer's arguments."""
     x = usual()
     given = {
         "states": [torch.zeros_like(weight) for weight in x.weights],

@@ -111,7 +111,7 @@ def test_bad_offsets(name: str, position: int, value: int, dtype: torch.dtype) -
     offsets[position] = value
     with pytest.raises(ValueError, match=r"offsets") as error:
         WITH_OFFSETS[name](long_indices(), offsets)
-    # A value that is too large shows at the decrease after it: then that is what the message may name.
+    # A value that is too large may be noticed by the decrease after it, which the message then names.
     places = {position, position + 1}
     assert any(f"{place}" in str(error.value) for place in places)
     values = {value, int(offsets[min(position + 1, BAGS)]), ITEMS}

@@ -1,4 +1,4 @@
-"""TensorFlow's lookups as public operators: their edges, their errors, and what does not matter."""
+"""TensorFlow's lookups as public operators: edge cases, errors, and properties of inputs that change nothing."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_bad_rows_are_named(position: int, dtype: torch.dtype) -> None:
     ],
 )
 def test_checks(call: Callable, text: str) -> None:
-    # Some are refused before an operator is called: that the kernels are asked is for the last line to show.
+    # Some calls are refused before an operator is called; the last line calls one, as the fixture requires.
     with pytest.raises(ValueError, match=text):
         call()
     _ops.row_ids_to_offsets.default(ROWS, 3)
@@ -324,7 +324,7 @@ WEIGHTS = torch.tensor([0.3, 2.0, 1e-3, 0.5])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_weights_of_another_dtype(dtype: torch.dtype, combiner: str, safe: bool) -> None:
-    """Half tables are computed in float32, so that their weights lose nothing; others cast the weights."""
+    """Compute half tables in float32, so that weights lose nothing; for other tables cast the weights."""
     call: Callable[..., Tensor] = ops.safe_embedding_lookup_sparse if safe else ops.embedding_lookup_sparse
     for other in (torch.float32, torch.float64, torch.float16):
         table, weights = TABLE.clone().to(dtype).requires_grad_(), WEIGHTS.clone().to(other).requires_grad_()

@@ -55,7 +55,7 @@ def test_bags_by_hand(mode: str, plain: list, weighted: list | None) -> None:
 
 
 def test_gradients_by_hand() -> None:
-    """Row 1 stands twice in the last bag; its weights there add up to a zero denominator in mode mean."""
+    """Compute by hand: row 1 stands twice in the last bag, where its weights give mode mean a zero denominator."""
     table, weights = TABLE.clone().requires_grad_(), WEIGHTS.clone().requires_grad_()
     grad = torch.tensor([[1.0, 10.0], [100.0, 100.0], [2.0, 20.0]], dtype=torch.float64)
     table_grad, weights_grad = gradient(
@@ -92,7 +92,7 @@ def test_half_types_accumulate_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_entries_are_added_in_order() -> None:
-    """In float32, 1e8 + 1 is 1e8: only the given order makes ((1e8 + 1) - 1e8) + 1 equal to 1."""
+    """Add in float32, where 1e8 + 1 is 1e8: only the given order makes ((1e8 + 1) - 1e8) + 1 equal to 1."""
     table = torch.tensor([[1e8], [1.0], [-1e8]])
     order, same_row = torch.tensor([0, 1, 2, 1]), torch.zeros(4, dtype=torch.int64)
     assert ops.embedding_bag(table, order, torch.tensor([0, 4])).item() == 1.0
@@ -193,7 +193,7 @@ def test_scale_grad_by_freq_divides_by_the_number_of_entries() -> None:
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("mode", ["per_id", *MODES])
 def test_sparse_gradient(mode: str, index: torch.dtype) -> None:
-    """Unique, sorted rows of exactly the ids, marked coalesced, with the dense gradient's bits."""
+    """Return unique, sorted rows of exactly the ids, marked coalesced, with the dense gradient's bits."""
     generator = torch.Generator().manual_seed(0)
     indices = torch.randint(0, 1000, (300,), generator=generator).to(index)
     offsets = torch.arange(0, 301, 3)
@@ -270,7 +270,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @cpu_only
 @pytest.mark.parametrize("name", ["embedding_dense_backward", "embedding_sparse_backward"])
 def test_backward_has_no_temporary_of_all_entries(name: str) -> None:
-    """[N, D] would be 512 MB here; what is used grows with N alone."""
+    """Use memory that grows with N alone: [N, D] would be 512 MB here."""
     done = subprocess.run([sys.executable, "-c", _PEAK.format(name=name)], capture_output=True, text=True, check=True)
     assert int(done.stdout) / 1024 < 64
 

@@ -14,20 +14,20 @@ from samples.operators import REPRESENTATIVE
 from samples.sample import Sample, tensors_of
 from torch import Tensor
 
-# It resizes what it writes, to a size that depends on values: torch.export has no name for such a size.
+# This operator resizes its output to a size that depends on values: torch.export has no name for such a size.
 NOT_EXPORTED = {"sparse_segment_reduce_grad_v2_out"}
 EXPORTED = [sample for sample in REPRESENTATIVE if sample.operator not in NOT_EXPORTED]
 
 
 class Call(torch.nn.Module):
-    """An operator with its arguments that are no tensors."""
+    """A module that calls an operator with those of its arguments that are no tensors."""
 
     def __init__(self, sample: Sample) -> None:
         super().__init__()
         self.sample = sample
 
     def forward(self, *tensors: Tensor) -> Any:
-        """What the operator gives, and what it wrote."""
+        """Return the operator's results, and what it wrote."""
         given = iter(tensors)
         arguments = [_filled(x, given) for x in self.sample.arguments]
         result = operator(self.sample.operator)(*arguments)
@@ -70,21 +70,21 @@ def test_exported_operator_gives_the_same_bits(sample: Sample, device: str) -> N
 
 # Without ``nested``, which torch.export cannot trace, and ``offsets_to_row_ids``, whose size must follow its offsets.
 class Function(torch.nn.Module):
-    """A public function as a module."""
+    """A module that calls a public function."""
 
     def __init__(self, function: Any, sizes: list) -> None:
         super().__init__()
         self.function, self.sizes = function, sizes
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Sizes that follow from the tensors are given as such."""
+        """Call the function with the tensors and the fixed sizes."""
         return self.function(*tensors, *self.sizes)
 
 
 @pytest.mark.parametrize("name", sorted(set(COMPILED) - {"nested", "offsets_to_row_ids"}))
 @pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_one_exported_program_serves_all_sizes(name: str, device: str) -> None:
-    """Every dimension of every tensor is dynamic."""
+    """Make every dimension of every tensor dynamic."""
     function, arguments = COMPILED[name]
 
     def at(size: int) -> tuple[list[Tensor], list]:

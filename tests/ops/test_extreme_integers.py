@@ -1,8 +1,8 @@
 """
-Every integer that an operator is given, far out: its arguments, and the elements of its int64 tensors.
+Extreme values for every integer that an operator takes: its arguments, and the elements of its int64 tensors.
 
-A call returns, or raises an error that names the argument; there is little memory, so that what asks for much must ask
-for it at once. Under a sanitizer the Makefile says how little.
+A call returns, or raises an error that names the argument. There is little memory, so that a call which needs much must
+ask for it at once. Under a sanitizer the Makefile says how little.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SANITIZED = "sanitized" in os.environ.get("TORCHSPARSE_REC_LIBRARY", "") or os.
 
 @contextmanager
 def little_memory() -> Iterator[None]:
-    """Let this process have no more memory than it has, and ROOM."""
+    """Limit this process to the memory that it uses now, plus ROOM."""
     if _SANITIZED:  # its shadow takes terabytes of addresses
         yield
         return
@@ -59,7 +59,7 @@ def _changed(sample: Sample, place: int, value: object) -> Sample:
 
 
 def with_arguments(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str, int, Sample]]:
-    """The sample with each integer argument, or each element of a list of them, replaced: its name, and the number."""
+    """Yield argument name, number and the sample with that number for an integer argument or an element of a list."""
     for place, argument in enumerate(operator(sample.operator)._schema.arguments):
         value = sample.arguments[place]
         for x in numbers:
@@ -71,7 +71,7 @@ def with_arguments(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str
 
 
 def with_elements(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str, int, Sample]]:
-    """The sample with one element of an int64 tensor replaced: the first, one within, the last."""
+    """Yield the sample with one element of an int64 tensor replaced: the first, one within, the last."""
     for place, argument in enumerate(operator(sample.operator)._schema.arguments):
         value = sample.arguments[place]
         for k, tensor in enumerate(tensors_of(value)):
@@ -86,7 +86,7 @@ def with_elements(sample: Sample, numbers: Sequence[int]) -> Iterator[tuple[str,
 
 
 def attempt(sample: Sample) -> Exception | None:
-    """Call the operator with tensors of the call's own; what it raises."""
+    """Call the operator with copies of the tensors. Return the error that it raises, or None."""
     arguments = sample.map_tensors(torch.clone).arguments
     with little_memory():
         try:
@@ -138,7 +138,7 @@ def test_a_few_of_them_emulated(name: str, emulated: object) -> None:
 
 @pytest.mark.parametrize("size", [2**40, 2**63 - 1])
 def test_views_that_repeat_one_element(size: int) -> None:
-    """They are copied first, and no memory holds the copy."""
+    """Raise for views whose contiguous copy is larger than any memory."""
     ids = torch.zeros(1, dtype=torch.int64).expand(size)
     for call in (
         lambda: ops.segment_sum(torch.ones(1, 1).expand(size, 1), ids, 1),

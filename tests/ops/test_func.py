@@ -1,4 +1,4 @@
-"""torch.func's gradients and forward-mode derivatives, of operators whose tables are lists of tensors above all."""
+"""torch.func's gradients and forward-mode derivatives, above all of operators whose tables are lists of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = [("sum", "mean"), ("max", "sqrtn")]
 
 
 def _inputs() -> tuple[Tensor, Tensor, Tensor]:
-    """Two tables and weights of the ids."""
+    """Return two tables and weights of the ids."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.rand(*size, generator=generator, dtype=torch.float64) for size in ((5, 4), (6, 3), (6,)))
 
@@ -33,7 +33,7 @@ def _bag(weight: Tensor) -> Tensor:
 
 
 def _loss(modes: tuple, order: int) -> Callable[..., Tensor]:
-    """Of the lookups, or of a gradient of theirs."""
+    """Return a loss of the lookups, or for ``order`` 2 of a gradient of that loss."""
     if order == 1:
         return lambda *inputs: _collection(*inputs, modes=modes).pow(3).sum()
     gradient = torch.func.grad(_loss(modes, 1), tuple(range(2)))
@@ -41,7 +41,7 @@ def _loss(modes: tuple, order: int) -> Callable[..., Tensor]:
 
 
 def _backward(modes: tuple, order: int, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    """The same through torch.autograd."""
+    """Return the gradients of the loss through torch.autograd."""
     given = [x.clone().requires_grad_() for x in inputs]
     loss = _collection(*given, modes=modes).pow(3).sum()
     if order == 2:
@@ -73,10 +73,10 @@ def test_a_sparse_gradient_of_a_collection() -> None:
     assert_same_bits(gradient(first).to_dense(), dense(first))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # which torch.func.jvp calls
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch.func.jvp calls it
 @pytest.mark.parametrize("call", [_collection, _bag])
 def test_forward_derivatives_are_refused(call: Callable[..., Tensor]) -> None:
-    """There are none: they must not be taken for zero."""
+    """Raise, since there are no forward derivatives: they must not be taken for zero."""
     inputs = _inputs()[: 2 if call is _collection else 1]
     ones = tuple(torch.ones_like(x) for x in inputs)
     with pytest.raises(NotImplementedError, match="jvp"):
@@ -88,7 +88,7 @@ def test_forward_derivatives_are_refused(call: Callable[..., Tensor]) -> None:
 
 
 def test_forward_derivatives_by_two_backward_ones() -> None:
-    """What docs/embeddings.md has for those who need them."""
+    """Compute a forward derivative as docs/embeddings.md shows."""
     weight = _inputs()[0]
     tangent = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype).reshape(weight.shape)
     output, backward = torch.func.vjp(_bag, weight)

@@ -54,7 +54,7 @@ INTEGERS = {
     18446744073709551615: 8070681843833593426,
     10000000000000000000: 3792758742774886540,
 }
-# The same of TEXT[:key].
+# tf.strings.to_hash_bucket_fast(TEXT[:key], MOST)
 STRINGS = {
     0: 1936946117179621456,
     1: 6305636504242451570,
@@ -88,19 +88,19 @@ DTYPES = [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch
 
 
 def by_text(values: list[int], num_buckets: int = MOST) -> torch.Tensor:
-    """The buckets of integers through their decimal text."""
+    """Return the buckets of integers through their decimal text."""
     return ops.to_hash_bucket_fast([str(v) for v in values], num_buckets)
 
 
 def extremes(dtype: torch.dtype) -> list[int]:
-    """0, the limits of the dtype, and what lies around every power of ten within them."""
+    """Return 0, the limits of the dtype, and the numbers around every power of ten within them."""
     info = torch.iinfo(dtype)
     near = [sign * 10**k + d for k in range(20) for d in (-1, 0, 1) for sign in (-1, 1)]
     return [v for v in [0, info.min, info.max, info.min + 1, info.max - 1, *near] if info.min <= v <= info.max]
 
 
 def assorted(count: int, seed: int = 0) -> torch.Tensor:
-    """int64 of every length of text, in a random order."""
+    """Return int64 numbers of every length of text, in a random order."""
     random = np.random.default_rng(seed)
     values = random.integers(-(2**63), 2**63 - 1, count, dtype=np.int64)
     return torch.from_numpy(values >> random.integers(0, 64, count))
@@ -159,7 +159,7 @@ def test_the_remainder_is_unsigned(num_buckets):
 
 
 def full_hash(text: str) -> int:
-    """The whole 64 bits, by the Chinese remainder of coprime moduli 2^62 and 2^62 + 1."""
+    """Return all 64 bits of a hash, by the Chinese remainder of coprime moduli 2^62 and 2^62 + 1."""
     low, other = (int(ops.to_hash_bucket_fast([text], m)[0]) for m in (2**62, 2**62 + 1))
     return next(h for h in range(low, 2**64, 2**62) if h % (2**62 + 1) == other)
 
@@ -219,7 +219,7 @@ WORDS = ["", "a", "green", "naïve", "日本語", "with\0nul", "x" * 100]
 
 
 def expected_words() -> torch.Tensor:
-    """WORDS through the operator on bytes and offsets."""
+    """Return the buckets of WORDS through the operator on bytes and offsets."""
     encoded = [w.encode() for w in WORDS]
     offsets = torch.tensor([0, *np.cumsum([len(e) for e in encoded])])
     return ops.string_to_hash_bucket_fast(torch.tensor(list(b"".join(encoded)), dtype=torch.uint8), offsets, MOST)

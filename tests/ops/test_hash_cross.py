@@ -150,7 +150,7 @@ def test_errors_of_offsets() -> None:
 
 
 def test_more_crosses_than_there_are_numbers() -> None:
-    """A product beyond 2^63 is told, unless a later column makes the row empty."""
+    """Refuse a row whose product of lengths is beyond 2^63, unless a later column makes the row empty."""
     wide, nothing = torch.zeros(1, 2**20, dtype=torch.int64), torch.empty(1, 0, dtype=torch.int64)
     jagged = (wide[0], torch.tensor([0, 2**20]))
     for columns in ([wide] * 4, [jagged] * 4, [jagged, wide, jagged, wide]):
@@ -165,7 +165,7 @@ def test_more_crosses_than_there_are_numbers() -> None:
 
 @st.composite
 def columns_of_rows(draw: st.DrawFn) -> list[list[list[int] | list[bytes]]]:
-    """Some columns of as many rows of numbers or words."""
+    """Draw columns of numbers or words, all with the same number of rows."""
     rows = draw(st.integers(1, 6))
     columns = []
     for _ in range(draw(st.integers(1, 4))):
@@ -204,7 +204,7 @@ def test_crosses_as_in_tensorflow(tensorflow: Any, columns: list[Any], buckets: 
 
 
 def test_a_cross_is_made_of_joined_fingerprints() -> None:
-    """And the joined fingerprint is the reference's, of numbers with every bit set or none."""
+    """Compare with the reference's joined fingerprint too, of numbers with every bit set or none."""
     words, numbers = ops.fingerprint64(["a", "b", "é"]), torch.tensor([-1, 0, -(2**63)])
     key = torch.tensor(DEFAULT_HASH_KEY)
     joined = ops.fingerprint_cat64(ops.fingerprint_cat64(key, words), numbers)

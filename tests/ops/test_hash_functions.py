@@ -1,4 +1,4 @@
-"""The strong, the old and the whole hash: known values, every length, key and layout, errors, TensorFlow."""
+"""The strong hash, the old one and the fingerprint: known values, every length, key and layout, errors, TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def signed(word: int) -> int:
 
 
 def test_the_vectors_of_siphash() -> None:
-    """Of the paper: the key 00 01 ... 0f, and the text 00 01 ... 0e."""
+    """Compare with the paper's vector: the key 00 01 ... 0f, and the text 00 01 ... 0e."""
     key = [int.from_bytes(bytes(range(start, start + 8)), "little") for start in (0, 8)]
     assert sip_hash(bytes(range(15)), *key) == 0xA129CA6149BE45E5
     assert ops.to_hash_bucket_strong([bytes(range(15))], MOST, key).tolist() == [0xA129CA6149BE45E5 % MOST]
 
 
 def test_golden_values_of_tensorflow() -> None:
-    """tf.strings.to_hash_bucket_strong(..., key=[1, 2]), to_hash_bucket and tf.fingerprint of version 2.21."""
+    """Compare with tf.strings.to_hash_bucket_strong(..., key=[1, 2]), to_hash_bucket and tf.fingerprint of 2.21."""
     words = ["Hello", "TensorFlow", "2.x", ""]
     assert ops.to_hash_bucket_strong(["Hello", "TF"], 3, [1, 2]).tolist() == [2, 0]
     assert ops.to_hash_bucket(words[:3], 3).tolist() == [2, 0, 1]
@@ -74,7 +74,7 @@ def test_integers_hash_as_their_text(name: str) -> None:
 @each_hash
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17, 511, 512, 513, 1030, 5000])
 def test_strings_around_vectors_and_blocks(name: str, count: int) -> None:
-    """Together as alone, for lengths of which neighbours differ, at the edges of the bytes too."""
+    """Hash strings together and alone: neighbours differ in length, and some lie at the ends of the bytes."""
     random = np.random.default_rng(count)
     spans = zip(random.integers(0, 200, count), random.integers(0, 60, count), strict=True)
     words = [TEXT[at : at + n] for at, n in spans]

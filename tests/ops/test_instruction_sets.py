@@ -21,7 +21,7 @@ LEVELS = ("baseline", "avx2", "avx512")
 
 
 def _run(level: str | None, *arguments: str) -> str:
-    """What Python prints for ``arguments`` in a process whose loops were asked to use ``level``."""
+    """Return what Python prints for ``arguments`` in a process whose loops were asked to use ``level``."""
     environment = {name: value for name, value in os.environ.items() if name != "TORCHSPARSE_REC_CPU"}
     if level is not None:
         environment["TORCHSPARSE_REC_CPU"] = level
@@ -32,7 +32,7 @@ def _run(level: str | None, *arguments: str) -> str:
 
 @functools.cache
 def _best_level() -> str:
-    """What this machine has, whatever this process was asked to use."""
+    """Return the best level of this machine, whatever level this process was asked to use."""
     return _run(None, "-c", "import torchsparse_rec; print(torchsparse_rec.cpu_level())").strip()
 
 
@@ -42,7 +42,7 @@ def _or_what_there_is(level: str) -> str:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_show_config_prints_the_level(level: str) -> None:
-    """A level that the machine lacks falls back to the best that it has."""
+    """Fall back to the machine's best level for a level that the machine lacks."""
     printed = _run(level, "-c", "import torchsparse_rec; torchsparse_rec.show_config()")
     assert f"instruction set: {_or_what_there_is(level)}\n" in printed
 
@@ -56,7 +56,7 @@ def test_show_config_prints_everything() -> None:
 
 
 def _digests() -> dict[str, str]:
-    """A digest of the bits of every sample's results."""
+    """Return a digest of the bits of every sample's results."""
     from calls import call
     from samples.large import MIDDLE_SAMPLES
     from samples.operators import SAMPLES
@@ -88,7 +88,7 @@ def test_same_bits_at_every_level(level: str) -> None:
 
 
 def test_library_needs_no_cpp_symbol_of_torch() -> None:
-    """Only torch's C shims: what makes one build load on every torch from 2.10 on."""
+    """Allow only torch's C shims, so that one build loads on every torch from 2.10 on."""
     if shutil.which("nm") is None:
         pytest.skip("nm is not installed")
     library = Path(torchsparse_rec.__file__).parent / "_C.so"

@@ -1,4 +1,4 @@
-"""What holds for every operator, over tests/samples: meaning, layouts, registrations, derivatives, compilation."""
+"""Rules for every operator, over tests/samples: meaning, layouts, registrations, derivatives, compilation."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference import REFERENCES
 
-# What asks the machine instead of computing: test_instruction_sets.py, and the test of check_errors below. What has no
-# CUDA kernel: the samples run on all devices; test_record*.py have its references, opcheck and layouts.
+# Operators without samples: two that ask the machine (tested in test_instruction_sets.py and below), and those without
+# a CUDA kernel, since samples run on all devices (test_record*.py have their references, opcheck and layouts).
 NOT_SAMPLED = {"cpu_level", "check_errors"} | set(CPU_ONLY)
 # Half types are accumulated in float32: they may differ in the last bit that is kept.
 TOLERANCES = {
@@ -39,13 +39,13 @@ each_representative = pytest.mark.parametrize(
 
 
 def expected(sample: Sample) -> tuple[Tensor, ...]:
-    # A reference writes, too.
+    # A reference writes its arguments, too, so it is given copies.
     result = REFERENCES[sample.operator](*sample.to("cpu").arguments)
     return result if isinstance(result, tuple) else (result,)
 
 
 def read_only(sample: Sample, change: Callable[[Tensor], Tensor]) -> Sample:
-    """The sample with changed inputs and untouched outputs; of the state of tables only the address may differ."""
+    """Return the sample with changed inputs and untouched outputs; tables' states may change only their address."""
     kept = [x for i in written(sample.operator) for x in tensors_of(sample.arguments[i])]
     places = STATE.get(sample.operator, ()) if change is not _shifted else ()
     state = [x for i in places for x in tensors_of(sample.arguments[i])]
@@ -70,12 +70,12 @@ def test_equals_reference(sample: Sample, device: str) -> None:
 @pytest.mark.parametrize("run", TWENTIES.values(), ids=TWENTIES)
 def test_equals_reference_too(run: list[Sample], device: str) -> None:
     for sample in run:
-        print(sample)  # The last one is shown if the test fails.
+        print(sample)  # pytest shows the last one if the test fails
         _check_against_reference(sample, device)
 
 
 def _check_against_reference(sample: Sample, device: str) -> None:
-    """The reference's numbers; and the same bits where the inputs lie at addresses that no vector instruction likes."""
+    """Compare with the reference's numbers; inputs at addresses unsuited to vector instructions give the same bits."""
     results = call(sample.to(device))
     references = expected(sample)
     assert len(results) == len(references)
@@ -93,14 +93,14 @@ def test_check_errors_has_nothing_to_report(device: str) -> None:
 
 
 def _shifted(x: Tensor) -> Tensor:
-    """Contiguous, at an odd address."""
+    """Return a contiguous copy at an odd address."""
     buffer = x.new_empty(x.numel() + 1)
     buffer[1:] = x.reshape(-1)
     return buffer[1:].view(x.shape)
 
 
 def _every_second(x: Tensor) -> Tensor:
-    """The same values, two elements apart in memory, with garbage between them."""
+    """Return a view of the same values, two elements apart in memory, with garbage between them."""
     if x.dim() == 0:
         return x
     wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), 99)
@@ -112,7 +112,7 @@ def _transposed(x: Tensor) -> Tensor:
     return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() >= 2 else _every_second(x)
 
 
-# Both are copied before a kernel sees them: one sample of a kind shows whether an operator forgets to.
+# Operators copy inputs of both layouts before a kernel sees them: one sample of a kind is enough to test that.
 @pytest.mark.parametrize("layout", [_every_second, _transposed])
 @each_representative
 def test_layout_of_inputs_does_not_matter(sample: Sample, layout: Callable[[Tensor], Tensor], device: str) -> None:
@@ -123,7 +123,7 @@ def test_layout_of_inputs_does_not_matter(sample: Sample, layout: Callable[[Tens
 
 @each_representative
 def test_expanded_inputs(sample: Sample, device: str) -> None:
-    """What ``sum().backward()`` hands to a backward: one number, at stride 0."""
+    """Pass one number at stride 0, as ``sum().backward()`` does to a backward."""
 
     def expanded(x: Tensor) -> Tensor:
         return x.flatten()[0].expand(x.shape) if x.is_floating_point() and x.numel() else x
@@ -164,7 +164,7 @@ def _opcheck(sample: Sample) -> None:
 
 @each_representative
 def test_fake_kernel_on_cuda(sample: Sample) -> None:
-    """Shapes, dtypes and devices without a GPU; sizes that depend on values are left open."""
+    """Compare shapes, dtypes and devices without a GPU; sizes that depend on values are left open."""
     results = call(sample.to("cpu"))
     with FakeTensorMode(shape_env=ShapeEnv()):
         fakes = call(sample.map_tensors(lambda x: torch.empty(x.shape, dtype=x.dtype, device="cuda")))
@@ -210,7 +210,7 @@ def _differentiable(sample: Sample) -> list[int]:
 
 
 def _as_function(sample: Sample) -> tuple[Callable, list[Tensor]]:
-    """The floating results as a function of the differentiable arguments alone."""
+    """Return the floating results as a function of the differentiable arguments alone, and these arguments."""
     places = _differentiable(sample)
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
@@ -239,7 +239,7 @@ def test_gradients(sample: Sample, device: str) -> None:
     assert torch.autograd.gradcheck(function, inputs)
 
 
-# They are made of kernels that other tests emulate.
+# Second gradients consist of kernels that other tests emulate.
 @pytest.mark.parametrize("device", RARELY_EMULATED, indirect=True)
 @pytest.mark.parametrize("sample", SMOOTH, ids=str)
 def test_gradients_of_gradients(sample: Sample, device: str) -> None:
@@ -276,7 +276,7 @@ def _check_compiled(function: Callable, arguments: Callable[[int], tuple], backe
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_once_for_all_sizes(name: str, device: str) -> None:
-    """One graph, the gradients included, for every size; eager's bits."""
+    """Compile one graph for every size, the gradients included; it gives the bits of eager mode."""
     _check_compiled(*COMPILED[name], "aot_eager", device)
 
 

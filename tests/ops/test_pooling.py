@@ -1,4 +1,4 @@
-"""Bags of every shape that kernels treat in ways of their own: many short ones, long ones, empty ones, all mixed."""
+"""Bags of every shape that has an algorithm of its own: many short ones, long ones, empty ones, all mixed."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _bags(lengths: list[int], seed: int) -> tuple[Tensor, Tensor, Random]:
 
 
 def _quarters(random: Random, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """From -2 to 2: sums without divisors are exact, and columns have equal values."""
+    """Return quarters from -2 to 2: sums without divisors are exact, and columns have equal values."""
     return (random.integers(-8, 9, *shape, dtype=torch.int64) / 4).to(dtype)
 
 
 def _weights(random: Random, entries: int, mode: int, weighted: bool) -> Tensor | None:
-    """From 1/4 to 2: no divisor comes near zero."""
+    """Return weights from 1/4 to 2, so that no divisor comes near zero."""
     return random.integers(1, 9, entries, dtype=torch.int64).float() / 4 if weighted and mode != MAX else None
 
 
@@ -56,7 +56,7 @@ def _on(device: str, arguments: tuple) -> tuple:
 
 
 def _wanted(name: str, arguments: tuple) -> Tensor | tuple[Tensor, ...]:
-    """The reference's result in float64."""
+    """Return the reference's result in float64."""
     widened = (x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments)
     return REFERENCES[name](*widened)
 
@@ -102,7 +102,7 @@ def test_pooled_bags_of_other_dtypes(mode: str, dtype: torch.dtype, device: str)
 
 @pytest.mark.parametrize("shape, mode, weighted, dim", _cases((3, 16)))
 def test_gradients_of_bags(shape: str, mode: str, weighted: bool, dim: int, device: str) -> None:
-    """Both forms of the gradient; every row is named by many entries, and row 5 by half of them."""
+    """Compute both forms of the gradient; many entries name every row, and half of them row 5."""
     indices, offsets, random = _bags(LENGTHS[shape], dim)
     indices[::2] = 5
     weights = _weights(random, len(indices), MODES[mode], weighted)
@@ -147,7 +147,7 @@ def test_lookups(dim: int, entries: int, device: str) -> None:
 @pytest.mark.parametrize("is_sorted", [True, False])
 @pytest.mark.parametrize("reduction", [SUM, MEAN, SQRTN])
 def test_gradients_of_segments(reduction: int, is_sorted: bool, lengths: list[int], device: str) -> None:
-    """Segments of one entry and of many, also where their ids are not sorted."""
+    """Compute gradients of segments of one entry and of many, also with unsorted ids."""
     indices, offsets, random = _bags(lengths, reduction)
     segment_ids = torch.repeat_interleave(torch.arange(len(lengths)), offsets.diff())
     if not is_sorted:
@@ -164,7 +164,7 @@ def test_gradients_of_segments(reduction: int, is_sorted: bool, lengths: list[in
 @pytest.mark.parametrize("mode", ["sum", "sqrtn", "max"])
 @pytest.mark.parametrize("shape", ["popular_neighbours", "one_long_among_short", "around_the_limit"])
 def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: str) -> None:
-    """A bag alone is one team's, or many teams'; among others it shares a team or is taken from it."""
+    """Compare a bag alone, pooled by one team of threads or many, with the same bag among others, which share teams."""
     indices, offsets, random = _bags(LENGTHS[shape], 2)
     weights = None if mode == "max" else random.floats(len(indices), dtype=torch.float32)
     table = random.floats(ROWS, 8, dtype=torch.float32)
@@ -186,12 +186,12 @@ def test_a_bag_has_the_same_bits_in_any_company(shape: str, mode: str, device: s
 @pytest.mark.parametrize("mode", ["mean", "sqrtn"])
 @pytest.mark.parametrize("weights", [[1e-39, 0.0], [torch.inf, 1.0], [3e38, 3e38], [0.0, 0.0], [1.0, -1.0]], ids=str)
 def test_gradients_of_extreme_weights_are_the_formulas(weights: list[float], mode: str, device: str) -> None:
-    """Denominators that are zero, tiny, or overflow: what dividing by them gives, infinities and NaN included."""
+    """Divide by denominators that are zero, tiny, or overflow: the result may be infinite or NaN."""
     grad, table = torch.ones(1, 1), torch.tensor([[1.0], [2.0]])
     indices, offsets, w = torch.tensor([0, 1]), torch.tensor([0, 2]), torch.tensor(weights)
 
     def in_float32(function: Callable, *arguments: object) -> Tensor:
-        # Of arrays nothing is made wider: a denominator that float32 cannot hold is what is tested here.
+        # The reference widens tensors, but not arrays; the denominators here must overflow in float32.
         arrays = [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
         result = function(*arrays)
         return torch.from_numpy(result[0] if isinstance(result, tuple) else result)

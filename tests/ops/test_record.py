@@ -37,7 +37,7 @@ def random_bytes(size: int) -> Tensor:
 
 
 def test_crc32c_of_the_rfc() -> None:
-    """RFC 3720, B.4."""
+    """Compare with RFC 3720, B.4."""
     texts = [bytes(32), b"\xff" * 32, bytes(range(32)), bytes(range(31, -1, -1)), b"123456789", b""]
     wanted = [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C, 0xE3069283, 0]
     assert ops.crc32c([tensor(text) for text in texts]).tolist() == wanted
@@ -50,13 +50,13 @@ def test_crc32c_of_every_length_and_address() -> None:
 
 
 def test_crc32c_of_many_buffers_in_pieces(restore_threads: None) -> None:
-    """Pieces of 1 MiB are joined; the bytes before are told apart by their place."""
+    """Join the checksums of pieces of 1 MiB, of which each depends on the number of bytes after it."""
     data = random_bytes((3 << 20) + 5)
     halves = [data[: 1 << 20], data[1 << 20 :], data, data[:0], data[:7]]
     one = ops.crc32c(halves)
     torch.set_num_threads(1)
     assert torch.equal(ops.crc32c(halves), one) and one.dtype == torch.int64
-    # Of a part that can be computed slowly: all of it but zeros, which leave a register of zeros alone.
+    # Zeros alone, so that a slow loop in Python can compute the checksum.
     sparse = torch.zeros((2 << 20) + 9, dtype=torch.uint8)
     register = 0xFFFFFFFF
     for _ in range(sparse.numel()):
@@ -113,7 +113,7 @@ sums = ops.crc32c([*parts, *planes, joined]).tolist()
 
 @pytest.mark.parametrize("level", ["baseline", pytest.param("avx2", marks=pytest.mark.full)])
 def test_all_instruction_sets_give_the_same(level: str) -> None:
-    """Without the processor's instruction the tables compute; of planes each level has loops of its own."""
+    """Compute by tables where the processor has no instruction; each level has its own loops for planes."""
     here: dict[str, object] = {}
     exec(LEVELS, here)
     environment = {**os.environ, "TORCHSPARSE_REC_CPU": level, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -172,7 +172,7 @@ def test_byte_planes_say_what_is_wrong() -> None:
 
 
 def join(sources: list[bytes], planes: list[tuple[int, int, int]], parts: list[tuple[int, int]]) -> bytes:
-    """What the operator makes of bytes, in a buffer that is a little too long."""
+    """Return what the operator makes of bytes, in a buffer that is a little too long."""
     size = sum((width * count + 63) // 64 * 64 for width, count in parts)
     out = torch.full((size + 5,), 77, dtype=torch.uint8)
     tensors = [tensor(x) for x in sources]
@@ -296,7 +296,7 @@ def test_frames_of_a_part_of_the_bytes() -> None:
 @settings(max_examples=100)
 @given(st.lists(st.binary(max_size=9), max_size=3), st.data())
 def test_faults_of_frames_equal_the_references(texts: list[bytes], draw: st.DataObject) -> None:
-    """Cut anywhere, with a byte changed anywhere."""
+    """Cut the bytes anywhere, and change one byte anywhere."""
     data = bytearray(reference.framed(texts))
     data = data[: draw.draw(st.integers(0, len(data)))]
     if data and draw.draw(st.booleans()):

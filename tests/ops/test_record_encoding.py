@@ -1,4 +1,4 @@
-"""Examples encoded, and TensorFlow's and protobuf's side of both directions."""
+"""Encoding examples; and what TensorFlow and protobuf encode and parse, for both directions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_encoded_rows_without_features_are_empty() -> None:
 
 
 def test_encoding_with_any_number_of_threads(restore_threads: None) -> None:
-    """Many small rows, and one that holds all."""
+    """Encode many small rows, and one that holds all."""
     messages, columns = many_messages(1500)
     values = parse(messages, columns)
     whole = {name: ExampleColumn(column.dtype, None) for name, column in columns.items()}
@@ -166,7 +166,7 @@ def test_tensorflow_reads_what_is_encoded_and_the_other_way_round(tensorflow: An
         "maybe": tf.io.FixedLenFeature([1], tf.int64, [-1]),
     }
     parsed = parse(messages, columns)
-    # And TensorFlow of what is encoded from that, as of its own.
+    # TensorFlow must parse the messages, and what is encoded from the parsed values.
     for serialized in (messages, encoded(parsed, columns, 40)):
         wanted = tf.io.parse_example(serialized, theirs)
         for name, column in columns.items():
@@ -186,7 +186,7 @@ def as_lists(x: Any) -> list[list[Any]]:
     ids=["no list", "empty", "unpacked", "another count", "empty list"],
 )
 def test_tensorflow_has_the_same_rules(tensorflow: Any, feature: bytes) -> None:
-    """For a default, for a missing one and for any number."""
+    """Compare a column with a default, one without, and one of any length."""
     tf = tensorflow
     message = example(
         [entry(b"x", list_of("int64", [8, 9])), entry(b"y", list_of("int64", [3, 4])), entry(b"y", feature)]

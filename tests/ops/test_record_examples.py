@@ -1,4 +1,4 @@
-"""Examples parsed: the reference on messages of every form, rules, faults with their places, threads."""
+"""Parsing examples: the reference on messages of every form, rules, errors with their places, threads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COLUMN_DTYPES = dict(zip(DTYPES, [torch.int64, torch.int32, torch.float32, torch
 @settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_damaged_messages_equal_the_reference(draw: st.DataObject) -> None:
-    """One fault each: a byte changed, or the end cut off. Where it is a fault, both say so."""
+    """Change a byte or cut off the end: if that is an error, both parsers report it."""
     columns = draw.draw(columns_of_any_kind())
     message = bytearray(draw.draw(messages_of(columns)))
     if message and draw.draw(st.booleans()):
@@ -109,14 +109,14 @@ def test_varints_of_every_length(size: int | None) -> None:
 
 
 def test_varints_with_more_bytes_than_needed() -> None:
-    """Ten bytes, of which the last has bits beyond 64: they are dropped."""
+    """Drop the bits beyond 64 of a varint's tenth byte."""
     run = b"\x85\x80\x00" + b"\xff" * 9 + b"\x7f"
     assert parse_one(field(3, field(1, run)), ExampleColumn("int64", 2)) == [5, -1]
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_long_runs_of_varints(dtype: str) -> None:
-    """Four lanes, whatever lengths of varints they meet, at the end of the bytes and within."""
+    """Parse varints by four lanes, whatever their lengths, at the end of the bytes and within."""
     generator = np.random.default_rng(0)
     for most in (2**7, 2**21, 2**31 - 1) if dtype == "int32" else (2**7, 2**40, 2**63 - 1):
         for count in (900, 1025, 5003):
@@ -130,7 +130,7 @@ def test_long_runs_of_varints(dtype: str) -> None:
 
 
 def test_names_that_differ_in_few_places() -> None:
-    """Names of which the parser compares the ends first; features come in any order, others between them."""
+    """Match names of which the parser compares the ends first; features come in any order, among others."""
     names = [n * "a" + c + n * "b" for n in (0, 3, 4, 7, 8, 9, 20) for c in "xyz"] + ["", "a" * 8, "a" * 16, "a" * 17]
     columns = {name: ExampleColumn("int64") for name in names}
     generator = np.random.default_rng(1)
@@ -189,7 +189,7 @@ def test_the_first_fault_with_any_number_of_threads(restore_threads: None) -> No
             torch.set_num_threads(threads)
             with pytest.raises(ops.ExampleError, match=f"record {where}: .*expected 3 values, got 1"):
                 parse(messages, columns)
-    # In a column that is measured after all records have been looked at.
+    # Errors in a column whose size is known only after all records have been looked at.
     messages, columns = many_messages(1500)
     for where in (1300, 900):
         messages[where] += example([entry(b"clicks", list_of("bytes", [b"x"]))])
@@ -314,7 +314,7 @@ def test_more_values_than_memory_holds() -> None:
 
 
 def test_the_operators_check_what_python_does_not() -> None:
-    """The schema's own arguments, which the public function makes."""
+    """Refuse bad arguments of the schema, which the public function always makes right."""
     call = torch.ops.torchsparse_rec.parse_examples.default
     data, ranges = joined([b""])
     names, two = tensor(b"xx"), torch.tensor([0, 1, 2])

@@ -1,4 +1,4 @@
-"""Every schema of csrc/library.cpp, whatever was built: its types, and that it takes a stand on gradients."""
+"""Every schema of csrc/library.cpp, whatever was built: its types, and that each has a gradient or refuses one."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ import torch
 import torchsparse_rec
 
 NAMES = sorted(n for n in torch._C._dispatch_get_all_op_names() if n.startswith("torchsparse_rec::"))
-# They return no tensor, so there is nothing to differentiate.
+# These operators return no tensor, so there is nothing to differentiate.
 WITHOUT_GRADIENT = {"torchsparse_rec::cpu_level", "torchsparse_rec::check_errors"}
 
 
 def schema(name: str) -> torch.FunctionSchema:
-    """The schema that the dispatcher knows."""
+    """Return the schema that the dispatcher knows."""
     return getattr(torch.ops.torchsparse_rec, name.split("::")[1]).default._schema
 
 

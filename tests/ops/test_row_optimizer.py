@@ -1,4 +1,4 @@
-"""The family ``row_optimizer`` equals dense optimizers, whatever rows have missed; rounding, threads, autograd."""
+"""The family ``row_optimizer`` equals dense optimizers, however stale rows are; rounding, threads, autograd."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Hyperparameters = list[float]
 
 
 class Table:
-    """A table that is stepped row by row, and read whenever one likes."""
+    """A table that is updated row by row, and can be read at any time."""
 
     def __init__(self, rule: int, h: Hyperparameters, weight: Tensor, steps: int) -> None:
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -49,8 +49,8 @@ class Table:
 
 # ---- Equal to dense optimizers --------------------------------------------------------------------------------------
 
-# What users choose, and what is hard: slow first moments, second moments that forget faster than the first, complex
-# eigenvalues, eps that matters.
+# Usual hyperparameters, and hard ones: slow first moments, second moments that decay faster than the first, complex
+# eigenvalues, an eps that matters.
 TRAINED: dict[str, tuple[int, Hyperparameters]] = {
     "sgd_decay": (0, [1e-2, 0.0, 0.0, 0.0, 1e-2]),
     "momentum": (0, [1e-2, 0.9, 0.0, 0.0, 0.0]),
@@ -77,7 +77,7 @@ TRAINED: dict[str, tuple[int, Hyperparameters]] = {
 
 
 def _scheduled(h: Hyperparameters, step: int, last: int) -> Hyperparameters:
-    """A learning rate that warms up and swings, and for Adam a beta1 that changes half way."""
+    """Return a step's hyperparameters: the learning rate warms up and swings, and Adam's beta1 changes half way."""
     h = [h[0] * min(step / 10, 1) * (1 + 0.5 * math.sin(step / 7)), *h[1:]]
     if len(h) == 6 and h[1] == 0.9 and 2 * step > last:
         h[1] = 0.85
@@ -91,10 +91,10 @@ def _zero_states(rule: int, h: Hyperparameters, weight: Tensor) -> list[Tensor]:
 
 def _train(rule: int, h: Hyperparameters, plan: Sequence[Sequence[int]], dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """
-    Steps whose rows are given by ``plan``.
+    Train for as many steps as ``plan`` has lists; each list names the rows of a step.
 
     Returns:
-        What is current now and then and in the end: by the table, and by dense optimizers in float64 and float32.
+        The rows, up to date, now and then and in the end: of the table, and of dense optimizers in float64 and float32.
     """
     random = Random(len(plan))
     rows = max(row for rows in plan for row in rows) + 1
@@ -119,7 +119,7 @@ def _train(rule: int, h: Hyperparameters, plan: Sequence[Sequence[int]], dim: in
 
 
 def _with_gaps(rows: int, steps: int, seed: int) -> list[list[int]]:
-    """Row r is named about every 3 ** (r % 7) steps, and the last rows only at first and in the end."""
+    """Return a plan: row r is named about every 3 ** (r % 7) steps, and the last rows only at first and in the end."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.rand(steps, rows, generator=generator)
     rates = 3.0 ** -(torch.arange(rows) % 7)
@@ -131,7 +131,7 @@ def _with_gaps(rows: int, steps: int, seed: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("rule", TRAINED)
 def test_equals_the_dense_optimizer(rule: str) -> None:
-    """To 1.5 times the error of float32, for gaps from 0 to 1,200 steps."""
+    """Allow 1.5 times the error of float32, for gaps from 0 to 1,200 steps."""
     ours, exact, float32 = _train(*TRAINED[rule], _with_gaps(60, 1200, seed=1), dim=8)
     for place in (0, 1):
         error, allowed = (ours - exact)[place].abs(), (float32 - exact)[place].abs()
@@ -142,7 +142,7 @@ def test_equals_the_dense_optimizer(rule: str) -> None:
 @pytest.mark.parametrize("gap", [1, 2, 3, 10, 1000])
 @pytest.mark.parametrize("rule", ["momentum", "complex_eigenvalues", "adam", "adamw", "amsgrad", "rmsprop_centered"])
 def test_one_gap(rule: str, gap: int) -> None:
-    """All rows at two steps, then idleness, from early in training and from later on."""
+    """Update all rows at two steps and none in between, from early in training and from later on."""
     for before in (1, 200) if gap < 1000 else (1,):
         everything = list(range(20))
         plan = [everything] * before + [[0]] * gap + [everything]
@@ -152,7 +152,7 @@ def test_one_gap(rule: str, gap: int) -> None:
 
 
 def _replayed(w: float, m: float, v: float, h: Hyperparameters, steps: int, start: int) -> float:
-    """AdamW's idle steps, one by one."""
+    """Take AdamW's steps without gradient one by one, and return the weight."""
     lr, beta1, beta2, eps, decay, *_ = h
     for step in range(start + 1, start + steps + 1):
         m, v = beta1 * m, beta2 * v
@@ -164,7 +164,7 @@ def _replayed(w: float, m: float, v: float, h: Hyperparameters, steps: int, star
 @pytest.mark.parametrize("start", [0, 1, 40])
 @pytest.mark.parametrize("steps", [1, 1023, 1024, 1025, 65_000])
 def test_very_long_idleness(steps: int, start: int) -> None:
-    """Roots from 1e-1 to 1e-11, in float32 and float64."""
+    """Flush rows whose second moments have roots from 1e-1 to 1e-11, in float32 and float64."""
     rule, h = TRAINED["adamw"]
     roots = torch.tensor([[10.0**-k for k in range(1, 12)]], dtype=torch.float64)
     history = ops.new_history(steps)
@@ -173,7 +173,7 @@ def test_very_long_idleness(steps: int, start: int) -> None:
         ops.row_optimizer_advance_(history, step=step, **given)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 3e-7)):
         weight = torch.full_like(roots, 0.5, dtype=dtype)
-        # What roots of so small gradients have beside them.
+        # The first and second moments that come with such roots.
         states = [(roots * 0.7).to(dtype), (roots**2).to(dtype)]
         last = torch.zeros(1, dtype=torch.int32)
         rows = torch.zeros(1, dtype=torch.int64)
@@ -185,7 +185,7 @@ def test_very_long_idleness(steps: int, start: int) -> None:
 
 
 def test_a_new_base_changes_nothing() -> None:
-    """All rows made current, and a history that begins there."""
+    """Flush all rows, and begin the history there."""
     rule, h = TRAINED["adamw"]
     random = Random(3)
     weight = random.floats(6, 3, dtype=torch.float64)
@@ -255,7 +255,7 @@ def test_all_rows_are_a_dense_optimizer(rule: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rule", RULES)
 def test_half_types_are_rounded_once(rule: str, dtype: torch.dtype) -> None:
-    """Caught up and stepped in float32, whose result is then the nearest number."""
+    """Flush and update in float32, and round the result once to the nearest number."""
     sample = update_sample("", rule, ((9, 70),), dtype=dtype, seed=5)
     wide = sample.arguments
     narrow = call(sample)
@@ -266,7 +266,7 @@ def test_half_types_are_rounded_once(rule: str, dtype: torch.dtype) -> None:
 
 
 def _by_chance(weight: Tensor, moves: Tensor, seed: int, step: int = 1, rows: Tensor | None = None) -> Tensor:
-    """``weight - moves``, rounded by chance."""
+    """Return ``weight - moves``, rounded stochastically."""
     result = weight.clone()
     given = {"rule": 0, "hyperparameters": [1.0, 0.0, 0.0, 0.0, 0.0], "step": step, "rounding_seeds": [seed]}
     named = None if rows is None else [rows]
@@ -277,7 +277,7 @@ def _by_chance(weight: Tensor, moves: Tensor, seed: int, step: int = 1, rows: Te
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("value", [1.0, -1.5, 3e-5, 2.0**-23, -1.5 * 2.0**-14, 60000.0])
 def test_rounding_by_chance_is_right_on_average(value: float, dtype: torch.dtype, kernels: str) -> None:
-    """Normal and subnormal numbers, of both signs; a third of the way to the next number."""
+    """Round normal and subnormal numbers of both signs; a third of the way to the next number."""
     count = 4000
     weight = torch.full((count // 50, 50), value, dtype=dtype)
     exponent = max(math.floor(math.log2(abs(value))), -14 if dtype == torch.float16 else -126)
@@ -343,7 +343,7 @@ def test_other_rows_keep_their_bits(rule: str, kernels: str) -> None:
 @pytest.mark.parametrize("dim", [3, 200])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gradient_of_zeros_leaves_its_row_alone(rule: str, dim: int, kernels: str) -> None:
-    """States and all, where rows are named and none is caught up. NaN is no zero, nor is one column among many."""
+    """Leave named rows and their states alone, if none is stale. NaN is no zero, nor is one column among many."""
     sample = update_sample("", rule, ((9, dim),), catch_up=False)
     rows, values = torch.tensor([0, 2, 3, 5, 8]), torch.zeros(5, dim)
     values[1] *= -1
@@ -376,7 +376,7 @@ def test_a_gradient_without_sense_stays_in_its_row(rule: str, bad: float, kernel
 
 
 def _columns(x: Tensor) -> Tensor:
-    """The same values, between columns that belong to someone else."""
+    """Return a view of the same values, between columns that belong to another tensor."""
     wide = x.new_full((x.shape[0], x.shape[1] + 5), 99)
     wide[:, 2:-3] = x
     return wide[:, 2:-3]
@@ -407,7 +407,7 @@ def test_states_may_lie_beside_the_weight(kernels: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_every_row_moves_by_its_own_values(dtype: torch.dtype, kernels: str) -> None:
-    """However many there are, of several tables: whole numbers, and a step of 1 down them."""
+    """Update by whole numbers at a learning rate of 1, in tables of many rows and of few."""
     tables = [torch.zeros(n, dim, dtype=dtype) for n, dim in ((1500, 3), (5, 2), (700, 8))]
     rows = [torch.arange(0, len(table), 2) for table in tables]
     values = [(3 * x[:, None] + torch.arange(table.shape[1])) % 127 for table, x in zip(tables, rows, strict=True)]
@@ -421,7 +421,7 @@ def test_every_row_moves_by_its_own_values(dtype: torch.dtype, kernels: str) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", ["momentum", "adamw", "lamb"])
 def test_threads_do_not_change_the_bits(rule: str, dtype: torch.dtype, restore_threads: None) -> None:
-    """Two large tables and a small one; rows that are behind by few steps and by many."""
+    """Update two large tables and a small one, whose rows are stale by few steps and by many."""
     random = Random(4)
     number, h = RULES[rule]
     sizes, steps = ((3000, 40), (5, 3), (2000, 67)), 1500

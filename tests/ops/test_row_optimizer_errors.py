@@ -1,4 +1,4 @@
-"""What the family ``row_optimizer`` refuses, with nothing written; autograd and compilation."""
+"""Bad arguments of the family ``row_optimizer``, refused before anything is written; autograd and compilation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADAMW = [0.1, 0.9, 0.99, 1e-3, 0.1, 1.0, 0.0]
 
 
 def _arguments() -> dict:
-    """A step that is right: AdamW on two tables, two steps after the base."""
+    """Return the arguments of a valid step: AdamW on two tables, two steps after the base."""
     return {
         "weights": [torch.ones(4, 3), torch.ones(2, 5)],
         "states": [torch.ones(4, 3), torch.ones(4, 3), torch.ones(2, 5), torch.ones(2, 5)],
@@ -89,7 +89,7 @@ BAD = {
     "rounding_seeds must be none for weights that are Float": {"rounding_seeds": [1, 2]},
     "rounding_seeds must be none, or one for each of the 2 tables, got 1": {"weights": _NARROW, "rounding_seeds": [1]},
 }
-# Only where their values are looked at before anything is written: on the CPU.
+# Refused on the CPU alone, where the values of rows are checked before anything is written.
 BAD_ROWS = {
     "rows[0] must increase strictly, got 2 after 2 at position 1": {"rows": [torch.tensor([2, 2, 3]), _IDS]},
     "rows[1] must increase strictly, got 0 after 1 at position 1": {
@@ -104,7 +104,7 @@ def _written(arguments: dict) -> list[Tensor]:
 
 
 def _refused(changed: dict, error: type[Exception]) -> str:
-    """What the update says, having written nothing."""
+    """Return the error that the update raises, after checking that it has written nothing."""
     arguments = _arguments() | changed
     before = [x.clone() for x in _written(arguments)]
     with pytest.raises(error) as caught:
@@ -137,7 +137,7 @@ def test_a_row_outside(row: int) -> None:
 
 
 def test_bad_rows_are_skipped_by_emulated_kernels(emulated: object) -> None:
-    """The others make their step, and the first of the bad ones is told."""
+    """Update the good rows, and report the first bad one."""
     from emulation import fixture
 
     wanted = _arguments() | {"rows": [torch.tensor([1, 3]), torch.tensor([1])]}
@@ -167,7 +167,7 @@ def test_shared_memory_is_refused(kernels: str) -> None:
         ops.row_optimizer_update_([table], [other, other.clone()], [], None, None, [table], **given)
 
 
-# What of one table must not be what of the other. By the argument that takes it: its place, and what it is given.
+# By error: an argument and a position in it, and the argument and position whose tensor it is given.
 SHARED = {
     "weights[1] must not share memory with weights[0]": ("weights", 1, "weights", 0),
     "exp_avg[1] must not share memory with exp_avg_sq[0]": ("states", 2, "states", 1),
@@ -190,7 +190,7 @@ def test_tables_must_not_share_memory(message: str, kernels: str) -> None:
 
 
 def test_a_part_of_a_table_is_shared_memory_too(kernels: str) -> None:
-    """Two rows in common, and columns in common; none between what lies side by side."""
+    """Refuse tables that share two rows, or columns; allow tables that lie side by side."""
     memory = torch.ones(6, 8)
     given = {"rule": 0, "hyperparameters": [0.5, 0.0, 0.0, 0.0, 0.0], "step": 1}
 
@@ -255,7 +255,7 @@ def test_hyperparameters_outside_their_range(rule: int, changed: dict, message: 
 
 
 def test_no_tables_are_nothing_to_do() -> None:
-    """The dispatcher could not tell whose operator to call."""
+    """Return at once: without a tensor the dispatcher does not know whose operator to call."""
     given = {"rule": 3, "hyperparameters": ADAMW, "step": 1}
     ops.row_optimizer_update_([], [], [], None, [], [], **given)
     ops.row_optimizer_make_current_([], [], [], None, **given)
@@ -294,7 +294,7 @@ def test_current_checks_its_rows(kernels: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_idle_motion_says_what_idle_steps_change(rule: str) -> None:
-    """As the dense rule itself does, given a gradient of zero."""
+    """Compare with what the dense rule changes, given a gradient of zero."""
     from torchsparse_rec.compat._parity.reference.row_optimizer import RULES as STEPS
 
     number, h = RULES[rule]

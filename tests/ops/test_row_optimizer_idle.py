@@ -1,4 +1,4 @@
-"""What rows of the family ``row_optimizer`` have missed: hyperparameters at their bounds, gaps of every length."""
+"""Flushing stale rows of the family ``row_optimizer``: hyperparameters at their bounds, gaps of every length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchsparse_rec.compat._parity.reference.row_optimizer import states_of
 @pytest.mark.parametrize("rule", [3, 4, 5])
 @pytest.mark.parametrize("changed", [{1: 0.0}, {0: 0.0}, {1: 0.5, 2: 0.6}], ids=["beta1", "lr", "forgetful"])
 def test_idleness_without_eps(rule: int, changed: dict[int, float], kernels: str) -> None:
-    """Nothing but the second moment to divide by: a gap that moves nothing, and one that float32 cannot hold."""
+    """Divide by the second moment alone: in a gap that moves nothing, and in one that float32 cannot hold."""
     h = [0.01, 0.9, 0.99, 0.0, 0.0, 1.0, 0.0][: 5 if rule == 5 else 7]
     for place, value in changed.items():
         h[place] = value
@@ -33,7 +33,7 @@ def test_idleness_without_eps(rule: int, changed: dict[int, float], kernels: str
     actual = ops.row_optimizer_current(weight, states, last, history, torch.arange(steps), **given)
     wanted = []
     for row in range(steps):
-        # The largest second moment does not shrink.
+        # AMSGrad's largest second moment does not shrink.
         beta2 = 1.0 if rule == 4 else h[2]
         w, m, root = 0.5, 0.25, 1.0
         for step in range(row + 1, steps + 1):
@@ -44,7 +44,7 @@ def test_idleness_without_eps(rule: int, changed: dict[int, float], kernels: str
 
 
 def test_a_gap_does_not_depend_on_the_call() -> None:
-    """Rows one by one and all together, with gaps that are kept in a list and gaps that are not."""
+    """Flush rows one by one and all together, with gaps that are kept in a list and gaps that are not."""
     rule, h = 3, [1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, 0.0]
     steps = 1100
     history = ops.new_history(steps)
@@ -61,7 +61,7 @@ def test_a_gap_does_not_depend_on_the_call() -> None:
     assert_same_bits(torch.cat([current(row) for row in rows.split(1)]), current(rows))
 
 
-# Second moments that are forgotten within a gap of the test.
+# Rules whose second moments decay to nothing within a gap of the test.
 OVERFLOWING = {
     "adam": (3, [0.01, 0.5, 0.5, 1e-8, 0.0, 0.0, 0.0]),
     "adamw": (3, [0.01, 0.5, 0.5, 1e-8, 0.1, 1.0, 0.0]),
@@ -76,7 +76,7 @@ OVERFLOWING = {
 @pytest.mark.parametrize("gap", [1, 3, 200])
 @pytest.mark.parametrize("rule", OVERFLOWING)
 def test_an_overflowed_second_moment_moves_nothing(rule: str, gap: int, kernels: str) -> None:
-    """It stays infinite, as step by step, also where its factor is too small for float32; its weights are finite."""
+    """Keep the moment infinite, as step by step, also if its factor is too small for float32; weights stay finite."""
     number, h = OVERFLOWING[rule]
     weight, last = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), torch.zeros(2, dtype=torch.int32)
     states = [torch.zeros(2, 3) for _ in range(states_of(number, h))]
@@ -98,7 +98,7 @@ def test_an_overflowed_second_moment_moves_nothing(rule: str, gap: int, kernels:
 
 
 def test_deviations_from_an_average_whose_square_overflows_too(kernels: str) -> None:
-    """Centered RMSprop: the average of squares is infinite, the square of the average would be."""
+    """Use centered RMSprop: the average of squares is infinite, and the square of the average would be."""
     weight, last = torch.tensor([[1.0, 2.0]]), torch.zeros(1, dtype=torch.int32)
     states, history = [torch.zeros(1, 2) for _ in range(2)], ops.new_history(2)
     for step, values in enumerate(([1e30, -1e30], [1.0, 1.0]), start=1):
@@ -112,9 +112,9 @@ def test_deviations_from_an_average_whose_square_overflows_too(kernels: str) -> 
 
 @pytest.mark.parametrize("gap", [1, 2, 7])
 def test_an_infinite_momentum_stays_infinite(gap: int, kernels: str) -> None:
-    """The weight goes on into its infinity, where nothing pulls it back."""
+    """Move the weight into its infinity, where nothing pulls it back."""
     given, history = {"rule": 0, "hyperparameters": [0.1, 0.9, 0.0, 0.0, 0.0], "base": 1}, ops.new_history(gap)
-    for step in range(2, gap + 2):  # the first one fills the momentum
+    for step in range(2, gap + 2):  # step 1 fills the momentum buffer
         ops.row_optimizer_advance_(history, step=step, **given)
     weight, buffer = torch.tensor([[1.0, 1.0, -torch.inf]]), torch.tensor([[torch.inf, -torch.inf, torch.inf]])
     last = torch.zeros(1, dtype=torch.int32)

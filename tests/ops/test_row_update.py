@@ -1,4 +1,4 @@
-"""Edges of the family ``row_update``: order, layouts, errors, threads, and TensorFlow's results."""
+"""Edge cases of the family ``row_update``: order, layouts, errors, threads, and TensorFlow's results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ each_rule = pytest.mark.parametrize("rule", NUMBERS)
 
 
 def _call(arguments: tuple) -> list[Tensor]:
-    """What the operator leaves in the tensors that it writes, given copies of them."""
+    """Return what the operator leaves in copies of the tensors that it writes."""
     arguments = tuple(x.clone() if isinstance(x, Tensor) else x for x in arguments)
     assert _operator(*arguments) is None
     return [x for x in arguments[:4] if x is not None]
@@ -74,7 +74,7 @@ def test_a_gradient_without_sense_stays_in_its_elements(rule: str, bad: float, k
 
 
 def _popular(rule: str, dtype: torch.dtype = torch.float32) -> tuple:
-    """Enough work for several threads, one row with most of the items."""
+    """Return enough work for several threads; row 7 has two thirds of the items."""
     arguments = list(row_update_sample("", rule, rows=500, items=6000, shape=(67,), dtype=dtype).arguments)
     arguments[5] = torch.where(torch.arange(6000) % 3 == 0, arguments[5], 7)
     return tuple(arguments)
@@ -96,14 +96,14 @@ def test_threads_do_not_change_the_bits(rule: str, restore_threads: None) -> Non
 
 
 def _columns(x: Tensor) -> Tensor:
-    """The same values, between columns that belong to someone else."""
+    """Return a view of the same values, between columns that belong to another tensor."""
     wide = x.new_full((x.shape[0], x.shape[1] + 5), 99)
     wide[:, 2:-3] = x
     return wide[:, 2:-3]
 
 
 def _all_but_one_column(x: Tensor) -> Tensor:
-    """The same, where the first row begins at a good address and the others do not."""
+    """Return the same values in memory where the first row begins at an aligned address and the other rows do not."""
     return torch.cat([x, x.new_full((x.shape[0], 1), 99)], dim=1)[:, :-1]
 
 
@@ -205,7 +205,7 @@ def test_a_bad_index_leaves_everything_as_it_was(index: int, items: int) -> None
 
 
 def test_a_bad_index_is_skipped_by_emulated_kernels(emulated: Callable[[], int]) -> None:
-    """The other items are applied, and the first of the bad ones is told."""
+    """Apply the good items, and report the first bad one."""
     from emulation import fixture
 
     weight, sums, ids = torch.ones(4, 5), torch.zeros(4, 5), torch.tensor([2, 4, 2, -1, 0])
@@ -276,7 +276,7 @@ def test_a_graph_notices_that_its_tensors_were_written() -> None:
 
 
 def test_compiled_code_writes_its_inputs(kernels: str) -> None:
-    """One graph for every size. The backend's own code may add empty ones, where a call in place is made functional."""
+    """Compile one graph for every size. The backend may add empty ones, where a call in place is made functional."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     step = torch.compile(
@@ -310,7 +310,7 @@ def test_compat_takes_any_layout() -> None:
 
 
 def test_compat_rounds_hyperparameters_as_scalars_of_the_dtype() -> None:
-    """0.1 is 0.0999755859375 in float16, which 1024 shows."""
+    """Round 0.1 to 0.0999755859375, as in float16; a gradient of 1024 shows it."""
     var = torch.zeros(1, dtype=torch.float16)
     grad = torch.tensor([-1024.0], dtype=torch.float16)
     assert tf.sparse_apply_proximal_gradient_descent(var, 0.1, 0.0, 0.0, grad, [0]).item() == 1024 * 0.0999755859375

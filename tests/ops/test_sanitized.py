@@ -1,4 +1,4 @@
-"""`make sanitize` can fail: what reads out of bounds in a sanitized library ends the process."""
+"""`make sanitize` can fail: a read out of bounds in a sanitized library ends the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(
     "sanitized" not in os.environ.get("TORCHSPARSE_REC_LIBRARY", ""), reason="the library is not a sanitized one"
 )
 
-# Takes the memory away from under a tensor that goes on claiming it.
+# A program that shrinks a tensor's storage, and then reads the tensor.
 SHRUNKEN = """
 import torch, torchsparse_rec.ops as ops
 x, ids = torch.zeros(4096, 2), torch.arange(4096)
@@ -26,7 +26,7 @@ CALLS = {
 
 
 def _run(program: str) -> subprocess.CompletedProcess:
-    # Names of functions are looked up for minutes; the library's is enough.
+    # Looking up the names of functions would take minutes; the library's name is enough.
     environment = {**os.environ, "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:symbolize=0"}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The sentences and checks of csrc/segment.h, one test each; what holds for all operators is in test_operators.py."""
+"""The sentences and checks of csrc/segment.h, one test each; rules for all operators are in test_operators.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ each_reduction = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 
 def all_operators() -> list:
-    """Every public function as f(values, indices, segment_ids, size), forward and gradients alike."""
+    """Return every public function as f(values, indices, segment_ids, size), forward and gradients alike."""
     named = {**{f"{r}": f for r, f in FORWARD.items()}}
     named |= {f"{r}_grad": f for r, f in GRAD.items()} | {f"{r}_grad_v2": f for r, f in GRAD_V2.items()}
     return [pytest.param(function, id=name) for name, function in named.items()]
@@ -90,7 +90,7 @@ def test_offsets_instead_of_segment_ids(reduction: str) -> None:
 
 
 def test_entries_are_added_in_order() -> None:
-    """In float32, 1e8 + 1 is 1e8: only the given order makes ((1e8 + 1) - 1e8) + 1 equal to 1."""
+    """Add in float32, where 1e8 + 1 is 1e8: only the given order makes ((1e8 + 1) - 1e8) + 1 equal to 1."""
     data = torch.tensor([[1e8], [1.0], [-1e8]])
     ids = torch.zeros(4, dtype=torch.int64)
     assert ops.sparse_segment_sum(data, torch.tensor([0, 1, 2, 1]), ids).item() == 1.0
@@ -102,7 +102,7 @@ def test_entries_are_added_in_order() -> None:
 
 @cpu_only
 def test_a_long_segment_is_added_in_blocks() -> None:
-    """16 rows to a block and 16 blocks to a part, in float32; then the parts in float64."""
+    """Add 16 rows to a block and 16 blocks to a part, in float32; then the parts in float64."""
     generator = torch.Generator().manual_seed(0)
     data = torch.randn(1000, 3, generator=generator)
     indices = torch.randint(0, 1000, (200 * 256,), generator=generator)
@@ -117,7 +117,7 @@ def test_a_long_segment_is_added_in_blocks() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_accumulate_in_float32(dtype: torch.dtype) -> None:
-    """2048 + 1 is 2048 in float16, so eight ones would be lost one by one. 256 + 1 is the same in bfloat16."""
+    """Keep eight ones added to 2048, each of which float16 would lose alone; in bfloat16 256 + 1 is 256."""
     large = 2048.0 if dtype == torch.float16 else 256.0
     data = torch.tensor([large, 1.0], dtype=dtype)
     indices, ids = torch.tensor([0] + [1] * 8), torch.zeros(9, dtype=torch.int64)
@@ -152,7 +152,7 @@ def test_number_of_segments(reduction: str) -> None:
 
 @each_reduction
 def test_gradients_of_nothing_are_zero(reduction: str) -> None:
-    """Where TensorFlow 2.21 returns uninitialised memory."""
+    """Return zeros where TensorFlow 2.21 returns uninitialised memory."""
     nothing = torch.empty(0, dtype=torch.int32)
     torch.full((1000, 7), torch.nan)  # freed at once: memory that a forgotten initialisation would show
     result = GRAD[reduction](torch.ones(4, 7), nothing, nothing, 1000)
@@ -173,7 +173,7 @@ def test_gradient_takes_unsorted_segment_ids(reduction: str) -> None:
 
 @cpu_only
 def test_threads_count_unsorted_segment_ids_together(restore_threads: None) -> None:
-    """Three segments of a million entries in turn: threads count into the same few places all the time."""
+    """Count three segments of a million entries in turn: threads write the same few counters all the time."""
     torch.set_num_threads(2)
     ids = torch.arange(3_000_000, dtype=torch.int32) % 3
     grad, indices = torch.ones(3, 1, dtype=torch.float64), torch.zeros_like(ids)
@@ -270,12 +270,12 @@ at_each_position = pytest.mark.parametrize("position", POSITIONS.values(), ids=P
 
 
 def names(argument: str, value: int, position: int) -> str:
-    """Matches a message that holds all three, as words of their own, in any order."""
+    """Return a pattern for messages that hold all three, as words of their own, in any order."""
     return "".join(rf"(?=.*(?<![\w-]){re.escape(str(word))}(?!\w))" for word in (argument, value, position))
 
 
 def long_call(dtype: torch.dtype = torch.int64) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Values of 50 rows, which is both the number of rows and of segments, with ITEMS entries."""
+    """Return a call with ITEMS entries and values of 50 rows, which is the number of rows and of segments."""
     entries = torch.arange(ITEMS)
     return torch.ones(50, 3), (entries * 7 % 50).to(dtype), (entries * 50 // ITEMS).to(dtype), 50
 
@@ -315,7 +315,7 @@ def test_negative_segment_id(reduction: str, position: int, num_segments: int | 
 @pytest.mark.parametrize("num_segments", [60, None])
 @pytest.mark.parametrize("position", [1, 1237, ITEMS - 1])
 def test_unsorted_segment_ids(reduction: str, position: int, num_segments: int | None) -> None:
-    """The id at ``position`` is smaller than the one before it."""
+    """Name the id at ``position``, which is smaller than the one before it."""
     data, indices, segment_ids, _ = long_call()
     segment_ids += 5
     segment_ids[position] = 3
@@ -428,7 +428,7 @@ def test_segment_ids_or_offsets() -> None:
 
 
 def test_offsets_with_a_table_of_no_rows() -> None:
-    """The size of a row is known even where no row exists."""
+    """Return the right shape: the size of a row is known even if there are no rows."""
     empty, offsets = torch.empty(0, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
     assert ops.sparse_segment_mean(torch.empty(0, 2, 5), empty, offsets=offsets).shape == (3, 2, 5)
     assert ops.sparse_segment_mean(torch.empty(0), empty, offsets=offsets).shape == (3,)

@@ -1,4 +1,4 @@
-"""The sentences and checks of csrc/segment_rows.h; what holds for all operators is in test_operators.py."""
+"""The sentences and checks of csrc/segment_rows.h; rules for all operators are in test_operators.py."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_products_with_zeros_have_exact_gradients() -> None:
 @cpu_only
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_gradient_of_wide_rows(dtype: torch.dtype, restore_threads: None) -> None:
-    """Wider than what is divided at a time; segments without rows, and some that threads share."""
+    """Divide rows wider than one division's block; some segments have no rows, and some are shared by threads."""
     generator = torch.Generator().manual_seed(3)
     ids = torch.tensor([1] * 100 + [2] * 3 + [5] * 200)
     grad = torch.randn(7, 2_500, generator=generator).to(dtype)
@@ -188,7 +188,7 @@ def test_gradient_of_wide_rows(dtype: torch.dtype, restore_threads: None) -> Non
 
 @cpu_only
 def test_gradient_of_long_segments(restore_threads: None) -> None:
-    """Longer than a thread's share, so that they are cut by columns; the same bits however many threads."""
+    """Cut segments longer than a thread's share by columns; every number of threads gives the same bits."""
     generator = torch.Generator().manual_seed(2)
     data = torch.randint(-3, 4, (40_000, 37), generator=generator).float()
     ids = torch.zeros(40_000).long()
@@ -220,7 +220,7 @@ def test_gradient_of_long_segments(restore_threads: None) -> None:
 @pytest.mark.parametrize("reduction", [SUM, MEAN, SQRTN, MAX, PROD])
 @pytest.mark.parametrize("rows", [129, 1000])
 def test_segments_of_many_pieces(reduction: int, rows: int) -> None:
-    """On CUDA a segment is added in pieces of 128 rows."""
+    """Add segments in pieces of 128 rows, as CUDA does."""
     generator = torch.Generator().manual_seed(rows)
     # Sums of whole numbers are exact; products are of powers of two, whose exponents go up and down.
     data = torch.randint(-4, 5, (rows, 6), generator=generator).float()
@@ -250,7 +250,7 @@ def test_segments_of_many_pieces(reduction: int, rows: int) -> None:
 
 
 def test_products_of_many_pieces_with_zeros() -> None:
-    """One zero, in a later piece: it alone has a gradient. Two, in pieces of their own: none has."""
+    """Give one zero in a later piece the only gradient, and none if two zeros lie in different pieces."""
     data = 2.0 ** (torch.arange(1000)[:, None] % 2 * 2 - 1).float().repeat(1, 3)
     data[700, 0] = data[300, 1] = data[800, 1] = 0
     ids = torch.zeros(1000, dtype=torch.int64)
@@ -374,7 +374,7 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize("name", BAD_VALUES)
 def test_bad_values(name: str) -> None:
-    """Told at once on the CPU; CUDA kernels record them, which the next look at the errors tells."""
+    """Raise at once on the CPU; CUDA kernels record the error, which check_errors raises."""
     function, text = BAD_VALUES[name]
     with raises(ValueError, text):
         function()

@@ -21,7 +21,7 @@ UNSORTED = (*REDUCTIONS, "sqrt_n")
 
 @st.composite
 def problems(draw: st.DrawFn, unsorted: bool = False) -> tuple[np.ndarray, np.ndarray, int]:
-    """Data with ties and zeros, segment ids, the number of segments."""
+    """Draw data with ties and zeros, segment ids, and the number of segments."""
     segments = draw(st.integers(1, 12))
     rows = draw(st.lists(st.integers(1, 6), min_size=0, max_size=2) if unsorted else st.just([]))
     rows = [draw(st.integers(1, 40)), *rows]
@@ -35,7 +35,7 @@ def problems(draw: st.DrawFn, unsorted: bool = False) -> tuple[np.ndarray, np.nd
 
 
 def check(tensorflow, ours, theirs, data: np.ndarray) -> None:
-    """Values and gradients; sums of at most 1440 quarters are exact, means and products are not."""
+    """Compare values and gradients; sums of at most 1440 quarters are exact, means and products are not."""
     x, y = torch.from_numpy(data).requires_grad_(), tensorflow.constant(data)
     with tensorflow.GradientTape() as tape:
         tape.watch(y)

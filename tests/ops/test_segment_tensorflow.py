@@ -14,7 +14,7 @@ from torchsparse_rec import ops
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.filterwarnings("ignore")]
 
-# What the raw operators call them.
+# The reductions' names in TensorFlow's raw operators.
 REDUCTIONS = {"sum": "Sum", "mean": "Mean", "sqrt_n": "SqrtN"}
 random_problems = settings(
     max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -23,7 +23,7 @@ random_problems = settings(
 
 @dataclass(frozen=True)
 class Problem:
-    """Arrays for both sides; ``grad`` has a row per segment."""
+    """One call, as NumPy arrays for TensorFlow and for torch; ``grad`` has a row per segment."""
 
     data: np.ndarray
     indices: np.ndarray
@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 def assert_close(actual: torch.Tensor, wanted) -> None:
-    """To rounding: a few units of the last place, for sums of at most 60 terms of size 1."""
+    """Compare to rounding: a few units of the last place, for sums of at most 60 terms of size 1."""
     wanted = wanted.numpy()
     assert actual.shape == wanted.shape and str(actual.dtype) == f"torch.{wanted.dtype}"
     tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-13}[str(wanted.dtype)]
@@ -88,7 +88,7 @@ def test_dense_gradient(tensorflow, reduction: str, problem: Problem) -> None:
 def test_sparse_gradient(tensorflow, reduction: str, problem: Problem) -> None:
     arrays, size = (problem.grad, problem.indices, problem.segment_ids), problem.data.shape[0]
     raw = getattr(tensorflow.raw_ops, f"SparseSegment{REDUCTIONS[reduction]}GradV2")
-    # Constants, since given arrays of int64 raw operators take them as int32.
+    # Constants, since raw operators take int64 arrays as int32.
     grad, indices, segment_ids = map(tensorflow.constant, arrays)
     wanted = raw(grad=grad, indices=indices, segment_ids=segment_ids, dense_output_dim0=size)
     values, rows = getattr(ops, f"sparse_segment_{reduction}_grad_v2")(*map(torch.from_numpy, arrays), size)
@@ -100,7 +100,7 @@ def test_sparse_gradient(tensorflow, reduction: str, problem: Problem) -> None:
 @random_problems
 @given(problem=problems())
 def test_autograd(tensorflow, reduction: str, problem: Problem) -> None:
-    """backward() through the forward, on both sides."""
+    """Compare backward() through the forward on both sides."""
     tape_data = tensorflow.constant(problem.data)
     with tensorflow.GradientTape() as tape:
         tape.watch(tape_data)
@@ -117,7 +117,7 @@ def test_autograd(tensorflow, reduction: str, problem: Problem) -> None:
 
 
 def test_bfloat16(tensorflow) -> None:
-    """Through float32, since numpy has no bfloat16: the rounding must be TensorFlow's."""
+    """Compare in float32, since NumPy has no bfloat16: the rounding must be TensorFlow's."""
     random = np.random.default_rng(0)
     data, indices = random.standard_normal((50, 7)).astype("float32"), random.integers(0, 50, 400)
     ids = np.sort(random.integers(0, 30, 400))

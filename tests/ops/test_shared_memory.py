@@ -1,4 +1,4 @@
-"""What an operator writes shares no memory with its other tensors: every pair is refused, and nothing written."""
+"""The outputs of an operator share no memory with its other tensors: every pair is refused, and nothing is written."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torchsparse_rec import ops
 
 ALIGNMENT = 64
 ALL = {**SAMPLES, **RECORD_SAMPLES}
-# But for the one that writes its only tensor.
+# All operators that write, except one whose written tensor is its only one.
 WRITERS = sorted(name for name in ALL if written(name) and name != "row_optimizer_advance_")
 
 
 def _with_results(sample: Sample) -> Sample:
-    """The sample, its outputs as large as the results: they are not resized."""
+    """Return the sample with outputs as large as the results, so that they are not resized."""
     if not sample.operator.endswith("_out"):
         return sample
     places = written(sample.operator)
@@ -37,7 +37,7 @@ def _samples(name: str) -> list[Sample]:
 
 
 def _laid(like: Tensor, memory: Tensor, begin: int) -> Tensor:
-    """A contiguous tensor of the same shape at a place in memory."""
+    """Return a contiguous tensor of the same shape at a place in memory."""
     size = like.numel() * like.element_size()
     return memory[begin : begin + size].view(like.dtype).view(like.shape)
 
@@ -47,7 +47,7 @@ def _bytes(x: Tensor) -> int:
 
 
 def _places(sample: Sample) -> Iterator[tuple[int, int]]:
-    """Every tensor with elements, but for tables that are not wanted: its argument, and its place in it."""
+    """Yield argument and position in it of every tensor with elements, except tables that are not wanted."""
     arguments = operator(sample.operator)._schema.arguments
     wanted = {x.name: value for x, value in zip(arguments, sample.arguments, strict=True)}.get("wanted")
     for i, value in enumerate(sample.arguments):
@@ -67,7 +67,7 @@ def _replaced(sample: Sample, changes: dict[tuple[int, int], Tensor]) -> list:
     return arguments
 
 
-# Of lists of tensors, with many pairs.
+# Operators that take lists of tensors, and so have many pairs.
 RARELY_EMULATED = ("embedding_collection_update_", "row_optimizer_make_current_", "row_optimizer_update_")
 each_writer = pytest.mark.parametrize(
     ("name", "kernels"),
@@ -104,7 +104,7 @@ def test_every_pair_is_refused(name: str, kernels: str) -> None:
 
 
 def _side_by_side(sample: Sample) -> Sample:
-    """The sample with all its tensors in one memory, one behind the other."""
+    """Return the sample with all its tensors in one memory, one behind the other."""
     tensors = [x for value in sample.arguments for x in tensors_of(value)]
     ends = torch.tensor([0, *(-(-_bytes(x) // ALIGNMENT) * ALIGNMENT for x in tensors)]).cumsum(0).tolist()
     memory, begins = torch.zeros(ends[-1], dtype=torch.uint8), iter(ends)
@@ -124,7 +124,7 @@ def test_what_lies_side_by_side_is_not_shared(name: str, kernels: str) -> None:
 
 
 def _gradients(grad: Tensor, out: Tensor) -> list[Callable[[], object]]:
-    """Of three rows out of five: what the forms with `out=` make of them."""
+    """Return calls with `out=` for gradients of three rows out of five."""
     ids, segments, rows = torch.tensor([3, 1, 0]), torch.tensor([0, 0, 1]), torch.empty(0, dtype=torch.int64)
     return [
         lambda: ops.sparse_segment_sum_grad(grad, ids, segments, 5, out=out),
@@ -134,7 +134,7 @@ def _gradients(grad: Tensor, out: Tensor) -> list[Callable[[], object]]:
 
 @pytest.mark.parametrize("rows", [0, 2])
 def test_an_output_that_is_resized_shares_no_storage(rows: int, kernels: str) -> None:
-    """Resized, it would move away from under what is read, or grow over it."""
+    """Refuse shared storage: resizing would move the memory that is read, or grow over it."""
     memory = torch.ones(10, 4)
     for call_ in _gradients(memory[6:8], memory[:rows]):
         with pytest.raises(ValueError, match="grad must not share memory with (out|values)"):

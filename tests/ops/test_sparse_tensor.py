@@ -208,7 +208,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }
 
 
-# Before any operator is called.
+# Errors raised before any operator is called.
 EARLY_ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "reshape_two_unknown": (
         lambda: ops.sparse_reshape(ONE, [2, 3], [-1, 2, -1]),
@@ -259,7 +259,7 @@ def test_early_errors_name_the_argument_and_the_value(
 
 @pytest.mark.parametrize(("call", "kind", "text"), ERRORS.values(), ids=ERRORS)
 def test_errors_name_the_argument_and_the_value(call: Callable[[], object], kind: type[Exception], text: str) -> None:
-    # Some are refused before an operator is called: that the kernels are asked is for the last line to show.
+    # Some calls are refused before an operator is called; the last line calls one, as the fixture requires.
     with pytest.raises(kind, match=text):
         call()
     torch.ops.torchsparse_rec.row_ids_to_offsets.default(torch.tensor([0, 2]), 3)
@@ -283,7 +283,7 @@ def test_the_first_of_several_bad_values_is_named(restore_threads: None) -> None
 @cpu_only
 @pytest.mark.parametrize("size", [300_000, 5_000_000, 2**61])
 def test_the_first_of_several_bad_rows_in_any_order_is_named(size: int, restore_threads: None) -> None:
-    """Also of many more rows than entries, for whose results there may be no memory."""
+    """Name the first bad row also if there are many more rows than entries, and no memory for their results."""
     rows = torch.arange(300_000).flip(0)
     rows[100_000], rows[299_000] = -7, -8
     for threads in (1, 3):
@@ -327,7 +327,7 @@ def test_many_empty_rows(order: str, rank: int, restore_threads: None) -> None:
     order_of_rows = indices[:, 0].argsort(stable=True)
     empty = torch.ones(rows, dtype=torch.bool)
     empty[indices[:, 0]] = False
-    # Each row's own key, with its entries behind one another, and the empty rows among them.
+    # The row of each entry, in order of rows, and after them the empty rows.
     all_rows = torch.cat([indices[order_of_rows, 0], empty.nonzero()[:, 0]])
     places = all_rows.argsort(stable=True)
     wanted_values = torch.cat([values[order_of_rows], torch.full((int(empty.sum()),), -1, dtype=torch.int32)])[places]

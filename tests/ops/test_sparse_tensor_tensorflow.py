@@ -1,4 +1,4 @@
-"""The family ``sparse_tensor`` beside TensorFlow and its references, at random."""
+"""The family ``sparse_tensor`` against TensorFlow and its references, on random inputs."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Float32 sums of rows: how far they may be from the exact ones, where one row is added many times too."""
+"""Float32 sums of rows: how far they may be from the exact sums, also where one row is added many times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 EPS = 2.0**-23
 COUNTS = (5, 16, 17, 100, 257, 1000, 100_000)
-# Whole registers and what is left beside them.
+# Numbers of columns that fill whole registers, and others.
 DIMS = (1, 3, 20, 147)
 
 
@@ -23,12 +23,12 @@ def _counts(kernels: str) -> tuple[int, ...]:
 
 
 def _row(dim: int) -> Tensor:
-    """Numbers like 0.1, none of which float32 has."""
+    """Return multiples of 0.1, which float32 cannot hold exactly."""
     return 0.1 * torch.arange(1, dim + 1, dtype=torch.float32)
 
 
 def _assert_bounded(actual: Tensor, terms: Tensor, count: int, by: float = 1.0) -> None:
-    """The sum of ``count`` equal terms, over ``by``; terms in float64."""
+    """Check the sum of ``count`` equal terms, over ``by``, against its bound; ``terms`` are in float64."""
     error = (actual.double() - terms * (count / by)).abs()
     allowed = EPS * math.sqrt(count) * (terms * (count / by)).abs()
     assert bool((error <= allowed).all()), float((error / allowed).max())
@@ -74,7 +74,7 @@ def test_one_weighted_row_many_times(weight: float, kernels: str) -> None:
 
 @pytest.mark.parametrize("mode", [SUM, MEAN, SQRTN, MAX])
 def test_a_row_that_all_bags_share(mode: int, kernels: str) -> None:
-    """Its gradient has as many equal terms."""
+    """Add up the gradient of that row, which has as many equal terms as there are bags."""
     grad_row = _row(20)
     for count in _counts(kernels):
         indices, offsets = torch.zeros(count, dtype=torch.int64), torch.arange(count + 1)
@@ -92,7 +92,7 @@ def test_a_row_that_all_bags_share(mode: int, kernels: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("count", [5, 17, 100, 1000])
 def test_infinities_stay(count: int, dtype: torch.dtype, kernels: str) -> None:
-    """In the first block or in the last one; two that oppose each other are no number."""
+    """Keep an infinity in the first block or in the last one; two that oppose each other give NaN."""
     table = torch.ones(count, 20, dtype=dtype)
     indices, ids, offsets = torch.arange(count), torch.zeros(count, dtype=torch.int64), torch.tensor([0, count])
     for first, last, wanted in ((math.inf, 1, math.inf), (1, -math.inf, -math.inf), (math.inf, -math.inf, math.nan)):
@@ -106,7 +106,7 @@ def test_infinities_stay(count: int, dtype: torch.dtype, kernels: str) -> None:
 
 
 def test_sums_of_a_block_are_as_always(kernels: str) -> None:
-    """Up to 16 rows are added one by one in their order."""
+    """Add up to 16 rows one by one in their order."""
     for count in (1, 2, 15, 16):
         table = Random(count).floats(count, 20, dtype=torch.float32)
         wanted = torch.zeros(20)

@@ -1,4 +1,4 @@
-"""The index of tables: random programs against the reference to the byte, frequencies, and keys made to collide."""
+"""The index of tables: random calls against the reference to the byte, frequencies, and keys made to collide."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Checked:
         self._check()
 
     def list_free_rows(self) -> None:
-        """As a program does after it has erased: what is free below the number of used rows can be given out again."""
+        """List the rows of erased keys as free, to be given out again, as a program does after it has erased."""
         free = [row for row in range(self.table.used) if self.table.entries[row].version is None]
         self.table.free_rows, self.table.reused = free, 0
         self.free_rows = torch.tensor(free, dtype=torch.int32)
@@ -108,7 +108,7 @@ class Checked:
 
 
 def _crowd(buckets: int, seed: int) -> list[int]:
-    """Keys that fill a region from its last bucket on; and some with the home and the tag of key 0."""
+    """Return keys that fill a region from its last bucket on; and some with the home and the tag of key 0."""
     places = [(buckets - 1, 7, 15), (0, 0, 4), (0, 255, 4)]
     return [key for bucket, low, count in places for key in keys_at(buckets, bucket, low, count, seed=seed)]
 
@@ -150,7 +150,7 @@ def programs(draw: Callable) -> _Program:
 
 
 def _run(program: _Program) -> None:
-    """Full tables, full regions, duplicates, masks and reused rows, in any order."""
+    """Run the calls of a program on full tables and full regions, with duplicates, masks and reused rows."""
     buckets, rows, dtype, seed, steps = program
     checked = Checked(buckets, rows, dtype, seed)
     for step, *arguments in steps:
@@ -170,7 +170,7 @@ def test_random_programs(program: _Program) -> None:
 @settings(max_examples=60)
 @given(program=programs())
 def test_random_programs_of_the_emulated_kernels(program: _Program) -> None:
-    """Fewer: each runs in several orders of threads."""
+    """Run fewer programs, since each runs in several orders of threads."""
     _run(program)
 
 
@@ -222,7 +222,7 @@ def test_frequencies_stay_at_their_largest_value(start: int) -> None:
 
 
 def test_frequencies_below_zero_count_as_zero() -> None:
-    """Or else a row would seem to be free: -1 says so."""
+    """Store 0 rather than -1, which marks a free row."""
     checked = Checked(1, 3)
     frequencies = torch.tensor([-1, -(2**31)], dtype=torch.int32)
     ids = torch.tensor([8, 9])
@@ -235,7 +235,7 @@ def test_frequencies_below_zero_count_as_zero() -> None:
 
 @pytest.mark.parametrize("key", [0, -1])
 def test_erasing_keys_of_one_tag_at_once(key: int) -> None:
-    """What is left of the first must not be taken for the second."""
+    """Find the second key, although the first leaves traces of the same tag."""
     place = place_of(1, key)
     neighbours = keys_at(1, 0, place.tag, 5)
     for keys in ([*neighbours, key], [key, *neighbours], [*neighbours[:2], key, *neighbours[2:]]):
@@ -261,7 +261,7 @@ def test_no_ids_and_no_rows() -> None:
 @pytest.mark.parametrize("bucket", [0, 63, 64, 129])
 @pytest.mark.parametrize("low", [0, 1, 255])
 def test_keys_of_one_home_and_tag_fill_their_region(bucket: int, low: int) -> None:
-    """Round and round, from the last bucket on to the first, and not into the other region."""
+    """Fill a region round and round, from the last bucket to the first, and not into the other region."""
     buckets = 130
     region = min(bucket // 64, regions_of(buckets) - 1)
     room = region_size(buckets, region) * SLOTS
@@ -277,7 +277,7 @@ def test_keys_of_one_home_and_tag_fill_their_region(bucket: int, low: int) -> No
     assert all((words[b][3] > 0) == (b != inside[(bucket - inside[0] - 1) % len(inside)]) for b in inside)
     refused = [key for key, row in zip(keys, checked.find(keys), strict=True) if row < 0]
     assert refused == keys[1::2][-5:], "those that came last"
-    # A hole is taken by the next key that comes; those behind it stay where they are.
+    # The next key that is inserted takes the hole; keys behind the hole stay where they are.
     checked.erase(keys[4:9])
     assert -1 not in checked.insert([refused[0], *keys[5:9]])
     checked.insert([keys[4], *others])
@@ -296,7 +296,7 @@ def test_tags_0_and_255_are_one() -> None:
 
 
 def test_a_full_region_takes_no_row() -> None:
-    """And a later key of another region gets the next one."""
+    """Give the next row to a later key of another region."""
     crowd = keys_at(130, 3, 9, 64 * SLOTS + 1)
     other = keys_at(130, 100, 9, 2)
     checked = Checked(130, 64 * SLOTS + 5)
@@ -306,7 +306,7 @@ def test_a_full_region_takes_no_row() -> None:
 
 @pytest.mark.parametrize("buckets", [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193])
 def test_every_size_of_an_index(buckets: int) -> None:
-    """One region up to 127 buckets, then one for each 64, the last with the rest; full, over-full, and empty again."""
+    """Use one region up to 127 buckets, then one for each 64, the last with the rest; full, over-full, and emptied."""
     checked = Checked(buckets, SLOTS * buckets + 3)
     keys = torch.randint(-(2**63), 2**63 - 1, (SLOTS * buckets + 7,), generator=torch.Generator().manual_seed(buckets))
     checked.insert(keys.tolist(), count=True)
@@ -347,7 +347,7 @@ def test_rehashing_gives_what_inserting_in_the_order_of_rows_gives() -> None:
 
 @pytest.mark.parametrize("seed", [1, -1, 2**63 - 1, -(2**63)])
 def test_keys_that_fill_a_region_fill_none_under_a_seed(seed: int) -> None:
-    """Nor do those that fill one under the seed without it."""
+    """Fill no region under a seed with keys that fill one without it, nor the reverse."""
     buckets = 400  # six regions, of which five take 768 keys
     without, under = (keys_at(buckets, 70, 9, 900, seed=x) for x in (0, seed))
     for keys, other, rest in ((without, 0, seed), (under, seed, 0)):
@@ -362,7 +362,7 @@ def test_keys_that_fill_a_region_fill_none_under_a_seed(seed: int) -> None:
 
 
 def test_a_seed_is_kept_in_the_index_alone() -> None:
-    """Rows, entries and counters are the same, and what holds for an index without a seed holds for the buckets."""
+    """Compare with a table without a seed: equal entries and counters, and equal buckets after a rehash without it."""
     tables = [Checked(130, 900, seed=seed) for seed in (0, 7)]
     keys = torch.randint(-(2**63), 2**63 - 1, (800,), generator=torch.Generator().manual_seed(1)).tolist()
     for table in tables:

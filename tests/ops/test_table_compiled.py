@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 def _step(
     index: Tensor, entries: Tensor, counters: Tensor, free_rows: Tensor, weight: Tensor, sketch: Tensor, ids: Tensor
 ) -> tuple[Tensor, ...]:
-    """What a dynamic table does in a training step: everything that it can do."""
+    """Make a training step of a dynamic table, with everything that it can do. Return the results."""
     enough = ops.count_min_sketch_(sketch, ids, num_hashes=3) >= 2
     rows, born = ops.table_find_or_insert_(
         index, entries, counters, free_rows, ids, allowed=enough, version=4, count=True
@@ -37,7 +37,7 @@ def _step(
 
 
 def _arguments(size: int) -> tuple[Tensor, ...]:
-    """Sizes that never coincide, so that no two are taken for one symbol."""
+    """Return arguments of sizes that never coincide, so that no two are taken for one symbol."""
     table = filled(size, 13 * size, keys_of(5 * size, seed=size), 3)
     weight = torch.randn(13 * size, 2 * size + 1, generator=torch.Generator().manual_seed(size))
     keys = keys_of(7 * size + 1, seed=size)
@@ -92,7 +92,7 @@ def test_shapes_dtypes_and_devices_of_fake_tensors() -> None:
                 assert fake.is_contiguous()
 
 
-# The representative ones are checked with all operators', in tests/ops/test_operators.py.
+# Some samples that are not representative, and so get no opcheck in tests/ops/test_operators.py.
 _OTHERS = [sample for samples in TABLE_SAMPLES.values() for sample in samples[2::17] if not sample.representative]
 
 

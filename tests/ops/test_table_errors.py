@@ -1,4 +1,4 @@
-"""Bad arguments of the family ``table``: what is said, that nothing has been written, and that nothing crashes."""
+"""Bad arguments of the family ``table``: the error's text, that nothing has been written, and that nothing crashes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG = torch.int64
 
 
 def _valid() -> dict[str, dict[str, object]]:
-    """A valid call of every operator, by the names in its schema."""
+    """Return a valid call of every operator, by the names in its schema."""
     index, entries, counters, free_rows = state_of(filled(2, 6, [5, 6, 7], 2))
     table = {"index": index, "entries": entries}
     ids = torch.tensor([5, 8, 8])
@@ -56,7 +56,7 @@ def _valid() -> dict[str, dict[str, object]]:
 
 @dataclass(frozen=True)
 class Bad:
-    """One argument that is wrong, and what is said of it."""
+    """One argument that is wrong, and the error's text."""
 
     operator: str
     argument: str
@@ -79,7 +79,7 @@ def _zeros(*shape: int, dtype: torch.dtype = _LONG) -> Tensor:
 
 
 def _apart(x: Tensor) -> Tensor:
-    """The same numbers, not contiguous."""
+    """Return the same numbers in a tensor that is not contiguous."""
     return torch.stack([x, x], -1)[..., 0]
 
 
@@ -263,14 +263,14 @@ def _clones(arguments: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", _valid())
 def test_valid_arguments_are_valid(name: str) -> None:
-    """Or else what follows would show nothing."""
+    """Call every operator: else the tests of bad arguments would show nothing."""
     operator(name)(*_valid()[name].values())
     assert [x.name for x in operator(name)._schema.arguments] == list(_valid()[name])
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bad_arguments(case: Bad, kernels: str) -> None:
-    """Operator, argument, what was expected and what was given; what would have been written is as it was."""
+    """Name operator, argument, what was expected and what was given; leave the outputs as they were."""
     arguments = case.arguments()
     before = _clones(arguments)
     with pytest.raises(case.error, match=f"^{re.escape(f'{case.operator}: {case.text}')}$"):
@@ -285,7 +285,7 @@ def test_bad_arguments(case: Bad, kernels: str) -> None:
 
 @pytest.mark.parametrize("name", ["table_initialize_", "table_assign_"])
 def test_the_first_of_several_bad_rows_is_told(name: str, restore_threads: None) -> None:
-    """Also where several threads look."""
+    """Name the first bad row also if several threads look for one."""
     rows = torch.arange(400_000) % 6
     rows[123_456:] = 9
     valid = _valid()[name]
@@ -330,10 +330,10 @@ def _damages() -> dict[str, Callable[[Tensor, Tensor], object]]:
 
 @pytest.mark.parametrize("damage", _damages())
 def test_damaged_state_neither_crashes_nor_gives_rows_that_are_not_there(damage: str) -> None:
-    """AddressSanitizer watches, where it does: `make sanitize`."""
+    """Run under AddressSanitizer with `make sanitize`."""
     for seed in range(5):
         index, entries, counters, free_rows = state_of(filled(130, 500, list(range(400)), 3, seed % 2))
-        _damages()[damage](index.view(-1, 16), entries)  # the line of a seed, too
+        _damages()[damage](index.view(-1, 16), entries)  # damage the row that holds the seed, too
         ids = torch.arange(seed, 600 + seed)
         weight = torch.ones(500, 3)
         rows = ops.table_find(index, entries, ids)
@@ -365,7 +365,7 @@ def test_a_lookup_has_no_gradient() -> None:
 @cpu_only
 @pytest.mark.parametrize("name", ["table_initialize_", "table_assign_"])
 def test_autograd_notices_rows_that_are_written(name: str) -> None:
-    """What was saved for a backward is not what is there now: no wrong gradient without a word."""
+    """Raise in the backward if a saved tensor was overwritten, rather than give a wrong gradient."""
     weight = torch.ones(6, 4)
     leaf = torch.ones(6, 4, requires_grad=True)
     loss = (leaf * weight).sum()
@@ -382,7 +382,7 @@ def test_autograd_notices_rows_that_are_written(name: str) -> None:
 @cpu_only
 @pytest.mark.parametrize("name", ["table_initialize_", "table_assign_"])
 def test_parameters_are_written_without_grad_mode_alone(name: str) -> None:
-    """As every operation in place: a leaf that requires grad cannot be written while autograd records."""
+    """Refuse to write a leaf that requires grad while autograd records, as operations in place do."""
     weight = torch.nn.Parameter(torch.ones(6, 4))
     rows = torch.tensor([1])
 

@@ -1,4 +1,4 @@
-"""Large batches of keys: the same bits for every number of threads, and the right ones."""
+"""Large batches of keys: the same bits for every number of threads, and correct results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = 330_000
 
 
 def _spread(distinct: int, n: int, seed: int) -> Tensor:
-    """N keys of the whole range of int64, of so many different ones; a few of them most often."""
+    """Return n keys of int64's whole range, ``distinct`` of them different; a few of them most often."""
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randint(-(2**63), 2**63 - 1, (distinct,), generator=generator)
     keys[: len(EXTREMES)] = torch.tensor(EXTREMES)
@@ -54,7 +54,7 @@ def _assert_large_insert(buckets: int, rows: int, distinct: int, **options: obje
 
 @pytest.mark.parametrize("kind", ["room", "few_rows", "few_buckets", "one_bucket"])
 def test_large_inserts_are_the_same_for_every_number_of_threads(kind: str, restore_threads: None) -> None:
-    """And the reference's: also where rows run out, and where most regions are full."""
+    """Compare with the reference too, also if rows run out, and if most regions are full."""
     buckets, rows = {
         "room": (4_000, 40_000),
         "few_rows": (4_000, 9_999),
@@ -72,7 +72,7 @@ def test_large_inserts_are_the_same_for_every_number_of_threads(kind: str, resto
 
 
 def test_different_keys_are_the_same_for_every_number_of_threads(restore_threads: None) -> None:
-    """Every key is new, in as many rows."""
+    """Insert keys that are all new, in as many rows."""
     ids = torch.randperm(LARGE, generator=torch.Generator().manual_seed(1)) * 0x1234567
     entries, counters = torch.full((LARGE, 2), -1), torch.zeros(8, dtype=torch.int64)
     index = ops.table_rehash(entries, counters, LARGE // 9)
@@ -87,7 +87,7 @@ def test_different_keys_are_the_same_for_every_number_of_threads(restore_threads
 
 
 def test_erasing_is_the_same_for_every_number_of_threads(restore_threads: None) -> None:
-    """Keys that occur many times are erased once, at the first position that is not masked out."""
+    """Erase keys that occur many times once, at the first position that is not masked out."""
     results = _insert(state_of(ReferenceTable.empty(3_000, 40_000)), _spread(30_000, LARGE, 4))
     ids = _spread(60_000, LARGE, 4)
     for mask in (None, torch.rand(LARGE, generator=torch.Generator().manual_seed(1)) < 0.1):
@@ -102,7 +102,7 @@ def test_erasing_is_the_same_for_every_number_of_threads(restore_threads: None) 
 
 
 def test_frequencies_of_one_key_in_a_large_batch(restore_threads: None) -> None:
-    """Every occurrence counts, whichever thread sees it, up to the largest value."""
+    """Count every occurrence, whichever thread sees it, up to the largest value."""
     state = state_of(ReferenceTable.empty(2, 3))
     ids = torch.tensor([7, -7]).repeat_interleave(torch.tensor([LARGE, 5]))
     rows = _each_number_of_threads(lambda: _insert(state, ids, count=True))

@@ -27,7 +27,7 @@ TWO_NUMBERS = ["uniform", "normal", "truncated_normal"]
 def _initial(
     keys: Sequence[int] | Tensor, dim: int, dtype: torch.dtype, kind: str, parameters: Sequence[float], seed: int = 0
 ) -> Tensor:
-    """The initial values of keys, in their order."""
+    """Return the initial values of keys, in their order."""
     keys = torch.as_tensor(keys)
     weight = torch.full((len(keys), dim), torch.nan, dtype=dtype)
     ops.table_initialize_(weight, torch.arange(len(keys)), keys, kind=kind, parameters=parameters, seed=seed)
@@ -52,7 +52,7 @@ def test_initial_values_to_the_bit(kind: str, dtype: torch.dtype, seed: int) -> 
 
 @each_kind
 def test_initial_values_depend_on_seed_key_and_column_alone(kind: str) -> None:
-    """Not on the order, the batch, the row, the number of columns or the dtype of the keys."""
+    """Vary order, batch, row, number of columns and the keys' dtype: the values stay the same."""
     parameters = KINDS[kind][1]
     keys = keys_of(70, dtype=torch.int32)
     wanted = _initial(keys, 33, torch.float32, kind, parameters, 5)
@@ -82,7 +82,7 @@ def test_other_rows_and_negative_ones_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("dtype", "value"),
     [
-        # A little above the middle of two float16 (bfloat16): by way of float32 it would be the middle, rounded down.
+        # A little above the middle of two float16 (bfloat16): float32 would round to the middle, which is rounded down.
         (torch.float16, 1 + 2**-11 + 2**-40),
         (torch.float16, -(2**-14 + 2**-25 + 2**-60)),
         (torch.bfloat16, 1 + 2**-8 + 2**-40),
@@ -102,7 +102,7 @@ def test_other_rows_and_negative_ones_are_left_alone() -> None:
 def test_values_are_rounded_once(dtype: torch.dtype, value: float) -> None:
     wanted = torch.tensor([[rounded(value, dtype)]], dtype=torch.float64).to(dtype)
     assert_same_bits(_initial([5], 1, dtype, "constant", [value]), wanted)
-    # The same number as what a uniform distribution of no width gives.
+    # A uniform distribution of no width gives the same number.
     assert_same_bits(_initial([5], 1, dtype, "uniform", [value, value]), wanted)
 
 
@@ -118,7 +118,7 @@ def test_half_types_are_the_float64_values_rounded(kind: str, dtype: torch.dtype
 
 @each_float
 def test_default_rows_are_copied_by_the_remainder_of_the_key(dtype: torch.dtype) -> None:
-    """Of negative keys too the remainder is not negative."""
+    """Copy rows for negative keys too, whose remainder is not negative."""
     keys = keys_of(40)
     for count in (1, 7, 64):
         values = Random(count).floats(count, 5, dtype=dtype)
@@ -131,20 +131,20 @@ def test_default_rows_are_copied_by_the_remainder_of_the_key(dtype: torch.dtype)
 
 # ---- Initial values: as distributions -------------------------------------------------------------------------------
 
-# Where the approximation changes its formula, the middle, and the ends of the 32 bits.
+# Draws where the approximation changes its formula, in the middle, and at the ends of the 32 bits.
 BITS = [0, 1, 2**32 - 1, 2**32 - 2, 2**31 - 1, 2**31, *(int(0.02425 * 2**32) + k for k in (-1, 0, 1))]
 BITS += [2**32 - 1 - x for x in BITS[-3:]] + [2**k for k in range(1, 31)]
 
 
 def _drawn(bits: Sequence[int], kind: str, parameters: Sequence[float], dtype: torch.dtype = torch.float64) -> Tensor:
-    """The values that follow from these 32 bits each, by keys made to draw them in column 3."""
+    """Return the values for these draws of 32 bits each, by keys made to draw them in column 3."""
     keys = [key_of_numbers(17, 1, 99, x) for x in bits]
     assert all(uniform_number(17, key, 3) == (x + 0.5) / 2**32 for key, x in zip(keys, bits, strict=True))
     return _initial(keys, 4, dtype, kind, parameters, 17)[:, 3]
 
 
 def test_normal_values_are_those_of_the_inverse_distribution_function() -> None:
-    """By another computation, of 16 digits."""
+    """Compare with another computation, of 16 digits."""
     bits = BITS + Random(1).integers(0, 2**32, 2000, dtype=torch.int64).tolist()
     standard = NormalDist()
     low = standard.cdf(-2)
@@ -167,7 +167,7 @@ def test_values_are_symmetric() -> None:
 
 @each_float
 def test_bounds(dtype: torch.dtype) -> None:
-    """No draw of the 32 bits lies outside, whatever it is rounded to; before that, none is a bound itself."""
+    """Keep all draws of 32 bits within the bounds after rounding; before rounding, none is a bound itself."""
     uniform = _drawn(BITS, "uniform", [-0.5, 0.25], dtype)
     assert uniform.min() >= -0.5 and uniform.max() <= 0.25
     truncated = _drawn(BITS, "truncated_normal", [1.0, 0.25], dtype)
@@ -180,7 +180,7 @@ def test_bounds(dtype: torch.dtype) -> None:
 
 
 def _distance(values: Tensor, distribution: Callable[[Tensor], Tensor]) -> float:
-    """Kolmogorov's and Smirnov's: the largest difference of the distribution functions, times the root of n."""
+    """Return the Kolmogorov-Smirnov statistic: the largest difference of distribution functions, times sqrt(n)."""
     n = len(values)
     expected = distribution(values.sort().values)
     steps = torch.arange(n + 1, dtype=torch.float64) / n
@@ -188,7 +188,7 @@ def _distance(values: Tensor, distribution: Callable[[Tensor], Tensor]) -> float
 
 
 LOW = NormalDist().cdf(-2)
-# Of each kind with mean and standard deviation 0 and 1 as parameters (low and high): mean, deviation, distribution.
+# Mean, deviation and distribution function of each kind with the parameters 0 and 1.
 SHAPES: dict[str, tuple[float, float, Callable[[Tensor], Tensor]]] = {
     "uniform": (0.5, 12**-0.5, lambda x: x),
     "normal": (0.0, 1.0, torch.special.ndtr),
@@ -199,7 +199,7 @@ SHAPES: dict[str, tuple[float, float, Callable[[Tensor], Tensor]]] = {
 @pytest.mark.parametrize("keys", ["from_0", "far_apart", "random"])
 @pytest.mark.parametrize("kind", TWO_NUMBERS)
 def test_distributions(kind: str, keys: str) -> None:
-    """Over many keys, over many columns, and of neighbours, which must not resemble each other."""
+    """Compare over many keys, over many columns, and over neighbours, which must not resemble each other."""
     n = 400
     ids = {
         "from_0": torch.arange(n),

@@ -1,4 +1,4 @@
-"""count_min_sketch_: never too few, how often too many, counters that are full, threads."""
+"""count_min_sketch_: counts are never too low, how often they are too high, full counters, threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST = 2**31 - 1
 
 @st.composite
 def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
-    """Width, hashes, dtype, and batches of ids, masks and whether they are counted."""
+    """Draw width, hashes, dtype, and batches of ids, masks and whether they are counted."""
     pool = EXTREMES + list(range(30))
     batches = []
     for _ in range(draw(st.integers(0, 6))):
@@ -40,7 +40,7 @@ def programs(draw: Callable) -> tuple[int, int, torch.dtype, list[tuple]]:
 @settings(max_examples=100)
 @given(program=programs())
 def test_random_programs(program: tuple[int, int, torch.dtype, list[tuple]]) -> None:
-    """The reference's bits; and never less than was counted, or than the counters can hold."""
+    """Compare with the reference's bits; a count is never below the true one, unless its counter is full."""
     width, num_hashes, dtype, batches = program
     sketch = torch.zeros(width, dtype=dtype)
     counted: Counter[int] = Counter()
@@ -93,7 +93,7 @@ def test_counts_beyond_int32_are_its_largest_value() -> None:
 
 @pytest.mark.parametrize(("num_hashes", "width"), [(1, 4000), (2, 8000), (4, 10_000), (7, 10_000)])
 def test_how_often_counts_are_too_high(num_hashes: int, width: int) -> None:
-    """With the probability of a Bloom filter: all counters of a key are those of some other key as well."""
+    """Compare with a Bloom filter's probability that all counters of a key are also those of other keys."""
     distinct = 1000
     generator = torch.Generator().manual_seed(num_hashes)
     keys = torch.randint(-(2**63), 2**63 - 1, (21 * distinct,), generator=generator)
@@ -114,7 +114,7 @@ def test_how_often_counts_are_too_high(num_hashes: int, width: int) -> None:
 
 
 def test_error_bound_of_a_skewed_stream() -> None:
-    """A count is more than e N num_hashes / W too high with a probability of exp(-num_hashes) at most."""
+    """Bound a count's excess over e N num_hashes / W by a probability of exp(-num_hashes) at most."""
     ids = (torch.rand(20_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64) ** 4 * 5_000).long()
     width, num_hashes = 2000, 4
     sketch = torch.zeros(width, dtype=torch.int32)
@@ -129,7 +129,7 @@ def test_error_bound_of_a_skewed_stream() -> None:
 
 
 def test_all_bits_of_a_key_count() -> None:
-    """Keys that differ in one bit alone have other counters."""
+    """Give keys that differ in one bit alone different counters."""
     width = 2**20
     places = {key: tuple(sketch_counters(key, 4, width)) for key in [0, *(1 << b for b in range(63)), -(2**63)]}
     assert len(set(places.values())) == len(places)
@@ -140,7 +140,7 @@ def test_all_bits_of_a_key_count() -> None:
 @cpu_only
 @pytest.mark.parametrize("dtype", COUNTERS, ids=str)
 def test_large_batches_are_the_same_for_every_number_of_threads(dtype: torch.dtype, restore_threads: None) -> None:
-    """Whose threads count in the same counters, and fill them."""
+    """Let threads count in the same counters, and fill them."""
     n = 330_000
     ids = (Random(1).integers(0, 3000, n, dtype=torch.int64) ** 2 // 3000) * 2**33
     mask = Random(2).integers(0, 4, n, dtype=torch.int64) > 0

@@ -13,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++17", "-O2", "-g1", "-fsanitize=thread", "-Wall", "-Wextra", "-Werror"]
-# Where the system puts memory where ThreadSanitizer wants its own.
+# The error on systems that put memory where ThreadSanitizer needs its own.
 NO_PLACE = "unexpected memory mapping"
 
 
@@ -36,7 +36,7 @@ def _run(*command: str) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The program, compiled."""
+    """Compile the program and return its path."""
     folder = tmp_path_factory.mktemp("thread_sanitizer")
     empty = folder / "empty.cpp"
     empty.write_text("int main() {}\n")

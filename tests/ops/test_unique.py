@@ -28,7 +28,7 @@ OPERATORS = [torch.ops.torchsparse_rec.unique.default, torch.ops.torchsparse_rec
 
 
 def reference(x: list[int]) -> tuple[list[int], list[int], list[int]]:
-    """Values, inverse and counts by a dictionary."""
+    """Return values, inverse and counts by a dictionary."""
     ids: dict[int, int] = {}
     inverse = [ids.setdefault(value, len(ids)) for value in x]
     counts = [0] * len(ids)
@@ -38,7 +38,7 @@ def reference(x: list[int]) -> tuple[list[int], list[int], list[int]]:
 
 
 def check(x: Tensor) -> None:
-    """Both operators against the reference, with dtypes."""
+    """Check both operators against the reference, with dtypes."""
     values, inverse, counts = reference(x.tolist())
     plain = unique(x)
     counted = unique_with_counts(x)
@@ -52,7 +52,7 @@ def check(x: Tensor) -> None:
 
 @pytest.fixture(params=[1, 2, 3])
 def threads(request):
-    """Each number of threads in turn, restored afterwards."""
+    """Set each number of threads in turn, and restore the former one afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -60,7 +60,7 @@ def threads(request):
 
 
 def random_ids(n: int, span: int, seed: int = 0) -> Tensor:
-    """N ids in a window of ``span`` around 0, both ends of it included."""
+    """Return n ids in a window of ``span`` around 0, both ends of it included."""
     low = -(span // 2)
     x = torch.randint(low, low + span, (n,), generator=torch.Generator().manual_seed(seed))
     if n > 2:
@@ -143,7 +143,7 @@ def test_unique_hot_keys_in_one_partition(threads):
 
 
 def colliding_keys(n: int) -> Tensor:
-    """N different keys whose hashes (mix_key in csrc/cpu/unique_hashed.h) agree in their top 43 bits."""
+    """Return n different keys whose hashes (mix_key in csrc/cpu/unique_hashed.h) agree in their top 43 bits."""
     first, second = (np.uint64(pow(m, -1, 2**64)) for m in (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93))
     h = (np.uint64(0x5EEDC0DE << 32) | np.arange(n, dtype=np.uint64)) * second
     return torch.from_numpy(((h ^ (h >> np.uint64(32))) * first).view(np.int64))
@@ -152,7 +152,7 @@ def colliding_keys(n: int) -> Tensor:
 @cpu_only
 @pytest.mark.parametrize("n", [4_000, 10_000, 2_000_000])
 def test_unique_keys_made_to_collide_are_not_quadratic(n, threads):
-    """The square of the largest number is hours of steps: such a test would be ended as one that hangs."""
+    """Finish in time: the square of the largest number is hours of steps, and the test would be ended as hanging."""
     keys = colliding_keys(n)
     x = torch.cat([keys, keys.flip(0)])
     values, inverse, counts = unique_with_counts(x)

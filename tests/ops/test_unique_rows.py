@@ -1,4 +1,4 @@
-"""unique along a dimension: rows whose hashes collide, every dimension, and what is refused."""
+"""unique along a dimension: rows whose hashes collide, every dimension, and refused inputs."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ FIRST, SECOND = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 
 
 def check(x: Tensor, dim: int) -> None:
-    """Against the slices as Python tuples."""
+    """Compare with the slices as Python tuples."""
     rows = [tuple(row.reshape(-1).tolist()) for row in x.movedim(dim, 0)]
     first: dict[tuple, int] = {}
     inverse = [first.setdefault(row, len(first)) for row in rows]
@@ -27,20 +27,20 @@ def check(x: Tensor, dim: int) -> None:
 
 
 def mixed(x: int) -> int:
-    """Of csrc/cpu/unique_rows.cpp."""
+    """Hash an integer by the function of this name in csrc/cpu/unique_rows.cpp."""
     x = x * FIRST % WORD
     return x ^ x >> 32
 
 
 def scattered(x: int) -> int:
-    """Of csrc/cuda/unique.cu."""
+    """Hash an integer by the function of this name in csrc/cuda/unique.cu."""
     h = x * FIRST % WORD
     h = (h ^ h >> 32) * SECOND % WORD
     return h ^ h >> 32
 
 
 def unscattered(h: int) -> int:
-    """The inverse of scattered()."""
+    """Return the integer whose scattered() is h."""
     h = (h ^ h >> 32) * pow(SECOND, -1, WORD) % WORD
     return (h ^ h >> 32) * pow(FIRST, -1, WORD) % WORD
 

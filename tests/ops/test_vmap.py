@@ -1,4 +1,4 @@
-"""torch.vmap: every operator has a rule: it gives what a loop over the batch gives, or an error that says why not."""
+"""torch.vmap: every operator has a rule, which gives the results of a loop over the batch, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchsparse_rec import ops
 
 BATCH = 3
-# A function of no tensors.
+# This operator takes no tensors.
 WITHOUT_RULE = {"torchsparse_rec::cpu_level"}
 NAMES = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("torchsparse_rec::")}
 
@@ -24,12 +24,12 @@ def test_every_operator_has_a_rule(name: str) -> None:
 
 
 def _batch(x: Tensor) -> list[Tensor]:
-    """Different floats; integers may be ids, whose order and range matter."""
+    """Return a batch of different floats; integers stay alike, since they may be ids, whose order and range matter."""
     return [x.clone() * factor if x.is_floating_point() else x.clone() for factor in (1, 2, -1)]
 
 
 def _batched(sample: Sample, places: set[int], index: int | None = None) -> Sample:
-    """With the arguments at ``places`` stacked, or the ones of one element of the batch."""
+    """Return the sample with a batch of arguments at ``places``, or with one element of that batch."""
     return Sample(
         sample.operator,
         sample.name,
@@ -43,12 +43,12 @@ def _batched(sample: Sample, places: set[int], index: int | None = None) -> Samp
 
 
 def _present(sample: Sample) -> list[int]:
-    """Positions of what the operator writes, but for optional tensors that are not given."""
+    """Return the positions of the arguments that the operator writes, except optional tensors that are not given."""
     return [i for i in written(sample.operator) if sample.arguments[i] is not None]
 
 
 def _sized(sample: Sample) -> Sample:
-    """With what is written in the shape that it gets: the batch's common memory cannot be resized."""
+    """Return the sample with outputs of their final shape: the batch's common memory cannot be resized."""
     count = sum(len(tensors_of(sample.arguments[i])) for i in _present(sample))
     results = iter(call(sample.to("cpu"))[-count:] if count else ())
 
@@ -74,7 +74,7 @@ def _cases() -> list:
 @pytest.mark.parametrize("sample, place", _cases())
 @pytest.mark.parametrize("device", HARDWARE, indirect=True)
 def test_equals_a_loop(sample: Sample, place: int, device: str) -> None:
-    """One argument batched along its last dimension, and with it what is written."""
+    """Batch one argument along its last dimension, and with it the arguments that are written."""
     places = {place, *_present(sample)}
     wanted = [call(_batched(sample, places, index)) for index in range(BATCH)]
     arguments = _batched(sample, places).arguments
@@ -120,7 +120,7 @@ def test_an_empty_batch_is_refused() -> None:
 
 
 def test_gradients_of_each_element() -> None:
-    """Vmap over grad, of the operators' public functions."""
+    """Apply vmap over grad, to the operators' public functions."""
     generator = torch.Generator().manual_seed(0)
     tables, ids = torch.randn(BATCH, 5, 2, generator=generator), torch.tensor([4, 0, 4])
     offsets = torch.tensor([0, 2, 3])

@@ -1,4 +1,4 @@
-"""The command line, the files it writes, and what is refused."""
+"""The command line, the files it writes, and the arguments it refuses."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_what_a_function_or_a_module_raises_keeps_its_traceback(tmp_path, monkey
     (tmp_path / "a_module_of_mine.py").write_text("import a_module\n")
     (tmp_path / "a_bad_script.py").write_text("def loop():\n    raise ValueError('no data here')\n")
     try:
-        # The name that is missing begins that of the module, but is another.
+        # The missing module's name is a prefix of the given one, but another module.
         with pytest.raises(ModuleNotFoundError, match="No module named 'a_module'"):
             main(["a_module_of_mine:loop"])
         with pytest.raises(ValueError, match="no data here"):
@@ -217,7 +217,7 @@ def test_a_step_may_change_its_batch_in_place():
     table = torch.nn.Embedding(12, 2, padding_idx=0)
 
     def step(batch: Columns) -> None:
-        batch.more["ids"].add_(1)  # again and again, and soon there is no such row
+        batch.more["ids"].add_(1)  # if repeated on one batch, there is soon no such row
         table(batch.more["ids"]).sum().backward()
 
     loader = [Columns(torch.arange(8), {"ids": torch.arange(8) + k}) for k in range(4)]

@@ -95,7 +95,7 @@ def test_an_optimizer_that_no_name_leads_to_is_found():
 
 def test_optimizers_that_were_refused_are_passed_over():
     model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match="learning rate") as refused:  # whose traceback holds half of an optimizer
+    with pytest.raises(ValueError, match="learning rate") as refused:  # the traceback holds half of an optimizer
         torch.optim.SGD(model.parameters(), lr=-1.0)
     half = refused.traceback[-1].frame.f_locals["self"]
     assert find(lambda batch: model(batch), None, None).optimizers == []

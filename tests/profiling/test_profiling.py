@@ -1,4 +1,4 @@
-"""The doctor: five planted causes at three strengths and three kinds of healthy loop are told apart."""
+"""The doctor: tells apart five planted causes at three strengths, and three kinds of healthy loop."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CAUSES = ("slow_loader", "per_row_records", "dense_gradient", "needless_copies", "heavy_mlp")
 STRENGTHS = (1.5, 3.0, 10.0)
-# Its table is of a size that takes seconds to make.
+# The case whose table takes seconds to make.
 SLOW = ("dense_gradient", 10.0)
 SEED = 6
 
 
 def seed_for(*what: object) -> int:
-    """The sizes of every case are its own."""
+    """Return a seed that differs for every case, so that each has sizes of its own."""
     return random.Random(f"{SEED} {what}").randrange(2**31)
 
 
 def measured(test: Callable[..., None]) -> Callable[..., None]:
-    """Repeat a test that judges what was measured: beside other work a measurement may be off, not every time."""
+    """Repeat a test that judges measured times: beside other work a measurement may be wrong, but not every time."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
@@ -93,7 +93,7 @@ def test_lookups_one_by_one():
 
 
 class Rows(torch.utils.data.Dataset):
-    """Examples one by one, as torch's tutorials have them."""
+    """A dataset that gives examples one by one, as those of torch's tutorials do."""
 
     def __init__(self, rows: int) -> None:
         self.ids, self.labels = torch.randint(50, (rows, 4)), torch.rand(rows, 1)
@@ -106,7 +106,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def small_loop() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    """A model of one small table, its optimizer and its step."""
+    """Return a model of one small table, its optimizer and its step."""
     model = nn.Sequential(nn.EmbeddingBag(50, 8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -158,11 +158,11 @@ def test_what_workers_do_is_measured_and_not_told_by_the_loaders_kind():
     found = diagnose(step, loader, steps=6)
     assert [finding.cause for finding in found.findings] == ["slow_loader"], found.report()
     assert "1 workers do not keep up" in found.findings[0].setting
-    assert not dataset.opened  # what it does to itself, it does to a copy
+    assert not dataset.opened  # the diagnosis iterates over a copy of the dataset
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Examples one by one; made for workers only."""
+    """A dataset that gives examples one by one, in worker processes only."""
 
     def __init__(self, fails: bool) -> None:
         self.fails = fails
@@ -219,7 +219,7 @@ def test_copies_in_the_loader():
 
 
 def training_of(table: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Callable[[Tensor], None], list[Tensor]]:
-    """Step and batches where nothing but a table of 200,000 rows trains."""
+    """Return step and batches that train nothing but a table of 200,000 rows."""
 
     def step(ids: Tensor) -> None:
         optimizer.zero_grad()
@@ -271,7 +271,7 @@ def test_a_step_without_dense_layers_may_be_given():
 
 
 class Functional(nn.Module):
-    """Most products are functions of parameters, beside one small layer that can be taken out."""
+    """A model whose products are mostly functions of parameters, beside one small layer that can be taken out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class Functional(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer, which gives several tensors."""
+    """A recurrent layer, which returns several tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention, which takes several tensors: in its fused form most of its work is no operator of a product."""
+    """Attention, which takes several tensors; in its fused form most work is outside the operators of products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ def test_heavy_layers_that_cannot_be_taken_out(kind, shape):
 
 
 class Expert(nn.Module):
-    """A dense layer of one's own."""
+    """A dense layer that is none of torch's."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -339,7 +339,7 @@ class Expert(nn.Module):
 
 
 class Looked(nn.Module):
-    """A table of one's own."""
+    """A table that is none of torch's."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The rules, on numbers made by hand: each threshold is one, and nothing is said below it."""
+"""The rules, on numbers made by hand: each threshold is tested, and below it nothing is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs/profiling.md"
 
 
 def profile(**times: float) -> Profile:
-    """Of one step of 100 ms."""
+    """Return a profile of one step of 100 ms."""
     made = Profile(steps=1, step_ms=100.0, step_times=[100.0])
     made.host_ms.update(times)
     return made

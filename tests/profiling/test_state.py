@@ -55,7 +55,7 @@ def batches(count: int, seed: int) -> list[Tensor]:
 
 
 def everything(training: Training) -> list[Any]:
-    """The bits of the whole training."""
+    """Return the bits of everything that training changes."""
     model, optimizer = training.model.state_dict(), training.optimizer.state_dict()
     states = [value for state in optimizer["state"].values() for value in state.values()]
     numbers = [torch.get_rng_state(), training.generator.get_state(), torch.tensor(random.random())]
@@ -71,7 +71,7 @@ def seed_all() -> None:
 
 
 def run(training: Training, diagnosis: Callable[[], object] | None) -> list[Any]:
-    """Train for a while, with a diagnosis in between or without."""
+    """Train for a while, with a diagnosis in between or without. Return the losses and the final bits."""
     seed_all()
     losses = [training.step(batch) for batch in batches(5, 0)]
     if diagnosis is not None:
@@ -130,7 +130,7 @@ def test_no_row_is_brought_up_to_date():
     diagnose(training.step, batches(4, 7), steps=3)
     with as_stored():
         assert torch.equal(training.model[0]._parameters["weight"], before)
-    assert not torch.equal(training.model[0].weight, before)  # some were behind, and still are until someone reads them
+    assert not torch.equal(training.model[0].weight, before)  # some rows were stale, and stay so until they are read
 
 
 def test_what_a_step_raises_passes_through_and_all_is_restored():
@@ -283,7 +283,7 @@ def test_a_scaler_comes_back_also_from_the_middle_of_a_step(fails, steps_before)
 
 
 class Noisy(nn.Module):
-    """Draws its noise from a generator of its own."""
+    """A layer that draws its noise from a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The reader of traces: a CPU's as torch.profiler records it, a GPU's as recorded events."""
+"""The reader of traces: of a CPU's as torch.profiler records it, and of a GPU's as recorded events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE = "autograd::engine::evaluate_function: "
 
 
 def event(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, **arguments: Any) -> dict[str, Any]:
-    """Times in microseconds, as in a trace."""
+    """Return one event of a trace, with times in microseconds."""
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": tid, "args": arguments}
 
 
@@ -89,7 +89,7 @@ def test_the_timeline_begins_at_zero():
     assert ("lookup backward", 7.5, 8.5) in spans and ("optimizer", 9.0, 10.5) in spans
 
 
-# The same on a GPU: the host launches, a thread of autograd's runs the backward, the device lags behind.
+# The same step on a GPU: the host launches, a thread of autograd's runs the backward, the device runs later.
 CUDA = [
     mark(LOADER, 0, 500),
     mark(STEP, 500, 4000),

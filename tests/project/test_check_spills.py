@@ -1,4 +1,4 @@
-"""The check of what ptxas says of the CUDA kernels: .ci/check_spills.py."""
+"""The check of what ptxas reports about the CUDA kernels: .ci/check_spills.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ptxas info    : Used 254 registers, used 1 barriers
 
 @pytest.fixture
 def check_spills() -> ModuleType:
-    """The script as a module."""
+    """Return the script as a module."""
     spec = importlib.util.spec_from_file_location("check_spills", ROOT / ".ci/check_spills.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,7 +32,7 @@ def check_spills() -> ModuleType:
 
 
 def _logs(folder: Path, last: str) -> list[str]:
-    """One log per CUDA source, of which the last is given. Returns the arguments of the script."""
+    """Write one log per CUDA source, the last of them as given. Return the arguments of the script."""
     sources = sorted((ROOT / "csrc/cuda").glob("*.cu"))
     for source in sources:
         (folder / f"{source.stem}.o.ptxas").write_text(last if source is sources[-1] else GOOD)

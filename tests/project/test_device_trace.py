@@ -13,7 +13,7 @@ def event(cat: str, name: str, ts: float, correlation: int | None = None, dur: f
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args}
 
 
-# A step from 100 to 200, with its like before and after, and the device lagging behind the host.
+# A step from 100 to 200, with others before and after; the device runs later than the host.
 STEP = event("user_annotation", "step", 100.0, dur=100.0)
 TRACE = [
     {"ph": "M", "name": "process_name"},

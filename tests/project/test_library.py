@@ -1,4 +1,4 @@
-"""Loading the compiled libraries: what is said where the CUDA library cannot be used."""
+"""Loading the compiled libraries: the warnings and errors where the CUDA library cannot be used."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CUDA_LIBRARY = Path(torchsparse_rec.__file__).parent / "_C_cuda.so"
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    """A file that says what ``_C_cuda.so`` says about its toolkit, and is no library."""
+    """Return a file that names the toolkit as ``_C_cuda.so`` does, and is no library."""
     path = tmp_path / "_C_cuda.so"
     path.write_bytes(b"\x7fELF\0other text\0torchsparse_rec CUDA toolkit 13000\0more")
     return path
 
 
 def _with_cuda(monkeypatch: pytest.MonkeyPatch, driver: int) -> list[str]:
-    """A torch that has CUDA, on a machine with that driver. Returns the list of libraries that get loaded."""
+    """Let torch have CUDA on a machine with this driver. Return the list that names each library when it is loaded."""
     loaded: list[str] = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_library, "_driver", lambda: driver)
@@ -79,7 +79,7 @@ def test_the_built_library_names_its_toolkit() -> None:
 
 
 def test_of_a_large_library_only_the_beginning_is_read(library: Path) -> None:
-    """Code of many GPUs follows: here a hole of 64 GB, which no machine of ours could read."""
+    """Skip the code of many GPUs that follows: here a hole of 64 GB, which no machine of ours could read."""
     with library.open("ab") as file:
         file.truncate(2**36)
     assert _library._toolkit_of(library) is not None

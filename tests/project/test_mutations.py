@@ -1,4 +1,4 @@
-"""The faults that ``make mutate`` plants: that the tests notice them, it shows; here, that they fit the sources."""
+"""The faults that ``make mutate`` plants fit the sources; that tests notice them is left to ``make mutate``."""
 
 from __future__ import annotations
 

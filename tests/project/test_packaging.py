@@ -1,4 +1,4 @@
-"""The build and what it installs: settings, flags, the wheel, and the package as another folder sees it."""
+"""The build and what it installs: settings, flags, the wheel, and the package imported from another folder."""
 
 import json
 import os
@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
-    """Run this Python with these arguments and additions to the environment."""
-    # Threads of a second torch beside this one only get in its way.
+    """Run this Python with the given arguments and additions to the environment."""
+    # Threads of a second torch would only slow down this process.
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, *map(str, command)], cwd=cwd, env=variables, capture_output=True, text=True)
 
 
 def installed_from_here() -> bool:
-    """Whether the package is this folder's editable install, as `make test` makes it."""
+    """Say whether the package is this folder's editable install, as `make test` makes it."""
     found = run("-c", "import torchsparse_rec; print(torchsparse_rec.__file__)", cwd=Path("/"), PYTHONPATH="")
     return found.stdout.strip() == str(ROOT / "torchsparse_rec/__init__.py")
 
@@ -205,7 +205,7 @@ def test_every_requirement_is_pinned_and_agrees_with_the_project():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """A CPU wheel of this folder. Objects that are up to date are linked, not compiled again."""
+    """Build a CPU wheel of this folder. Objects that are up to date are linked, not compiled again."""
     folder = tmp_path_factory.mktemp("wheel")
     # Not build/lib, where files of an older state of the folder may lie.
     settings = folder / "setup.cfg"

@@ -11,7 +11,7 @@ ROOMS = {path.parent.name for path in tiers.FOLDER.rglob("test_*.py")}
 
 
 def test_both_lists_name_tests_that_there_are(request: pytest.FixtureRequest) -> None:
-    """``make tiers`` writes the first anew; the second is written by hand."""
+    """Check the two lists: ``make tiers`` writes the first anew; the second is written by hand."""
     names = request.config.stash[tiers.COLLECTED]
     if {name.split("/")[1] for name in names} != ROOMS:
         pytest.skip("not all tests were collected")

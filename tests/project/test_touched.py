@@ -1,4 +1,4 @@
-"""What CI runs whole after a change: .ci/touched.py."""
+"""Which tests CI runs whole after a change: .ci/touched.py."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torchsparse_rec import ops
 
 
 def _segments(size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sizes that never coincide, so that no two are taken for one symbol."""
+    """Return rows, indices and sorted segment ids of sizes that never coincide, so that no two become one symbol."""
     generator = torch.Generator().manual_seed(size)
     data = torch.randn(5 * size + 1, 2 * size + 1, generator=generator)
     indices = torch.randint(0, 5 * size + 1, (11 * size + 3,), generator=generator)
@@ -26,7 +26,7 @@ def bags(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _rows(size: int, *segments: int) -> tuple:
-    """Rows and their sorted segment ids, and the number of segments where one is given."""
+    """Return rows and their sorted segment ids, and the number of segments if ``segments`` is given."""
     ids = _segments(size)[2]
     data = torch.randn(ids.shape[0], 2 * size + 1, generator=torch.Generator().manual_seed(size))
     return data, ids, *(3 * size + x for x in segments)

@@ -13,7 +13,7 @@ _Compiled = tuple[Callable, Callable[[int], tuple]]
 
 
 def _sparse(size: int) -> tuple[Tensor, Tensor, int, int]:
-    """Entries in order, some rows empty: sizes that never coincide, so that no two are taken for one symbol."""
+    """Return sorted entries, some rows empty, of sizes that never coincide, so that no two become one symbol."""
     generator = torch.Generator().manual_seed(size)
     rows, columns, entries = 5 * size + 1, 2 * size + 1, 7 * size + 3
     element = torch.randperm(rows * columns, generator=generator)[:entries].sort().values

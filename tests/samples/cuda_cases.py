@@ -1,5 +1,5 @@
 """
-What the tests of behaviour on CUDA share: calls of every operator at sizes that use many blocks, and its read-backs.
+Shared by the tests of CUDA's behaviour: calls of every operator at sizes that use many blocks, and its read-backs.
 
 Nothing here needs a GPU.
 """
@@ -46,7 +46,7 @@ READ_BACKS = {
 
 
 def read_back(sample: Sample) -> str | None:
-    """What this call reads back, or None."""
+    """Return what this call reads back, or None."""
     if sample.operator in ("sparse_segment_reduce", "segment_reduce") and sample.arguments[3] is not None:
         return None
     if sample.operator == "segment_reduce" and sample.arguments[1] is None:
@@ -58,7 +58,7 @@ def read_back(sample: Sample) -> str | None:
 
 @contextmanager
 def sync_debug_mode(mode: str) -> Iterator[None]:
-    """Torch warns of what waits for the device, or raises a RuntimeError."""
+    """Let torch warn of calls that wait for the device, or raise a RuntimeError, as ``mode`` says."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode(mode)
@@ -70,7 +70,7 @@ def sync_debug_mode(mode: str) -> Iterator[None]:
 
 # ---- Cases ----------------------------------------------------------------------------------------------------------
 
-# Popular rows, long bags, one row for all, wide rows; every mode of pooling among them.
+# Sizes with popular rows, long bags, one row for all ids, and wide rows.
 _CHOSEN = (
     Size(1, 50_000, 7, 17, index=torch.int32),
     Size(100_000, 300_000, 30_000, 8, spread="zipf"),
@@ -109,13 +109,13 @@ def _wide(operator: str) -> Sample:
 
 
 def inputs(sample: Sample) -> list[int]:
-    """Positions of the tensors that the operator only reads."""
+    """Return the positions of the tensors that the operator only reads."""
     outputs = written(sample.operator)
     return [i for i, x in enumerate(sample.arguments) if isinstance(x, Tensor) and i not in outputs]
 
 
 def input_tensors(sample: Sample) -> list[Tensor]:
-    """The tensors that the operator only reads, those in lists too."""
+    """Return the tensors that the operator only reads, including those in lists."""
     outputs = written(sample.operator)
     given = [x if isinstance(x, list) else [x] for i, x in enumerate(sample.arguments) if i not in outputs]
     return [x for items in given for x in items if isinstance(x, Tensor)]
@@ -128,14 +128,14 @@ def overwrite(target: Sample, source: Sample) -> None:
 
 
 def blank(sample: Sample) -> Sample:
-    """The same call with zeros for inputs: harmless ids, and wrong results if they are used."""
+    """Return the same call with zeros for inputs: harmless ids, and wrong results if they are used."""
     zeros = sample.map_tensors(torch.zeros_like).arguments
     outputs = written(sample.operator)
     return replace(sample, arguments=tuple(x if i in outputs else zeros[i] for i, x in enumerate(sample.arguments)))
 
 
 def mirrored(sample: Sample) -> Sample:
-    """A call of the same sizes with other values: everything back to front, and numbers negated."""
+    """Return a call of the same sizes with other values: every input reversed, and numbers negated."""
     names = [
         argument.name for argument in getattr(torch.ops.torchsparse_rec, sample.operator).default._schema.arguments
     ]
@@ -147,7 +147,7 @@ def mirrored(sample: Sample) -> Sample:
         if names[i] in ("offsets", "segment_ids", "row_ids") and len(x) and "unsorted" not in sample.operator:
             backwards = x[0] + x[-1] - backwards
         if names[i] == "indices" and "weights" in names and "tables" in names:
-            # Ids change tables: those of the smallest are in all.
+            # Reversed ids may belong to another table: keep to ids that all tables have.
             backwards = backwards % min(len(table) for table in sample.arguments[names.index("weights")])
         if names[i] == "argmax":
             backwards = torch.where(backwards < 0, backwards, len(entries) - 1 - backwards)

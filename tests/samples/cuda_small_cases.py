@@ -2,7 +2,7 @@
 Runs many small calls of every operator, for a checker of memory accesses or races to watch.
 
 ``python tests/samples/cuda_small_cases.py --until TIME`` ends in good time before that moment (seconds since 1970).
-It begins with what is most different: each operator in turn, first its representative samples.
+It begins with the calls that differ most: each operator in turn, first its representative samples.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Make = Callable[[], Sample]
 
 
 def in_turn(lists: list[list[Make]]) -> Iterator[Make]:
-    """The first of each list, then the second of each, and so on."""
+    """Yield the first of each list, then the second of each, and so on."""
     return (make for turn in itertools.zip_longest(*lists) for make in turn if make is not None)
 
 
 def cases() -> list[Make]:
-    """All calls, the most different first."""
+    """Return all calls, the most different first."""
     small = [[lambda x=x: x for x in samples] for samples in SAMPLES.values()]
     first = [[lambda x=x: x for x in samples if x.representative] for samples in SAMPLES.values()]
     middle: dict[str, list[Make]] = {}
@@ -42,7 +42,7 @@ def cases() -> list[Make]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run them, and raise what they report."""
+    """Run all cases, and raise the errors that they report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--until", type=float, default=float("inf"))
     parser.add_argument("--most", type=int, default=sys.maxsize, help="cases at most")

@@ -1,4 +1,4 @@
-"""Sample inputs of the family ``embedding``: pooled lookups, each also a problem of the gradients."""
+"""Sample inputs of the family ``embedding``: pooled lookups, each also a sample of the gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchsparse_rec.compat._parity.reference.embedding import embedding_bag
 
 @dataclass(frozen=True)
 class _Bags:
-    """A pooled lookup and what its gradients start from."""
+    """A pooled lookup and the gradient of its result."""
 
     name: str
     weight: Tensor
@@ -99,7 +99,7 @@ def _bag_problems() -> Iterator[_Bags]:
 
 
 def _max_problems() -> Iterator[_Bags]:
-    """Ties, infinities and NaN, for mode max."""
+    """Yield lookups with ties, infinities and NaN, for mode max."""
     for dtype in FLOATS:
         table = torch.tensor([[1.0, 5.0, -0.0], [1.0, 2.0, 0.0], [-3.0, 5.0, 0.0]], dtype=dtype)
         name = str(dtype).removeprefix("torch.")
@@ -114,7 +114,7 @@ def _max_problems() -> Iterator[_Bags]:
 
 
 def _bag_modes() -> Iterator[tuple[_Bags, int, bool]]:
-    """Every problem with every mode it allows, and alternating ``scale_grad_by_freq``."""
+    """Yield every problem with every mode it allows, and alternating ``scale_grad_by_freq``."""
     problems = [(problem, mode) for problem in _bag_problems() for mode in (SUM, MEAN, SQRTN, MAX)]
     problems += [(problem, MAX) for problem in _max_problems()]
     for i, (problem, mode) in enumerate(problems):
@@ -123,7 +123,7 @@ def _bag_modes() -> Iterator[tuple[_Bags, int, bool]]:
 
 
 def _argmax(problem: _Bags, mode: int) -> Tensor | None:
-    """What the forward gives the backward in mode max, from the reference."""
+    """Return the argmax that the forward gives the backward in mode max, from the reference."""
     if mode != MAX:
         return None
     bag = (problem.weight, problem.indices, problem.offsets, None, MAX, problem.padding_idx, False, False)

@@ -1,4 +1,4 @@
-"""Sample inputs of the family ``embedding_collection``: lookups in several tables, each also a problem of the rest."""
+"""Sample inputs of the family ``embedding_collection``: lookups in several tables, each also a sample of gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchsparse_rec.compat._parity.reference.row_optimizer import history_of
 
 @dataclass(frozen=True)
 class Collection:
-    """Lookups in several tables and what their gradients start from."""
+    """Lookups in several tables and the gradient of their results."""
 
     name: str
     weights: list[Tensor]
@@ -51,7 +51,7 @@ class Collection:
         return [x.shape[0] for x in self.weights], [x.shape[1] for x in self.weights]
 
     def argmax(self, weights: list[Tensor] | None = None) -> Tensor | None:
-        """What the forward gives the backward with mode max, from the reference."""
+        """Return the argmax that the forward gives the backward in mode max, from the reference."""
         if MAX not in self.modes:
             return None
         return embedding_collection(weights or self.weights, *self.inputs, *self.lists, False)[1]
@@ -76,7 +76,7 @@ def random_collection(
     seed: int = 0,
     representative: bool = False,
 ) -> Collection:
-    """Bags of up to ``most`` ids, or without offsets if None."""
+    """Return random lookups in bags of up to ``most`` ids, or of single ids without offsets if ``most`` is None."""
     random = Random(seed)
     lengths = [1] * sum(bags) if most is None else random.integers(0, most + 1, sum(bags), dtype=torch.int64).tolist()
     starts = [0, *itertools.accumulate(lengths)]
@@ -177,7 +177,7 @@ STEPS = 12
 def _optimizer(
     x: Collection, tables: list[int], rule: int, h: list[float], seed: int, with_history: bool = True
 ) -> tuple:
-    """States of some tables, and their last steps and the history of some steps, if there is one."""
+    """Return the states of some tables; with a history also the last step of each row and some steps of history."""
     random = Random(seed)
     of_table = [(*x.weights[k].shape, x.weights[k].dtype) for k in tables]
     states = [s for rows, dim, dtype in of_table for s in states_for(random, rule, h, rows, dim, dtype)]
@@ -188,7 +188,7 @@ def _optimizer(
 
 
 def _with_rules(rules: dict[str, tuple[int, list[float]]]) -> Iterator[tuple[str, int, list[float], Collection, int]]:
-    """Every problem with some rule, and every rule with some problem."""
+    """Yield every problem with some rule, and every rule with some problem."""
     problems = list(collections())
     names = itertools.cycle(rules)
     for seed, x in enumerate(problems):

@@ -67,7 +67,7 @@ def gradient_pruned_bags_samples(operator: str) -> Iterator[Sample]:
 
 @dataclass(frozen=True)
 class _Lookup:
-    """A pooled lookup in shards, and what its gradients start from."""
+    """A pooled lookup in shards, and the gradient of its result."""
 
     name: str
     params: list[Tensor]
@@ -81,7 +81,7 @@ class _Lookup:
     representative: bool = False
 
     def output(self) -> Tensor:
-        """Of the forward, from the reference."""
+        """Return the result of the forward, from the reference."""
         lookup = (self.params, self.indices, self.offsets, self.weights, self.mode)
         return embedding_bag_shards(*lookup, self.padding_idx, self.max_norm, False)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def _numbers_of_every_length() -> Tensor:
-    """Decimal texts of 1 to 19 digits, at both ends of each length, with both signs, and the extremes."""
+    """Return integers of 1 to 19 digits, at both ends of each length, with both signs, and the extremes."""
     positive = [n for digits in range(19) for n in (10**digits, 2 * 10**digits + 7, 10 ** (digits + 1) - 1)]
     numbers = {sign * n for n in positive for sign in (1, -1) if n < 2**63} | {0, 2**63 - 1, -(2**63), -(2**63) + 1}
     return torch.tensor(sorted(numbers))
@@ -22,7 +22,7 @@ _KEYS = ((1, 2), (-1, -(2**63)), (2**63 - 1, 0))
 
 
 def _arguments(operator: str, buckets: int) -> tuple[int, ...]:
-    """What the operator takes beside its integers or strings."""
+    """Return the operator's arguments after its integers or strings."""
     if "fingerprint" in operator:
         return ()
     return (buckets, *_KEYS[buckets % len(_KEYS)]) if "strong" in operator else (buckets,)

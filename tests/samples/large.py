@@ -1,5 +1,5 @@
 """
-Samples that use several threads and cross the sizes at which kernels change their ways.
+Samples that use several threads and cross the sizes at which kernels change their algorithms.
 
 ``LARGE_SAMPLES``: builders of :class:`sample.Sample`, called only by the test that needs one, since they are large.
 ``EXACT_SAMPLES``: builders of a sample and its results, for inputs of small whole numbers, computed by torch's own
@@ -73,7 +73,7 @@ def _per_id(operator: str, size: Size) -> Sample:
 
 
 def _row_update(size: Size, rule: int, hyperparameters: list[float]) -> Sample:
-    """One state, positive."""
+    """Return an update with one state, whose numbers are positive."""
     weight, indices = floats_of(size, size.rows), ids_of(size)
     grad = floats_of(size, size.items)
     state = weight.abs() + 0.5
@@ -81,7 +81,7 @@ def _row_update(size: Size, rule: int, hyperparameters: list[float]) -> Sample:
 
 
 def _row_optimizer(operator: str, rows: int, dim: int, rule: str, dtype: torch.dtype) -> Sample:
-    """Rows that are behind by up to 1,500 steps, every other one of which is named."""
+    """Return a call on rows that are stale by up to 1,500 steps; every other row is named in it."""
     number, h = RULES[rule]
     random, steps = Random(rows), 1500
     history = torch.zeros(2 * steps, 8, dtype=torch.float64)
@@ -118,7 +118,7 @@ def _integers(operator: str, count: int, low: int, high: int, dtype: torch.dtype
     return Sample(operator, "", (x, *HASH_ARGUMENTS.get(operator, ())))
 
 
-# What the hashes take beside their integers or strings.
+# The hashes' arguments after their integers or strings.
 HASH_ARGUMENTS = {
     "to_hash_bucket_fast": (999_983,),
     "to_hash_bucket_strong": (2**40, 5, -7),
@@ -135,7 +135,7 @@ def _strings(operator: str, count: int, longest: int) -> Sample:
 
 
 def _crosses(rows: int, longest: int) -> Sample:
-    """A jagged column of up to so many values, a matrix, and a column of one value."""
+    """Return a cross of a jagged column of up to ``longest`` values, a matrix, and a column of one value per row."""
     generator = torch.Generator().manual_seed(rows)
     lengths = torch.randint(0, longest + 1, (rows,), generator=generator)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -242,7 +242,7 @@ def _exact_samples() -> list[Build]:
 
 
 LARGE_SAMPLES = _large_samples()
-# Those that are quick, for checks of arithmetic alone.
+# Quick samples, for checks of arithmetic alone.
 _QUICK = ("1000x", "1025x", "5000x17")
 MIDDLE_SAMPLES = [build for build in LARGE_SAMPLES if build.name.split("-")[1].startswith(_QUICK)]
 EXACT_SAMPLES = _exact_samples()

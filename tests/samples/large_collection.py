@@ -81,7 +81,7 @@ def _builds_of_mixed() -> list[Build]:
 
 
 def _collection(operator: str, size: Size) -> Sample:
-    """The first table is looked up for two of the keys; the second has rows of another width."""
+    """Return lookups for two keys in a first table, and for a third in a table with rows of another width."""
     indices, offsets, third = ids_of(size), offsets_of(size), size.segments // 3
     tables = [floats_of(size, size.rows), floats_of(size, size.rows)[:, : size.dim // 2 + 1].contiguous()]
     weights = torch.rand(size.items, generator=generator_of(size)).to(size.dtype) + 0.5
@@ -102,7 +102,7 @@ def _collection(operator: str, size: Size) -> Sample:
 
 
 def builds_of_collections() -> list[Build]:
-    """One of each size for the operators whose tables are as they are, and mixed ones for all operators."""
+    """Return a collection of each size for operators without an optimizer, and mixed ones for all operators."""
     names = ("", "_dense_backward", "_sparse_backward", "_weights_backward")
     operators = [f"embedding_collection{name}" for name in names]
     builds = [

@@ -1,4 +1,4 @@
-"""Sizes that use several threads and cross those at which kernels change their ways, and the numbers for them."""
+"""Sizes that use several threads and cross those at which kernels change their algorithms, and numbers for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Build:
-    """A named way to make a sample."""
+    """A function that makes a sample, with a name."""
 
     name: str
     function: Callable
@@ -22,7 +22,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Size:
-    """Rows of the table, ids, segments (or bags), and numbers per row; how the ids are spread."""
+    """The numbers of rows, ids, segments (or bags) and columns of a sample, and how its ids are distributed."""
 
     rows: int
     items: int
@@ -60,7 +60,7 @@ def generator_of(size: Size) -> torch.Generator:
 
 
 def ids_of(size: Size) -> Tensor:
-    """Uniform, Zipf (a few rows take most ids), all one row, or only the first and the last row."""
+    """Return ids: uniform, Zipf (a few rows take most ids), all one row, or only the first and the last row."""
     generator = generator_of(size)
     uniform = torch.rand(size.items, generator=generator, dtype=torch.float64)
     if size.spread == "zipf":
@@ -77,7 +77,7 @@ def ids_of(size: Size) -> Tensor:
 
 
 def segment_ids_of(size: Size) -> Tensor:
-    """Sorted, uneven: a third of the entries fall in the first segments."""
+    """Return sorted, uneven segment ids: a third of the entries fall in the first segments."""
     uniform = torch.rand(size.items, generator=generator_of(size), dtype=torch.float64)
     return ((uniform**1.5) * size.segments).long().sort().values.to(size.index)
 
@@ -92,5 +92,5 @@ def floats_of(size: Size, rows: int) -> Tensor:
 
 
 def whole_of(size: Size, rows: int) -> Tensor:
-    """-1, 0 and 1: sums of up to 2^24 of them are exact in float32."""
+    """Return a tensor of -1, 0 and 1: sums of up to 2^24 of them are exact in float32."""
     return torch.randint(-1, 2, (rows, size.dim), generator=generator_of(size)).to(size.dtype)

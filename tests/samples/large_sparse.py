@@ -1,4 +1,4 @@
-"""Of the large samples those of segment reductions without indices, distinct rows, sparse tensors and shards."""
+"""Large samples of segment reductions without indices, distinct rows, sparse tensors and shards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from torchsparse_rec.compat._parity.reference import MAX, MEAN, SQRTN, SUM
 
 PROD = 5
-# Long segments, one row for all, popular rows, half types, wide rows; all else is small.
+# Sizes with long segments, one row for all ids, popular rows, half types, or wide rows; their tables are not large.
 CHOSEN = [size for size in SIZES if size.items >= 5_000 and size.rows < 2_000_000]
 
 
 def _data(size: Size) -> Tensor:
-    """A row for each item, near 1 so that products stay finite."""
+    """Return a row for each item, near 1 so that products stay finite."""
     return (1 + torch.rand(size.items, size.dim, generator=generator_of(size)) / size.items).to(size.dtype)
 
 
@@ -36,12 +36,12 @@ def _reduce(operator: str, size: Size, reduction: int) -> tuple:
 
 
 def _matrix(size: Size) -> Tensor:
-    """Indices of a matrix of segments and rows, in no order of columns."""
+    """Return the indices of a matrix of segments and rows, whose columns are not in order."""
     return torch.stack([segment_ids_of(size).long(), ids_of(size).long()], 1)
 
 
 def _arguments(operator: str, size: Size) -> tuple:
-    """What the call takes, but for the segment reductions."""
+    """Return the arguments of every operator except the segment reductions."""
     ids = ids_of(size)
     half = size.rows // 2
     shards = [floats_of(size, size.rows)[:half], floats_of(size, size.rows)[half:]]
@@ -98,7 +98,7 @@ def _sample(operator: str, size: Size, arguments: Callable[..., tuple], *more: i
 
 
 def builds_of_sparse() -> list[Build]:
-    """A sample of each operator for each size."""
+    """Return a sample of each operator for each size."""
     builds = []
     for n, size in enumerate(CHOSEN):
         for operator in OPERATORS:

@@ -15,7 +15,7 @@ _KEYS, _IDS, _DIM = 30_000, 70_000, 6
 
 
 def builds_of_tables() -> list[Build]:
-    """One of each operator: half of the ids are there, and most come several times."""
+    """Return one call of each operator: half of the ids are in the table, and most come several times."""
     names = ("find", "find_or_insert_", "erase_", "rehash", "initialize_", "lookup", "assign_")
     operators = [*(f"table_{name}" for name in names), "tables_find_or_insert_", "count_min_sketch_"]
     return [Build(f"{name}-of_{_IDS}_keys", partial(_sample, name)) for name in operators]

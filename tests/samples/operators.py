@@ -133,7 +133,7 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
 
 ALL = [sample for samples in SAMPLES.values() for sample in samples]
 REPRESENTATIVE = [sample for sample in ALL if sample.representative]
-# The others of each operator, by twenties: a test of its own costs more than most calls.
+# The other samples of each operator, in groups of twenty: a test of its own costs more than most calls.
 TWENTIES: dict[str, list[Sample]] = {}
 for _name, _samples in SAMPLES.items():
     _others = [sample for sample in _samples if not sample.representative]

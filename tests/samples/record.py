@@ -1,8 +1,8 @@
 """
 A sample of each operator of the family ``record``, none of which has a CUDA kernel.
 
-They are no part of :mod:`samples.operators`, whose samples run on all devices: tests/ops/test_record*.py have their
-references.
+They are no part of :mod:`samples.operators`, whose samples run on all devices; their references are in
+tests/ops/test_record*.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference.row_optimizer import history_of, states_of
 
-# By name: the rule's number and hyperparameters. Those of the first list have idle maps.
+# By name: the rule's number and hyperparameters. The rules of the first list can flush stale rows.
 IDLE_RULES: dict[str, tuple[int, list[float]]] = {
     "sgd": (0, [0.25, 0.0, 0.0, 0.0, 0.125]),
     "momentum": (0, [0.25, 0.75, 0.25, 0.0, 0.125]),
@@ -44,7 +44,7 @@ ROW_STATES = {2: 0, 5: 1}
 
 
 def states_for(random: Random, rule: int, h: list[float], rows: int, dim: int, dtype: torch.dtype) -> list[Tensor]:
-    """Second moments in [0.5, 1), and first ones too: a centered variance stays positive for gradients that vary."""
+    """Return states in [0.5, 1); averages of gradients are smaller, so that centered variances are positive."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     shapes = [(rows,) if ROW_STATES.get(rule) == s else (rows, dim) for s in range(states_of(rule, h))]
     states = [random.integers(64, 128, *shape, dtype=torch.float64).to(wide) / 128 for shape in shapes]
@@ -54,7 +54,7 @@ def states_for(random: Random, rule: int, h: list[float], rows: int, dim: int, d
 
 
 def changing(h: list[float], steps: int) -> list[list[float]]:
-    """Hyperparameters whose first, the learning rate, is another one at each step."""
+    """Return hyperparameters for each step: the first one, the learning rate, changes from step to step."""
     return [[h[0] * (1 + (i % 5) / 8), *h[1:]] for i in range(steps)]
 
 
@@ -80,9 +80,9 @@ def update_sample(
     seed: int = 0,
 ) -> Sample:
     """
-    About half of the rows of each table make step ``base + steps + 1``, and first what they have missed.
+    Return an update of about half of each table's rows at step ``base + steps + 1``; stale rows are flushed first.
 
-    With ``zeros`` every second gradient is zero, of the others all but one column.
+    With ``zeros`` every second gradient is zero, and so is all but one column of the others.
     """
     random = Random(seed)
     number, h = RULES[rule]
@@ -116,7 +116,7 @@ def update_sample(
 
 
 def _by_hand() -> Sample:
-    """Two steps missed with momentum 1/2 and lr 1: 3 - 2 - 1 = 0, buffer 1; then buffer 1/2 + 1, 0 - 3/2."""
+    """Compute by hand: a row misses two steps, momentum 1/2, lr 1: 3 - 2 - 1 = 0, buffer 1; then 1/2 + 1, 0 - 3/2."""
     weight, buffer, last = torch.tensor([[9.0], [3.0]]), torch.tensor([[9.0], [4.0]]), torch.tensor([0, 1]).int()
     h = [1.0, 0.5, 0.0, 0.0, 0.0]
     history = history_of(0, [h] * 3, 0)

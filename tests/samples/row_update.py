@@ -41,7 +41,7 @@ def row_update_sample(
     representative: bool = False,
     seed: int = 0,
 ) -> Sample:
-    """Random rows, most of them several times; states in [0.5, 1), as sums of squares may be."""
+    """Return an update of random rows, most of them several times; states in [0.5, 1), as sums of squares may be."""
     random = Random(seed)
     _, states, usual = RULES[NUMBERS[rule]]
     given = [random.integers(64, 128, rows, *shape, dtype=torch.float64) / 128 for _ in range(states)]
@@ -58,7 +58,7 @@ def row_update_sample(
 
 
 def _by_hand() -> Sample:
-    """Row 1 twice: 1 - 0.5 * 2 / sqrt(4) = 0.5, then 0.5 - 0.5 * -3 / sqrt(4 + 9)."""
+    """Compute by hand for row 1, named twice: 1 - 0.5 * 2 / sqrt(4) = 0.5, then 0.5 - 0.5 * -3 / sqrt(4 + 9)."""
     weight = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     grad = torch.tensor([[2.0, 0.0], [-3.0, 4.0]])
     accumulator = torch.tensor([[0.0, 0.0], [0.0, 9.0]])

@@ -17,14 +17,14 @@ REDUCTIONS = {SUM: "sum", MEAN: "mean", SQRTN: "sqrtn"}
 
 
 def tensors_of(argument: object) -> list[Tensor]:
-    """The tensors of an argument: itself, or those of a list."""
+    """Return the tensors of an argument: itself, or those of a list."""
     if isinstance(argument, Tensor):
         return [argument]
     return [x for x in argument if isinstance(x, Tensor)] if isinstance(argument, list) else []
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], argument: object) -> object:
-    """An argument with changed tensors, those in a list too."""
+    """Return an argument with its tensors changed, also those in a list."""
     if isinstance(argument, Tensor):
         return change(argument)
     return [map_tensors(change, x) for x in argument] if isinstance(argument, list) else argument
@@ -44,16 +44,16 @@ class Sample:
         return f"{self.operator}-{self.name}"
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Sample:
-        """The same call with changed tensors, those in lists too."""
+        """Return the same call with its tensors changed, also those in lists."""
         return replace(self, arguments=tuple(map_tensors(change, x) for x in self.arguments))
 
     def to(self, device: str) -> Sample:
-        """The same call on another device, in tensors of its own."""
+        """Return the same call on another device, in tensors of its own."""
         return self.map_tensors(lambda x: x.to(device, copy=True))
 
 
 class Random:
-    """Seeded numbers."""
+    """A generator of seeded numbers."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -65,5 +65,5 @@ class Random:
         return torch.randint(low, high, shape, generator=self.generator).to(dtype)
 
     def weights(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Quarters from -1 to 2, zeros among them: their sums are exact in every dtype, so that zero sums are zero."""
+        """Return quarters from -1 to 2, also zeros: their sums are exact in every dtype, so that zero sums are zero."""
         return self.integers(-4, 9, size, dtype=torch.int64).to(dtype) / 4

@@ -1,4 +1,4 @@
-"""Sample inputs of the family ``segment``: forward problems, each also a problem of the gradients."""
+"""Sample inputs of the family ``segment``: calls of the forward, each also a sample of the gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchsparse_rec.compat._parity.reference import MEAN
 
 @dataclass(frozen=True)
 class _Segments:
-    """A forward problem; the gradients of it use ``grad``, one row per segment."""
+    """A problem of the forward, and ``grad``, the gradient of its result: one row per segment."""
 
     name: str
     data: Tensor
@@ -40,7 +40,7 @@ def _random_segments(
     representative: bool = False,
     seed: int = 0,
 ) -> _Segments:
-    """``used``: the half-open range of segments that have entries; ``num_segments`` may be larger than ``segments``."""
+    """Return random rows; ``used`` is the half-open range of segments with entries; ``num_segments`` may exceed it."""
     random = Random(seed)
     low, high = used or (0, max(segments, 1))
     ids = random.integers(low, high, items, dtype=segment).sort().values
@@ -95,7 +95,7 @@ def _segment_problems() -> Iterator[_Segments]:
 
 
 def segment_samples(operator: str, extra: Callable[[_Segments], tuple]) -> Iterator[Sample]:
-    """Every problem with every reduction; ``extra`` makes what the operator writes into."""
+    """Yield every problem with every reduction; ``extra`` makes the arguments that the operator writes into."""
     forward = operator == "sparse_segment_reduce"
     for problem in _segment_problems():
         values, size = (problem.data, problem.num_segments) if forward else (problem.grad, problem.data.shape[0])
@@ -124,7 +124,7 @@ def nothing(problem: _Segments) -> tuple:
 
 
 def dense_out(problem: _Segments) -> tuple:
-    """Garbage of the right size, of the wrong size and none at all, in turn."""
+    """Return garbage of the right size, of the wrong size and of size 0, in turn."""
     shape = {0: problem.data.shape, 1: (2, 3), 2: (0,)}[len(problem.name) % 3]
     return (torch.full(shape, torch.nan, dtype=problem.data.dtype),)
 

@@ -18,7 +18,7 @@ REDUCTIONS = ("sum", "mean", "sqrt_n", "max", "min", "prod")
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows and their segments, in any order unless sorted."""
+    """Rows and their segment ids, sorted or in any order."""
 
     name: str
     data: Tensor
@@ -37,7 +37,7 @@ class _Rows:
 
 
 def _numbers(random: Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Quarters and zeros, with many ties: products and sums of few are exact. Integers over the whole range."""
+    """Return quarters and zeros with many ties: products and sums of few are exact. Integers span their whole range."""
     if dtype.is_floating_point:
         return random.integers(-6, 7, *shape, dtype=torch.int64).to(dtype) / 4
     whole = random.integers(-(2**63), 2**63 - 1, *shape, dtype=torch.int64)
@@ -74,7 +74,7 @@ def _problems(dtypes: tuple[torch.dtype, ...]) -> Iterator[_Rows]:
     )
     index = itertools.cycle(INDICES)
     for seed, (dtype, dim) in enumerate(itertools.product(dtypes, DIMENSIONS)):
-        # Every width of the loops for one dtype, and a little of all of them for the others.
+        # Every width for float32, and one or two widths for the other dtypes.
         if dim == 17 or dtype == torch.float32 or (dim == 64 and dtype.is_floating_point):
             name = f"{dtype}_{dim}".replace("torch.", "")
             yield _random(name, shape=(dim,), dtype=dtype, index=next(index), seed=seed)
@@ -102,7 +102,7 @@ def _problems(dtypes: tuple[torch.dtype, ...]) -> Iterator[_Rows]:
 
 
 def _shuffled(problem: _Rows, seed: int) -> _Rows:
-    """The same rows in another order, and some of them left out."""
+    """Return the same rows in another order, some of them left out."""
     rows = problem.data.shape[0]
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
     ids = problem.ids[order].clone()
@@ -137,7 +137,7 @@ def _reductions(problem: _Rows) -> Iterator[tuple[int, str]]:
 
 
 def _backward_reductions(problem: _Rows) -> Iterator[tuple[int, str, Tensor | None]]:
-    """With the data that the gradient takes; a product that is not finite cannot be divided."""
+    """Yield reductions with the data that the gradient takes; infinite products cannot be divided, and are left out."""
     for reduction, word in _reductions(problem):
         if reduction != PROD or problem.name != "not_finite":
             yield reduction, word, problem.data if reduction >= MAX else None
@@ -185,7 +185,7 @@ def unsorted_segment_reduce_backward_samples(operator: str) -> Iterator[Sample]:
 
 
 def _smooth(zeros: bool) -> _Rows:
-    """Without ties; zeros only for products, which are smooth there, but whose gradient is not differentiable twice."""
+    """Return rows without ties; zeros only for products, whose gradient there cannot be differentiated once more."""
     random = Random(3)
     data = random.floats(9, 3, dtype=torch.float64)
     if zeros:

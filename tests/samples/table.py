@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[int, list[float]]] = {
     "normal": (NORMAL, [0.1, 0.7]),
     "truncated_normal": (TRUNCATED_NORMAL, [-0.2, 1.3]),
 }
-# Names of tables: buckets, rows, keys that were inserted, every how manieth of them was erased again.
+# By name: buckets, rows, inserted keys, and n if every n-th key was erased again (0: none).
 _SHAPES = {
     "one_bucket": (1, 12, 12, 0),
     "sparse": (9, 30, 20, 3),
@@ -31,7 +31,7 @@ _SHAPES = {
 
 
 def state_of(table: ReferenceTable) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Index, entries, counters and free rows; of all keys that are erased the rows are free."""
+    """Return index, entries, counters and free rows; the rows of all erased keys are free."""
     free = [row for row in range(table.used) if table.entries[row].version is None]
     table.free_rows, table.reused = free, 0
     tensors = reference_table.index_tensor(table), reference_table.entries_tensor(table)
@@ -39,7 +39,7 @@ def state_of(table: ReferenceTable) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def keys_of(count: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> list[int]:
-    """Different keys, the extremes among them."""
+    """Return different keys, the extremes among them."""
     info = torch.iinfo(dtype)
     extremes = [key for key in EXTREMES if info.min <= key <= info.max]
     random = Random(seed).integers(info.min, info.max, 2 * count + 1, dtype=torch.int64).tolist()
@@ -47,7 +47,7 @@ def keys_of(count: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> list
 
 
 def filled(buckets: int, rows: int, keys: Sequence[int], erase_every: int = 0, seed: int = 0) -> ReferenceTable:
-    """A table into which keys were inserted and from which some were erased."""
+    """Return a table into which keys were inserted and from which some were erased."""
     table = ReferenceTable.empty(buckets, rows, seed)
     table.find_or_insert(keys, frequencies=[5 * k for k in range(len(keys))], version=3)
     if erase_every:
@@ -56,7 +56,7 @@ def filled(buckets: int, rows: int, keys: Sequence[int], erase_every: int = 0, s
 
 
 def _queries(keys: list[int], dtype: torch.dtype, count: int = 60) -> Tensor:
-    """Keys that are there, keys that are not, and most of them twice."""
+    """Return keys of the table and other keys, most of them twice."""
     pool = torch.tensor(keys + keys_of(10, seed=9, dtype=dtype), dtype=dtype)
     return pool[Random(4).integers(0, len(pool), count, dtype=torch.int64)]
 
@@ -109,7 +109,7 @@ def insert_samples() -> Iterator[Sample]:
 
 def together_samples() -> Iterator[Sample]:
     def sample(name: str, tables: list[tuple[ReferenceTable, Tensor]], gap: int, **flags: bool) -> Sample:
-        """``gap`` ids that belong to no table before, between and after their parts."""
+        """Return a call for several tables, with ``gap`` ids of no table before, between and after the tables' ids."""
         states = [list(state) for state in zip(*(state_of(table) for table, _ in tables), strict=True)]
         none = torch.arange(gap, dtype=tables[0][1].dtype)
         pieces, begins, ends = [none], [], []

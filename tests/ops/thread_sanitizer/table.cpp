@@ -17,7 +17,7 @@ int64_t threads = 1;
 
 inline int64_t get_num_threads() { return threads; }
 
-// As torch's: one range for each thread, of at least `grain`.
+// Like torch's parallel_for: one range for each thread, of at least `grain` items.
 template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   const int64_t n = end - begin;
@@ -43,20 +43,20 @@ using tsr::kFreeEntry;
 
 using Bits = std::vector<int64_t>;
 
-// What one program does.
+// One program of calls.
 struct Program {
   const char* name;
   int64_t ids;   // of each insertion
-  int64_t keys;  // that there are
+  int64_t keys;  // different ones to draw from
   int64_t rows;
   int64_t buckets;
   bool allowed, frequencies, count;
   int64_t frequency;  // that rows already have
-  int64_t hot;        // of so many ids one is the same key; 0: none
+  int64_t hot;        // one id in so many is the same key; 0: none
 };
 
-// 9 keys to a bucket are a table's load when it is full; more of them make regions overflow.
-// So many ids keep six threads busy.
+// A full table has 9 keys to a bucket; more keys make regions overflow.
+// Each program has enough ids to keep six threads busy.
 const Program kPrograms[] = {
     {"distinct keys", 80000, 1 << 30, 200000, 23000, false, false, true, 0, 0},
     {"many duplicates", 80000, 8000, 12000, 1400, false, false, true, 0, 0},
@@ -78,7 +78,7 @@ class Table {
         entries_(static_cast<size_t>(2 * program.rows), kFreeEntry),
         counters_(tsr::kTableCounters) {}
 
-  // Everything that the operators did, and the state they left.
+  // Every result of the operators, and the state that they left.
   template <class Id>
   Bits run() {
     for (int64_t step = 0; step < 2; ++step) {
@@ -157,7 +157,7 @@ class Table {
     }
   }
 
-  // As table_erase_, which has one thread.
+  // Like table_erase_, which uses one thread.
   template <class Id>
   void erase(const std::vector<Id>& ids, size_t most) {
     const tsr::TableView table = view();

@@ -1,5 +1,5 @@
-// What the host's versions of CUB's primitives share: they refuse what CUB's contracts forbid, and overwrite what CUB
-// leaves undefined.
+// Shared by the host's versions of CUB's primitives: they refuse what CUB's contracts forbid, and overwrite memory that
+// CUB leaves undefined.
 #pragma once
 #include <thrust/iterator/transform_iterator.h>
 
@@ -9,7 +9,7 @@
 
 namespace cub {
 
-// A range of memory that a call reads or writes; iterators that are no pointers have none.
+// A range of memory that a call reads or writes; only iterators that are pointers have one.
 struct Memory {
   const void* begin;
   size_t bytes;
@@ -52,7 +52,7 @@ class Call {
 
   bool asks_for_size() const { return scratch_ == nullptr; }
 
-  // All that the call reads and writes beside its scratch; no two of them may overlap.
+  // The memory that the call reads and writes besides its scratch; no two ranges may overlap.
   void uses(std::initializer_list<Memory> memory) {
     used_.insert(used_.end(), memory);
     std::sort(used_.begin(), used_.end(), [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
@@ -68,7 +68,7 @@ class Call {
 
   static void overwrite(const Memory& memory) { std::memset(const_cast<void*>(memory.begin), 0xff, memory.bytes); }
 
-  // launches: CUB's, those of memory sets too.
+  // launches: the number of CUB's launches, memory sets included.
   cudaError_t finish(int64_t launches) const {
     tsr::emulated::count_launches(launches);
     tsr::emulated::check_guards();

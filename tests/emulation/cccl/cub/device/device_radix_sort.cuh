@@ -47,7 +47,7 @@ struct DeviceRadixSort {
       keys.Current()[i] = old_keys[order[i]];
       values.Current()[i] = old_values[order[i]];
     }
-    // A single tile is one kernel's; else a histogram and its sums, each with memory set to zero, and a kernel a pass.
+    // One kernel for a single tile; else a histogram and its sums, each with memory set to zero, and a kernel a pass.
     const int64_t tile = sizeof(K) == 4 ? 4864 : 2304;
     return call.finish(n <= tile ? 1 : 4 + passes);
   }

@@ -1,4 +1,4 @@
-// cub::DeviceScan on the host. CUB adds in any order: only integers give the same bits in all of them.
+// cub::DeviceScan on the host. CUB adds in any order: only integers give the same bits in every order.
 #pragma once
 #include "../strict.h"
 

@@ -1,5 +1,5 @@
-// cub::DeviceSelect on the host: what is chosen, in order, and its number. The rest of `out`, which must have room for
-// all, is overwritten.
+// cub::DeviceSelect on the host: the chosen items, in order, and their number. The rest of `out`, which must have room
+// for all items, is overwritten.
 #pragma once
 #include "../strict.h"
 
@@ -26,7 +26,7 @@ struct DeviceSelect {
     Call call(name, scratch, bytes, n, sizeof(T));
     if (call.asks_for_size()) return cudaSuccess;
     call.uses({memory_of(in, n), flags, memory_of(out, n), memory_of(count, 1)});
-    // First: a functor must not read what the call writes.
+    // Overwritten first: a functor must not read what the call writes.
     Call::overwrite(memory_of(out, n));
     Call::overwrite(memory_of(count, 1));
     int64_t selected = 0;

@@ -1,4 +1,4 @@
-// thrust::counting_iterator on the host: the numbers from a first one on.
+// thrust::counting_iterator on the host: consecutive numbers from a first one on.
 #pragma once
 
 namespace thrust {

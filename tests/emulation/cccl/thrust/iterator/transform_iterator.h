@@ -1,4 +1,4 @@
-// thrust::transform_iterator on the host: the results of a function on what another iterator gives.
+// thrust::transform_iterator on the host: a function's results on another iterator's items.
 #pragma once
 #include <cstdint>
 
