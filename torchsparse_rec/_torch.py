@@ -1,0 +1,169 @@
+"""
+All private names of torch that this library uses, each with its reason.
+
+Where a torch lacks one, what stands here in its place is slower, or an error that says what cannot be done without it:
+never a wrong number. The tests try each name and each substitute.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
+
+_Found = TypeVar("_Found")
+
+
+def _private(path: str, otherwise: _Found) -> _Found:
+    """Return ``torch.<path>``, or ``otherwise`` where this torch has no such name."""
+    try:
+        return reduce(getattr, path.split("."), torch)  # type: ignore[return-value, arg-type]
+    except AttributeError:
+        return otherwise
+
+
+def _missing(path: str, what: str) -> Callable[..., Any]:
+    """Return a function that raises: ``what`` cannot be done without ``torch.<path>``."""
+
+    def refuse(*arguments: Any) -> Any:
+        raise RuntimeError(f"{what}, as torch {torch.__version__} has no torch.{path}: take a torch that has it")
+
+    return refuse
+
+
+# ---- Dispatch --------------------------------------------------------------------------------------------------------
+
+
+def _any_requires_grad(*arguments: Any) -> bool:
+    """Say whether one of the arguments, or an item of a list among them, is a tensor with a gradient."""
+    return any(
+        isinstance(x, Tensor) and x.requires_grad
+        for argument in arguments
+        for x in (argument if isinstance(argument, (list, tuple)) else (argument,))
+    )
+
+
+# A context in which operators go straight to their kernels. An autograd.Function has recorded the gradient already, so
+# that without this name they only pass through autograd's layer for nothing.
+below_autograd: Callable[[], Any] = _private("_C._AutoDispatchBelowAutograd", torch.no_grad)
+
+# A context in which no tensor's class has a say: for those who work on a table's storage, of which rows may be stale.
+as_stored: Callable[[], Any] = _private("_C.DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
+
+any_requires_grad: Callable[..., bool] = _private("_C._any_requires_grad", _any_requires_grad)
+
+# Return a parameter's gradient at the cost of a plain one's, of whichever class it is: for loops over all tables, under
+# as_stored.
+grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
+
+_transforms: Callable[[], Any] = _private("_C._functorch.peek_interpreter_stack", lambda: True)
+_modes: Callable[[], int] = _private("_C._len_torch_dispatch_stack", lambda: 1)
+
+
+def is_transformed() -> bool:
+    """
+    Say whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither.
+
+    True where torch does not tell: what suits transforms suits eager calls, at a higher price.
+    """
+    return _transforms() is not None or getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def is_watched() -> bool:
+    """
+    Say whether a mode (tracing, fake tensors) wants to see the operators themselves.
+
+    True where torch does not tell: operators that are seen give what eager calls give, at a higher price.
+    """
+    return _modes() > 0
+
+
+def operator_names() -> Iterable[str]:
+    """Return the names of all operators, with their namespaces, for those of this library to get a rule for vmap."""
+    return _private("_C._dispatch_get_all_op_names", _missing("_C._dispatch_get_all_op_names", "vmap has no rules"))()
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """Return the arguments of an operator's schema, which say their names and whether they are written."""
+    return operator._schema.arguments  # type: ignore[no-any-return]
+
+
+# ---- Backward --------------------------------------------------------------------------------------------------------
+
+_NO_FUSED = "grad_mode='fused' cannot tell one backward from another"
+_graph_task = _private("_C._current_graph_task_id", _missing("_C._current_graph_task_id", _NO_FUSED))
+_will_execute = _private("_C._will_engine_execute_node", _missing("_C._will_engine_execute_node", _NO_FUSED))
+
+
+def current_backward() -> int:
+    """Return the number of the backward that runs in this thread; -1: none does."""
+    return _graph_task()  # type: ignore[no-any-return]
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Have the backward that runs call ``callback`` when it has come to its end, unless it raises before."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+
+
+def is_reached(leaf: Tensor) -> bool:
+    """Say whether the backward that runs goes as far as a leaf, or only to other tensors that ``inputs`` names."""
+    try:
+        return _will_execute(get_gradient_edge(leaf).node)  # type: ignore[no-any-return]
+    except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
+        return False
+
+
+# ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
+
+
+def mark_coalesced(grad: Tensor) -> None:
+    """Mark a COO gradient as sorted, each row once. Without the mark an optimizer sorts it again."""
+    _private("Tensor._coalesced_", lambda *_: None)(grad, True)
+
+
+def gradient_hooks(weight: Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
+    """Return the hooks on a tensor's gradient, and those after it has been added up. Torch has no public way to ask."""
+    before = weight._backward_hooks  # type: ignore[attr-defined]
+    after = weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    return before or {}, after or {}
+
+
+def load_hooks(module: torch.nn.Module) -> dict[int, Any]:
+    """Return the hooks that follow a module's ``load_state_dict``, to find one that is there already, or remove it."""
+    return module._load_state_dict_post_hooks
+
+
+def step_without_hooks(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+    """Call an optimizer's ``step`` of a base class, but not the hooks around it, which torch puts on every class."""
+    return inspect.unwrap(step)(optimizer) if getattr(step, "hooked", False) else step()
+
+
+def is_in_ddp() -> bool:
+    """Say whether this is within the forward of a DistributedDataParallel. False where torch does not tell."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
+
+
+def is_in_fsdp(module: torch.nn.Module) -> bool:
+    """Say whether ``fully_shard`` has dealt out a module's parameters. False where torch does not tell."""
+    return "_is_fsdp_managed_module" in module.__dict__
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Say whether ``torch.compile`` has been called of a module, or ``module.compile()``."""
+    optimized = _private("_dynamo.eval_frame.OptimizedModule", ())
+    return isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+# ---- Devices ---------------------------------------------------------------------------------------------------------
+
+
+def has_cuda_context(index: int) -> bool:
+    """Say whether this process has used a GPU. To ask the GPU itself would make a context on it."""
+    return _private("_C._cuda_hasPrimaryContext", lambda _: True)(index)  # type: ignore[no-any-return]
