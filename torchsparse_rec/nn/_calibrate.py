@@ -15,7 +15,7 @@ from .embedding import Embedding
 
 _SMALL, _IDS = (16, 4), 16
 _LARGE, _ROWS = (262_144, 64), 8192
-# Microseconds of the large steps below where the shipped constants were measured.
+# Microseconds that the large steps below took on the machine where the shipped constants were measured.
 _DENSE_THERE, _FUSED_THERE = 28_000.0, 1_250.0
 
 
@@ -27,12 +27,12 @@ def _microseconds(step: Callable[[], Any], device: torch.device, calls: int) -> 
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append((time.perf_counter() - started) * 1e6)
-    # Not the median: where the system has to find memory for large gradients, most calls may wait for it.
+    # The lower quartile, not the median: if the system has to find memory for large gradients, most calls may wait.
     return statistics.quantiles(times[calls // 4 :], n=4)[0]
 
 
 def _step(make: type, mode: str, sizes: tuple[int, int], ids: int, device: torch.device) -> Callable[[], None]:
-    """A training step of one table."""
+    """Return a function that takes one training step of a new table."""
     table = Embedding(*sizes, grad_mode=mode, device=device)
     optimizer = make(table.parameters(), lr=0.01, in_backward=True)
     batches = [torch.randint(0, sizes[0], (ids,), device=device) for _ in range(16)]
@@ -50,7 +50,7 @@ def _step(make: type, mode: str, sizes: tuple[int, int], ids: int, device: torch
 
 
 def measure(device: torch.device) -> Constants:
-    """The constants of this machine, in some seconds."""
+    """Measure the constants of this machine, which takes some seconds."""
     fixed = dict(SHIPPED.fixed)
     for name in ("SGD", "Adagrad", "Adam"):
         sides = [_step(getattr(optim, name), mode, _SMALL, _IDS, device) for mode in MODES]

@@ -26,27 +26,27 @@ MODES = ("dense", "sparse", "fused")
 FREEZE_AFTER = 100
 
 _LEAST_ELEMENTS = 8
-# Of a lookup, where the choice must not depend on lookups.
+# The rows that a lookup is taken to touch, where the choice must not depend on lookups.
 _SETTLED_ROWS = 4096
 
 
 class Constants(NamedTuple):
-    """What the cost of a step is made of, by optimizer: ours by the class's name, torch's after ``"torch."``."""
+    """The parts of a step's cost, by optimizer: ours by the class's name, torch's by the name after ``"torch."``."""
 
     # Microseconds of a step on a table of 16 x 4: dense, sparse, fused.
     fixed: dict[str, tuple[float, ...]]
-    # How many times a step passes over the elements of the rows it touches, likewise: the backward writes a gradient,
-    # the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and sparse
-    # gradients; of other optimizers of torch only what explain() prints is counted here.
+    # How many times a step passes over the elements of the rows it touches, by the same modes: the backward writes a
+    # gradient, the optimizer reads it, reads and writes weight and states. torch's SGD and Adagrad take dense and
+    # sparse gradients; the passes of torch's other optimizers only serve what explain() prints.
     passes: dict[str, tuple[float, ...]]
-    # What a touched row takes beyond its bytes, because it lies anywhere and may have to be caught up, likewise.
+    # Microseconds for each touched row besides its bytes, by the same modes: it lies anywhere, and may be stale.
     row_microseconds: dict[str, tuple[float, ...]]
-    # Of memory that is passed over, by "torch" and by "ours".
+    # How fast the optimizers of "torch" and "ours" pass over memory.
     bytes_per_microsecond: dict[str, float]
 
 
-# Of two cores with AVX-512: fixed by calibrate(), the others fitted to the times of benchmarks/auto_map.py. "torch" and
-# "ours" stand for all others.
+# Measured on two cores with AVX-512: fixed by calibrate(), the others fitted to the times of benchmarks/auto_map.py.
+# "torch" and "ours" stand for all other optimizers.
 SHIPPED = Constants(
     fixed={
         "torch.SGD": (55.0, 120.0),
@@ -78,7 +78,7 @@ _constants = SHIPPED
 
 
 def constants() -> Constants:
-    """Those that are in use."""
+    """Return the constants that are in use."""
     return _constants
 
 
@@ -86,8 +86,8 @@ def calibrate(device: torch.device | str | None = None) -> Constants:
     """
     Measure the constants of ``grad_mode="auto"`` on this machine, and use them from now on, in this process.
 
-    Without it, choices follow constants that were measured once, so that the same program makes the same choices
-    everywhere. Tables whose estimate is frozen choose anew as well.
+    Without this call, choices follow constants that were measured once, so that the same program makes the same
+    choices everywhere. After it, tables whose estimate is frozen choose anew as well.
 
     Args:
         device: where to measure. Default: torch's default device.
@@ -95,7 +95,7 @@ def calibrate(device: torch.device | str | None = None) -> Constants:
     Returns:
         The constants.
 
-    It takes some seconds, and torch's global random numbers.
+    The call takes some seconds, and draws from torch's global random numbers.
 
     Example:
         >>> calibrate().bytes_per_microsecond["ours"] > 0
@@ -109,7 +109,7 @@ def calibrate(device: torch.device | str | None = None) -> Constants:
 
 
 def expected_rows(num_embeddings: int, ids: float) -> float:
-    """Different rows among so many uniformly drawn ids: no distribution of the ids is expected to have more."""
+    """Return the expected number of different rows among uniformly drawn ids: no other distribution has more."""
     if num_embeddings <= 1:
         return float(min(num_embeddings, ids))
     return -num_embeddings * math.expm1(ids * math.log1p(-1.0 / num_embeddings))
@@ -134,8 +134,8 @@ def step_costs(
         element_size: bytes of an element.
         optimizer: name of the optimizer's class, after ``"torch."`` if it is torch's.
         rows: different rows that a step touches.
-        in_backward: whether it is one of :mod:`torchsparse_rec.optim` that was made with ``in_backward=True``. Default
-            False.
+        in_backward: whether the optimizer is one of :mod:`torchsparse_rec.optim` made with ``in_backward=True``.
+            Default False.
 
     Returns:
         The costs of ``"dense"`` and ``"sparse"``, and with ``in_backward`` of ``"fused"``.
@@ -175,7 +175,7 @@ def _adagrad_obstacle(group: dict[str, Any]) -> str | None:
     return "fused=True refuses sparse gradients" if group.get("fused") else None
 
 
-# By exact class: what a subclass does with a gradient is unknown.
+# The key is the exact class: what a subclass does with a gradient is unknown.
 _OBSTACLES: dict[type, Callable[[dict[str, Any]], str | None]] = {
     SGD: _sgd_obstacle,
     Adagrad: _adagrad_obstacle,
@@ -201,7 +201,7 @@ class Announced:
         self.group, self.position = places[0]
 
     def obstacle(self, weight: Tensor) -> str | None:
-        """Why the gradient must be dense, or None. Looked up anew each time: schedules change hyperparameters."""
+        """Return why the gradient must be dense, or None; each time anew, as schedules change hyperparameters."""
         optimizer = self.optimizer()
         if optimizer is None:
             return "the announced optimizer no longer exists"
@@ -214,7 +214,7 @@ class Announced:
         return rule(group)
 
     def name(self) -> str:
-        """The class of the optimizer."""
+        """Return the name of the optimizer's class."""
         return _name(self.optimizer())
 
 
@@ -226,7 +226,7 @@ def _name(optimizer: Optimizer | None) -> str:
 
 
 class AutoChoice:
-    """What ``"auto"`` remembers of one table: how many ids its lookups have, its optimizer, and the last choice."""
+    """The state of ``"auto"`` for one table: how many ids its lookups have, its optimizer, and the last choice."""
 
     def __init__(self) -> None:
         self.lookups = 0
@@ -237,30 +237,30 @@ class AutoChoice:
         self._chosen_for: tuple[str, bool, Constants] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
+        """Return the estimate alone: a copy has another parameter, so its optimizer must be announced again."""
         return self.estimate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See :meth:`__getstate__`."""
+        """Take over the result of :meth:`__getstate__`."""
         self.__init__()  # type: ignore[misc]
         self.restore(state)
 
     def estimate(self) -> dict[str, int]:
-        """What a state_dict keeps."""
+        """Return the estimate in the form that a state_dict keeps."""
         return {"lookups": self.lookups, "ids": self.ids}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Take over a saved estimate."""
+        """Take over an estimate that :meth:`estimate` returned."""
         self.lookups, self.ids = state["lookups"], state["ids"]
         self._chosen_for = None
 
     def announce(self, optimizer: Optimizer, weight: Tensor) -> None:
-        """Learn which optimizer of torch updates the table, and choose anew."""
+        """Take note of the optimizer of torch that updates the table, and choose anew."""
         self.announced = Announced(optimizer, weight)
         self._chosen_for = None
 
     def ids_per_lookup(self) -> float | None:
-        """The mean over the training lookups counted so far, None before the first."""
+        """Return the mean number of ids over the training lookups counted so far, None before the first."""
         return self.ids / self.lookups if self.lookups else None
 
     @property
@@ -276,14 +276,14 @@ class AutoChoice:
             self._chosen_for = None
 
     def optimizer(self, weight: Tensor) -> str:
-        """Which optimizer updates the table: its class's name, after ``"torch."`` if it is torch's."""
+        """Return the name of the class of the optimizer that updates the table, after ``"torch."`` if it is torch's."""
         ours = table_of(weight).optimizer
         if ours is not None:
             return type(ours).__name__
         return f"torch.{self.announced.name()}" if self.announced is not None else "none"
 
     def obstacle(self, weight: Tensor) -> str | None:
-        """Why the gradient must be dense, or None."""
+        """Return why the gradient must be dense, or None."""
         ours = table_of(weight).optimizer
         if ours is not None:
             return ours.sparse_obstacle(weight)
@@ -292,7 +292,7 @@ class AutoChoice:
         return self.announced.obstacle(weight)
 
     def settle(self, weight: Tensor) -> str:
-        """The layout, ``"dense"`` or ``"sparse"``, of all gradients from now on: by sizes, not by lookups."""
+        """Choose the layout, ``"dense"`` or ``"sparse"``, of all gradients from now on, by sizes, not by lookups."""
         if not self.settled:
             sizes = weight.shape[0], weight.shape[1], weight.element_size()
             costs = step_costs(*sizes, self.optimizer(weight), _SETTLED_ROWS)
@@ -302,7 +302,7 @@ class AutoChoice:
         return self.mode
 
     def choose(self, weight: Tensor) -> str:
-        """The layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
+        """Choose the layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
         if self.settled:
             obstacle = self.obstacle(weight)
             if self.mode == "sparse" and obstacle is not None and table_of(weight).optimizer is None:
@@ -327,7 +327,7 @@ class AutoChoice:
         return "dense" if costs is None else min(costs, key=lambda mode: costs[mode].microseconds)
 
     def costs(self, weight: Tensor) -> dict[str, StepCost] | None:
-        """The cost of each mode, None before the first training lookup."""
+        """Return the cost of each mode, None before the first training lookup."""
         ids = self.ids_per_lookup()
         if ids is None:
             return None
@@ -336,12 +336,12 @@ class AutoChoice:
         return step_costs(*sizes, self.optimizer(weight), rows, self.may_fuse(weight))
 
     def may_fuse(self, weight: Tensor) -> bool:
-        """Whether backward may update the table: its optimizer says so, and nothing looks at a gradient."""
+        """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""
         ours = table_of(weight).optimizer
         return ours is not None and ours.in_backward and weight.grad is None and not has_hooks(weight)
 
     def explain(self, weight: Tensor) -> list[str]:
-        """The choice in words, with the numbers behind it."""
+        """Return the choice in words, as lines of text, with the numbers behind it."""
         ids, costs, obstacle = self.ids_per_lookup(), self.costs(weight), self.obstacle(weight)
         name = self.optimizer(weight)
         lines = [f"  optimizer: {name.removeprefix('torch.')}"]
@@ -370,7 +370,7 @@ def _why(optimizer: str, costs: dict[str, StepCost] | None) -> str:
 
 
 def as_bytes(count: int) -> str:
-    """A number of bytes in the largest unit it fills."""
+    """Return a number of bytes as text, in the largest unit it fills."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"

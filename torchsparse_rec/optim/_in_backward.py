@@ -83,7 +83,7 @@ class InBackward(Checkpoints):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """False: a GradScaler asks whether the optimizer divides by its scale itself, as torch's fused steps do."""
+        """Whether the optimizer divides by a GradScaler's scale itself, as torch's fused steps do: False."""
         self.refuse_stepped("GradScaler.step() divides gradients by its scale", self._all_parameters())
         return False
 
