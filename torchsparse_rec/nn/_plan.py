@@ -36,7 +36,7 @@ class Ids(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What it takes to bring stale rows up to date: the last arguments of the operators that read such rows."""
+    """All that brings stale rows up to date: the last arguments of the operators that read such rows."""
 
     states: list[Tensor]
     last_steps: list[Tensor]

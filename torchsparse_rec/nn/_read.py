@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return nullcontext() if self.clock is None else self.clock.lock
 
     def behind(self) -> Behind:
-        """Return what it takes to bring the rows up to date."""
+        """Return the arguments that bring the rows up to date, or ``CURRENT`` if none is stale."""
         clock = self.clock
         if clock is None or all(rows.current == clock.step for rows in self.all_rows):
             return CURRENT

@@ -116,7 +116,7 @@ def expected_rows(num_embeddings: int, ids: float) -> float:
 
 
 class StepCost(NamedTuple):
-    """What one step with one gradient mode costs: bytes moved, and the time they and the fixed part take."""
+    """The cost of one step in one gradient mode: bytes moved, and the time that they and the fixed part take."""
 
     bytes: int
     microseconds: float

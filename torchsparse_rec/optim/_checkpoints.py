@@ -60,7 +60,7 @@ class Checkpoints(Optimizer):
             clock.make_current(clock.tables())
 
     def _register(self) -> None:
-        """Add this optimizer to those that tables made later look for."""
+        """Add this optimizer to the list in which tables made later look for theirs."""
         _optimizers[self] = None  # type: ignore[index]
 
     def _restart_clocks(self) -> None:

@@ -30,13 +30,13 @@ ALL_ROWS = "they are stepped too"
 
 
 class Plan(NamedTuple):
-    """How a parameter group steps its tables."""
+    """The rule by which a parameter group steps its tables, and what a step does to rows without gradient."""
 
     rule: int
     hyperparameters: list[float]
     states: tuple[str, ...]
     others: str  # what happens to rows without gradient: ITS_ROWS, LATER or ALL_ROWS
-    moves_weights: bool  # whether, with LATER, weights of stale rows are stale too, not only their states
+    moves_weights: bool  # whether, with LATER, rows' weights become stale too, not only their states
     eps: tuple  # eps, and whether it stands where TensorFlow adds it
 
     @property

@@ -137,7 +137,7 @@ def mark_lagging(parameters: Iterable[Tensor]) -> None:
 
 
 def mark_current(parameter: Tensor) -> None:
-    """Make a parameter a plain one again: no row of it is stale, nor will be."""
+    """Make a parameter that has no stale rows a plain Parameter again."""
     if type(parameter) is LaggingParameter:
         parameter.__class__ = Parameter  # type: ignore[assignment]
 

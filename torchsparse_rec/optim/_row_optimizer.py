@@ -169,7 +169,7 @@ class RowOptimizer(InBackward):
                 table.optimizer = self
 
     def sparse_obstacle(self, weight: Tensor) -> str | None:
-        """Return why a sparse or fused gradient of this table saves nothing, or None if it does."""
+        """Return why a sparse or fused gradient of this table saves nothing, or None."""
         for group in self.param_groups:
             if any(parameter is weight for parameter in group["params"]):
                 try:

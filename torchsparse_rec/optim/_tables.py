@@ -171,13 +171,13 @@ class Table:
         note_change()
 
     def mark_owned(self) -> None:
-        """Declare that a module of this package owns the parameter and flushes stale rows at every lookup."""
+        """Declare that a module of this package owns the parameter, whose lookups bring stale rows up to date."""
         if not self.owned:
             self.release()
             self.owned = True
 
     def disown(self) -> None:
-        """Declare that lookups no longer flush stale rows: flush all rows now, and leave none stale from now on."""
+        """Declare that lookups read the storage alone: flush all rows now, and leave none stale from now on."""
         self.release()
         self.owned = False
 
@@ -256,7 +256,7 @@ def is_growing_behind(growing: Growing) -> bool:
 
 @contextmanager
 def writing(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Keep readers of these tables, those among them that grow, out while rows are written."""
+    """Lock the tables of these parameters that grow, so that nobody reads them while rows are written."""
     found = growing_among(parameters)
     if not found:
         yield

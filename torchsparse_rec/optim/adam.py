@@ -21,7 +21,7 @@ class _Adam(RowOptimizer):
         place_of_eps = float(group.get("tensorflow_eps", False))
         hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
         hyperparameters.append(place_of_eps)
-        # Stale rows are caught up by a series, which needs decay to shrink the weights: not to zero or past it.
+        # Stale rows are brought up to date by a series, which needs a decay factor 1 - lr * weight_decay above 0.
         regular = not decoupled or lr * weight_decay < 1
         if group["amsgrad"]:
             return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
@@ -58,7 +58,7 @@ class Adam(_Adam, torch.optim.Adam):
     """
     :class:`torch.optim.Adam` for tables too: dense Adam's results, at the cost of what the batch touches.
 
-    Rows without gradient still move. They are caught up when they are next read or stepped.
+    Rows without gradient still move. They are brought up to date when they are next read or stepped.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, foreach, maximize, capturable, differentiable, fused,
@@ -127,7 +127,7 @@ class AdamW(_Adam, torch.optim.AdamW):
     """
     :class:`torch.optim.AdamW` for tables too: dense AdamW's results, at the cost of what the batch touches.
 
-    Rows without gradient still move and decay. They are caught up when they are next read or stepped.
+    Rows without gradient still move and decay. They are brought up to date when they are next read or stepped.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: as torch's.

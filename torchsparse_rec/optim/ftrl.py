@@ -94,7 +94,7 @@ class Ftrl(RowOptimizer):
 
     def _only_makes_states(self, group: dict[str, Any]) -> bool:
         """
-        Say whether the step has an lr of 0 and zero gradients only: torch.distributed.checkpoint so makes states.
+        Say whether this is the step by which torch.distributed.checkpoint makes states: lr 0 and gradients of 0.
 
         Such a step moves nothing. Any other step with an lr of 0 is an error: the formula divides by it.
         """
