@@ -1,4 +1,4 @@
-"""What both collections are made of: their tables, what is looked up where, and by which calls."""
+"""The base of both collections: their tables, which features are looked up in which of them, and by which calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CollectionTable(TableOwner):
     """
     One table of a collection; it can be saved, loaded, frozen or cast by itself.
 
-    Its subclasses are classes of torch's: tools ask these whether a gradient is sparse.
+    Its subclasses extend torch's embedding classes, which tools ask whether a gradient is sparse.
     """
 
     def __init__(self, config: Any, device: torch.device | str | None) -> None:
@@ -63,12 +63,12 @@ class CollectionTable(TableOwner):
 
     @property
     def sparse(self) -> bool:
-        """As of :class:`Embedding`."""
+        """Whether the table's gradient is COO, as of :class:`Embedding`."""
         return gives_coo(self._grad_mode, self.auto, self)
 
     @sparse.setter
     def sparse(self, value: bool) -> None:
-        """Set by torch's constructors."""
+        """Ignore the value, which torch's constructors set."""
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -81,26 +81,26 @@ class CollectionTable(TableOwner):
         load_estimate(self.auto, local_metadata)
 
     def extra_repr(self) -> str:
-        """Its sizes."""
+        """Return the number of rows and their width."""
         weight = self._stored_weight()
         return f"{weight.shape[0]}, {weight.shape[1]}"
 
 
 class BagTable(CollectionTable, torch.nn.EmbeddingBag):  # type: ignore[misc]
-    """One whose rows are pooled."""
+    """A table of a collection whose lookups are pooled."""
 
 
 class RowTable(CollectionTable, torch.nn.Embedding):  # type: ignore[misc]
-    """One whose rows are not."""
+    """A table of a collection whose lookups give one row per id."""
 
 
 class Collection(HasGradMode):
     """
-    Tables that are looked up together.
+    A module of several tables that are looked up together.
 
     Args:
-        configs: one for each table.
-        modes: the reduction of each.
+        configs: a config for each table.
+        modes: the reduction of each table's lookups.
         device: where the tables are made.
         grad_mode: see the subclasses.
     """
@@ -122,7 +122,7 @@ class Collection(HasGradMode):
         self._names = [name for names in embedding_names_by_table(list(configs)) for name in names]
         self._widths = [config.embedding_dim for config in configs for _ in config.feature_names]
         children = torch.nn.ModuleDict()
-        for config in configs:  # add_module refuses the names of its methods, such as "items"
+        for config in configs:  # not by add_module, which refuses names that ModuleDict's methods have, such as "items"
             children._modules[config.name] = _new_table(config, device)
         self.add_module(self._children, children)
         tables = [k for k, config in enumerate(configs) for _ in config.feature_names]
@@ -142,12 +142,12 @@ class Collection(HasGradMode):
         self.grad_mode = grad_mode
 
     def embedding_names(self) -> list[str]:
-        """The names of the results, in order."""
+        """Return the names of the results, in order."""
         return list(self._names)
 
     @property
     def device(self) -> torch.device:
-        """Where the tables are now. TorchRec's names the device that they were made on."""
+        """The device where the tables are now. TorchRec's property names the device where they were made."""
         return self._tables[0]._stored_weight().device
 
     @property
@@ -157,7 +157,7 @@ class Collection(HasGradMode):
     def _stored_weights(self) -> list[Parameter]:
         try:
             return [table._parameters["weight"] for table in self._tables]  # type: ignore[misc]
-        except KeyError:  # one is computed
+        except KeyError:  # a table's weight is computed and is no parameter
             for name, table in self._modules[self._children]._modules.items():  # type: ignore[union-attr]
                 if "weight" not in table._parameters and table._forward_pre_hooks:  # type: ignore[union-attr]
                     raise RuntimeError(
@@ -170,11 +170,11 @@ class Collection(HasGradMode):
     # ---- Where features are -----------------------------------------------------------------------------------------
 
     def _wanted(self, features: Any) -> list[str] | None:
-        """Which features of a mapping to take. A KeyedJaggedTensor is taken whole: nothing of it is copied."""
+        """Return which features of a mapping to take, or None for a KeyedJaggedTensor, taken whole without a copy."""
         return self._features if isinstance(features, Mapping) else None
 
     def _places(self, x: KeyedJaggedTensor) -> list[int]:
-        """Where each of our features is in ``x``."""
+        """Return the position in ``x`` of each feature of the collection."""
         if x.keys() == self._features:
             return self._in_order
         found = x.index_per_key()
@@ -197,7 +197,7 @@ class Collection(HasGradMode):
     # ---- Lookups ----------------------------------------------------------------------------------------------------
 
     def _look_up(self, places: list[int], ids: Ids, lengths: Sequence[int] | None = None) -> Tensor:
-        """Results of all lookups; ``lengths``, of each key, are needed where tables grow."""
+        """Return the results of all lookups; if tables grow, ``lengths``, the number of ids of each key, is needed."""
         if not self._growing:
             plan, weights = self._plan(places), self._stored_weights()
             with as_stored():
@@ -208,16 +208,16 @@ class Collection(HasGradMode):
         plan, weights, ids = rows_of_keys(self._plan(places), self._stored_weights(), self._growing, ids, lengths)
         with ExitStack() as stack:
             stack.enter_context(as_stored())
-            kinds = self._kinds(plan, weights, ids)  # which may write the tables
+            kinds = self._kinds(plan, weights, ids)  # before the tables are locked, as it may write them
             for table in sorted(self._growing.values(), key=lambda table: table.lock_number()):
                 stack.enter_context(table._guard.reading())
             return self._look_up_rows(self._sized(plan, weights), weights, ids, kinds)
 
     def _sized(self, plan: Plan, weights: list[Parameter]) -> Plan:
-        """The plan for tables as large as they are now: the same object as long as they are."""
+        """Return the plan for the tables' present sizes: the same object for the same sizes."""
         sized = plan.of_sizes(weights)
         if any(growing.training is False for growing in self._growing.values()):
-            return sized  # as large as this batch: of no use to another
+            return sized  # its sizes are those of this batch: it is of no use to the next
         return self._plans.setdefault(sized, sized)  # type: ignore[arg-type]
 
     def _look_up_rows(self, plan: Plan, weights: list[Parameter], ids: Ids, kinds: list[str]) -> Tensor:
@@ -239,7 +239,7 @@ class Collection(HasGradMode):
         return self._look_up_part(plan, tables, weights, kind, ids)
 
     def _look_up_part(self, plan: Plan, tables: Sequence[int], weights: list[Parameter], kind: str, ids: Ids) -> Tensor:
-        """Some tables of one dtype, whose gradients are of one kind."""
+        """Look up some tables, which have one dtype and gradients of one kind."""
         if kind == "sparse" and torch.compiler.is_compiling():
             return _look_up_untraced(self, plan, tables, weights, kind, ids)
         part = plan.part(tables)
@@ -261,7 +261,7 @@ class Collection(HasGradMode):
         return lookup(weights, *ids[:3], *part.lists(ids), kind == "sparse")[0]  # type: ignore[arg-type]
 
     def _kinds(self, plan: Plan, weights: list[Parameter], ids: Ids) -> list[str]:
-        """The layout of each table's gradient."""
+        """Return the layout of each table's gradient."""
         if torch.compiler.is_exporting():
             return [self._kind_to_export(self._grad_mode)] * len(weights)
         if not torch.is_grad_enabled():
@@ -286,7 +286,7 @@ class Collection(HasGradMode):
         """
         Tell ``"auto"`` which optimizer of torch updates the tables, so that it may choose sparse gradients.
 
-        Optimizers of :mod:`torchsparse_rec.optim` make themselves known.
+        Optimizers of :mod:`torchsparse_rec.optim` need no such call.
 
         Args:
             optimizer: an optimizer that holds the tables, or some of them. It is not kept alive, saved or copied.
@@ -315,12 +315,12 @@ class Collection(HasGradMode):
         )
 
     def extra_repr(self) -> str:
-        """The gradient mode, where one was chosen."""
+        """Return the gradient mode, or nothing if it is None."""
         return "" if self.grad_mode is None else f"grad_mode={self.grad_mode!r}"
 
 
 def _new_table(config: Any, device: torch.device | str | None) -> CollectionTable | EmbeddingVariable:
-    """The table that a config describes."""
+    """Make the table that a config describes."""
     option = getattr(config, "ev_option", None)
     if option is None:
         return (BagTable if hasattr(config, "pooling") else RowTable)(config, device)
@@ -339,12 +339,12 @@ def _new_table(config: Any, device: torch.device | str | None) -> CollectionTabl
 
 
 def _can_be_fused(weight: Tensor) -> bool:
-    """Not a frozen table, nor, as it has no optimizer, a computed one."""
+    """Say whether backward can update a table: not a frozen one, nor a computed one, which has no optimizer."""
     return weight.requires_grad and is_parameter(weight)
 
 
 def _ids_of_keys(ids: Ids) -> list[int]:
-    """How many ids each feature has; on CUDA, where looking would wait, as if all had equally many per bag."""
+    """Return how many ids each feature has; on CUDA, to avoid waiting, an estimate: equally many in every bag."""
     if ids.offsets is None:
         return list(ids.bags)
     ends = list(accumulate(ids.bags))

@@ -1,9 +1,9 @@
 """
-The fused gradient mode: tables that backward updates, and whose gradient never becomes a ``.grad``.
+The fused gradient mode: backward updates the tables, whose gradient never becomes a ``.grad``.
 
-A lookup hangs on a hidden leaf in place of its tables. Its backward has the gradient of the result, and updates them
-with the optimizer that holds them. A table that several lookups of one backward have read is updated once, when that
-backward has ended.
+In autograd's graph a lookup depends on a hidden leaf in place of its tables. Its backward is given the gradient of the
+result, and updates the tables with the optimizer that holds them. A table that several lookups of one backward have
+read is updated once, when that backward has ended.
 
 Everything here happens when a lookup or its backward runs: eager calls come by an autograd Function, compiled graphs by
 operators (``_fused_graph.py``). Neither is given the tables: a graph that holds a parameter must not see it change.
@@ -43,27 +43,27 @@ class FusedLookups:
     The fused lookups of some tables of one module.
 
     Args:
-        plan: what is looked up.
-        weights: gives the tables, as they are stored; None once their module is gone.
-        leaf: what the lookups hang on.
+        plan: the lookups.
+        weights: a function that returns the tables as they are stored, or None once their module is gone.
+        leaf: the tensor on which the lookups depend in place of the tables.
     """
 
     def __init__(self, plan: Plan, weights: Callable[[], list[Parameter] | None], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
         self._weights = weights
         self._tables: Tables | None = None
-        # What _by_optimizer found, and for what.
+        # The arguments of the last _by_optimizer() and what it found for them.
         self._optimizers: tuple[int, Tables, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
 
     def __call__(self, ids: Ids, training: bool) -> Tensor:
-        """The result of a lookup."""
+        """Return the result of a lookup."""
         if torch.is_grad_enabled():
             rest = (ids.bags, ids.side_by_side, self, training)
             return _Fused.apply(self.leaf, *ids[:3], *rest)  # type: ignore[no-any-return]
         return read(self.plan, self.tables(), ids).output
 
     def tables(self) -> Tables:
-        """The tables, as they are stored now."""
+        """Return the tables, as they are stored now."""
         weights, known = self._weights(), self._tables
         if known is not None and (weights is None or are_same(known.weights, weights)):
             return known.refresh()
@@ -72,25 +72,25 @@ class FusedLookups:
         return self._tables
 
     def start(self, ids: Ids, training: bool) -> Reading:
-        """Look up; ``training``: a backward is to update the tables, so that all it needs must be there."""
+        """Look up; with ``training``, raise first if a backward could not update the tables."""
         tables = self.tables()
         if training:
             self._check(tables)
         return read(self.plan, tables, ids)
 
     def expect(self, alive: Callable[[], Any]) -> int:
-        """A number for a lookup whose backward can come as long as ``alive()`` is true."""
+        """Return a new number for a lookup, whose backward can come as long as ``alive()`` is true."""
         number = next(_lookups)
         _outstanding.add(number, alive, self.tables())
         return number
 
     def _check(self, tables: Tables) -> None:
         """
-        Raise where a backward could not update the tables as every user of their gradients expects.
+        Check that a backward can update the tables and that nothing else uses their gradients.
 
         Raises:
             RuntimeError: no optimizer made with ``in_backward=True`` holds a table; a table has a ``.grad`` or a hook,
-                or is in a DistributedDataParallel, which all wait for a gradient that never comes.
+                or is in a DistributedDataParallel: these need a gradient, which fused lookups never give.
         """
         wanted = [weight.requires_grad for weight in tables.weights]
         self._by_optimizer(tables, wanted)
@@ -102,7 +102,7 @@ class FusedLookups:
             raise RuntimeError(_IN_DDP)
 
     def _by_optimizer(self, tables: Tables, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
-        """The tables that are wanted, by the optimizer that holds them."""
+        """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (changes(), tables, wanted):
             found: dict[weakref.ref[RowOptimizer] | None, list[Tensor]] = {}
@@ -120,11 +120,11 @@ class FusedLookups:
         return result
 
     def is_wanted(self) -> bool:
-        """Within a backward: whether it is to reach parameters, or only the tensors that ``inputs`` names."""
+        """Say whether the running backward is to update the tables, or only to reach the tensors ``inputs`` names."""
         return is_reached(self.leaf)
 
     def finish(self, number: int, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
-        """The backward of a lookup: update the tables. Grad mode must be off."""
+        """Update the tables in the backward of a lookup. Grad mode must be off."""
         tables = self.tables()
         with _lock, as_stored():
             wanted = [weight.requires_grad for weight in tables.weights]
@@ -141,7 +141,7 @@ class FusedLookups:
                 self._collect(tables, grad, ids, argmax, others)
 
     def _gradient(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
-        """Values and rows of the tables that are wanted."""
+        """Return the values and the rows of the wanted tables' gradients."""
         return self.plan.of_sizes(tables.weights).gradient("sparse", grad, ids, argmax, wanted)
 
     def _update(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
@@ -161,12 +161,12 @@ class FusedLookups:
         if not group.all_rows:
             self.plan.update(tables.weights, group, wanted, grad, ids, argmax)
             return
-        # Rows without gradient move in a way that only a pass over all of them follows.
+        # Rows without gradient move too, in no closed form: the optimizer must step all rows.
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         update(group, [Gradient(rows[k], _wide(values[k])) for k, want in enumerate(wanted) if want])
 
     def _collect(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
-        """Keep the rows of tables that other lookups may have gradients for, until this backward ends."""
+        """Keep gradients of tables for which other lookups may bring more, until this backward ends."""
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         backward = current_backward()
         chosen = [k for k, want in enumerate(wanted) if want]
@@ -178,9 +178,9 @@ class FusedLookups:
 
     @torch.no_grad()
     def _end(self, backward: int, weights: list[Tensor]) -> None:
-        """The end of a backward that has come to it: update these tables with what it has collected for them."""
+        """Update tables with the gradients that a backward, which now ends, has collected for them."""
         with _lock, as_stored():
-            # Another lookup's end may have been here before.
+            # The call registered by another lookup may have updated some of them already.
             here = [weight for weight in weights if table_of(weight).is_collecting(backward)]
             if here:
                 tables = Tables(here)
@@ -190,7 +190,7 @@ class FusedLookups:
 
 
 class _Outstanding:
-    """Lookups whose backward can still come, by number, and their tables."""
+    """The lookups whose backward can still come, by number, with their tables."""
 
     def __init__(self) -> None:
         self._lookups: dict[int, tuple[Callable[[], Any], frozenset[Table]]] = {}
@@ -199,13 +199,13 @@ class _Outstanding:
     def add(self, number: int, alive: Callable[[], Any], tables: Tables) -> None:
         """Expect the backward of a lookup, as long as ``alive()`` is true."""
         with _lock:
-            if len(self._lookups) >= self._most:  # of outputs that were dropped, with no backward since
+            if len(self._lookups) >= self._most:  # many may be of outputs that were dropped, with no backward since
                 self._forget_expired()
                 self._most = max(64, 2 * len(self._lookups))
             self._lookups[number] = (alive, tables.set)
 
     def remove(self, number: int, tables: Tables) -> set[Table]:
-        """A lookup's backward has come: which of its tables, and perhaps others, may have more to expect."""
+        """Remove a lookup whose backward has come; return all tables of lookups that share a table with it."""
         self._lookups.pop(number, None)
         self._forget_expired()
         others = [its for _, its in self._lookups.values() if not its.isdisjoint(tables.set)]
@@ -224,7 +224,7 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-# Each names the way out.
+# Error messages; each names the way out.
 _OTHER_MODES = "choose grad_mode='sparse' or 'dense' for it"
 _NO_OPTIMIZER = (
     "grad_mode='fused': backward() updates the table, which an optimizer of torchsparse_rec.optim made with "
@@ -248,7 +248,7 @@ _IN_DDP = (
 
 
 class _Token:
-    """Lives as long as the lookup's backward can come."""
+    """An object that lives as long as the backward of its lookup can come."""
 
 
 class _Fused(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """
-Lookups in compiled graphs, of tables of which rows may be behind: operators that name their owner by a number.
+Lookups of tables with stale rows in compiled graphs: operators that name the module of the tables by a number.
 
-What they do to tables happens when the graph runs; the graph itself sees ids, results and, of fused lookups, a leaf.
+They read and write tables when the graph runs; the graph itself sees ids, results and, for fused lookups, a leaf.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _owners: weakref.WeakValueDictionary[int, FusedOwner] = weakref.WeakValueDiction
 
 
 def register_owner(module: FusedOwner) -> int:
-    """A number by which operators find the module."""
+    """Return a number by which operators find the module."""
     number = next(_numbers)
     _owners[number] = module
     return number
@@ -38,7 +38,7 @@ _calls = itertools.count()
 
 @torch.compiler.assume_constant_result
 def number_of_call() -> int:
-    """A number for each call in a graph: equal calls, which compilers merge, would be one lookup with two backwards."""
+    """Return a new number for a call in a graph: compilers merge equal calls into one lookup with two backwards."""
     return next(_calls)
 
 
@@ -46,7 +46,7 @@ def _lookups_of(number: int, tables: Sequence[int], plan: Sequence[int]) -> Fuse
     return _owners[number]._fused_lookups(Plan.of_numbers(plan), tuple(tables))
 
 
-# Not among the library's operators: they are Python, and mean nothing without the module that they name.
+# In a library of their own: these operators are Python, and mean nothing without the module that they name.
 _library = torch.library.Library("torchsparse_rec_nn", "DEF")
 _library.define(
     "fused_lookup(Tensor leaf, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, SymInt[] bags,"
@@ -62,7 +62,7 @@ _library.define(
 
 
 def _implement(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """One function for all devices, and one that gives shapes."""
+    """Register an operator's function for all devices, and its fake, which gives shapes."""
     _library.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"torchsparse_rec_nn::{name}", fake, lib=_library)
 

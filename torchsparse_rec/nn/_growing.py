@@ -1,4 +1,4 @@
-"""Lookups of several tables, of which some grow: keys become rows first."""
+"""Lookups of several tables, some of which grow: their keys are first replaced by rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["rows_of_keys"]
 
 
 class _Use(NamedTuple):
-    """A lookup of a table that grows."""
+    """A lookup of a table that grows: its numbers of lookup and feature, and where its keys begin and end."""
 
     lookup: int
     key: int
@@ -36,27 +36,27 @@ def rows_of_keys(
     lengths: Sequence[int],
 ) -> tuple[Plan, list[Parameter], Ids]:
     """
-    Put rows in the place of keys.
+    Replace the keys of tables that grow by rows.
 
-    A table in training gets rows for those that are new. One in ``eval()`` does not: what its keys have is laid out as
-    a table of its own for this lookup, which has no gradient.
+    A table in training gets new rows for new keys. A table in ``eval()`` does not: the values of the looked up keys
+    become a table of their own for this lookup, which has no gradient.
 
     Args:
-        plan: what is looked up.
+        plan: the lookups.
         weights: the tables.
-        growing: those that grow, by number.
-        ids: the keys.
-        lengths: how many each feature has.
+        growing: the tables that grow, by number.
+        ids: the keys, and the ids of the other tables.
+        lengths: the number of ids of each feature.
 
     Returns:
-        The same for rows. ``ids.indices`` is a new tensor.
+        The plan, the tables and the ids, with rows for keys. ``ids.indices`` is a new tensor.
     """
     ends = list(accumulate(lengths))
     uses: dict[int, list[_Use]] = {table: [] for table in growing}
     for lookup, (table, key) in enumerate(zip(plan.tables, plan.keys, strict=True)):
         if table in growing:
             uses[table].append(_Use(lookup, key, ends[key] - lengths[key], ends[key]))
-    # A feature that several lookups have, of which one grows, gets a copy for that one.
+    # A feature that several lookups use is copied for each lookup of a table that grows.
     alone = {key for key, count in Counter(plan.keys).items() if count == 1}
     together = [
         (its[0], growing[table])
@@ -96,7 +96,7 @@ def rows_of_keys(
 
 @torch.no_grad()
 def _rows_together(ids: Tensor, tables: list[tuple[_Use, EmbeddingVariable]]) -> Tensor:
-    """The ids, with rows in the place of those that these tables look up; by one operator for all of them."""
+    """Return the ids, with rows for the keys that these tables look up, by one operator for all tables."""
     if not tables:
         return ids.to(torch.int64, copy=True)
     variables = [variable for _, variable in tables]
@@ -115,7 +115,7 @@ def _rows_together(ids: Tensor, tables: list[tuple[_Use, EmbeddingVariable]]) ->
 
 
 def _with_copies(ids: Ids, made: Tensor, copies: list[tuple[_Use, Tensor]]) -> Ids:
-    """More features at the end."""
+    """Append to the ids a feature for each use, with its rows as ids."""
     bags, firsts = list(ids.bags), [0, *accumulate(ids.bags)]
     values, offsets, weights = [made], [ids.offsets], [ids.per_sample_weights]
     total = len(made)

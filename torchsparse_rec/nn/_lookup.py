@@ -1,4 +1,4 @@
-"""What both modules do with ids: check them, renormalise rows, choose between torch's lookup and ours."""
+"""Lookups of single tables: checks of ids, renormalised rows, and the choice between torch's operators and ours."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from .. import ops
 from ..jagged._checks import type_name
 from .gradients import keep_coalesced
 
-# Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch, where that of
-# our operator is a Python function: some 25 us, most of the time of a small lookup. Its backward adds in the order
-# of the ids, as ours does, so both give the same bits. It is slower per id (its threads all read all ids), so larger
-# lookups gain from ours. Fitted on two busy cores, where both took the same time at about 1,500, 1,300 and 450 ids of
-# 8, 32 and 128 elements: an id costs as much as 40 elements do.
+# Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch; that of our
+# operator is a Python function, which takes some 25 us, most of the time of a small lookup. torch's backward adds in
+# the order of the ids, as ours does, so both give the same bits. It is slower per id (its threads all read all ids),
+# so larger lookups gain from ours. The limit was fitted on two busy cores, where both took the same time at about
+# 1,500, 1,300 and 450 ids of 8, 32 and 128 elements: an id costs as much as 40 elements do.
 _SMALL_LOOKUP = 75_000
 _ELEMENTS_PER_ID = 40
 
 _ID_DTYPES = (torch.int64, torch.int32)
-# Half types are not here: torch adds them in their own precision.
+# The dtypes of tables that torch.embedding may look up: not half types, which torch adds in their own precision.
 _TORCH_DTYPES = (torch.float32, torch.float64)
-# Tables of these have no gradient.
+# The dtypes of tables without a gradient.
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 WHY_UNTRACED = (
-    "torch.compile cannot trace sparse gradients: use grad_mode='dense', or compile without fullgraph, "
-    "which leaves this lookup out of the graph. So it is with max_norm where gradients come by rows"
+    "torch.compile cannot trace sparse gradients, nor max_norm with sparse or fused gradients: use grad_mode='dense', "
+    "or compile without fullgraph, which leaves this lookup out of the graph"
 )
 
 
@@ -36,7 +36,7 @@ NO_TORCHSCRIPT = (
 
 
 def check_ids(module: str, input: Tensor) -> None:
-    """Raise unless ``input`` is a tensor of ids."""
+    """Raise ``TypeError`` or ``ValueError`` unless ``input`` is a tensor of int32 or int64."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{module}: input must be a tensor of int32 or int64, got {type_name(input)}")
     if input.dtype not in _ID_DTYPES:
@@ -44,7 +44,7 @@ def check_ids(module: str, input: Tensor) -> None:
 
 
 def bad_id(module: str, input: Tensor, num_embeddings: int) -> IndexError | None:
-    """The error for the first id of ``input`` outside ``[0, num_embeddings)``, or None."""
+    """Return the error for the first id of ``input`` outside ``[0, num_embeddings)``, or None."""
     bad = ((input < 0) | (input >= num_embeddings)).nonzero()
     if bad.shape[0] == 0:
         return None
@@ -54,7 +54,7 @@ def bad_id(module: str, input: Tensor, num_embeddings: int) -> IndexError | None
 
 
 def _check_traced(module: str) -> None:
-    """Raise where ``torch.jit.trace`` would meet a gradient that is a Python function, which it cannot keep."""
+    """Raise ``RuntimeError`` if ``torch.jit.trace`` would meet a derivative in Python, which it cannot keep."""
     if torch.jit.is_tracing() and torch.is_grad_enabled():
         raise RuntimeError(NO_TORCHSCRIPT.format(module))
 
@@ -70,7 +70,7 @@ def renormalise(module: str, weight: Tensor, input: Tensor, max_norm: float, nor
             assert error is not None
             raise error
     else:
-        # A bad id in torch's kernel would end the process's use of the device. The lookup reports it instead.
+        # A bad id in torch's kernel would make the device unusable for the process. The lookup reports it instead.
         input = input.clamp(0, weight.shape[0] - 1)
     torch.embedding_renorm_(weight.detach(), input.contiguous(), max_norm, norm_type)
 
@@ -78,7 +78,7 @@ def renormalise(module: str, weight: Tensor, input: Tensor, max_norm: float, nor
 def look_up(
     weight: Tensor, input: Tensor, padding_idx: int | None, scale_grad_by_freq: bool, sparse_grad: bool
 ) -> Tensor:
-    """One row per id of ``input``; see :class:`Embedding`."""
+    """Return one row per id of ``input``; see :class:`Embedding`."""
     if weight.dtype in _INTEGERS:
         return _look_up_integers(weight, input)
     if torch.compiler.is_compiling():
@@ -107,7 +107,7 @@ def look_up(
 
 def _look_up_integers(weight: Tensor, input: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
-        # Before, as a bad id in torch's kernel would end the process's use of a device.
+        # Before the lookup, as a bad id in torch's kernel would make a device unusable for the process.
         error = bad_id("Embedding", input, weight.size(0))
         if error is not None:
             raise error
@@ -124,7 +124,7 @@ def pool(
     scale_grad_by_freq: bool,
     sparse_grad: bool,
 ) -> Tensor:
-    """One row per bag of the flat ``input``; see :class:`EmbeddingBag`."""
+    """Return one row per bag of the flat ``input``; see :class:`EmbeddingBag`."""
     if not torch.compiler.is_compiling():
         _check_traced("EmbeddingBag")
     if sparse_grad:

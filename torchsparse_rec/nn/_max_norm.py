@@ -1,4 +1,4 @@
-"""Tables whose rows count with a largest norm: clipped as they are read, before they are pooled."""
+"""Lookups with a largest norm: rows are clipped as they are read, before they are pooled; tables stay as they are."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def look_up_clipped(
     rows_of: Callable[[Plan, Ids], Tensor], plan: Plan, part: Plan, ids: Ids, max_norm: float
 ) -> Tensor:
     """
-    The results of a plan's part, whose tables all have this ``max_norm``, at the cost of a row for each id.
+    Return the results of a plan's part, whose tables all have this ``max_norm``; a row for each id is made first.
 
     Args:
-        rows_of: looks up the part's tables, by the whole plan.
-        plan: the whole.
-        part: of the tables that are looked up.
-        ids: of all keys. On CUDA it is read back how many each has, where they come in bags.
+        rows_of: a function that looks up the part's tables, given the whole plan.
+        plan: the whole plan.
+        part: the plan of the tables that are looked up.
+        ids: the ids of all keys. On CUDA the number of each key's ids is read back if ids come in bags.
         max_norm: a row ``x`` becomes ``x * max_norm / max(||x||, max_norm)``, and the derivative goes through that.
     """
     if ids.offsets is None:
@@ -37,7 +37,7 @@ def look_up_clipped(
     for rows, key, mode, table in zip(_matrices(flat, part, single), part.keys, part.modes, part.tables, strict=True):
         begin, end = bounds[key], bounds[key + 1]
         entries = torch.arange(end - begin, device=rows.device)
-        # What is padding in the table is padding here, behind the last row.
+        # Padding of the table is padding of the bags too: an id behind the last row.
         if part.padding[table] >= 0:
             entries = entries.masked_fill(ids.indices[begin:end] == part.padding[table], end - begin)
         offsets = ids.offsets[firsts[key] : firsts[key + 1] + 1] - begin
@@ -48,14 +48,14 @@ def look_up_clipped(
 
 
 def _matrices(flat: Tensor, part: Plan, ids: Ids) -> list[Tensor]:
-    """Rows end to end as a matrix for each lookup."""
+    """Split rows that lie end to end into a matrix for each lookup."""
     return [x.reshape(-1, n) for x, n in zip(flat.split(part.sizes(ids)), part.columns(), strict=True)]
 
 
 def _clipped(rows: Tensor, max_norm: float) -> Tensor:
-    """Half types are clipped in float32 and rounded once."""
+    """Clip rows to ``max_norm``; rows of half types are clipped in float32 and rounded once."""
     wide = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    # No square root of 0, whose derivative is infinite: rows that are short enough stay.
+    # The clamp also avoids the square root of 0, whose derivative is infinite.
     squares = wide.square().sum(1, keepdim=True)
     norms = squares.clamp(min=max_norm * max_norm).sqrt()
     return (wide * (max_norm / norms)).to(rows.dtype)

@@ -1,4 +1,4 @@
-"""What modules that own tables have in common: rows are current wherever the whole table is seen; fused lookups."""
+"""Base classes of modules that own tables: whole tables are seen with all rows up to date; fused lookups."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ._read import Tables
 
 class TableOwner(torch.nn.Module):
     """
-    A module with a table ``weight`` of which an optimizer of ours may leave rows behind.
+    A module with a table ``weight``, rows of which an optimizer of this package may leave stale.
 
-    Its parameter's class brings them up to date before anyone else reads one (``optim/_lagging.py``). Compilers read
-    the storage: so do ``weight``, for their graphs, and ``eval()``, for programs that are exported.
+    The class of the parameter flushes them before other code reads a row (``optim/_lagging.py``). Compilers, however,
+    read the storage: so the property ``weight`` flushes too, for graphs, and ``eval()``, for exported programs.
     """
 
-    # Of a table in a collection that of the collection.
+    # For a table in a collection, the collection's.
     _grad_mode: str | None = None
 
     @property
     def weight(self) -> Tensor:
-        """The table, ``[num_embeddings, embedding_dim]``, with all rows current."""
+        """The table, ``[num_embeddings, embedding_dim]``, with all rows up to date."""
         stored = self._parameters.get("weight")
         if stored is None:
-            # What torch.nn.utils.prune, old-style weight_norm and replicas of a module set is no parameter.
+            # torch.nn.utils.prune, old-style weight_norm and replicas of a module set a tensor that is no parameter.
             if "weight" not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute 'weight'")
             return self.__dict__["weight"]  # type: ignore[no-any-return]
         if not torch.compiler.is_compiling():
-            if table_of(stored).growing is not None:  # whose parameter's class brings nothing up to date
+            if table_of(stored).growing is not None:  # its parameter is a plain one, which flushes nothing
                 table_of(stored).make_current()
         elif self._may_lag() and not torch.compiler.is_exporting():
             _make_current_untraced(self)
@@ -55,7 +55,7 @@ class TableOwner(torch.nn.Module):
         del self.__dict__["weight"]
 
     def _stored_weight(self) -> Parameter:
-        """The table as it is stored, rows behind or not. One that is no parameter (parametrized) is taken as it is."""
+        """Return the table as it is stored, stale rows included, or as it is computed (parametrized)."""
         stored = self._parameters.get("weight")
         return stored if stored is not None else self.weight  # type: ignore[return-value]
 
@@ -65,11 +65,11 @@ class TableOwner(torch.nn.Module):
             table_of(stored).make_current()
 
     def _may_lag(self) -> bool:
-        """Whether rows can fall behind: where lookups have gradients by rows. For compilers, who know no more."""
+        """Say whether rows can become stale, from the gradient mode alone, which is all that compilers know."""
         return self._grad_mode not in (None, "dense")
 
     def train(self, mode: bool = True):
-        """As :meth:`torch.nn.Module.train`; ``eval()`` makes all rows current."""
+        """Set the mode as :meth:`torch.nn.Module.train` does; ``eval()`` brings all rows up to date."""
         if not mode:
             self._make_current()
         return super().train(mode)
@@ -85,7 +85,7 @@ class TableOwner(torch.nn.Module):
     def _before_a_swap(self) -> None:
         stored = self._parameters.get("weight")
         if stored is not None and torch.__future__.get_swap_module_params_on_conversion():
-            if table_of(stored).growing is None:  # the hooks of those that grow know their parameter
+            if table_of(stored).growing is None:  # the hooks of a table that grows refer to its parameter
                 table_of(stored).forget()
 
 
@@ -98,7 +98,7 @@ def _make_current_untraced(module: TableOwner) -> None:
 
 
 class FusedOwner(torch.nn.Module):
-    """A module with fused lookups: the holder of the leaf that they hang on, which nobody else sees."""
+    """A module with fused lookups: it holds the hidden leaf on which they depend in autograd's graph."""
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
@@ -116,7 +116,7 @@ class FusedOwner(torch.nn.Module):
             self.register_load_state_dict_post_hook(_follow_tables)
 
     def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
-        """A fused lookup of some tables of the whole; ``plan`` is theirs."""
+        """Look up some of the module's tables in mode ``"fused"``; ``plan`` is the plan of these tables."""
         if torch.compiler.is_compiling():
             where = (self._number, list(tables), plan.numbers())
             how = (torch.is_grad_enabled(), self.training, number_of_call())
@@ -124,13 +124,13 @@ class FusedOwner(torch.nn.Module):
         return self._fused_lookups(plan, tuple(tables))(ids, self.training)
 
     def _read_in_graph(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
-        """Current rows, in a compiled graph, without a gradient to the tables."""
+        """Look up rows that are up to date, in a compiled graph, without a gradient to the tables."""
         where = (self._number, list(tables), plan.numbers())
         return current_lookup(*ids[:3], list(ids.bags), ids.side_by_side, *where)[0]
 
     def _fused_lookups(self, plan: Plan, tables: tuple[int, ...]) -> FusedLookups:
-        """What makes these lookups, and knows of them."""
-        # Not by the dict alone: a plan of many tables takes long to hash.
+        """Return the :class:`FusedLookups` of some tables by a plan, made at the first call."""
+        # The last one is kept besides the dict: a plan of many tables takes long to hash.
         if self._last_fused is not None and self._last_fused[0] is plan and self._last_fused[1] == tables:
             return self._last_fused[2]
         found = self._fused.get((plan, tables))
@@ -149,7 +149,7 @@ class FusedOwner(torch.nn.Module):
         return found
 
     def _held(self, tables: Sequence[int], weights: list[Parameter]) -> Tables:
-        """What is known of some of the tables, gathered once for as long as they are the same."""
+        """Return the :class:`Tables` of some of the tables: the same object while their parameters are the same."""
         key = tuple(tables)
         held = self._known_tables.get(key)
         if held is None or not are_same(held.weights, weights):
@@ -157,13 +157,13 @@ class FusedOwner(torch.nn.Module):
         return held
 
     def _forget_lookups(self) -> None:
-        """Begin anew with tables that may be elsewhere."""
+        """Drop what is kept of past lookups: the tables may be other ones, or on another device."""
         self._fused, self._last_fused, self._known_tables = {}, None, {}
         if self._may_fuse():
             self._leaf = torch.zeros((), device=self._stored_weights()[0].device, requires_grad=True)
 
     def _end_fused(self) -> None:
-        """Undo :meth:`_init_fused`, before the module becomes another."""
+        """Undo :meth:`_init_fused`, before the module changes its class."""
         for name in ("_fused", "_last_fused", "_known_tables", "_leaf", "_number"):
             self.__dict__.pop(name, None)
         hooks = self._load_state_dict_post_hooks
@@ -171,7 +171,7 @@ class FusedOwner(torch.nn.Module):
             del hooks[key]
 
     def _may_fuse(self) -> bool:
-        """Whether the grad_mode can be one of fused lookups."""
+        """Say whether the grad_mode allows fused lookups."""
         return self._grad_mode in ("fused", "auto")
 
     def _apply(self, fn: Any, recurse: bool = True):
@@ -180,7 +180,7 @@ class FusedOwner(torch.nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which look up tables of their own."""
+        """Return the module's state for copies and pickles, without what refers to this module's own tables."""
         parent = getattr(super(), "__getstate__", None)
         state = self.__dict__.copy() if parent is None else dict(parent())
         for name in ("_fused", "_last_fused", "_known_tables", "_leaf"):
@@ -188,12 +188,12 @@ class FusedOwner(torch.nn.Module):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See :meth:`__getstate__`."""
+        """Take over the result of :meth:`__getstate__`."""
         super().__setstate__(state)
         self._number = register_owner(self)
         self._forget_lookups()
 
 
 def _follow_tables(module: FusedOwner, _keys: Any) -> None:
-    """After ``load_state_dict(assign=True)`` the tables may be elsewhere."""
+    """Drop what is kept of past lookups: after ``load_state_dict(assign=True)`` the tables may be other ones."""
     module._forget_lookups()

@@ -1,4 +1,4 @@
-"""What a module looks up, in the words of the operators: which tables, by which features, pooled how."""
+"""Plans of lookups, as the operators take them: which tables, by which features, and how rows are pooled."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Ids(NamedTuple):
     """
     The ids of a lookup, feature after feature.
 
-    ``bags[k]`` consecutive bags of feature k lie in ``indices`` between the ``offsets``; without offsets every id is a
-    bag of its own. ``side_by_side``: the result is ``[B, sum of dims]``, else all results lie end to end.
+    Feature k has ``bags[k]`` consecutive bags; bag b of all is ``indices[offsets[b]:offsets[b + 1]]``, or a single id
+    without offsets. With ``side_by_side`` the result is ``[B, sum of dims]``, else all results lie end to end.
     """
 
     indices: Tensor
@@ -36,7 +36,7 @@ class Ids(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What brings rows up to date: the tail of the arguments of the operators that read them so."""
+    """All that brings stale rows up to date: the last arguments of the operators that read such rows."""
 
     states: list[Tensor]
     last_steps: list[Tensor]
@@ -47,15 +47,15 @@ class Behind(NamedTuple):
     base: int
 
 
-# Nothing is behind.
+# No row is stale.
 CURRENT = Behind([], [], None, 0, [], 0, 0)
 
 
 class Plan(NamedTuple):
     """
-    Lookup l takes table ``tables[l]`` with the ids of feature ``keys[l]``, reduced by ``modes[l]``.
+    A plan of lookups: lookup l reads table ``tables[l]`` by the ids of feature ``keys[l]``, reduced by ``modes[l]``.
 
-    Of table k: ``num_embeddings[k]`` rows of ``dims[k]``, of which ``padding[k]`` does not count (-1: none).
+    Table k has ``num_embeddings[k]`` rows of ``dims[k]`` elements; row ``padding[k]`` does not count (-1: none).
     ``scale_grad_by_freq`` is for plans of one lookup.
     """
 
@@ -68,12 +68,12 @@ class Plan(NamedTuple):
     scale_grad_by_freq: bool = False
 
     def lookups_of(self, tables: Sequence[int]) -> list[int]:
-        """The lookups of some of the tables."""
+        """Return the numbers of the lookups of some of the tables."""
         wanted = set(tables)
         return [number for number, table in enumerate(self.tables) if table in wanted]
 
     def part(self, tables: Sequence[int]) -> Plan:
-        """The plan of some of the tables, which become its tables 0, 1, ..."""
+        """Return the plan of some of the tables, which become its tables 0, 1, ..."""
         if len(tables) == len(self.dims):
             return self
         place = {table: k for k, table in enumerate(tables)}
@@ -89,19 +89,19 @@ class Plan(NamedTuple):
         )
 
     def of_sizes(self, weights: Sequence[Tensor]) -> Plan:
-        """The same for these tables, which may have come in the place of others since the plan was made."""
+        """Return the plan for the sizes of these tables, which may have replaced others since the plan was made."""
         rows = tuple(weight.shape[0] for weight in weights)
         return self if rows == self.num_embeddings else self._replace(num_embeddings=rows)
 
     def numbers(self) -> list[int]:
-        """All of it in one list, for the operators of compiled graphs; :meth:`of_numbers` is the reverse."""
+        """Return the plan as one list, for the operators of compiled graphs; :meth:`of_numbers` is the reverse."""
         lookups, tables = len(self.tables), len(self.dims)
         parts = (self.tables, self.keys, self.modes, self.num_embeddings, self.dims, self.padding)
         return [lookups, tables, int(self.scale_grad_by_freq), *(number for part in parts for number in part)]
 
     @staticmethod
     def of_numbers(numbers: Sequence[int]) -> Plan:
-        """See :meth:`numbers`."""
+        """Return the plan from a list made by :meth:`numbers`."""
         lookups, tables, scaled, *rest = numbers
         parts = []
         for size in (lookups, lookups, lookups, tables, tables, tables):
@@ -110,29 +110,29 @@ class Plan(NamedTuple):
         return Plan(*parts, scale_grad_by_freq=bool(scaled))  # type: ignore[misc, arg-type]
 
     def columns(self) -> list[int]:
-        """The width of each lookup's result."""
+        """Return the width of each lookup's result."""
         return [self.dims[table] for table in self.tables]
 
     def sizes(self, ids: Ids) -> list[int]:
-        """The extent of each lookup's result in the dimension in which results follow one another."""
+        """Return the extent of each lookup's result in the dimension in which results follow one another."""
         if ids.side_by_side:
             return self.columns()
         return [ids.bags[key] * width for key, width in zip(self.keys, self.columns(), strict=True)]
 
     def argmax_sizes(self, ids: Ids) -> list[int]:
-        """The extent of each lookup's part of the argmax."""
+        """Return the extent of each lookup's part of the argmax."""
         return [
             ids.bags[key] * width if mode == MAX else 0
             for key, width, mode in zip(self.keys, self.columns(), self.modes, strict=True)
         ]
 
     def output_shape(self, ids: Ids) -> list[int]:
-        """The shape of the result."""
+        """Return the shape of the result."""
         total = sum(self.sizes(ids))
         return [ids.bags[self.keys[0]], total] if ids.side_by_side else [total]
 
     def lists(self, ids: Ids) -> tuple[list[int], list[int], list[int], list[int], list[int], bool]:
-        """The arguments that all operators have: tables, keys, modes, bags, padding_idx, side_by_side."""
+        """Return the arguments that all operators have: tables, keys, modes, bags, padding_idx, side_by_side."""
         return (
             list(self.tables),
             list(self.keys),
@@ -145,7 +145,7 @@ class Plan(NamedTuple):
     # ---- Operators --------------------------------------------------------------------------------------------------
 
     def forward(self, weights: list[Tensor], ids: Ids, behind: Behind = CURRENT) -> Row:
-        """Results and argmax, from the storage of the tables or with what brings it up to date."""
+        """Return results and argmax, from the tables as stored or, given ``behind``, from rows brought up to date."""
         lists = self.lists(ids)
         with below_autograd():
             if not behind.last_steps:
@@ -157,9 +157,9 @@ class Plan(NamedTuple):
 
     def gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
         """
-        The gradient of the tables that are wanted.
+        Return the gradient of the wanted tables.
 
-        ``kind`` is ``"dense"``, for a list of tensors, or ``"sparse"``, for lists of values and of rows.
+        With ``kind`` ``"dense"`` it is a list of tensors, with ``"sparse"`` a list of values and one of rows.
         """
         if self.scale_grad_by_freq:
             return self._scaled_gradient(kind, grad, ids, argmax)
@@ -175,7 +175,7 @@ class Plan(NamedTuple):
         )
 
     def _scaled_gradient(self, kind: str, grad: Tensor, ids: Ids, argmax: Tensor | None) -> Any:
-        """The one table's gradient by the operators of single tables, which divide by the number of occurrences."""
+        """Return the only table's gradient by the operators of single tables, which divide by occurrences."""
         shape = (-1, self.dims[0])
         won = None if self.modes[0] != MAX or argmax is None else argmax.reshape(shape)
         operator = getattr(_ops, f"embedding_{kind}_backward").default
@@ -193,7 +193,7 @@ class Plan(NamedTuple):
         ids: Ids,
         argmax: Tensor | None,
     ) -> None:
-        """Step the wanted tables, which are the group's."""
+        """Step the wanted tables, which are those of the group."""
         with below_autograd():
             _ops.embedding_collection_update_.default(
                 weights,
@@ -213,13 +213,13 @@ class Plan(NamedTuple):
                 group.maximize,
                 group.rounding_seeds,
             )
-        # Below autograd nobody counts.
+        # Below autograd an operator does not count a version.
         torch.autograd.graph.increment_version(group.parameters)
 
     def weights_gradient(
         self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, behind: Behind = CURRENT
     ) -> Tensor:
-        """The gradient of ``per_sample_weights``."""
+        """Return the gradient of ``per_sample_weights``."""
         states, last_steps, history, *rule = behind
         return _ops.embedding_collection_weights_backward.default(
             grad.contiguous(),
@@ -236,11 +236,11 @@ class Plan(NamedTuple):
 
 def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tensor:
     """
-    Several parts' results in the order of the lookups.
+    Join the results of several parts in the order of the lookups.
 
     Args:
-        parts: of each part its lookups' numbers, its result, and the extents of its lookups in the result's last
-            dimension.
+        parts: for each part the numbers of its lookups, its result, and the extents of its lookups in the result's
+            last dimension.
     """
     if len(parts) == 1:
         return parts[0][1]
@@ -251,7 +251,7 @@ def joined(parts: Sequence[tuple[Sequence[int], Tensor, Sequence[int]]]) -> Tens
 
 
 def part_of(lookups: Sequence[int], whole: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The results of some lookups, cut out of all."""
+    """Return the results of some lookups, cut out of ``whole``, the results of all."""
     if len(lookups) == len(sizes):
         return whole
     ends = [0, *accumulate(sizes)]

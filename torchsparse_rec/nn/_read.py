@@ -1,4 +1,4 @@
-"""Reading tables whose rows may be behind: their values now, whatever the storage says. Nothing is written."""
+"""Reading tables with stale rows: rows are brought up to date as they are read, and nothing is written."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Reading(NamedTuple):
-    """What a lookup found."""
+    """The result of a lookup, and for maxima the positions of the ids that gave them."""
 
     output: Tensor
     argmax: Tensor
 
 
 def owned_table(weight: Tensor) -> Table:
-    """The table of a module's parameter, whose lookups we see to. Copies of modules have new parameters."""
+    """Return the table of a module's parameter, marked as owned: copies of modules have parameters not marked yet."""
     table = table_of(weight)
     if not table.owned:
         table.mark_owned()
@@ -33,7 +33,7 @@ def owned_table(weight: Tensor) -> Table:
 
 
 class Part(NamedTuple):
-    """Tables that one call reads: those of one clock, or of none, and their tensors."""
+    """Tables that one call reads, all on one clock or without any, and their tensors."""
 
     clock: Clock | None
     places: list[int]
@@ -42,11 +42,11 @@ class Part(NamedTuple):
     last_steps: list[Tensor]
 
     def lock(self) -> AbstractContextManager:
-        """Held from :meth:`behind` until the tables are read: others may bring them up to date at any time."""
+        """Return the lock to hold from :meth:`behind` until the tables are read: other threads may flush them."""
         return nullcontext() if self.clock is None else self.clock.lock
 
     def behind(self) -> Behind:
-        """What brings the rows up to date."""
+        """Return the arguments that bring the rows up to date, or ``CURRENT`` if none is stale."""
         clock = self.clock
         if clock is None or all(rows.current == clock.step for rows in self.all_rows):
             return CURRENT
@@ -56,10 +56,10 @@ class Part(NamedTuple):
 
 class Tables:
     """
-    Tables that are looked up together, and what is known of them.
+    Tables that are looked up together, grouped by the calls that read them.
 
     Args:
-        weights: their parameters, as they are stored. Whoever keeps the object sees to it that they still are.
+        weights: the tables' parameters, as they are stored. The keeper of the object checks that they still are.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -68,16 +68,16 @@ class Tables:
         self.refresh()
 
     def is_behind(self) -> bool:
-        """Whether a row of one of them may be behind its storage."""
+        """Say whether a row of one of the tables may be stale."""
         return any(part.behind() is not CURRENT for part in self.refresh()._parts)
 
     def refresh(self) -> Tables:
-        """Gather anew what has changed; return the object."""
+        """Regroup the tables if their optimizers, clocks or states have changed; return the object."""
         if self._changes == changes():
             return self
         self.tables = [owned_table(weight) for weight in self.weights]
         self.set = frozenset(self.tables)
-        # Those without a clock, and those whose weights no clock moves, together.
+        # Tables without a clock and tables whose weights their clock does not move form one group.
         found: dict[Clock | None, Part] = {}
         for k, table in enumerate(self.tables):
             rows = table.rows
@@ -92,7 +92,7 @@ class Tables:
         return self
 
     def parts(self) -> list[Part]:
-        """What to read by which call."""
+        """Return the tables in groups, each of which one call reads."""
         parts = self.refresh()._parts
         if len(parts) == 1 or self.is_behind():
             return parts
@@ -100,7 +100,7 @@ class Tables:
 
 
 def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
-    """Look up the present values of rows, without a gradient."""
+    """Look up rows, brought up to date, without a gradient."""
     parts, weights = tables.parts(), tables.weights
     if len(parts) == 1:
         with parts[0].lock():
@@ -116,19 +116,19 @@ def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
 
 
 def versions(weights: Sequence[Tensor]) -> list[int]:
-    """A record of the tables' values: it differs after any update, and not where rows were only made current."""
+    """Return a number for each table, which every update changes and a flush does not."""
     with as_stored():
         return [weight._version + _is_to_be_written(table_of(weight)) for weight in weights]
 
 
 def _is_to_be_written(table: Table) -> bool:
-    """Whether making all rows current will write the weight, once until the next step."""
+    """Say whether a flush would write the weight: it does so once until the next step."""
     rows = table.rows
     return rows is not None and rows.clock.history is not None and rows.current != rows.clock.step
 
 
 def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
-    """The gradient of ``per_sample_weights``, from the tables' present values."""
+    """Return the gradient of ``per_sample_weights``, from rows brought up to date."""
     total = None
     with torch.no_grad(), as_stored():
         for part in tables.parts():
@@ -145,10 +145,10 @@ def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output:
 
 def check_unchanged(weights: Sequence[Tensor], before: list[int]) -> None:
     """
-    Raise unless the tables are as a lookup found them.
+    Check that the tables have the values that a lookup found.
 
     Raises:
-        RuntimeError: a table has been updated since.
+        RuntimeError: a table has been updated since the lookup.
     """
     if versions(weights) != before:
         raise RuntimeError(
@@ -157,15 +157,15 @@ def check_unchanged(weights: Sequence[Tensor], before: list[int]) -> None:
         )
 
 
-# ---- Lookups with gradients of a layout of torch's -------------------------------------------------------------------
+# ---- Lookups with strided and COO gradients --------------------------------------------------------------------------
 
 
 class _Behind(torch.autograd.Function):
-    """A lookup of tables of which rows may be behind, and its gradients."""
+    """A lookup of tables with stale rows, and its gradients."""
 
     @staticmethod
     def forward(ctx, plan, kind, bags, side_by_side, tables, indices, offsets, per_sample_weights, *weights):
-        """``weights`` are those of the tables, for autograd to see."""
+        """Look up the tables; autograd needs their ``weights`` as arguments of their own."""
         ids = Ids(indices, offsets, per_sample_weights, bags, side_by_side)
         output, argmax = read(plan, tables, ids)
         ctx.plan, ctx.kind, ctx.bags, ctx.side_by_side, ctx.tables = plan, kind, bags, side_by_side, tables
@@ -198,6 +198,6 @@ class _Behind(torch.autograd.Function):
 
 
 def look_up_behind(plan: Plan, kind: str, tables: Tables, ids: Ids) -> Tensor:
-    """The result of a lookup whose tables get gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
+    """Return the result of a lookup that gives its tables gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
     inputs = (*ids[:3], *tables.weights)
     return _Behind.apply(plan, kind, ids.bags, ids.side_by_side, tables, *inputs)  # type: ignore[no-any-return]

@@ -48,7 +48,7 @@ def _adagrad_obstacle(group: dict[str, Any]) -> str | None:
     return "fused=True refuses sparse gradients" if group.get("fused") else None
 
 
-# By exact class: what a subclass does with a gradient is unknown.
+# The key is the exact class: what a subclass does with a gradient is unknown.
 _OBSTACLES: dict[type, Callable[[dict[str, Any]], str | None]] = {
     SGD: _sgd_obstacle,
     Adagrad: _adagrad_obstacle,
@@ -74,7 +74,7 @@ class Announced:
         self.group, self.position = places[0]
 
     def obstacle(self, weight: Tensor) -> str | None:
-        """Why the gradient must be dense, or None. Looked up anew each time: schedules change hyperparameters."""
+        """Return why the gradient must be dense, or None; each time anew, as schedules change hyperparameters."""
         optimizer = self.optimizer()
         if optimizer is None:
             return "the announced optimizer no longer exists"
@@ -87,7 +87,7 @@ class Announced:
         return rule(group)
 
     def name(self) -> str:
-        """The class of the optimizer."""
+        """Return the name of the optimizer's class."""
         return _name(self.optimizer())
 
 
@@ -99,7 +99,7 @@ def _name(optimizer: Optimizer | None) -> str:
 
 
 class AutoChoice:
-    """What ``"auto"`` remembers of one table: how many ids its lookups have, its optimizer, and the last choice."""
+    """The state of ``"auto"`` for one table: how many ids its lookups have, its optimizer, and the last choice."""
 
     def __init__(self) -> None:
         self.lookups = 0
@@ -109,24 +109,24 @@ class AutoChoice:
         self.settled = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies keep the estimate; the optimizer, which knows the original's parameter, must be announced again."""
+        """Return the estimate alone: a copy has another parameter, so its optimizer must be announced again."""
         return self.estimate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See :meth:`__getstate__`."""
+        """Take over the result of :meth:`__getstate__`."""
         self.__init__()  # type: ignore[misc]
         self.restore(state)
 
     def estimate(self) -> dict[str, int]:
-        """What a state_dict keeps."""
+        """Return the estimate in the form that a state_dict keeps."""
         return {"lookups": self.lookups, "ids": self.ids}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Take over a saved estimate."""
+        """Take over an estimate that :meth:`estimate` returned."""
         self.lookups, self.ids = state["lookups"], state["ids"]
 
     def announce(self, optimizer: Optimizer, weight: Tensor) -> None:
-        """Learn which optimizer of torch updates the table, and choose anew."""
+        """Take note of the optimizer of torch that updates the table, and choose anew."""
         self.announced = Announced(optimizer, weight)
 
     @property
@@ -141,14 +141,14 @@ class AutoChoice:
             self.ids += ids
 
     def optimizer(self, weight: Tensor) -> str:
-        """Which optimizer updates the table: its class's name, after ``"torch."`` if it is torch's."""
+        """Return the name of the class of the optimizer that updates the table, after ``"torch."`` if it is torch's."""
         ours = table_of(weight).optimizer
         if ours is not None:
             return type(ours).__name__
         return f"torch.{self.announced.name()}" if self.announced is not None else "none"
 
     def obstacle(self, weight: Tensor) -> str | None:
-        """Why the gradient must be dense, or None."""
+        """Return why the gradient must be dense, or None."""
         ours = table_of(weight).optimizer
         if ours is not None:
             return ours.sparse_obstacle(weight)
@@ -184,7 +184,7 @@ class AutoChoice:
         return self.mode
 
     def may_fuse(self, weight: Tensor) -> bool:
-        """Whether backward may update the table: its optimizer says so, and nothing looks at a gradient."""
+        """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""
         ours = table_of(weight).optimizer
         return ours is not None and ours.in_backward and weight.grad is None and not has_hooks(weight)
 
@@ -218,7 +218,7 @@ class AutoChoice:
 
 
 def as_bytes(count: int) -> str:
-    """A number of bytes in the largest unit it fills."""
+    """Return a number of bytes as text, in the largest unit it fills."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"

@@ -18,7 +18,7 @@ __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig", "Pool
 
 class PoolingType(enum.Enum):
     """
-    How the rows of a bag become one, see :func:`torchsparse_rec.ops.embedding_bag`.
+    The ways to pool the rows of a bag into one, see :func:`torchsparse_rec.ops.embedding_bag`.
 
     Example:
         >>> PoolingType("MEAN")
@@ -31,34 +31,35 @@ class PoolingType(enum.Enum):
     MAX = "MAX"
 
 
-# TorchRec's DataType by its values.
+# The dtypes by the values of TorchRec's DataType.
 _DTYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16, "FP64": torch.float64}
 
 
 @dataclass
 class BaseEmbeddingConfig:
     """
-    One table.
+    The description of one table of a collection.
 
     Args:
-        num_embeddings: its rows.
+        num_embeddings: rows of the table.
         embedding_dim: elements of a row, at least 1.
-        name: unlike the other tables', without a dot: the key of its state.
-        data_type: of its elements: a torch.dtype, TorchRec's DataType, or the value of one, ``"FP32"`` (the default),
-            ``"FP16"``, ``"BF16"`` or ``"FP64"``.
-        feature_names: the features that look it up, at least one.
-        weight_init_max: rows start uniformly distributed between the two. Default ``1 / sqrt(num_embeddings)``.
-        weight_init_min: default ``-weight_init_max``'s default.
-        init_fn: starts the rows instead: it is given the table and writes it.
+        name: the table's key in the ``state_dict``: without a dot, and distinct in a collection.
+        data_type: the type of the elements: a torch.dtype, TorchRec's DataType, or the value of one, ``"FP32"`` (the
+            default), ``"FP16"``, ``"BF16"`` or ``"FP64"``.
+        feature_names: the features that look up the table, at least one.
+        weight_init_max: the upper bound of the rows, which start uniformly distributed. Default
+            ``1 / sqrt(num_embeddings)``.
+        weight_init_min: their lower bound. Default ``-1 / sqrt(num_embeddings)``.
+        init_fn: a function that is given the table and initialises it instead.
         padding_idx: a row that counts in no bag and gets no gradient. Default: none. (Not in TorchRec.)
-        ev_option: makes the table an :class:`EmbeddingVariable` with these options, which takes ids of any range:
+        ev_option: makes the table an :class:`EmbeddingVariable` with these options, which takes keys of any range:
             ``num_embeddings`` is then how many rows it has at first. Default: a table of fixed size. (Not in TorchRec.)
-        initializer: with ``ev_option``, how rows begin, as of :class:`EmbeddingVariable`. Default: as
+        initializer: with ``ev_option``, how rows start, as for :class:`EmbeddingVariable`. Default: as
             ``weight_init_max`` and ``weight_init_min`` or ``init_fn`` say.
-        max_norm: the largest norm with which a row counts: a longer one is clipped as it is read, before it is pooled,
-            and the derivative goes through that; the table stays as it is, unlike that of ``torch.nn.Embedding``. It
-            costs a row for each id, on CUDA bags wait for the device, and ``torch.compile`` breaks the graph there.
-            Default: none. (Not in TorchRec.)
+        max_norm: the largest norm with which a row counts: a longer row is clipped as it is read, before it is pooled,
+            and the derivative goes through the clipping; the table stays as it is, unlike that of
+            ``torch.nn.Embedding``. It takes memory for a row for each id, pooling waits for a CUDA device, and
+            ``torch.compile`` breaks the graph there. Default: none. (Not in TorchRec.)
 
     Source: ``torchrec.modules.embedding_configs``.
     """
@@ -77,15 +78,15 @@ class BaseEmbeddingConfig:
     max_norm: float | None = None
 
     def num_features(self) -> int:
-        """How many features look it up."""
+        """Return how many features look up the table."""
         return len(self.feature_names)
 
     def get_weight_init_max(self) -> float:
-        """The upper bound of the rows at the start."""
+        """Return the upper bound of the rows at the start."""
         return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
 
     def get_weight_init_min(self) -> float:
-        """The lower bound of the rows at the start."""
+        """Return the lower bound of the rows at the start."""
         return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
 
 
@@ -96,7 +97,7 @@ class EmbeddingBagConfig(BaseEmbeddingConfig):
 
     Args:
         pooling: a :class:`PoolingType`, TorchRec's, or its name in any case: ``"sum"`` (the default), ``"mean"``,
-            ``"sqrtn"`` or ``"max"``. All others: as for :class:`BaseEmbeddingConfig`.
+            ``"sqrtn"`` or ``"max"``. All other arguments: as for :class:`BaseEmbeddingConfig`.
 
     Source: ``torchrec.modules.embedding_configs.EmbeddingBagConfig``.
 
@@ -127,7 +128,7 @@ class EmbeddingConfig(BaseEmbeddingConfig):
 
 
 def as_pooling(pooling: Any) -> PoolingType:
-    """One of ours for ours, TorchRec's or a name."""
+    """Return the :class:`PoolingType` for one of ours, one of TorchRec's or a name."""
     value = getattr(pooling, "value", pooling)
     try:
         return PoolingType(value.upper())
@@ -137,7 +138,7 @@ def as_pooling(pooling: Any) -> PoolingType:
 
 
 def as_dtype(data_type: Any) -> torch.dtype:
-    """The torch.dtype of a config's ``data_type``."""
+    """Return the torch.dtype of a config's ``data_type``."""
     if isinstance(data_type, torch.dtype):
         found = data_type if data_type in _DTYPES.values() else None
     else:
@@ -148,7 +149,7 @@ def as_dtype(data_type: Any) -> torch.dtype:
 
 
 def embedding_names_by_table(tables: list[Any]) -> list[list[str]]:
-    """Of each table, the names of its results: the feature, or ``feature@table`` where several tables have it."""
+    """Return the names of each table's results: the feature, or ``feature@table`` if several tables have it."""
     seen: dict[str, int] = {}
     for config in tables:
         for feature in config.feature_names:

@@ -1,4 +1,4 @@
-"""What concerns every table of a model at once: conversion from torch's modules and back, optimizer, explanations."""
+"""Functions for all tables of a model at once: conversion from torch's modules and back, optimizers, explanations."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _CONVERTED: dict[type, type[GradModeMixin]] = {torch.nn.Embedding: Embedding, to
 
 def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn.Module:
     """
-    Turn every ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` of a model into ours, in place.
+    Turn every ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` of a model into this package's class, in place.
 
     The module objects stay and change their class, so everything that refers to them or that they hold stays as it was:
     Parameter objects (an optimizer made before goes on), buffers, hooks, training flags, modules shared between places.
 
-    A subclass of torch's two classes becomes a class that extends it and ours, if it leaves ``forward`` and ``weight``
-    alone. A warning names those that do not, which stay as they are, and says so if nothing was changed. Tables already
-    converted keep their grad_mode.
+    A module whose class extends one of torch's two gets a class that extends both its own and this package's, unless
+    its class overrides ``forward`` or computes ``weight``: such modules stay as they are, and a warning names them. A
+    warning also tells if nothing was changed. Tables already converted keep their grad_mode.
 
     Args:
         model: the model, or a table itself.
-        grad_mode: of the converted tables, see :class:`Embedding`. Default None: each follows its ``sparse``.
+        grad_mode: the mode of the converted tables, see :class:`Embedding`. Default None: each follows its ``sparse``.
 
     Returns:
         ``model``.
@@ -66,11 +66,11 @@ def convert(model: torch.nn.Module, *, grad_mode: str | None = None) -> torch.nn
 
 def revert(model: torch.nn.Module) -> torch.nn.Module:
     """
-    Turn every :class:`Embedding` and :class:`EmbeddingBag` of a model into torch's, in place: for exporters.
+    Turn every :class:`Embedding` and :class:`EmbeddingBag` of a model into torch's, in place, for exporters.
 
-    All rows are brought up to date first, and the tables have the same bits afterwards. What :func:`convert` keeps
-    stays here too; gradients follow ``sparse``. A warning names tables that torch has no module for, which stay as they
-    are: collections, tables that grow, mode ``"sqrtn"``; and says so if nothing was changed.
+    All rows are brought up to date first; the conversion changes no bit of them. What :func:`convert` keeps is kept
+    here too; gradients then follow ``sparse``. Tables for which torch has no module stay as they are, and a warning
+    names them: collections, tables that grow, mode ``"sqrtn"``. A warning also tells if nothing was changed.
 
     Args:
         model: the model, or a table itself.
@@ -103,7 +103,7 @@ def _change_all(
     why_not: Callable[[Any], str | None],
     change: Callable[[torch.nn.Module], None],
 ) -> None:
-    """Change modules, of ``what``, where there is no reason against it; warn of those, and if there are none."""
+    """Change the modules for which ``why_not`` gives no reason; warn of the others, or that there are no modules."""
     left = []
     for name, module in modules:
         why = why_not(module)
@@ -134,7 +134,7 @@ def _why_not_reverted(module: torch.nn.Module) -> str | None:
 
 @cache
 def _ours(theirs: Any) -> type:
-    """Our class for one of torch's, or for one that extends it."""
+    """Return this package's class for one of torch's, or for a class that extends one."""
     if theirs in _CONVERTED:
         return _CONVERTED[theirs]
     ours = next(ours for base, ours in _CONVERTED.items() if issubclass(theirs, base))
@@ -143,12 +143,12 @@ def _ours(theirs: Any) -> type:
 
 
 def _theirs(ours: type) -> type | None:
-    """The reverse."""
+    """Return the class from which :func:`_ours` gave ``ours``, or None."""
     return ours.__dict__.get("_extends") or {ours: theirs for theirs, ours in _CONVERTED.items()}.get(ours)
 
 
 def _reduced(module: torch.nn.Module, protocol: object) -> tuple:
-    """For copies and pickles, which do not find the class by its name."""
+    """Return how copies and pickles make the module again: they cannot find its class by name."""
     return _remade, (_theirs(type(module)),), module.__getstate__()  # type: ignore[misc]
 
 
@@ -159,11 +159,11 @@ def _remade(theirs: type) -> torch.nn.Module:
 
 def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
     """
-    Announce optimizers of torch to every table of a model that one of them holds: :meth:`Embedding.use_optimizer`.
+    Announce optimizers of torch to the tables of a model that they hold, by :meth:`Embedding.use_optimizer`.
 
     Args:
         model: the model, or a table itself.
-        optimizers: the optimizers that update it.
+        optimizers: the optimizers that update the model.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -188,7 +188,7 @@ def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
 
 def explain(model: torch.nn.Module) -> str:
     """
-    Say of every table of a model which layout its gradient has, and why: :meth:`Embedding.explain` for all.
+    Say for every table of a model which layout its gradient has, and why, by :meth:`Embedding.explain`.
 
     Args:
         model: the model, or a table itself.

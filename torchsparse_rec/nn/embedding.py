@@ -20,7 +20,7 @@ __all__ = ["Embedding"]
 
 
 def check_padding_idx(module: str, padding_idx: int | None, num_embeddings: int) -> None:
-    """Raise unless ``padding_idx`` is None or a row, counted from the front or, negative, from the end."""
+    """Raise ``ValueError`` unless ``padding_idx`` is None or a row, counted from the end if it is negative."""
     if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
         raise ValueError(
             f"{module}: padding_idx must be None or in [{-num_embeddings}, {num_embeddings}), got {padding_idx}"
@@ -34,26 +34,26 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     Args:
         num_embeddings: rows of the table.
         embedding_dim: elements of a row, at least 1.
-        padding_idx: a row that starts as zeros and gets no gradient; negative: counted from the end. Default: none.
+        padding_idx: a row that starts as zeros and gets no gradient, counted from the end if negative. Default: none.
         max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
         norm_type: the p of that norm. Default 2.
         scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
-        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one. Without gradient it may hold
+        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one. Without gradient it may hold
             integers, whose lookups wait for a CUDA device once, to check the ids.
         _freeze: make a table without gradient. Default False.
-        device: where a drawn table lives.
-        dtype: of a drawn table: float16, bfloat16, float32 or float64.
-        grad_mode: the layout of the table's gradient. All give the same parameters after a step, to rounding.
+        device: the device of a random table.
+        dtype: the dtype of a random table: float16, bfloat16, float32 or float64.
+        grad_mode: the layout of the table's gradient. All modes give the same parameters after a step, to rounding.
 
             * ``None`` (default): as ``sparse`` says;
             * ``"dense"``: strided, ``[num_embeddings, embedding_dim]``;
             * ``"sparse"``: COO with unique, sorted rows, marked coalesced where one lookup contributed;
-            * ``"fused"``: none: ``backward()`` updates the rows that occur, for the optimizer of
-              :mod:`torchsparse_rec.optim` that holds the table, made with ``in_backward=True``. The least time and
-              memory; but nothing can be accumulated over backwards, clipped or scaled, and what would be wrong for
-              that raises;
-            * ``"auto"``: the one that a cost model finds cheapest among those that the optimizer takes exactly: dense
+            * ``"fused"``: no gradient: ``backward()`` updates the rows that occur, with the optimizer of
+              :mod:`torchsparse_rec.optim` that holds the table, made with ``in_backward=True``. It takes the least
+              time and memory, but gradients cannot be accumulated over backwards, clipped or scaled, which raises
+              (only torch's own clipping may skip the table silently);
+            * ``"auto"``: the mode that a cost model finds cheapest among those that the optimizer takes exactly: dense
               and sparse for ours, and fused if it was made with ``in_backward=True``; dense and sparse for one of
               torch's announced with :meth:`use_optimizer`; else dense. :meth:`explain` says which and why.
 
@@ -67,9 +67,9 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
     Raises:
         IndexError: an id outside ``[0, num_embeddings)``, named with its position (on CUDA: by a later call).
         ValueError: wrong dtypes, padding_idx or grad_mode.
-        RuntimeError: in ``"fused"``, where backward() could not update the table as everybody expects: no optimizer
-            with ``in_backward=True`` holds it; it has a ``.grad`` or a hook, or is in a DistributedDataParallel; a
-            second backward() before the optimizer's ``step()``; a hyperparameter changed between the two.
+        RuntimeError: in ``"fused"``: no optimizer with ``in_backward=True`` holds the table; it has a ``.grad`` or a
+            hook, or is in a DistributedDataParallel; a second backward() before the optimizer's ``step()``; a
+            hyperparameter that changed between backward() and ``step()``.
 
     Source: ``torch.nn.Embedding``, ``tf.keras.layers.Embedding``.
 
@@ -143,7 +143,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         return rows.reshape(*input.shape, weight.shape[1])
 
     def extra_repr(self) -> str:
-        """As torch's, with the gradient mode where one was chosen."""
+        """Return torch's text, with the gradient mode unless it is None."""
         mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
         return self._torchs_repr(torch.nn.Embedding) + mode
 

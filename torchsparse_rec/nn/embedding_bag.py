@@ -22,7 +22,7 @@ _MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQ
 
 
 def _check_shapes(input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None) -> None:
-    """Raise unless the arguments of a lookup fit each other."""
+    """Raise ``ValueError`` unless the arguments of a lookup fit each other."""
     if input.dim() not in (1, 2):
         raise ValueError(f"EmbeddingBag: input must have rank 1 or 2, got shape {tuple(input.shape)}")
     if input.dim() == 2 and offsets is not None:
@@ -56,19 +56,19 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         max_norm: rows that are looked up are first scaled down, in place, to this norm. Default: no limit.
         norm_type: the p of that norm. Default 2.
         scale_grad_by_freq: divide each row's gradient by its number of occurrences in the lookup. Default False.
-        mode: how a bag's rows ``x`` with weights ``w`` (1 without) become one. Zero denominators give 0.
+        mode: how a bag's rows ``x`` with weights ``w`` (1 if none are given) become one. Zero denominators give 0.
 
             * ``"sum"``: ``sum(w x)``;
             * ``"mean"`` (default): ``sum(w x) / sum(w)``;
             * ``"sqrtn"``: ``sum(w x) / sqrt(sum(w^2))``;
             * ``"max"``: the elementwise maximum, without weights.
         sparse: the layout of the gradient when ``grad_mode`` is None. Default False: dense.
-        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a drawn one.
-        include_last_offset: ``offsets`` has one element more than there are bags, where the last bag ends: the length
-            of the input. (Of ids after it torch leaves out some in forward and counts them in backward.) Default False.
+        _weight: the table, ``[num_embeddings, embedding_dim]``, instead of a random one.
+        include_last_offset: ``offsets`` has one element more than there are bags: the end of the last bag, which is the
+            length of the input. (torch allows ids after it, and counts some of them in backward only.) Default False.
         padding_idx: a row that starts as zeros, is left out of the bags and gets no gradient. Default: none.
-        device: where a drawn table lives.
-        dtype: of a drawn table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
+        device: the device of a random table.
+        dtype: the dtype of a random table: float16, bfloat16 (summed in float32, rounded once), float32 or float64.
         grad_mode: as for :class:`Embedding`.
 
     Shape:
@@ -168,7 +168,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
     def _bags(
         self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The ids in one row, where their bags start and the last one ends, and their weights."""
+        """Return the ids in one row, the starts of their bags with the end of the last one, and their weights."""
         if input.is_nested:
             weights = None if per_sample_weights is None else per_sample_weights.values()
             return input.values(), input.offsets(), weights  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         return input, offsets, per_sample_weights
 
     def extra_repr(self) -> str:
-        """As torch's, with the gradient mode where one was chosen."""
+        """Return torch's text, with the gradient mode unless it is None."""
         mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
         return self._torchs_repr(torch.nn.EmbeddingBag) + mode
 

@@ -22,22 +22,22 @@ _MODES = {"SUM": _reduction.SUM, "MEAN": _reduction.MEAN, "SQRTN": _reduction.SQ
 
 class EmbeddingBagCollection(Collection):
     """
-    Tables whose lookups are pooled, all looked up by one operator call, and their gradients made by another.
+    Tables with pooled lookups: one operator call looks up all of them, and another makes their gradients.
 
     A collection gives the bits that :class:`EmbeddingBag` gives table by table.
 
     Args:
-        tables: an :class:`EmbeddingBagConfig` for each table, or TorchRec's. Dims, poolings and dtypes may differ, and
-            several tables may have a feature in common, and several features a table.
+        tables: an :class:`EmbeddingBagConfig` for each table, or TorchRec's. Dims, poolings and dtypes may differ;
+            several tables may share a feature, and several features a table.
         is_weighted: whether the features come with weights, one for each id. Default False: weights are ignored.
         device: where the tables are made. Default: torch's default device.
         grad_mode: the layout of the tables' gradients.
 
             * ``None`` (default) and ``"dense"``: strided;
             * ``"sparse"``: COO with unique, sorted rows;
-            * ``"fused"``: none: ``backward()`` updates the rows that occur, for an optimizer of
+            * ``"fused"``: no gradient: ``backward()`` updates the rows that occur, with an optimizer of
               :mod:`torchsparse_rec.optim` made with ``in_backward=True``, see :class:`Embedding`;
-            * ``"auto"``: for each table the cheapest that its optimizer takes exactly, see :meth:`explain`.
+            * ``"auto"``: for each table the cheapest mode that its optimizer takes exactly, see :meth:`explain`.
 
     Shape:
         ``features``: a :class:`KeyedJaggedTensor` (ours or TorchRec's), or a mapping from names to features in any
@@ -47,7 +47,7 @@ class EmbeddingBagCollection(Collection):
 
     Raises:
         IndexError: an id outside its table, named with its position (on CUDA: by a later call).
-        ValueError: tables without or with equal names; features that are missing; batch sizes that differ and no
+        ValueError: tables without names or with equal ones; features that are missing; batch sizes that differ without
             ``inverse_indices`` (see :meth:`lookup`).
 
     Each table is a parameter of its own, ``embedding_bags.<name>.weight``, the key that TorchRec's class has.
@@ -82,16 +82,16 @@ class EmbeddingBagCollection(Collection):
         modes = [_MODES[as_pooling(config.pooling).value] for config in tables]
         super().__init__(tables, modes, device, grad_mode)
         self._is_weighted = is_weighted
-        # What a KeyedTensor has beside its values: here nothing of it needs to be checked.
+        # The fields of a KeyedTensor besides its values, for results: they need no check.
         self._form = tuple(self._names), tuple(self._widths), 1
         self._width = sum(self._widths)
 
     def is_weighted(self) -> bool:
-        """Whether the features come with weights."""
+        """Say whether the features come with weights."""
         return self._is_weighted
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """What the tables were made from."""
+        """Return the configs of the tables."""
         return list(self._configs)
 
     def forward(self, features: Any) -> KeyedTensor:
@@ -122,13 +122,13 @@ class EmbeddingBagCollection(Collection):
 
     def lookup(self, features: Any) -> dict[str, Tensor]:
         """
-        The same as plain tensors, for features of any batch sizes.
+        Look up and pool features, which may have different batch sizes; return plain tensors.
 
         Args:
             features: as for the module.
 
         Returns:
-            By name, ``[B, dim]`` with the feature's own batch size B.
+            A dict from names to tensors ``[B, dim]``, with the feature's own batch size B.
         """
         self._refuse_tracing()
         x = as_keyed_jagged_tensor(features, self._wanted(features), type(self).__name__)
@@ -137,7 +137,7 @@ class EmbeddingBagCollection(Collection):
         return dict(zip(self._names, self._split(x, bags, result), strict=True))
 
     def _lengths(self, x: KeyedJaggedTensor) -> list[int] | None:
-        # To read them back from a device takes time, and only tables that grow need them.
+        # None where no table grows: to read the lengths back from a device takes time.
         return x.length_per_key() if self._growing else None
 
     def _ids(self, x: KeyedJaggedTensor, bags: list[int], side_by_side: bool) -> Ids:
@@ -152,7 +152,7 @@ class EmbeddingBagCollection(Collection):
 
 class EmbeddingCollection(Collection):
     """
-    Tables looked up without pooling, one row per id: sequences.
+    Tables looked up without pooling, one row per id, for sequences.
 
     Args:
         tables: an :class:`EmbeddingConfig` for each table, or TorchRec's; as for :class:`EmbeddingBagCollection`.
@@ -164,8 +164,8 @@ class EmbeddingCollection(Collection):
         ``features`` as for :class:`EmbeddingBagCollection`. The result is a dict from names to
         :class:`JaggedTensor`, whose values are ``[N, dim]``: the rows of the feature's N ids, with its lengths.
 
-    On CUDA, a KeyedJaggedTensor of several features of which it is not known how many ids each has waits for the
-    device once to read that back (see :meth:`KeyedJaggedTensor.sync`).
+    On CUDA, a KeyedJaggedTensor of several features that does not know yet how many ids each feature has waits once for
+    the device, to read the numbers back (see :meth:`KeyedJaggedTensor.sync`).
 
     Each table is a parameter of its own, ``embeddings.<name>.weight``.
 
@@ -192,11 +192,11 @@ class EmbeddingCollection(Collection):
         self._need_indices = need_indices
 
     def need_indices(self) -> bool:
-        """Whether the results carry the ids."""
+        """Say whether the results carry the ids as their weights."""
         return self._need_indices
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """What the tables were made from."""
+        """Return the configs of the tables."""
         return list(self._configs)
 
     def forward(self, features: Any) -> dict[str, JaggedTensor]:

@@ -1,4 +1,4 @@
-"""Which layout a table's gradient has: the modes of single tables and of collections, and what ``explain()`` says."""
+"""The gradient modes of single tables and of collections: the layout of a table's gradient, and ``explain()``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HasGradMode(FusedOwner):
 
     @property
     def grad_mode(self) -> str | None:
-        """``None``, ``"sparse"``, ``"dense"``, ``"fused"`` or ``"auto"``; may be set at any time."""
+        """The mode: ``None``, ``"sparse"``, ``"dense"``, ``"fused"`` or ``"auto"``; may be set at any time."""
         return self._grad_mode
 
     @grad_mode.setter
@@ -52,12 +52,12 @@ class HasGradMode(FusedOwner):
         self._forget_lookups()
 
     def __prepare_scriptable__(self) -> None:
-        """Asked by ``torch.jit.script``."""
+        """Raise ``RuntimeError``: ``torch.jit.script``, which calls this method, cannot compile the lookups."""
         raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
 
     @property
     def qconfig(self) -> Any:
-        """What ``torch.ao.quantization`` has set, on its way through a model."""
+        """The value that ``torch.ao.quantization`` sets in every module of a model; to set it warns."""
         if "_qconfig" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'qconfig'")
         return self.__dict__["_qconfig"]
@@ -81,24 +81,24 @@ class HasGradMode(FusedOwner):
             raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
 
     def _may_lag(self) -> bool:
-        """Whether rows can fall behind: where lookups have gradients by rows."""
+        """Say whether rows can become stale: only in modes whose gradients are not dense."""
         return self._grad_mode not in (None, "dense")
 
     def _reads_in_graph(self, weights: Sequence[Tensor]) -> bool:
         """
-        Whether a compiled lookup of tables that takes no gradient to them must ask for current rows.
+        Say whether a compiled lookup must bring stale rows up to date, as it gives its tables no gradient.
 
-        One with dense gradients need not: in a mode that has them, no row is behind.
+        A lookup that gives dense gradients need not: in a mode that has them, no row is stale.
         """
         wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
         return self._may_lag() and not wanted and not torch.compiler.is_exporting()
 
     def _kind_to_export(self, kind: str | None) -> str:
         """
-        That of a plain lookup: nobody asks a program in ``eval()`` for gradients by rows.
+        Return ``"dense"``, by which lookups are exported: a program in ``eval()`` needs no other gradients.
 
         Raises:
-            RuntimeError: the module is in ``train()``, and its tables train by rows.
+            RuntimeError: the module is in ``train()``, and ``kind`` is neither None nor ``"dense"``.
         """
         if self.training and kind not in (None, "dense"):
             raise RuntimeError(
@@ -108,7 +108,7 @@ class HasGradMode(FusedOwner):
         return "dense"
 
     def _kind(self, auto: AutoChoice, weight: Tensor, ids: int | None) -> str:
-        """The layout of the gradient that a lookup of ``ids`` ids gives a table, None where they are not known."""
+        """Return the layout of the gradient that a lookup of ``ids`` ids (None: unknown) gives a table."""
         if self._grad_mode != "auto" or not weight.requires_grad:
             return self._grad_mode or "dense"
         if torch.compiler.is_compiling():
@@ -118,7 +118,7 @@ class HasGradMode(FusedOwner):
         return self._choose(auto, weight)
 
     def _check_shards(self, kind: str) -> None:
-        """Raise where gradients of this kind do not reach the shards of a table."""
+        """Raise ``RuntimeError`` if ``kind`` is not ``"dense"`` and ``fully_shard`` holds the table."""
         if kind != "dense" and not torch.compiler.is_compiling() and is_in_fsdp(self):
             raise RuntimeError(
                 f"grad_mode={kind!r}: the table is in fully_shard, which adds up strided gradients over processes and "
@@ -128,7 +128,7 @@ class HasGradMode(FusedOwner):
     def _choose(self, auto: AutoChoice, weight: Tensor) -> str:
         before, chosen = auto.mode, auto.choose(weight)
         if chosen != before:
-            table_of(weight).make_current()  # as the setter does: see _reads_in_graph
+            table_of(weight).make_current()  # as the setter of grad_mode does: see _reads_in_graph
         return chosen
 
     def _explain_table(self, auto: AutoChoice, weight: Tensor, title: str, default: str) -> str:
@@ -147,7 +147,7 @@ class HasGradMode(FusedOwner):
 
 @torch.compiler.disable(reason=WHY_UNTRACED)
 def forward_untraced(module: torch.nn.Module, *inputs: Tensor | None) -> Tensor:
-    """A whole lookup outside of the graph."""
+    """Call a module's ``forward`` outside of the compiled graph."""
     return module.forward(*inputs)  # type: ignore[no-any-return]
 
 
@@ -160,7 +160,7 @@ class GradModeMixin(HasGradMode, TableOwner):
     _last_plan: Plan = Plan((), (), (), (), (), ())
 
     def _init_grad_mode(self, grad_mode: str | None) -> None:
-        if "sparse" in self.__dict__:  # it was one of torch's before
+        if "sparse" in self.__dict__:  # the module was one of torch's before
             self._sparse = self.__dict__.pop("sparse")
         self._init_fused()
         self._auto = AutoChoice()
@@ -179,8 +179,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         """
         Whether the table's gradient is COO; may be set, for ``grad_mode=None``.
 
-        Whoever asks a table in ``"auto"``, as DistributedDataParallel does when it is made, settles the choice between
-        dense and sparse for good, by sizes alone: so all processes settle it alike. Make the optimizer before: without
+        In ``"auto"`` the first reading, as by DistributedDataParallel when it is made, settles the choice between dense
+        and sparse for good, by sizes alone, so that all processes settle it alike. Make the optimizer before: without
         one the choice is dense.
         """
         return self._sparse if self._grad_mode is None else gives_coo(self._grad_mode, self._auto, self)
@@ -190,7 +190,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         self._sparse = value
 
     def _torchs_repr(self, base: Any) -> str:
-        """The ``extra_repr()`` of one of torch's classes. To ask for ``sparse`` would settle a choice."""
+        """Return the ``extra_repr()`` of torch's class without reading ``sparse``, which may settle ``"auto"``."""
         return base.extra_repr(SimpleNamespace(**{**self.__dict__, "sparse": self._sparse}))  # type: ignore[no-any-return]
 
     def _stored_weights(self) -> list[Parameter]:
@@ -200,7 +200,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         """
         Tell ``"auto"`` which optimizer of torch updates this table, so that it may choose sparse gradients.
 
-        Optimizers of :mod:`torchsparse_rec.optim` make themselves known.
+        Optimizers of :mod:`torchsparse_rec.optim` need no such call.
 
         Args:
             optimizer: an optimizer that holds ``self.weight``. It is not kept alive, saved or copied.
@@ -213,18 +213,18 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _may_lag(self) -> bool:
         if self._grad_mode == "auto":
-            return self._auto.mode != "dense"  # a change to dense makes rows current
+            return self._auto.mode != "dense"  # a change to dense flushes all rows
         return super()._may_lag() or (self._grad_mode is None and self._sparse)
 
     def _gradient_kind(self, weight: Tensor, ids: int) -> str:
-        """The layout of the gradient of a lookup of so many ids."""
+        """Return the layout of the gradient that a lookup of ``ids`` ids gives the table."""
         if torch.compiler.is_exporting():
             return self._kind_to_export("sparse" if self._grad_mode is None and self._sparse else self._grad_mode)
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return "dense"
         if self._grad_mode is None:
             kind = "sparse" if self._sparse else "dense"
-        elif not is_parameter(weight):  # computed, so it has no optimizer
+        elif not is_parameter(weight):  # the weight is computed, so it has no optimizer
             return "sparse" if self._grad_mode == "sparse" else "dense"
         else:
             kind = self._kind(self._auto, weight, ids)
@@ -233,16 +233,17 @@ class GradModeMixin(HasGradMode, TableOwner):
 
     def _is_untraceable(self, weight: Tensor, ids: int) -> bool:
         """
-        Whether a compiler must leave the lookup out of its graph.
+        Say whether a compiler must leave the lookup out of its graph.
 
-        It must where rows are written first, for ``max_norm``, then read by an operator that is not given the table.
+        It must for sparse gradients, and where ``max_norm`` first writes rows that an operator then reads without being
+        given the table.
         """
         writes = self.max_norm is not None and self._may_lag() and not torch.compiler.is_exporting()
         with as_stored():
             return writes or self._gradient_kind(weight, ids) == "sparse"
 
     def _is_plain(self, weight: Tensor, kind: str) -> bool:
-        """Whether storage and gradient are those of torch's modules: then the lookup needs nothing else."""
+        """Say whether a lookup needs no more than the table as stored, and a gradient such as torch's modules give."""
         if kind == "fused" or not is_parameter(weight):
             return kind != "fused"
         if torch.compiler.is_compiling():
@@ -250,7 +251,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         return not owned_table(weight).is_behind()
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
-        """A fused lookup, or one of a table of which rows may be behind."""
+        """Look up rows in mode ``"fused"``, or of a table that may have stale rows."""
         self._refuse_tracing()
         sizes = weight.shape[0], weight.shape[1]
         plan = self._plan_of(mode, *sizes, -1 if padding is None else padding, bool(self.scale_grad_by_freq))
@@ -263,7 +264,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         return look_up_behind(plan, kind, self._held((0,), [weight]), ids)
 
     def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
-        """The plan of the one lookup: the last one again if it is equal, which is how its lookups are found fastest."""
+        """Return the plan of the module's only lookup: the last plan again if it is equal, as that is found fastest."""
         plan = Plan((0,), (0,), (mode,), (num_embeddings,), (embedding_dim,), (padding,), scaled)
         if torch.compiler.is_compiling():
             return plan
@@ -296,19 +297,19 @@ class GradModeMixin(HasGradMode, TableOwner):
 
 
 def gives_coo(grad_mode: str | None, auto: AutoChoice, table: TableOwner) -> bool:
-    """Whether a table's gradient is COO, in a mode other than None of a single table."""
+    """Say whether a table's gradient is COO in ``grad_mode``, where ``None`` counts as dense."""
     return grad_mode == "sparse" or (grad_mode == "auto" and auto.settle(table._stored_weight()) == "sparse")
 
 
 def save_estimate(auto: AutoChoice, destination: Any, prefix: str) -> None:
-    """Keep the estimate in a state_dict's metadata."""
+    """Save the estimate in a state_dict's metadata."""
     metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
     if metadata is not None and auto.lookups:
         metadata[_METADATA_KEY] = auto.estimate()
 
 
 def load_estimate(auto: AutoChoice, local_metadata: dict[str, Any]) -> None:
-    """Take it from there."""
+    """Load the estimate from a module's metadata in a state_dict, if it is there."""
     estimate = local_metadata.get(_METADATA_KEY)
     if estimate is not None:
         auto.restore(estimate)

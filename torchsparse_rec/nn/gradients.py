@@ -1,4 +1,4 @@
-"""Gradients of tables after autograd has made them: keeping sparse ones coalesced, and making them dense."""
+"""Treatment of tables' gradients after autograd: keeping sparse ones marked as coalesced, and making them dense."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _KeepCoalesced:
 
     @unserializable_hook  # copies of the tensor go without it, and need no warning
     def before(self, grad: Tensor) -> None:
-        """Remember how many rows arrive, if they are unique and sorted."""
+        """Remember how many rows an arriving gradient has, or -1 if they are not unique and sorted."""
         self.rows = grad._nnz() if grad.layout is torch.sparse_coo and grad.is_coalesced() else -1
 
     def after(self, parameter: Tensor) -> None:
-        """Mark what was stored, if it is what arrived."""
+        """Mark the stored gradient as coalesced, if it has as many rows as the one that arrived."""
         with as_stored():
             grad = grad_of(parameter)
         if grad is not None and grad.layout is torch.sparse_coo and grad._nnz() == self.rows:
@@ -62,21 +62,21 @@ def keep_coalesced(weight: Tensor) -> None:
 
 
 def has_hooks(weight: Tensor) -> bool:
-    """Whether anybody but this package has hooks on a table's gradient."""
+    """Say whether a table's gradient has hooks other than those of this package."""
     before, after = weight._backward_hooks, weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    if not before and not after:  # asked of all tables at every lookup
+    if not before and not after:  # the usual case, first, as every lookup calls this
         return False
     found = [hook for hooks in (before, after) if hooks for hook in hooks.values()]
     return not all(str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found)
 
 
 def is_in_ddp() -> bool:
-    """Whether this is within the forward of a DistributedDataParallel."""
+    """Say whether the forward of a DistributedDataParallel is running."""
     return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
 
 
 def is_in_fsdp(module: Module) -> bool:
-    """Whether ``fully_shard`` has dealt out a module's parameters."""
+    """Say whether ``fully_shard`` has sharded a module's parameters."""
     return "_is_fsdp_managed_module" in module.__dict__
 
 
@@ -84,8 +84,8 @@ def sparse_to_dense_grads(x: Any) -> Any:
     """
     Make sparse gradients dense, as TensorFlow's NCF does before it hands them to Adam.
 
-    For a training loop of one's own: optimizers such as ``torch.optim.Adam`` refuse sparse gradients. Rows that occur
-    more than once are added.
+    It serves training loops of one's own with optimizers that refuse sparse gradients, such as ``torch.optim.Adam``.
+    Rows that occur more than once are merged.
 
     Args:
         x: what to convert, in a list, tuple, mapping or other iterable (``model.parameters()``), nested or not:
@@ -93,7 +93,7 @@ def sparse_to_dense_grads(x: Any) -> Any:
             * parameters: ``.grad`` is replaced in place, and the parameters are returned;
             * gradients: tensors of any layout;
             * ``(gradient, parameter)`` pairs: the gradient is converted, the parameter left as it is;
-            * None, a gradient that is missing, stays None.
+            * None, for a gradient that is missing: it stays None.
 
     Returns:
         The same structure: lists as lists, tuples as tuples, mappings as dicts, other iterables as lists.
@@ -132,14 +132,14 @@ def _is_parameter(x: Any) -> bool:
 
 
 def _is_pair(x: Any) -> bool:
-    """Whether ``x`` is ``(gradient, parameter)``, and not two parameters or two gradients."""
+    """Say whether ``x`` is ``(gradient, parameter)``, and not two parameters or two gradients."""
     if not isinstance(x, tuple) or len(x) != 2 or not _is_parameter(x[1]):
         return False
     return x[0] is None or (isinstance(x[0], Tensor) and not _is_parameter(x[0]))
 
 
 def _like(container: Any, items: list) -> Any:
-    """``items`` in a container of the same kind."""
+    """Return ``items`` as a container of the same kind."""
     if isinstance(container, tuple):
         return type(container)(*items) if hasattr(container, "_fields") else tuple(items)
     return items

@@ -33,18 +33,18 @@ def lookup_sparse(params: Any, indices: Any, combiners: Any, sp_weights: Any = N
     Tables whose gradients are alike are looked up in one pass, whatever their dims.
 
     Args:
-        params: the tables, a list: each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
+        params: a list of tables, each an :class:`EmbeddingVariable`, a :class:`torch.nn.Embedding` or
             :class:`torch.nn.EmbeddingBag` (ours or torch's), or a parameter ``[V, D]``. One may be given several times.
-        indices: the ids, a list as long: each in one of the forms that :mod:`torchsparse_rec.jagged` takes, such as a
-            :class:`JaggedTensor`, a sparse COO tensor ``[B, L]``, ``(values, offsets)`` or a ``SparseTensor`` of
+        indices: a list of the ids for each table, in one of the forms that :mod:`torchsparse_rec.jagged` takes, such as
+            a :class:`JaggedTensor`, a sparse COO tensor ``[B, L]``, ``(values, offsets)`` or a ``SparseTensor`` of
             :mod:`torchsparse_rec.compat.tensorflow`.
-        combiners: ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each: with weights w and rows e, ``sum(w * e)``, that over
-            ``sum(w)``, or that over the root of ``sum(w * w)``.
-        sp_weights: the ids' weights, a list of tensors ``[N]``, or None for ids without; or of anything that has
-            ``values()``, or a ``SparseTensor``. Default: those that the indices carry, or 1.
+        combiners: a list with ``"sum"``, ``"mean"`` or ``"sqrtn"`` for each table: with weights w and rows e,
+            ``s = sum(w * e)``, ``s / sum(w)`` or ``s / sqrt(sum(w * w))``.
+        sp_weights: a list of the weights for each table's ids: a tensor ``[N]``, an object that has ``values()``, a
+            ``SparseTensor``, or None for ids without weights. Default: the weights that the indices carry, or 1.
 
     Returns:
-        A list of ``[B, D]``; rows of examples without ids are 0. A single tensor where ``params`` is no list.
+        A list of ``[B, D]``; rows of examples without ids are 0. A single tensor if ``params`` is not a list.
 
     Raises:
         IndexError: an id that a fixed table does not have.
@@ -87,7 +87,7 @@ def _check_lengths(params: Sequence[Any], indices: Any, combiners: Any, sp_weigh
 
 
 def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor | None:
-    """One weight for each id of all tables; None where none has any."""
+    """Return one weight for each id of all tables; None if no table's ids have weights."""
     if sp_weights is None or all(given is None for given in sp_weights):
         return x.weights_or_none()
     lengths = x.length_per_key()
@@ -116,10 +116,10 @@ def _weights(x: KeyedJaggedTensor, sp_weights: Sequence[Any] | None) -> Tensor |
 
 
 class _Lookup:
-    """One call."""
+    """The tables, the ids and the plan of one call of :func:`lookup_sparse`."""
 
     def __init__(self, params: Sequence[Any], combiners: Sequence[str], x: KeyedJaggedTensor, weights: Tensor | None):
-        self.owners: list[Any] = []  # of each table, what was given
+        self.owners: list[Any] = []  # the module or parameter given for each table
         tables = []
         for k, given in enumerate(params):
             place = next((i for i, owner in enumerate(self.owners) if owner is given), None)
@@ -140,7 +140,7 @@ class _Lookup:
         self.weights, self.lengths = stored, x.length_per_key()
 
     def results(self) -> list[Tensor]:
-        """``[B, D]`` for each lookup."""
+        """Return ``[B, D]`` for each lookup."""
         growing = {k: owner for k, owner in enumerate(self.owners) if isinstance(owner, EmbeddingVariable)}
         plan, weights, ids = self.plan, self.weights, self.ids
         if growing:
@@ -176,7 +176,7 @@ class _Lookup:
         return [results[number] for number in range(len(plan.tables))]
 
     def _look_up_alone(self, owner: Any, weight: Parameter, kind: str, part: Plan, ids: Ids) -> Tensor:
-        """A table that is read and updated by its module."""
+        """Look up a table that only its module can read and update."""
         pieces = []
         for key, mode in zip(part.keys, part.modes, strict=True):
             firsts = sum(ids.bags[:key])

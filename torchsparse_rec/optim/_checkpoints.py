@@ -1,4 +1,4 @@
-"""What an optimizer of tables saves, loads and copies: rows that are current, in the form of torch's states."""
+"""Saving, loading and copying an optimizer of tables: with all rows up to date, in the form of torch's states."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["Checkpoints"]
 
 
 class Checkpoints(Optimizer):
-    """The part of an optimizer that is about its state."""
+    """The part of an optimizer of tables that saves, loads and copies its state."""
 
     # Whether the state has a "step".
     _counts_steps = True
-    # What backwards have stepped since the last step().
+    # The groups of tables that backwards have stepped since the last step().
     _stepped: list[Any] = []
     # Whether tables in grad_mode "fused" are updated by backward(), before step().
     in_backward = False
-    # What torch's parameter groups do not have.
+    # The options of a parameter group that torch's optimizers do not have.
     _row_defaults: dict[str, Any] = {}
-    # States of half parameters as they were loaded, until the first step, which knows what is a table.
+    # States of half-precision parameters as they were loaded, until the first step: it knows which are tables.
     _wide: dict[Tensor, dict[str, Any]] = {}
-    # Whether torch steps parameters that are no tables just now.
+    # Whether torch is stepping the parameters that are no tables at this moment.
     _steps_densely_now = False
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
-        """As of every optimizer, with all rows of all tables current."""
+        """The state by parameter, as every optimizer of torch has it, with all rows of all tables up to date."""
         if not self._steps_densely_now:
             self.flush()
         return self._stored_state
@@ -43,11 +43,11 @@ class Checkpoints(Optimizer):
 
     @property
     def _stored_state(self) -> defaultdict[Tensor, Any]:
-        """The same, as it is stored; in an attribute of the name under which torch saves, copies and loads it."""
+        """Return ``state`` without a flush; it is stored under the name by which torch saves, copies and loads it."""
         return self.__dict__["state"]  # type: ignore[no-any-return]
 
     def _steps_taken(self, state: dict[str, Any]) -> int:
-        """How many steps a parameter's state has seen; without a count, whether it has seen any."""
+        """Return how many steps a parameter's state has seen; without a count, 1 if it has seen any, otherwise 0."""
         return int(state.get("step", 0))
 
     def _clocks(self) -> list[Clock]:
@@ -55,27 +55,27 @@ class Checkpoints(Optimizer):
         return list({t.rows.clock: None for t in tables if t and t.rows and t.rows.optimizer() is self})
 
     def flush(self) -> None:
-        """Make all rows of all tables current, at the cost of a pass over those that are behind."""
+        """Bring all rows of all tables up to date, at the cost of a pass over the stale ones."""
         for clock in self._clocks():
             clock.make_current(clock.tables())
 
     def _register(self) -> None:
-        """Be known to tables that are made later."""
+        """Add this optimizer to the list in which tables made later look for theirs."""
         _optimizers[self] = None  # type: ignore[index]
 
     def _restart_clocks(self) -> None:
         for clock in self._clocks():
             rows = clock.tables()[0].rows
             assert rows is not None
-            # Where the state has no count, the run that resumes from it cannot go on with this one's.
+            # A state without a count of steps cannot hand the count on to the run that resumes from it.
             clock.restart(None if self._counts_steps else self._steps_taken(rows.state))
 
     def state_dict(self) -> dict[str, Any]:
         """
-        The optimizer's state as torch's: :meth:`torch.optim.Optimizer.state_dict`.
+        Return the optimizer's state in the form of :meth:`torch.optim.Optimizer.state_dict`.
 
-        All rows are made current first, and what is known of past steps is dropped: a run that is resumed from here
-        gives the same bits as this one, which goes on.
+        All rows are flushed first, and the history of past steps is dropped: a run resumed from this state gives the
+        same bits as the run that saved it and goes on.
         """
         self._restart_clocks()
         state_dict = super().state_dict()
@@ -84,10 +84,10 @@ class Checkpoints(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
-        Take over a state, this class's or that of torch's optimizer of the same name.
+        Load a state saved by this class, or by torch's optimizer of the same name.
 
         Args:
-            state_dict: of an optimizer with the same parameters in the same order.
+            state_dict: the state of an optimizer with the same parameters in the same order.
         """
         kept = [{name: group[name] for name in self._row_defaults if name in group} for group in self.param_groups]
         self._release_tables()
@@ -104,7 +104,7 @@ class Checkpoints(Optimizer):
                 table.release()
 
     def _keep_wide_states(self, state_dict: dict[str, Any]) -> None:
-        """Torch casts loaded states to the parameter's dtype. The next step wants those of half tables in float32."""
+        """Keep states of half-precision tables as saved, in float32: torch casts them to the parameter's dtype."""
         self._wide = {}
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
@@ -113,12 +113,12 @@ class Checkpoints(Optimizer):
                     self._wide[parameter] = {k: v for k, v in state.items() if k != "step" and isinstance(v, Tensor)}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies are taken of current rows, as checkpoints are."""
+        """Return what a copy of the optimizer takes over, with all rows up to date, as in a checkpoint."""
         self._restart_clocks()
         return {**super().__getstate__(), "_row_defaults": self._row_defaults, "in_backward": self.in_backward}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See :meth:`__getstate__`; torch loads a state through this too."""
+        """Take over the result of :meth:`__getstate__`, or a state that torch loads."""
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self._row_defaults.items():

@@ -1,4 +1,4 @@
-"""The steps that tables take together, and what those steps do to rows without gradient."""
+"""The count of steps that tables take together, and the history of what those steps do to rows without gradient."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "Plan"]
 
-# Steps after which all rows are made current and the history begins anew: 8 MB.
+# Steps after which all rows are flushed and the history begins anew: 8 MB.
 HISTORY_STEPS = 2**16
 _FIRST_STEPS = 64
 
-# What happens at a step to rows without gradient.
+# What a step does to rows without gradient: nothing, moves them later, or moves them at once.
 ITS_ROWS = "nothing"
 LATER = "they are caught up later"
 ALL_ROWS = "they are stepped too"
 
 
 class Plan(NamedTuple):
-    """How a parameter group steps its tables."""
+    """The rule by which a parameter group steps its tables, and what a step does to rows without gradient."""
 
     rule: int
     hyperparameters: list[float]
     states: tuple[str, ...]
-    others: str  # ITS_ROWS, LATER or ALL_ROWS
-    moves_weights: bool  # whether, with LATER, weights move too, not only states
-    eps: tuple  # and its place
+    others: str  # what happens to rows without gradient: ITS_ROWS, LATER or ALL_ROWS
+    moves_weights: bool  # whether, with LATER, rows' weights become stale too, not only their states
+    eps: tuple  # eps, and whether it stands where TensorFlow adds it
 
     @property
     def kind(self) -> tuple:
-        """What may change only when no row is behind."""
+        """The fields that may change only while no row is stale."""
         return self.rule, self.states, self.others, self.moves_weights, self.eps
 
 
 class Clock:
     """
-    The steps of tables of one parameter group that have always stepped together.
+    The count and the history of the steps of tables in one parameter group that have always stepped together.
 
-    ``history`` has, for every step since ``base``, what it did to idle rows; ``Rows.last_step`` says from where on a
-    row needs it.
+    ``history`` has, for every step since ``base``, what it did to rows without gradient; ``Rows.last_step`` has, for
+    every row, the step up to which that has been applied.
     """
 
     def __init__(self, group: int, owned: bool, step: int) -> None:
-        self.group = group  # its id: the group itself holds parameters, which would then hold themselves
+        self.group = group  # the group's id: the group itself would keep its parameters alive
         self.owned = owned
         self.random_rounding = False
         self.step = step
@@ -66,25 +66,25 @@ class Clock:
         self.history: Tensor | None = None
         self.steps = torch.empty(0)  # [tables]: what state["step"] of each is a view of
         self._tables: list[weakref.ref[Table]] = []
-        # Held while rows are written, by a step or by whoever reads them first. Tables that grow have their own.
+        # Held while rows are written, by a step or by the first reader. Tables that grow have a lock of their own too.
         self.lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._tables)
 
     def tables(self) -> list[Table]:
-        """Those that still exist. Their parameters, not the clock, keep them alive."""
+        """Return the clock's tables that still exist: their parameters, not the clock, keep them alive."""
         tables = [table for reference in self._tables if (table := reference()) is not None]
         if len(tables) != len(self._tables):
             self._tables = [weakref.ref(table) for table in tables]
         return tables
 
     def add(self, table: Table) -> None:
-        """Let a table step with the others."""
+        """Add a table, which from now on steps with the others."""
         self._tables.append(weakref.ref(table))
 
     def part_from(self, table: Table) -> None:
-        """Let a table go that is current."""
+        """Remove a table, all rows of which are up to date."""
         self._remove(table)
         mark_current(table.parameter)
 
@@ -92,7 +92,7 @@ class Clock:
         self._tables = [reference for reference in self._tables if reference() is not table]
 
     def start(self, plan: Plan) -> None:
-        """Begin a history: of tables that are current, with their states in place."""
+        """Begin a history for the clock's tables, whose rows are all up to date and whose states exist."""
         self.kind = plan.kind
         self.rule = plan.rule
         self.hyperparameters = plan.hyperparameters
@@ -113,7 +113,7 @@ class Clock:
         note_change()
 
     def _share_steps(self) -> None:
-        # One write a step for all tables, whose state["step"] are views of it.
+        # Each table's state["step"] is a view of self.steps: one write a step counts for all of them.
         tables = self.tables()
         self.steps = torch.full((len(tables),), float(self.step), dtype=torch.float32)
         for table, step in zip(tables, self.steps, strict=True):
@@ -122,7 +122,7 @@ class Clock:
                 table.rows.state["step"] = step
 
     def split(self, tables: list[Table]) -> Clock:
-        """A clock of their own, with the past they share with the others, for tables that go on without those."""
+        """Move tables that step without the others to a new clock, with the same history; return that clock."""
         other = Clock(self.group, self.owned, self.step)
         other.base, other.kind, other.random_rounding = self.base, self.kind, self.random_rounding
         other.rule, other.hyperparameters, other.moves_weights = self.rule, self.hyperparameters, self.moves_weights
@@ -137,7 +137,7 @@ class Clock:
         return other
 
     def make_room(self) -> None:
-        """See that the history has room for one more step."""
+        """Make room for one more step in the history: double it, or begin it anew."""
         if self.history is None:
             return
         taken = self.step - self.base
@@ -152,7 +152,7 @@ class Clock:
         self.history = longer
 
     def restart(self, step: int | None = None) -> None:
-        """Make all rows current and begin the history anew; ``step``: with another count of the steps."""
+        """Flush all rows and begin the history anew, at ``step`` if it is given, else at the present count."""
         tables = self.tables()
         for growing in growing_among(table.parameter for table in tables):
             growing.history_ends()
@@ -166,11 +166,11 @@ class Clock:
 
     @torch.no_grad()
     def make_current(self, tables: list[Table]) -> None:
-        """Bring weights and states of some of its tables up to date."""
+        """Bring the weights and states of the given tables up to date."""
         if not self._behind(tables):
             return
         with writing(table.parameter for table in tables), self.lock, as_stored():
-            behind = self._behind(tables)  # another thread may have done it
+            behind = self._behind(tables)  # again: another thread may have brought them up to date
             if not behind:
                 return
             assert self.history is not None
@@ -189,13 +189,13 @@ class Clock:
                 rows.current = self.step
 
     def _behind(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
-        """Those among the tables of which a row may be behind."""
+        """Return the tables of which a row may be stale, each with its ``Rows``."""
         if self.history is None:
             return []
         return [(t, r) for t in tables if (r := t.rows) is not None and r.current != self.step]
 
     def advance(self, hyperparameters: list[float], step: int) -> None:
-        """End a step: write down what it does to the rows that it left alone."""
+        """End a step: add to the history what the step does to rows without gradient."""
         if self.history is not None:
             row_optimizer_advance_(
                 self.history, rule=self.rule, hyperparameters=hyperparameters, step=step, base=self.base
@@ -205,7 +205,7 @@ class Clock:
         self.steps.fill_(step)
 
     def rounding_seeds(self, tables: list[Table]) -> list[int]:
-        """One for each of its tables, if their half weights are rounded at random; none to round to nearest."""
+        """Return a seed for each table whose half-precision weights are rounded at random; no seeds otherwise."""
         dtype = tables[0].parameter.dtype
         if not self.random_rounding or accumulator_dtype(dtype) == dtype:
             return []

@@ -1,4 +1,4 @@
-"""What the steps of optimizers that torch does not have share: those of parameters that are no tables."""
+"""Helpers for steps of parameters that are no tables, by the optimizers that torch does not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_betas", "check_not_negative", "dense_parameters", "per_row", "
 
 
 def dense_parameters(optimizer: RowOptimizer) -> Iterator[tuple[dict[str, Any], Tensor, Tensor, dict[str, Any], int]]:
-    """For each parameter: its group, itself, the gradient to descend, its state, and the step's number."""
+    """Yield the group, the parameter, the gradient to descend, the state and the step's number of each parameter."""
     for group in optimizer.param_groups:
         names = optimizer._rule(group).states
         for parameter in group["params"]:
@@ -30,23 +30,23 @@ def dense_parameters(optimizer: RowOptimizer) -> Iterator[tuple[dict[str, Any], 
 
 
 def row_means(x: Tensor) -> Tensor:
-    """The mean over all dimensions but the first: ``[V]``."""
+    """Return the mean over all dimensions but the first: ``[V]``."""
     return x.flatten(1).mean(1) if x.dim() > 1 else x
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:
-    """``[V]`` as ``[V, 1, ...]``, to meet a tensor of rows."""
+    """Reshape ``[V]`` to ``[V, 1, ...]``, with as many dimensions as ``like``, to broadcast with it."""
     return values.reshape(values.shape + (1,) * (like.dim() - values.dim()))
 
 
 def check_not_negative(optimizer: str, **arguments: float | Tensor) -> None:
-    """Raise unless all are at least 0."""
+    """Raise ``ValueError`` unless all arguments are at least 0."""
     for name, value in arguments.items():
         if not value >= 0:
             raise ValueError(f"{optimizer}: {name} must be at least 0, got {value}")
 
 
 def check_betas(optimizer: str, betas: tuple[float, float]) -> None:
-    """Raise unless there are two, in ``[0, 1)``."""
+    """Raise ``ValueError`` unless there are two betas, both in ``[0, 1)``."""
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"{optimizer}: betas must be two numbers in [0, 1), got {betas}")

@@ -1,4 +1,4 @@
-"""The gradients of tables, in whichever layout they come, as the operators take them."""
+"""Conversion of tables' gradients, strided or sparse, to the form that the operators take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["coalesced", "gradient_of", "merged", "update"]
 
 
 def coalesced(grad: Tensor) -> Tensor:
-    """A COO gradient with unique, sorted rows. Values of half types are added in float32."""
+    """Return a COO gradient with unique, sorted rows. Values of half types are added in float32."""
     if grad.is_coalesced():
         return grad
     dtype = accumulator_dtype(grad.dtype)
@@ -29,12 +29,12 @@ def coalesced(grad: Tensor) -> Tensor:
 
 def gradient_of(optimizer: str, parameter: Tensor, zero_rows_are_idle: bool) -> Gradient:
     """
-    A table's gradient, from its ``.grad``.
+    Return a table's gradient, from its parameter's ``.grad``.
 
     Args:
-        optimizer: for messages.
-        parameter: the table's.
-        zero_rows_are_idle: leave rows out that are zero in a strided gradient. On CUDA their count is read back.
+        optimizer: the optimizer's name, for error messages.
+        parameter: the table's parameter.
+        zero_rows_are_idle: leave out the rows of a strided gradient that are zero. On CUDA their count is read back.
     """
     grad = grad_of(parameter)
     assert grad is not None
@@ -55,7 +55,7 @@ def gradient_of(optimizer: str, parameter: Tensor, zero_rows_are_idle: bool) -> 
 
 
 def merged(gradients: Sequence[Gradient], num_embeddings: int) -> Gradient:
-    """The sum of one table's gradients by rows."""
+    """Return the sum of one table's gradients, with rows merged."""
     if len(gradients) == 1:
         return gradients[0]
     rows = torch.cat([gradient.rows for gradient in gradients if gradient.rows is not None])
@@ -76,7 +76,7 @@ def _on_all_rows(gradient: Gradient, num_embeddings: int) -> Gradient:
 
 
 def update(group: StepGroup, gradients: list[Gradient]) -> None:
-    """Step a group's tables, each with its gradient: one call of the operator for those whose gradients are alike."""
+    """Step a group's tables, each with its gradient; tables with gradients of one layout and dtype share one call."""
     if group.all_rows:
         gradients = [_on_all_rows(g, p.shape[0]) for g, p in zip(gradients, group.parameters, strict=True)]
     calls: dict[tuple, list[int]] = {}

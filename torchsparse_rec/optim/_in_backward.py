@@ -1,4 +1,4 @@
-"""The part of optimizers that is about tables which backward() steps, before step()."""
+"""The part of optimizers that deals with tables which backward() steps, before step()."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ALREADY_WRITTEN = (
 
 
 class InBackward(Checkpoints):
-    """What an optimizer made with ``in_backward=True`` knows of the step that backwards have begun."""
+    """The part of an optimizer that, with ``in_backward=True``, keeps track of the step that backwards have begun."""
 
     _rule: Callable[[dict[str, Any]], Rule]
     _stepped: list[StepGroup]
 
     def _check_first_backward(self, clocks: Iterable[Clock]) -> None:
-        """Raise if a backward has stepped tables of one of the clocks since the last step."""
+        """Raise ``RuntimeError`` if a backward has stepped tables of one of the clocks since the last step."""
         stepped = {id(done.clock) for done in self._stepped}
         if stepped and any(id(clock) in stepped for clock in clocks):
             raise RuntimeError(SECOND_BACKWARD)
@@ -47,8 +47,8 @@ class InBackward(Checkpoints):
         End the step of tables that backwards have stepped.
 
         Raises:
-            RuntimeError: the step would have been another one here: a hyperparameter has changed since, or there is a
-                gradient that it left out.
+            RuntimeError: the step would have been different at this point: a hyperparameter has changed since the
+                backward, or a table has a gradient that the backward left out.
         """
         if not self.in_backward:
             return
@@ -72,27 +72,31 @@ class InBackward(Checkpoints):
                 )
 
     def refuse_stepped(self, what: str, parameters: Iterable[Tensor]) -> None:
-        """Raise if a backward has stepped one of the parameters since the last step: ``what`` would not count."""
+        """
+        Raise ``RuntimeError`` if a backward has stepped one of the parameters since the last step.
+
+        ``what``, the beginning of the message, names what the caller was about to do: it would come too late.
+        """
         stepped = {id(parameter) for done in self._stepped for parameter in done.parameters}
         if any(id(parameter) in stepped for parameter in parameters):
             raise RuntimeError(_ALREADY_WRITTEN.format(what))
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Asked by a GradScaler before its step: to take its scale, as torch's fused steps do, instead of dividing."""
+        """Whether the optimizer divides by a GradScaler's scale itself, as torch's fused steps do: False."""
         self.refuse_stepped("GradScaler.step() divides gradients by its scale", self._all_parameters())
         return False
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:
-        """Set by torch's constructors."""
+        """Ignore the value, which torch's constructors set."""
 
     def _all_parameters(self) -> Iterator[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
 
     @torch.no_grad()
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients; see :meth:`torch.optim.Optimizer.zero_grad`."""
+        """Reset the gradients of all parameters; see :meth:`torch.optim.Optimizer.zero_grad`."""
         with as_stored():
             if not set_to_none:
                 super().zero_grad(set_to_none)

@@ -1,9 +1,9 @@
 """
-The class of parameters of which rows are behind: they are brought up to date before anyone else sees them.
+The class of parameters that have stale rows: these are flushed before code outside this package sees them.
 
-Modules and optimizers of this package know what rows lack, and work on tables as they are stored
-(:data:`~torchsparse_rec.ops._autograd.as_stored`). Whoever else calls a function of torch on such a parameter comes to
-:meth:`LaggingParameter.__torch_function__` first.
+Modules and optimizers of this package know which rows are stale, and work on tables as they are stored
+(:data:`~torchsparse_rec.ops._autograd.as_stored`). When other code calls a function of torch on such a parameter,
+torch calls :meth:`LaggingParameter.__torch_function__` first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._tables import table_if_any
 
 __all__ = ["LaggingParameter", "can_lag", "is_parameter", "mark_current", "mark_lagging"]
 
-# What reads and writes no element.
+# Functions and attributes that read and write no element: they need no flush.
 _METADATA = {
     *(
         getattr(Tensor, name).__get__
@@ -42,20 +42,20 @@ _METADATA = {
     ),
 }
 
-# Where torch's functions are that skip parameters without a gradient.
+# The file of torch's clipping functions, which silently skip parameters without a gradient.
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
 
 
 class LaggingParameter(Parameter):
     """
-    A table's parameter while an optimizer of ours leaves rows of it behind. Copies of it are plain Parameters.
+    A table's parameter while an optimizer of this package may leave rows of it stale. Copies are plain Parameters.
 
-    It stays so where nothing is behind for once: compilers recompile for another class.
+    A flush does not change the class back: compilers recompile whenever a parameter's class changes.
     """
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``func`` with rows that are up to date, as if the parameter's class had no say."""
+        """Flush the parameter's stale rows, then call ``func`` as for a plain Parameter."""
         kwargs = {} if kwargs is None else kwargs
         others = tuple(other for other in types if other is not cls)
         if func not in _METADATA or others:
@@ -72,14 +72,14 @@ class LaggingParameter(Parameter):
         with as_stored():
             result = func(*args, **kwargs)
         if func is Tensor.detach and not torch.compiler.is_compiling():
-            if sys._getframe(1).f_code is Parameter.__new__.__code__:  # which asks for the class it was given
+            if sys._getframe(1).f_code is Parameter.__new__.__code__:  # it checks that detach() keeps the class
                 result.__class__ = cls
         return result
 
     @property
     def grad(self) -> Tensor | None:
         """
-        As of every parameter; loops over all of them ask for it often.
+        The gradient, as of every parameter, without a flush.
 
         Raises:
             RuntimeError: torch is clipping gradients, and a backward has already stepped the table.
@@ -98,13 +98,13 @@ class LaggingParameter(Parameter):
             Parameter.grad.__set__(self, value)  # type: ignore[union-attr]
 
     def __repr__(self) -> str:  # type: ignore[override]
-        """As of a plain Parameter."""
+        """Return the ``repr`` of a plain Parameter with the same values."""
         _catch_up(self)
         with as_stored():
             return repr(Parameter(self.detach(), self.requires_grad))
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """As of a plain Parameter, which the copy is."""
+        """Return a deep copy, which is a plain Parameter."""
         _catch_up(self)
         if id(self) not in memo:
             with as_stored():
@@ -114,20 +114,20 @@ class LaggingParameter(Parameter):
 
 
 def can_lag(parameter: Tensor) -> bool:
-    """Whether the parameter's class can be another for a while: a class of somebody else's may not."""
+    """Say whether the parameter's class may be changed to ``LaggingParameter`` and back: a user's own class may not."""
     return type(parameter) in (Parameter, LaggingParameter)
 
 
 def is_parameter(x: Tensor) -> bool:
-    """Whether it is a parameter, of whatever class: isinstance() takes long for other classes than Parameter."""
+    """Say whether ``x`` is a Parameter of any class; ``isinstance()`` is slow for other classes than Parameter."""
     return can_lag(x) or isinstance(x, Parameter)
 
 
 def mark_lagging(parameters: Iterable[Tensor]) -> None:
     """
-    Say of those among the parameters of which rows are behind now that they are.
+    Make the parameters that have stale rows ``LaggingParameter``.
 
-    Not of a table that grows: what its rows are, its module alone knows.
+    Tables that grow are left out: only their module knows their rows.
     """
     for parameter in parameters:
         if type(parameter) is Parameter:
@@ -137,7 +137,7 @@ def mark_lagging(parameters: Iterable[Tensor]) -> None:
 
 
 def mark_current(parameter: Tensor) -> None:
-    """Say that from now on its rows are as they are stored."""
+    """Make a parameter that has no stale rows a plain Parameter again."""
     if type(parameter) is LaggingParameter:
         parameter.__class__ = Parameter  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""The part that all optimizers share: which parameters are tables, and how and when each of them steps."""
+"""The base of all optimizers here: which parameters are tables, and how and when each of them steps."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = ["Rule", "RowOptimizer", "StepGroup"]
 
 
 class Rule(NamedTuple):
-    """What a parameter group's hyperparameters mean to the operators."""
+    """A parameter group's hyperparameters, as the operators take them."""
 
     name: str
     hyperparameters: list[float]
     states: tuple[str, ...]
-    # False where this step's effect on idle rows cannot be written down, whatever the rule: a decay that is no decay.
+    # False if the history cannot hold this step's effect on rows without gradient: with lr * weight_decay of 1 or more.
     regular: bool = True
 
 
@@ -57,12 +57,12 @@ class StepGroup(NamedTuple):
     maximize: bool
     rounding_seeds: list[int]
     all_rows: bool
-    """Rows without gradient must be stepped too: give the operator a gradient for all rows."""
+    """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
     clock: Clock
 
 
 class _Lists:
-    """The tensors of a clock's tables, in the lists that operators take."""
+    """The tensors of a clock's tables, in the lists that the operators take."""
 
     def __init__(self, tables: list[Table]) -> None:
         all_rows = [table.rows for table in tables if table.rows is not None]
@@ -73,12 +73,12 @@ class _Lists:
         self._as_they_are = all(parameter.dim() == 2 for parameter in self.parameters)
 
     def weights(self) -> list[Tensor]:
-        """``[V, D]`` each."""
+        """Return the tables' weights, each as ``[V, D]``."""
         return self.parameters if self._as_they_are else [flat(parameter) for parameter in self.parameters]
 
 
 class _Together:
-    """Parameters that were stepped together, by clock; they can be so again as long as :meth:`is_of` says so."""
+    """Parameters that were stepped together, by clock; the next step uses the same lists if :meth:`is_of` says so."""
 
     def __init__(
         self, parameters: list[Tensor], state: dict[Tensor, Any], tables: list[tuple[Clock, list[Table]]]
@@ -90,7 +90,7 @@ class _Together:
         self._lists: dict[int, _Lists] = {}
 
     def is_of(self, parameters: list[Tensor], state: dict[Tensor, Any]) -> bool:
-        """Whether these are they, and neither they nor their states have been replaced or moved."""
+        """Say whether these are the same parameters, and neither they nor their states have been replaced or moved."""
         return (
             self._changes == changes()
             and are_same(self._parameters, parameters)
@@ -99,7 +99,7 @@ class _Together:
         )
 
     def lists(self, number: int) -> _Lists:
-        """Of ``tables[number]``."""
+        """Return the lists of tensors of ``tables[number]``, made anew if a table has changed."""
         known = self._lists.get(number)
         if known is None or known.changes != changes():
             known = self._lists[number] = _Lists(self.tables[number][1])
@@ -110,30 +110,30 @@ class RowOptimizer(InBackward):
     """
     An optimizer that steps tables by rows, and everything else as torch does.
 
-    A subclass says what its rule is (:meth:`_rule`), and lists after this class the one of torch that it extends; where
-    torch has none, it overrides :meth:`_dense_step`.
+    A subclass defines its rule (:meth:`_rule`), and names after this class the optimizer of torch that it extends;
+    where torch has none, it overrides :meth:`_dense_step`.
     """
 
     # States with one value per row; the others have the parameter's shape.
     _per_row: frozenset[str] = frozenset()
-    # Whether rows without gradient are left alone by rule, as by lazy=True: also rows of zeros in a strided gradient.
+    # Whether the rule leaves rows without gradient alone, as lazy=True does: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
     _warned: frozenset[str] = frozenset()
-    # Of the last step.
+    # The parameters of the last step.
     _together: _Together | None = None
 
     # ---- What a subclass defines -------------------------------------------------------------------------------------
 
     def _rule(self, group: dict[str, Any]) -> Rule:
-        """The rule of a parameter group, with the hyperparameters of its next step."""
+        """Return the rule of a parameter group, with the hyperparameters of its next step."""
         raise NotImplementedError
 
     def _initial(self, name: str) -> float:
-        """What a state is filled with."""
+        """Return the value that a new state is filled with."""
         return 0.0
 
     def _dense_step(self) -> None:
-        """One step of what ``param_groups`` has now: parameters with strided gradients that are no tables."""
+        """Step what ``param_groups`` holds at this moment: parameters with strided gradients that are no tables."""
         step: Any = super().step
         if getattr(step, "hooked", False):  # the hooks around it are this optimizer's own, which run already
             step.__wrapped__(self)
@@ -162,14 +162,14 @@ class RowOptimizer(InBackward):
         for name, value in self._row_defaults.items():
             self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
-        # The last optimizer made is the one that fused lookups go to. Another that steps a table takes it over.
+        # Fused lookups use the optimizer made last. Another one that steps a table takes it over.
         for parameter in self.param_groups[-1]["params"]:
             table = table_if_any(parameter)
             if table is not None:
                 table.optimizer = self
 
     def sparse_obstacle(self, weight: Tensor) -> str | None:
-        """Why a sparse or fused gradient of this table is not worth having, or None."""
+        """Return why a sparse or fused gradient of this table saves nothing, or None."""
         for group in self.param_groups:
             if any(parameter is weight for parameter in group["params"]):
                 try:
@@ -183,7 +183,7 @@ class RowOptimizer(InBackward):
         return None
 
     def holds(self, parameter: Tensor) -> bool:
-        """Whether a parameter is in one of the groups."""
+        """Say whether a parameter is in one of the groups."""
         return any(p is parameter for group in self.param_groups for p in group["params"])
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class RowOptimizer(InBackward):
             closure: computes the gradients anew and returns the loss.
 
         Returns:
-            What ``closure`` returned.
+            The result of ``closure``, or None without one.
         """
         loss = None
         if closure is not None:
@@ -246,7 +246,7 @@ class RowOptimizer(InBackward):
         return others
 
     def _steps_densely(self, group: dict[str, Any], parameter: Tensor, grad: Tensor, table: Table) -> bool:
-        """Whether torch's fused kernel can step a table: none of its gradients has left rows out yet."""
+        """Say whether torch's fused kernel can step a table: none of its gradients has left rows out yet."""
         return (
             bool(group.get("fused"))
             and grad.layout is torch.strided
@@ -271,14 +271,14 @@ class RowOptimizer(InBackward):
 
     def begin_step(self, parameters: Iterable[Tensor], in_backward: bool = False) -> list[StepGroup]:
         """
-        Say how tables are to be stepped, those that one call of an operator can step together in one group.
+        Begin a step of tables; return them in groups, each of which one call of an operator can step.
 
-        The caller then updates them, through ``row_optimizer_update_`` or ``embedding_collection_update_``, and calls
+        The caller then updates the groups, by ``row_optimizer_update_`` or ``embedding_collection_update_``, and calls
         :meth:`end_step`.
 
         Args:
-            parameters: the tables.
-            in_backward: whether a backward does it, before :meth:`step`. Only one may.
+            parameters: the parameters of the tables.
+            in_backward: whether a backward takes the step, before :meth:`step`. Only one backward may.
         """
         parameters = list(parameters)
         for growing in growing_among(parameters):
@@ -310,14 +310,14 @@ class RowOptimizer(InBackward):
         return _Together(parameters, self._stored_state, list(by_clock.items()))
 
     def _adopt(self, table: Table, parameter: Tensor, new: dict[tuple, Clock]) -> Rows:
-        """Take over a table as it is, with what ``state`` has of it, and put it on a clock with others like it."""
+        """Take over a table with its state, and put it on a clock together with other new tables like it."""
         table.release()
         table.optimizer = self
         everything = [(group, p) for group in self.param_groups for p in group["params"]]
-        # Rounding depends on the place among the parameters: the same in a run that resumes this one.
+        # The seed of rounding is the place among the parameters: it is the same in a run that resumes this one.
         seed, group = next((i, group) for i, (group, p) in enumerate(everything) if p is parameter)
         state = self._stored_state[parameter]
-        state.update(self._wide.pop(parameter, {}))  # once: a later adoption finds what has become of them
+        state.update(self._wide.pop(parameter, {}))  # once: a later call must not undo steps taken since
         place = parameter.dtype, parameter.device
         key = (id(group), table.owned and can_lag(parameter), self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
@@ -352,7 +352,7 @@ class RowOptimizer(InBackward):
         )
 
     def _start(self, clock: Clock, tables: list[Table], plan: Plan) -> None:
-        """Begin anew with rules, states or an eps that the rows' past does not know."""
+        """Begin a new history, for a rule, states or an eps other than those of the past steps."""
         for growing in growing_among(table.parameter for table in tables):
             growing.history_ends()
         clock.make_current(tables)
@@ -367,7 +367,7 @@ class RowOptimizer(InBackward):
         clock.start(plan)
 
     def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
-        """One of the operator's states, made or converted if need be; ``state`` keeps it in torch's shape."""
+        """Return one of the operator's states, made or converted if need be; ``state`` keeps it in torch's shape."""
         dtype = accumulator_dtype(parameter.dtype)
         value = state.get(name)
         if value is None:
@@ -380,7 +380,7 @@ class RowOptimizer(InBackward):
         return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
 
     def _plan(self, group: dict[str, Any], owned: bool) -> Plan:
-        """What the group's next step does to its tables' rows."""
+        """Return how the group's next step treats its tables, rows without gradient included."""
         rule = self._rule(group)
         number = OPTIMIZER_RULES[rule.name]
         others, motion = ITS_ROWS, "none"
@@ -414,7 +414,7 @@ class RowOptimizer(InBackward):
             warnings.warn(text, stacklevel=2)
 
     def end_step(self, groups: list[StepGroup]) -> None:
-        """End a step that :meth:`begin_step` began: its clocks go on."""
+        """End a step that :meth:`begin_step` began: count it, and add it to the histories."""
         for group in groups:
             group.clock.advance(group.hyperparameters, group.step)
             if group.clock.moves_weights:

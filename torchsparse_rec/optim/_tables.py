@@ -1,8 +1,8 @@
 """
-What modules and optimizers share of a table: whether rows may lag behind, what they lag behind, and how to catch up.
+Records of tables that modules and optimizers share: whether rows may be stale, which steps they miss, how to flush.
 
-A row without gradient still moves under Adam, momentum or decay. A table that one of our modules owns is read through
-that module only, so its idle rows can be left as they are until they are read or stepped: they are *behind*.
+A row without gradient still moves under Adam, momentum or decay. A table that a module of this package owns is read
+through that module only, so such a row can be left as it is until it is read or stepped: until then it is *stale*.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ __all__ = [
     "writing",
 ]
 
-# By the id of their parameter, whose death removes them. Not among its attributes: those go into files, which
-# torch.load then refuses.
+# Tables by the id of their parameter; when the parameter dies, its table is removed. A table is no attribute of the
+# parameter, as attributes go into files, which torch.load would then refuse.
 _tables: dict[int, Table] = {}
 
-# Tables of which a backward has collected something.
+# Tables for which a backward has collected gradients.
 _collecting: weakref.WeakSet[Table] = weakref.WeakSet()
 
-# The optimizers that exist, in the order in which they were made: a table made after its optimizer finds it here.
+# The optimizers that exist, in the order of their making: a table made after its optimizer finds the optimizer here.
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
 _changes = 0
 
 
 def note_change() -> None:
-    """Say that a table has another optimizer, clock or states: what was gathered from tables must be gathered anew."""
+    """Count a change of a table's optimizer, clock or states: lists gathered from tables before it are out of date."""
     global _changes
     _changes += 1
 
 
 def changes() -> int:
-    """How many of those there have been."""
+    """Return how many changes of tables :func:`note_change` has counted."""
     return _changes
 
 
@@ -71,36 +71,36 @@ class Gradient(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What one backward, by its number, has brought of a table's gradient: it updates the table when it ends."""
+    """The parts of a table's gradient that one backward, named by its number, has brought; its end applies them."""
 
     backward: int
     parts: list[Gradient]
 
 
 class Growing(Protocol):
-    """What a table that grows, and is read while it trains, wants to know of its optimizer's doings."""
+    """The calls by which an optimizer tells a table that grows, and is read while it trains, of its steps."""
 
     def writing(self) -> AbstractContextManager[None]:
-        """Rows are written in here: nobody reads."""
+        """Return a context in which rows are written and nobody reads them."""
 
     def lock_number(self) -> int:
-        """Whoever writes several tables begins with the one of the lowest number."""
+        """Return the table's place in the order of locking: a writer of several tables locks lower numbers first."""
 
     def steps(self) -> None:
-        """A step of the optimizer begins, of which nothing has been written."""
+        """Take note that a step of the optimizer begins and has written nothing yet."""
 
     def stepped(self) -> None:
-        """A step of the optimizer has ended."""
+        """Take note that a step of the optimizer has ended."""
 
     def history_ends(self) -> None:
-        """What the steps so far did to idle rows is about to be forgotten: rows elsewhere must follow them now."""
+        """Bring rows kept elsewhere up to date: the history of the steps so far is about to be dropped."""
 
 
 class Rows:
     """
-    What an optimizer keeps of a table, row by row.
+    The states that an optimizer keeps for a table, and the last step of each row.
 
-    It lies with the table, not with the optimizer, so that rows can be caught up after the optimizer is gone.
+    They belong to the table, not to the optimizer, so that rows can be flushed after the optimizer is gone.
     """
 
     __slots__ = ("optimizer", "state", "states", "last_step", "clock", "current", "seed", "place")
@@ -108,12 +108,12 @@ class Rows:
     def __init__(self, optimizer: RowOptimizer, state: dict, clock: Clock, place: tuple, seed: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.state = state  # the optimizer's own, as state_dict() has it
-        self.states: list[Tensor] = []  # its tensors, [V, D] or [V], as the operators take them
-        self.last_step: Tensor | None = None  # [V] int32, from the clock's base; None: no row is ever behind
+        self.states: list[Tensor] = []  # the tensors of state, [V, D] or [V], as the operators take them
+        self.last_step: Tensor | None = None  # [V] int32, from the clock's base; None: no row is ever stale
         self.clock = clock
-        self.current = 0  # the last step as of which all rows are known to be current
+        self.current = 0  # the last step as of which all rows are known to be up to date
         self.place = place  # dtype and device of the weight
-        self.seed = seed  # of stochastic rounding
+        self.seed = seed  # for stochastic rounding
 
 
 class Table:
@@ -147,7 +147,7 @@ class Table:
 
     @property
     def optimizer(self) -> RowOptimizer | None:
-        """The optimizer that holds the parameter, if it is one of ours and still exists."""
+        """The optimizer that holds the parameter, if it is one of this package and still exists."""
         return self._optimizer() if self._optimizer is not None else None
 
     @optimizer.setter
@@ -157,12 +157,12 @@ class Table:
 
     @property
     def optimizer_reference(self) -> weakref.ref[RowOptimizer] | None:
-        """The same, kept weakly."""
+        """A weak reference to :attr:`optimizer`."""
         return self._optimizer
 
     @property
     def rows(self) -> Rows | None:
-        """What its optimizer keeps of it, after its first step."""
+        """What the optimizer keeps for the table after its first step; None before."""
         return self._rows
 
     @rows.setter
@@ -171,29 +171,29 @@ class Table:
         note_change()
 
     def mark_owned(self) -> None:
-        """Say that a module of ours owns the parameter and asks for current rows at every lookup."""
+        """Declare that a module of this package owns the parameter, whose lookups bring stale rows up to date."""
         if not self.owned:
             self.release()
             self.owned = True
 
     def disown(self) -> None:
-        """Say that lookups of the parameter no longer ask for current rows: all of them must be so where they lie."""
+        """Declare that lookups read the storage alone: flush all rows now, and leave none stale from now on."""
         self.release()
         self.owned = False
 
     def is_behind(self) -> bool:
-        """Whether a lookup must bring rows of the weight up to date."""
+        """Say whether a lookup must bring rows of the weight up to date."""
         rows = self.rows
         return rows is not None and rows.clock.moves_weights and rows.current != rows.clock.step
 
     def make_current(self) -> None:
-        """Bring the weight up to date, in place. It keeps no graph and costs nothing where no row is behind."""
+        """Bring the weight up to date, in place and without a graph, at no cost where no row is stale."""
         rows = self.rows
         if rows is not None and rows.clock.moves_weights:
             rows.clock.make_current([self])
 
     def release(self) -> None:
-        """Bring everything up to date and part from the clock; the optimizer's state stays what it is."""
+        """Bring weight and states up to date and leave the clock; the optimizer keeps the table's state."""
         if self.rows is not None:
             for growing in growing_among([self.parameter]):
                 growing.history_ends()
@@ -201,22 +201,22 @@ class Table:
             self.rows.clock.part_from(self)
             state = self.rows.state
             if "step" in state:
-                state["step"] = state["step"].clone()  # it is a view of the clock's, which may go on
+                state["step"] = state["step"].clone()  # it is a view of the clock's steps, which may go on
             self.rows = None
 
     def forget(self) -> None:
-        """Let go of the parameter, which torch is about to swap: only one that nobody refers to weakly can be."""
+        """Drop the parameter, which torch is about to swap: torch swaps only what has no weak references."""
         self.release()
         _tables.pop(id(self.parameter), None)
         self._parameter = _nothing
         note_change()
 
     def is_collecting(self, backward: int) -> bool:
-        """Whether this backward has brought something that the table is still to be updated with."""
+        """Say whether this backward has brought gradients by which the table has not been updated yet."""
         return self.collected is not None and self.collected.backward == backward
 
     def collect(self, backward: int, gradient: Gradient) -> bool:
-        """Keep what a backward has brought; False if another one's is here."""
+        """Keep a gradient that a backward has brought; return False if one of another backward is still kept."""
         if self.collected is None:
             self.collected = Collected(backward, [])
             _collecting.add(self)
@@ -226,22 +226,22 @@ class Table:
         return True
 
     def take_collected(self) -> list[Gradient]:
-        """What a backward has brought; it is collected no longer."""
+        """Return the gradients that a backward has brought, and keep them no longer."""
         collected, self.collected = self.collected, None
         _collecting.discard(self)
         return collected.parts if collected is not None else []
 
     def weight(self) -> Tensor:
-        """The parameter's storage as it is, ``[V, D]``."""
+        """Return the parameter's values as they are stored, ``[V, D]``, without a flush."""
         return flat(self.parameter)
 
 
 def _nothing() -> None:
-    """What a weak reference to something that is gone gives."""
+    """Return None, as a weak reference to something that is gone does."""
 
 
 def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
-    """The tables that grow among the parameters, in the order in which they are to be locked."""
+    """Return the tables that grow among those of the parameters, in the order of locking."""
     tables = [_tables.get(id(parameter)) for parameter in parameters]
     references = [table.growing for table in tables if table is not None and table.growing is not None]
     found = [growing for reference in references if (growing := reference()) is not None]
@@ -249,14 +249,14 @@ def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
 
 
 def is_growing_behind(growing: Growing) -> bool:
-    """Whether rows of a table that grows are behind, whatever stands for its parameter while a program is traced."""
+    """Say whether rows of a table that grows are stale, even while a trace puts another tensor for its parameter."""
     tables = [table for table in list(_tables.values()) if table.growing is not None and table.growing() is growing]
     return any(table.is_behind() for table in tables)
 
 
 @contextmanager
 def writing(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Rows of these tables are written in here."""
+    """Lock the tables of these parameters that grow, so that nobody reads them while rows are written."""
     found = growing_among(parameters)
     if not found:
         yield
@@ -268,36 +268,36 @@ def writing(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 def table_if_any(parameter: Tensor) -> Table | None:
-    """The table of a parameter that has one."""
+    """Return the table of a parameter, or None if it has none."""
     return _tables.get(id(parameter))
 
 
 def table_of(parameter: Tensor) -> Table:
-    """The table of a parameter, made at the first call. Copies of the parameter start without."""
+    """Return the table of a parameter, made at the first call. Copies of the parameter start without one."""
     table = _tables.get(id(parameter))
-    # Two threads may make one each; one of them is kept.
+    # Two threads may make a table each: setdefault keeps one of them.
     return _tables.setdefault(id(parameter), Table(parameter)) if table is None else table
 
 
 def forget_collected(parameters: Iterable[Tensor]) -> None:
-    """Forget what backwards that have raised had brought of gradients of tables among the parameters."""
-    if _collecting:  # asked of all parameters at every step
+    """Drop the gradients of the parameters' tables that were collected by backwards which then raised."""
+    if _collecting:  # first, as every step calls this with all parameters
         for table in [_tables.get(id(parameter)) for parameter in parameters]:
             if table is not None:
                 table.take_collected()
 
 
 def are_same(a: Collection[object], b: Collection[object]) -> bool:
-    """Whether these are the same objects."""
+    """Say whether both collections hold the same objects in the same order."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def flat(x: Tensor) -> Tensor:
-    """``[V, ...]`` as ``[V, D]``, without a copy."""
+    """View ``[V, ...]`` as ``[V, D]``, without a copy."""
     x = x.detach()
     return x if x.dim() == 2 else x.view(x.shape[0], -1)
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the states of a table of ``dtype``."""
+    """Return the dtype of the optimizer's states for a table of ``dtype``: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -28,9 +28,9 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
             long as all their gradients are strided.
             ``weight_decay`` moves every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, decay included. Default False: they move as torch's do.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
@@ -81,7 +81,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
         return self.defaults["initial_accumulator_value"]
 
     def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
-        # Before the first step, torch's sums of a half parameter: what they start from is rounded there.
+        # Before the first step torch makes the sums in the parameter's dtype: in half precision, rounded ones.
         if state.get("step") == 0 and name in state and state[name].dtype != accumulator_dtype(parameter.dtype):
             del state[name]
         return super()._state_of(parameter, name, state)
@@ -89,7 +89,7 @@ class Adagrad(RowOptimizer, torch.optim.Adagrad):
 
 class RowWiseAdagrad(RowOptimizer):
     """
-    Adagrad with one sum per row: of the means of the row's squared gradients.
+    Adagrad with one sum per row, to which every step adds the mean of the row's squared gradient.
 
     ``s += mean(g * g)`` over the row, ``w -= lr / (1 + (step - 1) * lr_decay) * g / (sqrt(s) + eps)``. A row is a slice
     of a parameter along its first dimension; of a vector every element is one.
@@ -97,16 +97,16 @@ class RowWiseAdagrad(RowOptimizer):
     Args:
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-2.
-        lr_decay: by how much it falls every step. Default 0.
-        weight_decay: times the weight, is added to the gradient. Default 0. Otherwise it moves every row of a table at
-            every step, at that cost; a warning says so.
+        lr_decay: how fast the learning rate falls, as in the formula. Default 0.
+        weight_decay: how much of the weight is added to the gradient. Default 0. Any other value moves every row of a
+            table at every step, at that cost; a warning says so.
         initial_accumulator_value: what the sums start from. Default 0.
         eps: added to the root. Default 1e-10.
         maximize: climb instead of descending. Default False.
         lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument.

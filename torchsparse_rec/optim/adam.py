@@ -14,21 +14,21 @@ __all__ = ["Adam", "AdamW", "PartialRowWiseAdam"]
 
 
 class _Adam(RowOptimizer):
-    """What Adam and AdamW share."""
+    """The base of Adam and AdamW."""
 
     def _rule(self, group: dict[str, Any]) -> Rule:
         lr, weight_decay, decoupled = float(group["lr"]), float(group["weight_decay"]), group["decoupled_weight_decay"]
         place_of_eps = float(group.get("tensorflow_eps", False))
         hyperparameters = [lr, *map(float, group["betas"]), float(group["eps"]), weight_decay, float(decoupled)]
         hyperparameters.append(place_of_eps)
-        # A step that does not shrink the weights but turns their sign leaves idle rows nothing to expand around.
+        # Stale rows are brought up to date by a series, which needs a decay factor 1 - lr * weight_decay above 0.
         regular = not decoupled or lr * weight_decay < 1
         if group["amsgrad"]:
             return Rule("amsgrad", hyperparameters, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), regular)
         return Rule("adam", hyperparameters, ("exp_avg", "exp_avg_sq"), regular)
 
     def _dense_step(self) -> None:
-        """As torch, whose eps stands after the correction of the bias: ``eps / sqrt(1 - beta2^t)`` is TensorFlow's."""
+        """Step as torch does, with ``eps / sqrt(1 - beta2^t)`` for ``eps`` where it is added as in TensorFlow."""
         together = self.param_groups
         split: list[dict[str, Any]] = []
         for group in together:
@@ -48,7 +48,7 @@ class _Adam(RowOptimizer):
             self.param_groups = together
 
     def _new_state(self, parameter: Tensor, name: str, dtype: torch.dtype, state: dict[str, Any]) -> Tensor:
-        # amsgrad may be turned on later; the maximum is never below the average, where there is one.
+        # amsgrad may be turned on later: the maximum then starts from the average so far.
         if name == "max_exp_avg_sq" and "exp_avg_sq" in state:
             return state["exp_avg_sq"].clone()
         return super()._new_state(parameter, name, dtype, state)
@@ -58,18 +58,18 @@ class Adam(_Adam, torch.optim.Adam):
     """
     :class:`torch.optim.Adam` for tables too: dense Adam's results, at the cost of what the batch touches.
 
-    Rows without gradient still move. They are caught up when they are next read or stepped.
+    Rows without gradient still move. They are brought up to date when they are next read or stepped.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, foreach, maximize, capturable, differentiable, fused,
             decoupled_weight_decay: as torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters
             that are no tables; ``fused`` also tables as long as all their gradients are strided. A ``weight_decay``
             that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
-        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also those that were looked up
+        lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were looked up
             but whose gradient is zero, which SparseAdam steps. Default False.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
         tensorflow_eps: add ``eps`` where TensorFlow and Keras do: to ``sqrt(v)``, before its bias is corrected. Default
             False.
 
@@ -127,16 +127,16 @@ class AdamW(_Adam, torch.optim.AdamW):
     """
     :class:`torch.optim.AdamW` for tables too: dense AdamW's results, at the cost of what the batch touches.
 
-    Rows without gradient still move and decay. They are caught up when they are next read or stepped.
+    Rows without gradient still move and decay. They are brought up to date when they are next read or stepped.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize, foreach, capturable, differentiable, fused: as torch's.
             The last four concern parameters that are no tables; ``fused`` also tables as long as all their gradients
             are strided.
         lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
         tensorflow_eps: as for :class:`Adam`.
 
     Example:
@@ -189,7 +189,7 @@ class AdamW(_Adam, torch.optim.AdamW):
 
 class PartialRowWiseAdam(RowOptimizer):
     """
-    Adam with one second moment per row: of the means of the row's squared gradients.
+    Adam with one second moment per row: the moving average of the mean of the row's squared gradient.
 
     ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * mean(g * g)`` over the row, both corrected for
     their bias, ``w = (1 - lr * weight_decay) * w - lr * m / (sqrt(v) + eps)``. A row is a slice of a parameter along
@@ -198,14 +198,14 @@ class PartialRowWiseAdam(RowOptimizer):
     Args:
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-3.
-        betas: the shares of the moments that stay. Default (0.9, 0.999).
+        betas: the shares of the two moments that a step keeps. Default (0.9, 0.999).
         eps: added to the root. Default 1e-8.
-        weight_decay: times ``lr``, the share of the weight that goes. Default 0.
+        weight_decay: a step takes ``lr * weight_decay`` of the weight away. Default 0.
         maximize: climb instead of descending. Default False.
         lazy: leave rows without gradient alone, decay included. Default False.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: a negative argument, a beta of 1 or more.

@@ -27,8 +27,8 @@ def clip_grad_norm_(
     """
     Scale the gradients of parameters, of whatever layout, so that their norm is at most ``max_norm``, in place.
 
-    :func:`torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. Rows that occur more than once are added
-    before the norm is taken.
+    Works as :func:`torch.nn.utils.clip_grad_norm_`, which refuses sparse gradients. Rows that occur more than once are
+    merged before the norm is taken.
 
     Args:
         parameters: a parameter, or an iterable of them.
@@ -38,7 +38,7 @@ def clip_grad_norm_(
         foreach: as torch's. Default None.
 
     Returns:
-        The norm before, over all gradients as one vector: no dimensions.
+        The norm before scaling, over all gradients as one vector, without dimensions.
 
     Raises:
         RuntimeError: the norm is not finite, with ``error_if_nonfinite``; or backward() has already updated a table in
@@ -65,8 +65,8 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
     """
     Clamp the elements of the gradients of parameters, of whatever layout, to ``[-clip_value, clip_value]``, in place.
 
-    :func:`torch.nn.utils.clip_grad_value_`, which refuses sparse gradients. Rows that occur more than once are added
-    first.
+    Works as :func:`torch.nn.utils.clip_grad_value_`, which refuses sparse gradients. Rows that occur more than once
+    are merged first.
 
     Args:
         parameters: a parameter, or an iterable of them.
@@ -91,15 +91,15 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, f
 
 
 def _holding(gradients: list[Tensor]) -> list[Any]:
-    """What torch's functions take for parameters, of which they read ``grad`` alone."""
+    """Return objects with a ``grad`` each, which is all that torch's functions read of a parameter."""
     return [SimpleNamespace(grad=grad) for grad in gradients]
 
 
 def _gradients(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     """
-    The strided tensors that hold the parameters' gradients.
+    Return the strided tensors that hold the parameters' gradients.
 
-    A sparse ``.grad`` with repeated rows is replaced by one without, whose values are what is returned of it.
+    A sparse ``.grad`` with repeated rows is replaced by one with merged rows, whose values are returned.
     """
     gradients: list[Tensor] = []
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -114,6 +114,6 @@ def _gradients(function: str, parameters: Tensor | Iterable[Tensor]) -> list[Ten
             if not grad.is_coalesced():
                 parameter.grad = grad = coalesced(grad).to(grad.dtype)
             grad = grad._values()
-        if grad.numel() > 0:  # of no elements torch has no largest one
+        if grad.numel() > 0:  # torch finds no largest element of an empty tensor
             gradients.append(grad)
     return gradients

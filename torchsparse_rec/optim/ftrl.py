@@ -21,7 +21,7 @@ class Ftrl(RowOptimizer):
     ``w = (clamp(z, -l1, l1) - z) / ((b**p + beta) / lr + 2 * l2)``, ``a = b``.
 
     Rows of a table without gradient keep their value, as in TensorFlow; in a strided gradient these are the rows of
-    zeros. Of other parameters every element is stepped.
+    zeros. In other parameters every element is stepped.
 
     Args:
         params: parameters, named parameters, or groups of them.
@@ -34,9 +34,9 @@ class Ftrl(RowOptimizer):
         beta: added to the root. Default 0.
         maximize: climb instead of descending. Default False.
         lazy: changes nothing. Default False.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: an argument outside its range.
@@ -94,9 +94,9 @@ class Ftrl(RowOptimizer):
 
     def _only_makes_states(self, group: dict[str, Any]) -> bool:
         """
-        Whether a step moves nothing, as rows of zeros are idle: torch.distributed.checkpoint makes states by it.
+        Say whether this is the step by which torch.distributed.checkpoint makes states: lr 0 and gradients of 0.
 
-        Any other step with an lr of 0 is an error: the formula divides by it.
+        Such a step moves nothing. Any other step with an lr of 0 is an error: the formula divides by it.
         """
         wanted = (parameter for parameter in group["params"] if parameter.requires_grad)
         return float(group["lr"]) == 0 and all(p.grad is not None and not p.grad.any() for p in wanted)

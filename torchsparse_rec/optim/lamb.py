@@ -15,24 +15,24 @@ __all__ = ["LAMB"]
 
 class LAMB(RowOptimizer):
     """
-    Adam's direction, as long as the weight: of each row for tables, of the whole tensor for other parameters.
+    Adam with steps as long as the weight: as each row of a table, or as the whole tensor of another parameter.
 
     ``m`` and ``v`` are Adam's, corrected for their bias, ``u = m / (sqrt(v) + eps) + weight_decay * w``,
     ``w -= lr * |w| / |u| * u``. Where one of the norms is zero, their ratio counts as 1.
 
-    Rows without gradient are left alone, always: what they would do depends on their norm at every single step.
+    Rows without gradient are always left alone: how they would move depends on their norm at every single step.
 
     Args:
         params: parameters, named parameters, or groups of them.
         lr: the learning rate. Default 1e-3.
-        betas: the shares of the moments that stay. Default (0.9, 0.999).
+        betas: the shares of the two moments that a step keeps. Default (0.9, 0.999).
         eps: added to the root. Default 1e-6.
-        weight_decay: times the weight, is added to the direction. Default 0.
+        weight_decay: how much of the weight is added to the direction. Default 0.
         maximize: climb instead of descending. Default False.
         lazy: must be True.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Raises:
         ValueError: ``lazy=False``, a negative argument, a beta of 1 or more.

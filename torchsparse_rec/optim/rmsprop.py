@@ -21,9 +21,9 @@ class RMSprop(RowOptimizer, torch.optim.RMSprop):
             torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters that are no tables.
             ``weight_decay`` steps every row of a table at every step, at that cost; a warning says so.
         lazy: leave rows without gradient alone, momentum and averages included. Default False.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> from torchsparse_rec import nn

@@ -21,9 +21,9 @@ class SGD(RowOptimizer, torch.optim.SGD):
             The last three concern parameters that are no tables; ``fused`` also tables as long as all their gradients
             are strided.
         lazy: leave rows without gradient alone, momentum and decay included. Default False: they move as torch's do.
-        stochastic_rounding: round weights of half tables at random, so that small steps add up. Default False.
+        stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
         in_backward: let ``backward()`` update tables in ``grad_mode="fused"``, and let ``"auto"`` choose that mode. It
-            says that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
+            promises that nothing is done to gradients between ``backward()`` and :meth:`step`. Default False.
 
     Example:
         >>> table = torch.nn.Embedding(4, 1, sparse=True, _weight=torch.zeros(4, 1))
