@@ -58,7 +58,8 @@ class TFRecordReader:
         batch_size: rows of a batch; the last may have fewer. Default None: 16,384, or with ``prebatched`` as stored.
         prebatched: whether a record holds a whole batch: see :class:`TFRecordWriter`. Default False.
         compression: ``"gzip"``, ``"zlib"``, None, or ``"auto"`` (default): as each file's first bytes tell.
-        verify: whether to compare the checksums of data. Those of lengths, and the messages, are checked in any case.
+        verify: whether to compare the checksums. Default True. Lengths must fit the file, and messages must be
+            Examples, in any case.
         num_shards, index: read every ``num_shards``-th record (or file), beginning with number ``index``.
         shard_by: ``"record"`` (default) or ``"file"``.
 
