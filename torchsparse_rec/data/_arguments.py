@@ -1,4 +1,4 @@
-"""The arguments of PrebatchedDataset: ValueError names the one that is wrong, its value and what was expected."""
+"""Check the arguments of PrebatchedDataset; a ValueError names the argument, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def check_state(state: Any) -> Mapping[str, Any]:
 
 
 def check_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks, checked, or ``torch.distributed``'s where none is given."""
+    """
+    Return a rank and the number of ranks, after checking them.
+
+    If they are None, return those of ``torch.distributed`` if it is initialised, else 0 and 1.
+    """
     if (rank is None) != (world_size is None):
         raise ValueError(f"PrebatchedDataset: rank and world_size must be given together, got {rank} and {world_size}")
     if rank is None or world_size is None:

@@ -17,7 +17,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 class DataError(ValueError):
     """
-    A file that does not hold what it should.
+    An error in a file: at some place it does not hold what it should.
 
     Args:
         path: the file's name.

@@ -85,7 +85,11 @@ def read_index(descriptor: int, path: str, size: int) -> np.ndarray:
 
 
 def _check_entries(entries: np.ndarray, path: str, first: int) -> None:
-    """Raise unless every batch lies between the file's beginning and the index; Python's integers do not overflow."""
+    """
+    Raise ``DataError`` unless every batch lies between the file's beginning and the index.
+
+    The entries are compared as Python's integers, which do not overflow.
+    """
     total = 0
     for i, (offset, metadata, _, body, rows) in enumerate(entries.tolist()):
         if offset < 8 or offset % 8 or metadata < 8 or body < 0 or rows < 0 or offset + metadata + body > first:

@@ -328,7 +328,7 @@ class Decoder:
         return [self._whole(kind, rows, end) for kind, end in zip(kinds, self.ends, strict=True)]
 
     def _whole(self, kind: Any, rows: int, end: int) -> Any:
-        """Return the next array, or raise ``ValueError`` unless the part ``end`` is the next after it."""
+        """Return the next array, or raise ``ValueError`` unless its parts end before part number ``end``."""
         array = self._array(kind, rows)
         if self.next != end:
             raise ValueError(f"a column of type {kind} has {abs(end - self.next)} parts too many or too few")

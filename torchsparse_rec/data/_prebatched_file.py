@@ -20,7 +20,7 @@ from ._mapped import mapped, populate
 from ._planes import Decoder, most_bytes, scratch
 
 VERIFY = ("first", "always", "never")
-# What reading damaged metadata may raise.
+# The errors that reading damaged metadata may raise.
 _COMPLAINTS = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _T = TypeVar("_T")
 

@@ -220,7 +220,7 @@ class _Sink:
             fields = [pa.field(field.name, pa.large_binary(), nullable=False) for field in fields]
         self.physical = pa.schema(fields, metadata=metadata)
         self.entries: list[tuple[int, int, int, int, int]] = []
-        # Where the last batch ends.
+        # The byte at which the last batch ends.
         self.end = 0
         self.python_file = pa.PythonFile(file, mode="w")
         self.writer = pa.ipc.new_file(self.python_file, self.physical)

@@ -65,7 +65,7 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
     The last line may have no end. Line ends are as in the file. No more than a block and a line are held in memory.
 
     Args:
-        read: a function from a number of bytes to the next bytes of the file, at most so many.
+        read: a function that takes a number, and returns the next bytes of the file, at most that number.
         path: the file's name in error messages.
         size: the bytes of a block.
 

@@ -24,7 +24,7 @@ ROW_LENGTHS = "/row_lengths"
 
 
 def check_features(reader: str, features: Mapping[str, Feature]) -> None:
-    """Raise ``ValueError`` unless a feature that also holds another's row lengths is read as one int64 each."""
+    """Raise ``ValueError`` unless a feature that also holds another's row lengths is read as one int64 per row."""
     for name, feature in features.items():
         lengths = features.get(name + ROW_LENGTHS)
         if not isinstance(feature, VarLenFeature) or lengths is None:

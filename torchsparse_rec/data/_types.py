@@ -73,7 +73,7 @@ def narrowest(array: Any) -> Any:
 
 def cast_stored(array: Any, kind: Any) -> Any:
     """
-    Cast an array to a type from :func:`stored_type`, without loss for integers.
+    Cast an array to a type from :func:`stored_type`, and refuse integers that the type cannot hold.
 
     Raises:
         ValueError: an integer outside the type's range; the message names it. Nulls have no value.

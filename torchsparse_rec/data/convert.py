@@ -235,7 +235,7 @@ def convert(
         columns: the names of the columns to convert, in this order. Default None: all.
         types: Arrow's types by column name, for the formats that do not store types: CSV and TFRecord.
         compression: for a prebatched file None or ``"zstd"``; for Parquet any that it has, by default ``"zstd"``. Text
-            formats and TFRecord are compressed if the target ends in ``.gz``.
+            formats are compressed if the target ends in ``.gz``, ``.bz2`` or ``.zst``, TFRecord if it ends in ``.gz``.
         prebatched_records: whether a record of a TFRecord target is a batch. Default False: a row.
         progress: whether to show a progress bar. Default None: if tqdm is installed and stderr is a terminal.
 

@@ -89,7 +89,7 @@ class DeviceLoader:
         self._state = None
 
     def _owner(self, method: str) -> Any:
-        """Return the loader or its dataset, whichever has the method, after the threads of abandoned iterations end."""
+        """Return the loader or its dataset, whichever has the method, once no abandoned iteration's thread uses it."""
         self._wait_for_given_up()
         for owner in (self.loader, getattr(self.loader, "dataset", None)):
             if hasattr(owner, method):

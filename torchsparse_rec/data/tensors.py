@@ -221,7 +221,7 @@ def _is_text(pa: Any, kind: Any) -> bool:
 
 def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
     """
-    Turn columns of tensors into a record batch, in the memory of those that are contiguous; undo :func:`to_tensors`.
+    Turn tensors into a record batch, in their memory where they are contiguous: the inverse of :func:`to_tensors`.
 
     Args:
         columns: a mapping from names to columns, all with the same number of rows: tensors ``[B]`` or ``[B, k, ...]``

@@ -66,7 +66,7 @@ def find(step: Any, model: Module | None, optimizer: Optimizer | None) -> Found:
 
 
 def _hidden_optimizers(found: Found) -> list[Optimizer]:
-    """Return the optimizers of the models' parameters that no name led to: their state has to be restored as well."""
+    """Return the optimizers of the models' parameters that the step does not refer to: they must be restored too."""
     held = {id(p) for optimizer in found.optimizers for p in _parameters_of(optimizer)}
     free = {id(p) for model in found.models for p in model.parameters() if p.requires_grad} - held
     if not free:

@@ -133,7 +133,7 @@ def without_dense(layers: list[Module], shapes: dict[Module, Shapes]) -> Iterato
 
 @contextmanager
 def without_gradients(models: list[Module], tables: list[Parameter]) -> Iterator[None]:
-    """Freeze some tables while the block lasts; the rows that are looked up in them still get gradients."""
+    """Freeze some tables while the block lasts; the outputs of their lookups still get gradients."""
     chosen = {id(table) for table in tables}
 
     def train(_module: Module, _arguments: tuple, output: Any) -> None:

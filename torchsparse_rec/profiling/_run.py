@@ -29,7 +29,7 @@ from .thresholds import DENSE_GRADIENT_SHARE, HEAVY_DENSE_SHARE, LOADER_SHARE, M
 
 __all__ = ["checked_device", "diagnose"]
 
-# The default number of steps of an experiment: as many as take about so many seconds, within limits.
+# By default an experiment has as many steps as take _SECONDS, but at least _FEWEST and at most _MOST.
 _SECONDS = 0.4
 _FEWEST, _MOST = 10, 100
 # How often experiments are repeated at most, while their rounds disagree about a threshold.

@@ -161,7 +161,7 @@ class _OptimizerState:
 
 
 def _states_of(optimizer: Optimizer) -> Any:
-    """Return an optimizer's state by parameter, as stored: our ``state`` would flush stale rows, which changes them."""
+    """Return an optimizer's state by parameter, as stored: the ``state`` of our optimizers flushes stale rows first."""
     return optimizer._stored_state if isinstance(optimizer, RowOptimizer) else optimizer.state
 
 

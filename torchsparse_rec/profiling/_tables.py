@@ -20,8 +20,8 @@ from ._modules import lookups
 
 __all__ = ["TableUse", "Watch"]
 
-# A parameter that no lookup module has counts as a table if it has so many rows or more, and at least half of its
-# gradient's rows are zeros.
+# A parameter that no lookup module has counts as a table if it has at least this number of rows, and at least half of
+# its gradient's rows are zeros.
 _LEAST_ROWS = 1024
 # Layers whose parameters are no tables, even if the model uses the parameters without calling the layer.
 _DENSE = (
@@ -165,7 +165,7 @@ class Watch:
         use.gradient, use.touched = "dense", touched
 
     def _see_owner(self, module: Module, arguments: tuple, named: dict[str, Any]) -> None:
-        """Mark the parameters of a module that takes only tensors of floats as no tables: no ids look rows up there."""
+        """Mark the parameters of a module as no tables if it takes only tensors of floats, which cannot be ids."""
         taken = [leaf for leaf in _pytree.tree_leaves((arguments, named)) if leaf is not None]
         if taken and all(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in taken):
             self._dense.update(id(p) for p in module.parameters(recurse=False))
