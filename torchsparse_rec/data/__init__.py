@@ -1,4 +1,4 @@
-"""Files of training data, read and written as batches of columns."""
+"""Read and write files of training data, as batches of columns."""
 
 from ._files import DataError as DataError
 from .convert import convert as convert

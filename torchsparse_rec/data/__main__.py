@@ -19,10 +19,10 @@ from .prebatched import PrebatchedDataset
 
 def parse_columns(text: str) -> tuple[list[str], dict[str, Any]]:
     """
-    ``label:int64,seen:int64[],topics:int64[10],city`` as names and the types of those that have one.
+    Parse ``label:int64,seen:int64[],topics:int64[10],city`` into all names, and types by name where one is given.
 
     Raises:
-        ValueError: a type that Arrow does not know, a name that is empty or there twice.
+        ValueError: a type that Arrow does not know, a name that is empty or occurs twice.
 
     Example:
         >>> parse_columns("label:int64,topics:int64[10],city")
@@ -51,7 +51,7 @@ def parse_columns(text: str) -> tuple[list[str], dict[str, Any]]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The flags of both commands."""
+    """Return the parser of the flags of ``convert`` and ``info``."""
     parser = argparse.ArgumentParser(prog="python -m torchsparse_rec.data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     formats = ", ".join(f"{name} ({' '.join(of_it.suffixes) or 'by name only'})" for name, of_it in FORMATS.items())
@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run_convert(given: argparse.Namespace) -> None:
-    """The command ``convert``."""
+    """Run the command ``convert``."""
     columns, types = parse_columns(given.columns) if given.columns else (None, {})
     rows = convert(
         given.sources,
@@ -98,7 +98,7 @@ def run_convert(given: argparse.Namespace) -> None:
 
 
 def run_info(given: argparse.Namespace) -> None:
-    """The command ``info``; all rows are read but those of a prebatched file."""
+    """Run the command ``info``, which reads all rows unless the file is prebatched."""
     columns, types = parse_columns(given.columns) if given.columns else (None, {})
     name = format_of(given.file, given.source_format)
     size = os.path.getsize(given.file)
@@ -124,7 +124,7 @@ def _print_columns(schema: Any) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns 0, or 1 with one line that says what is wrong."""
+    """Run a command and return its exit code: 0, 1 after one line that says what is wrong, 130 after Ctrl-C."""
     given = make_parser().parse_args(arguments)
     try:
         (run_convert if given.command == "convert" else run_info)(given)

@@ -1,4 +1,4 @@
-"""The arguments of PrebatchedDataset: ValueError names the one that is wrong, its value and what was expected."""
+"""Check the arguments of PrebatchedDataset; a ValueError names the argument, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def check_integer(name: str, value: Any, least: int) -> int:
-    """The value as an integer."""
+    """Return ``value`` as an int, or raise ``ValueError`` unless it is an integer of at least ``least``."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -21,7 +21,7 @@ def check_integer(name: str, value: Any, least: int) -> int:
 
 
 def check_columns(columns: Sequence[str] | None) -> None:
-    """Names, each once, or None."""
+    """Raise ``ValueError`` unless ``columns`` is None or a non-empty sequence of distinct names."""
     if columns is None:
         return
     if isinstance(columns, str) or len(columns) == 0 or len(set(columns)) != len(columns):
@@ -29,7 +29,7 @@ def check_columns(columns: Sequence[str] | None) -> None:
 
 
 def check_state(state: Any) -> Mapping[str, Any]:
-    """The fingerprint of a state, which must be one."""
+    """Check a ``PrebatchedDataset``'s state, and return its entry ``"of"``: the settings and size of the dataset."""
     least = {"epoch": 0, "start": 0, "position": 0, "workers": 1}
     if not isinstance(state, Mapping) or not isinstance(state.get("of"), Mapping) or not least.keys() <= state.keys():
         raise ValueError(f"PrebatchedDataset: state must be one of state_dict(), got {state!r}")
@@ -39,7 +39,11 @@ def check_state(state: Any) -> Mapping[str, Any]:
 
 
 def check_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """This process among those that train together."""
+    """
+    Return a rank and the number of ranks, after checking them.
+
+    If they are None, return those of ``torch.distributed`` if it is initialised, else 0 and 1.
+    """
     if (rank is None) != (world_size is None):
         raise ValueError(f"PrebatchedDataset: rank and world_size must be given together, got {rank} and {world_size}")
     if rank is None or world_size is None:

@@ -1,4 +1,4 @@
-"""pyarrow, which belongs to the extra ``arrow``: imported when a function first needs it."""
+"""Import pyarrow, which belongs to the extra ``arrow``, when a function first needs it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .._extras import extra_module
 
 def arrow(user: str) -> Any:
     """
-    The module ``pyarrow``.
+    Return the module ``pyarrow``.
 
     Args:
-        user: the function that needs it, for the error.
+        user: the name of the function that needs pyarrow, for the error message.
 
     Raises:
-        ImportError: if it is not installed, with the name of the extra.
+        ImportError: pyarrow is not installed; the message names the extra.
     """
     extra_module("pyarrow.compute", "arrow", user)
     return extra_module("pyarrow", "arrow", user)

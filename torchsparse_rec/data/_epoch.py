@@ -1,4 +1,4 @@
-"""Which rows an epoch gives in which order: arithmetic on numbers of rows, without the rows."""
+"""The order in which an epoch gives the rows of stored batches, computed from the batches' numbers of rows alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What random numbers are drawn for, so that no draw repeats another's.
+# The purposes for which random numbers are drawn; each has a seed of its own, so that no draw repeats another's.
 _ORDER, _ROWS = 0, 1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some rows of a window, in its order: half-open, counted from the window's beginning."""
+    """The rows ``[begin, end)`` of a window, counted from the window's beginning, in the window's order."""
 
     window: int
     begin: int
@@ -28,15 +28,15 @@ class Epoch:
     The batches of one epoch for one rank.
 
     Stored batches, in their order or shuffled, form windows; rows are shuffled within a window, or not. The rows of
-    all windows, one after the other, are cut into batches: of ``batch_size`` rows, or as many as the stored batches
-    have. A rank takes a run of batches without gaps; all ranks take equally many.
+    all windows, one after the other, are cut into batches: of ``batch_size`` rows, or of the sizes of the stored
+    batches. A rank takes a run of batches without gaps; all ranks take equally many.
     """
 
-    #: Of each stored batch.
+    #: The number of rows of each stored batch, int64.
     rows: np.ndarray
     batch_size: int | None
     shuffle: bool
-    #: How many stored batches; 0: rows are not shuffled.
+    #: The number of stored batches in a window; 0: rows are not shuffled.
     rows_window: int
     drop_last: bool
     seed: int
@@ -58,25 +58,25 @@ class Epoch:
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        """After how many rows each stored batch ends, in order; a 0 before them."""
+        """The number of rows up to the end of each stored batch, in order, after a leading 0."""
         return np.concatenate([[0], np.cumsum(self.rows[self.order])]).astype(np.int64)
 
     @cached_property
     def _windows(self) -> np.ndarray:
-        """The first stored batch of each window, in order, and the number of all."""
+        """The position of each window's first stored batch, followed by the number of stored batches."""
         size = max(1, self.rows_window)
         return np.append(np.arange(0, len(self.rows), size), len(self.rows))
 
     @cached_property
     def _count(self) -> int:
-        """The batches of all ranks."""
+        """The number of batches of all ranks together, without repetition."""
         if self.batch_size is None:
             return len(self.rows)
         total = int(self._ends[-1])
         return total // self.batch_size if self.drop_last else -(-total // self.batch_size)
 
     def _cut(self, k: int) -> int:
-        """Before which row batch k begins."""
+        """Return the number of rows before batch k, among the rows of all ranks."""
         return int(self._ends[k]) if self.batch_size is None else min(k * self.batch_size, int(self._ends[-1]))
 
     @cached_property
@@ -84,11 +84,11 @@ class Epoch:
         return self._count // self.world_size if self.drop_last else -(-self._count // self.world_size)
 
     def __len__(self) -> int:
-        """The batches of this rank."""
+        """Return the number of batches of this rank."""
         return self._share
 
     def pieces(self, i: int) -> list[Piece]:
-        """What batch i of this rank is put together from; at least one piece."""
+        """Return the pieces of windows that make up batch i of this rank; at least one."""
         k = (self.rank * self._share + i) % self._count
         begin, end = self._cut(k), self._cut(k + 1)
         if self.batch_size is None and self.rows_window == 0:
@@ -104,11 +104,11 @@ class Epoch:
         return [piece for piece in pieces if piece.end > piece.begin] or pieces[:1]
 
     def window(self, w: int) -> list[int]:
-        """The numbers of the stored batches in a window."""
+        """Return the numbers of the stored batches in a window."""
         return self.order[self._windows[w] : self._windows[w + 1]].tolist()
 
     def permutation(self, w: int) -> Tensor | None:
-        """The order of a window's rows; None: as they are."""
+        """Return the order of a window's rows, or None if they are not shuffled."""
         if self.rows_window == 0:
             return None
         rows = int(self._ends[self._windows[w + 1]] - self._ends[self._windows[w]])

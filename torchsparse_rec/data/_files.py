@@ -1,4 +1,4 @@
-"""What all formats share: the error that names file and place, and files that appear whole or not at all."""
+"""The error that names file and place, and files that appear whole or not at all: all formats share them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 class DataError(ValueError):
     """
-    A file that does not hold what it should.
+    An error in a file: at some place it does not hold what it should.
 
     Args:
-        path: of the file.
-        offset: where in it: the byte, counted from 0; of a text format the line, counted from 1. None: the file as a
-            whole.
+        path: the file's name.
+        offset: the place in the file: a byte, counted from 0, or for text formats a line, counted from 1. None: the
+            file as a whole.
         problem: what is wrong there, and what was expected.
         unit: ``"byte"``, or ``"line"`` for text formats.
 
@@ -41,7 +41,7 @@ class DataError(ValueError):
         super().__init__(f"{self.path}:{place} {problem}")
 
     def __reduce__(self) -> tuple:
-        """As its arguments: a worker process hands its errors to the main one."""
+        """Pickle the error as its arguments, so that a worker process can hand it to the main one."""
         return _data_error, (self.path, self.offset, self.problem, self.unit)
 
 
@@ -54,9 +54,9 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
     """
     Open a file for writing that bears its name only once it is complete.
 
-    It is written beside its place under a name of its own, brought to the disk, and renamed when the block ends; if
-    the block raises, or the disk is full, it is removed, and what was under the name before is untouched. A file that
-    it replaces leaves it its permissions; of a symbolic link it is the file behind it that is replaced.
+    The file is written under a temporary name in the same folder, synced to the disk, and renamed when the block ends.
+    If the block raises, or the disk is full, it is removed, and an earlier file of that name is untouched. A file that
+    replaces another takes over its permissions. Where ``path`` is a symbolic link, the file behind it is replaced.
 
     Args:
         path: the final name.
@@ -65,8 +65,8 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
         The file, for bytes.
 
     Raises:
-        OSError: if it cannot be written, or the name is that of a folder, a pipe or a device.
-        ValueError: if the name is empty.
+        OSError: the file cannot be written, or ``path`` is a folder, a pipe or a device.
+        ValueError: ``path`` is empty.
 
     Example:
         >>> import tempfile, pathlib
@@ -81,7 +81,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
         raise ValueError("path must name a file, got an empty name")
     target = Path(os.path.realpath(os.fsdecode(path)))
     mode = _mode_to_keep(target)
-    # Short: the final name may be as long as names can be.
+    # The temporary name does not contain the final one, which may be as long as names can be.
     partial = target.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         with open(partial, "xb") as file:
@@ -99,7 +99,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
 
 def _mode_to_keep(target: Path) -> int | None:
-    """The permissions of the file that is to be replaced; None if there is none."""
+    """Return the permissions of the file that is to be replaced, or None if there is none."""
     try:
         status = target.stat()
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _mode_to_keep(target: Path) -> int | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a new name to the disk, where the system lets folders be opened."""
+    """Sync a folder's new name to the disk, where the system lets folders be opened."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

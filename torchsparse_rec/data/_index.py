@@ -2,7 +2,7 @@
 The index at the end of a prebatched file: where its batches are, and the checksums of all that is not data.
 
 An Arrow IPC file ends with a footer, its length and ``ARROW1``. The index lies between the last batch and the footer,
-where readers of Arrow look at nothing: 32 bytes for each batch (ENTRY), then TAIL. All numbers are little endian.
+where readers of Arrow do not look: 32 bytes for each batch (ENTRY), then TAIL. All numbers are little endian.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from ._files import DataError
 FORMAT_KEY, VERSION_KEY = b"torchsparse_rec.format", b"torchsparse_rec.version"
 LAYOUT_KEY, SCHEMA_KEY = b"torchsparse_rec.layout", b"torchsparse_rec.schema"
 FORMAT, VERSION = b"prebatched", b"1"
-#: Of a batch's own metadata.
+#: The keys of a batch's own metadata.
 CHECKSUMS_KEY, PARTS_KEY = b"crc32c", b"parts"
 
-#: A batch: where its message begins, the bytes of its metadata and their checksum, the bytes of its data, its rows.
+#: The entry of a batch: the offset of its message, the bytes of its metadata and their checksum, the bytes of its
+#: data, and its number of rows.
 ENTRY = np.dtype([("offset", "<i8"), ("metadata", "<u4"), ("crc", "<u4"), ("body", "<i8"), ("rows", "<i8")])
-#: The checksums of the entries and of what follows the index up to the end of the file; the number of entries.
+#: The end of the index: the checksum of the entries, that of all bytes after the index, and the number of entries.
 TAIL = np.dtype([("entries_crc", "<u4"), ("footer_crc", "<u4"), ("count", "<i8"), ("magic", "S8")])
 _MAGIC = b"TSRINDEX"
 _ARROW_MAGIC = b"ARROW1"
 _END = 4 + len(_ARROW_MAGIC)
-# Rows of a file: sums over many files stay within 64 bits.
+# The most rows of a file: sums over many files stay within 64 bits.
 _MOST_ROWS = 1 << 48
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
-    """The CRC-32C of some bytes."""
+    """Return the CRC-32C of some bytes, 0 if there are none."""
     if len(data) == 0:
         return 0
     # A copy, since torch warns of buffers that are read-only.
@@ -42,7 +43,7 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 
 
 def write_index(file: BinaryIO, entries: np.ndarray) -> None:
-    """Insert the index into a complete Arrow file, before its footer; ``file.name`` is readable."""
+    """Insert the index into a complete Arrow file, before its footer; the file must be readable as ``file.name``."""
     file.flush()
     size = file.seek(0, os.SEEK_END)
     with open(file.name, "rb") as written:
@@ -55,10 +56,10 @@ def write_index(file: BinaryIO, entries: np.ndarray) -> None:
 
 def read_index(descriptor: int, path: str, size: int) -> np.ndarray:
     """
-    The entries of the batches of a file of this size, checked.
+    Return the index entries (dtype ``ENTRY``) of an open prebatched file of ``size`` bytes, checked.
 
     Raises:
-        DataError: if it is no such file, or damaged outside the data.
+        DataError: the file is not a prebatched one, or its index or footer is damaged.
     """
     start, footer = _footer(descriptor, path, size)
     place = start - TAIL.itemsize
@@ -84,7 +85,11 @@ def read_index(descriptor: int, path: str, size: int) -> np.ndarray:
 
 
 def _check_entries(entries: np.ndarray, path: str, first: int) -> None:
-    """Raise unless every batch lies between the file's beginning and the index. In Python's numbers: no overflow."""
+    """
+    Raise ``DataError`` unless every batch lies between the file's beginning and the index.
+
+    The entries are compared as Python's integers, which do not overflow.
+    """
     total = 0
     for i, (offset, metadata, _, body, rows) in enumerate(entries.tolist()):
         if offset < 8 or offset % 8 or metadata < 8 or body < 0 or rows < 0 or offset + metadata + body > first:
@@ -99,7 +104,7 @@ def _check_entries(entries: np.ndarray, path: str, first: int) -> None:
 
 
 def _footer(descriptor: int, path: str, size: int) -> tuple[int, bytes]:
-    """Where Arrow's footer begins, and the bytes from there to the end of the file."""
+    """Return the offset of Arrow's footer, and the bytes from there to the end of the file."""
     if size < 8 + _END:
         raise DataError(path, size, f"expected an Arrow IPC file of more than {8 + _END} bytes, got {size}")
     if _read(descriptor, path, 0, len(_ARROW_MAGIC)) != _ARROW_MAGIC:

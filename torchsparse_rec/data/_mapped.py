@@ -1,4 +1,4 @@
-"""Private mappings of parts of a file that hold no file descriptor, of which a process may have few."""
+"""Private mappings of parts of a file. They hold no file descriptors, of which a process may have only few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# Linux's MADV_POPULATE_READ, which Python has no name for: all pages at once in place of one fault for each few.
+# Linux's MADV_POPULATE_READ, which Python has no name for: it maps all pages at once, in place of many page faults.
 _POPULATE_READ = 22
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -27,10 +27,10 @@ def _libc() -> Any:
 
 
 class _Mapping:
-    """Memory that is given back with this object, which the arrays on it keep."""
+    """A private mapping of a part of a file, unmapped with this object; the arrays in it keep the object alive."""
 
     def __init__(self, descriptor: int, start: int, size: int) -> None:
-        # Python's own mmap duplicates the descriptor (before 3.13 always): a thousand batches would be too many.
+        # Python's own mmap duplicates the descriptor (before 3.13 always): a thousand batches would use up all.
         self._libc = _libc()
         address = self._libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, start)
         if address == _FAILED:
@@ -46,15 +46,17 @@ class _Mapping:
 
 def mapped(descriptor: int, start: int, size: int) -> np.ndarray:
     """
-    The bytes of a file from ``start`` on, a multiple of ``mmap.ALLOCATIONGRANULARITY``: written to, they are copied.
+    Map ``size`` bytes of a file from ``start`` on as a private uint8 array: writing to it does not change the file.
+
+    ``start`` must be a multiple of ``mmap.ALLOCATIONGRANULARITY``.
 
     Raises:
-        OSError: if the process may have no more mappings.
+        OSError: the process may have no more mappings.
     """
     return np.asarray(_Mapping(descriptor, start, size))
 
 
 def populate(address: int, size: int) -> None:
-    """Have pages in the process before they are touched, where the system can."""
+    """Map the pages of a range of memory before they are first touched, where the system can."""
     first = address - address % mmap.PAGESIZE
     _libc().madvise(first, size + address - first, _POPULATE_READ)

@@ -1,11 +1,11 @@
 """
-The compressed layout of prebatched files: each buffer of a column as byte planes, each plane as it is or by zstd.
+The compressed layout of prebatched files: each buffer of a column is cut into byte planes, each stored by a codec.
 
-A column's buffers become parts: of each array its validity (without elements if it has no nulls), the lengths of its
-lists or strings, and its values or its child's parts. What a batch's columns consist of is a directory, a JSON object
-of three lists of numbers: ``columns``, how many parts each column has; ``parts``, for each part what it is, the bytes
-of an element and the elements; and ``planes``, for every byte of an element of every part that has elements, codec and
-bytes.
+A column's buffers become parts. An array's parts are its validity (without elements if it has no nulls), the lengths of
+its lists or strings, and its values or its child's parts. A directory, a JSON object of three lists of integers,
+describes the parts of a batch's columns: ``columns`` has the number of parts of each column; ``parts`` three integers
+for each part, its kind, the bytes of an element and the number of elements; ``planes`` two for every byte of an element
+of every part that has elements, its codec and the number of stored bytes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from torch.utils.dlpack import from_dlpack
 from ..ops import join_byte_planes_, to_byte_planes
 from ._arrow import arrow
 
-#: How a plane is stored: its bytes, a frame of zstd, the one byte that it consists of, or its lowest bits as
-#: join_byte_planes_ reads them.
+#: The codecs of a plane: its bytes as they are, a frame of zstd, the one byte that all its bytes equal, or the lowest
+#: bits of its bytes as join_byte_planes_ reads them.
 RAW, ZSTD, CONSTANT, PACKED = 0, 1, 2, 3
-#: What a part is.
+#: The kinds of parts.
 VALIDITY, LENGTHS, VALUES = 0, 1, 2
 
-# A frame of zstd describes no more than 128 KiB in 3 bytes or more.
+# A block of a zstd frame takes 3 bytes or more and decodes to 128 KiB at most.
 _LARGEST_RATIO = 1 << 17
-# So many bytes a batch may have whatever is stored of it, and so many for each byte that is stored: a small file that
-# describes gigabytes is no data.
+# The decoded bytes that any batch may have, and those that it may have for each stored byte: a small file that claims
+# to hold gigabytes is damaged.
 _MOST_FREE, _MOST_EACH = 1 << 28, 1 << 10
-# Bytes that a thread keeps under each name.
+# The most bytes of scratch memory that a thread keeps under each name.
 _MOST_SCRATCH = 1 << 24
-# Elements that a part may have: sums of their bytes are no more than 2^63.
+# The most elements of a part: sums of their bytes are no more than 2^63.
 _MOST_ELEMENTS = 1 << 48
-# Those of join_byte_planes_.
+# The alignment of decoded parts and the bytes of a packed block, as join_byte_planes_ has them.
 _ALIGNMENT, _PACKED_BLOCK = 64, 1024
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -45,17 +45,17 @@ Part = list[Any]
 
 
 def most_bytes(stored: int) -> int:
-    """How many bytes a batch may have of which so many are stored."""
+    """Return the most bytes to which a batch of ``stored`` bytes may decode."""
     return max(_MOST_FREE, _MOST_EACH * stored)
 
 
 def decoded_bytes(parts: list[Part]) -> int:
-    """The bytes of an array of these parts."""
+    """Return the number of bytes of an array that consists of these parts."""
     return sum(size * count for _, size, count, _ in parts)
 
 
 def to_directory(columns: list[list[Part]]) -> str:
-    """What a batch has of these columns' parts in its metadata."""
+    """Return the directory of a batch as JSON, from the parts of each of its columns."""
     parts = [part for column in columns for part in column]
     directory = {
         "columns": [len(column) for column in columns],
@@ -74,7 +74,7 @@ class Encoder:
         self.kept = 1.0 - min_saving
 
     def encode(self, array: Any) -> tuple[list[Part], bytes]:
-        """The parts of an array that begins at its buffers' beginning, and what is stored of them."""
+        """Return the parts and the stored bytes of an array, which must begin where its buffers begin."""
         parts: list[Part] = []
         stored: list[bytes] = []
         self._array(array, parts, stored)
@@ -124,7 +124,7 @@ class Encoder:
 
 
 def _pack(plane: np.ndarray, bits: int) -> np.ndarray:
-    """The lowest bits of bytes as join_byte_planes_ reads them."""
+    """Return the lowest ``bits`` bits of a plane's bytes, in the order in which ``join_byte_planes_`` reads them."""
     places = np.arange(bits, dtype=np.uint8)[:, None, None]
     whole = len(plane) // _PACKED_BLOCK * _PACKED_BLOCK
     stored = []
@@ -136,7 +136,7 @@ def _pack(plane: np.ndarray, bits: int) -> np.ndarray:
 
 
 class _Scratch(threading.local):
-    """Memory of each thread: fresh memory costs more than what is done in it."""
+    """Memory that each thread keeps by name: fresh memory costs more than the work done in it."""
 
     def __init__(self) -> None:
         self.memory: dict[str, np.ndarray] = {}
@@ -146,7 +146,7 @@ _SCRATCH = _Scratch()
 
 
 def scratch(name: str, size: int) -> np.ndarray:
-    """``[size]``, uint8, until the next call of this thread with this name."""
+    """Return uint8 memory ``[size]``, valid until this thread's next call with the same name."""
     if size > _MOST_SCRATCH:
         return np.empty(size, np.uint8)
     memory = _SCRATCH.memory.get(name)
@@ -156,7 +156,7 @@ def scratch(name: str, size: int) -> np.ndarray:
 
 
 def _bytes_of(buffer: Any, size: int) -> Tensor:
-    """The first bytes of a buffer, copied; an absent one is empty."""
+    """Return a copy of the first ``size`` bytes of a buffer, which may be None if ``size`` is 0."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_numpy(np.frombuffer(buffer, np.uint8, size).copy())
@@ -164,21 +164,21 @@ def _bytes_of(buffer: Any, size: int) -> Tensor:
 
 class _Recycled:
     """
-    Blocks of memory that come back once nobody refers to what lies in them: fresh memory costs as much as decoding.
+    Blocks of memory that are used again once no array in them is alive: fresh memory costs as much as decoding.
 
     Args:
-        most: the bytes to keep at most. What is lent does not count.
+        most: the most bytes to keep. Blocks in use do not count.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._free: list[np.ndarray] = []
-        # Never waited for: a collection of garbage may come upon a thread that holds it, and a forked process may find
-        # it held by a thread that it does not have. Without it memory is fresh, or let go.
+        # Nobody waits for the lock: garbage collection may run in a thread that holds it, and in a forked process a
+        # thread that no longer exists may hold it. Where it is taken, memory is allocated anew, or freed.
         self._lock = threading.Lock()
 
     def take(self, size: int) -> np.ndarray:
-        """``[size or more]``, uint8, with anything in it."""
+        """Return uninitialised uint8 memory of ``size`` elements or more."""
         if self._lock.acquire(blocking=False):
             try:
                 for i, block in enumerate(self._free):
@@ -189,11 +189,11 @@ class _Recycled:
         return np.empty(size, np.uint8)
 
     def lend(self, block: np.ndarray) -> Any:
-        """A pyarrow buffer of a block that was taken, which comes back when the last reference to it goes."""
+        """Return a pyarrow buffer of a block from :meth:`take`; the block comes back with the last reference to it."""
         return arrow("PrebatchedDataset").foreign_buffer(block.ctypes.data, len(block), _Loan(self, block))
 
     def give_back(self, block: np.ndarray) -> None:
-        """Keep a block, unless there are enough."""
+        """Keep a block for another use, unless that makes more than ``most`` bytes."""
         if self._lock.acquire(blocking=False):
             try:
                 if len(block) + sum(map(len, self._free)) <= self._most:
@@ -203,7 +203,7 @@ class _Recycled:
 
 
 class _Loan:
-    """What keeps a block away."""
+    """The owner of a lent block, which gives the block back when it is deleted."""
 
     def __init__(self, memory: _Recycled, block: np.ndarray) -> None:
         self.memory, self.block = memory, block
@@ -212,31 +212,32 @@ class _Loan:
         self.memory.give_back(self.block)
 
 
-#: Of all files that this process reads.
+#: The memory of decoded batches of all files that this process reads.
 _MEMORY = _Recycled(1 << 27)
 
 
 def _runs(begins: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """``[begin, begin + count)`` of each, one after the other."""
+    """Return the integers ``[begin, begin + count)`` of each pair, one range after the other."""
     return np.arange(counts.sum()) + np.repeat(begins - np.cumsum(counts) + counts, counts)
 
 
 class Decoder:
     """
-    Turns what is stored of a batch back into arrays, checking that it fits their types.
+    Decodes the stored bytes of a batch into arrays, and checks that they fit the arrays' types.
 
-    All planes of a batch are decompressed in one call, and put together in another: columns are many and small.
+    One call decompresses all planes of a batch, and another joins them, since columns are many and small.
 
     Args:
-        stored: a batch's bytes, uint8.
-        directory: what :func:`to_directory` made of it.
-        columns: how many the batch has.
-        places: of those that are wanted.
-        ranges: ``[columns wanted, 2]``, where each of them begins and ends in ``stored``.
-        room: the bytes that all their arrays may have together.
+        stored: the batch's bytes, uint8.
+        directory: the batch's directory, from :func:`to_directory`.
+        columns: the number of columns of the batch.
+        places: the positions of the wanted columns among them.
+        ranges: ``[columns wanted, 2]``, where each wanted column begins and ends in ``stored``.
+        room: the most bytes that the arrays of all wanted columns may have together.
 
     Raises:
-        ValueError: planes that cannot be those of such parts, or arrays that need more room than there is.
+        ValueError: a directory that does not fit the columns or the stored bytes, or arrays of more than ``room``
+            bytes.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ class Decoder:
             raise ValueError(f"expected the parts of {columns} columns")
         if widths.sum() != len(planes):
             raise ValueError(f"expected {widths.sum()} planes, one for each byte of the parts' elements")
-        # Of the columns that are wanted.
+        # From here on only the wanted columns.
         part = _runs((np.cumsum(counts) - counts)[places], counts[places])
         plane = _runs((np.cumsum(widths) - widths)[part], widths[part])
         parts, widths, elements, planes = parts[part], widths[part], elements[part], planes[plane]
@@ -266,19 +267,19 @@ class Decoder:
             raise ValueError(f"what is stored cannot stand for arrays of more than {room} bytes")
         column = np.repeat(np.repeat(np.arange(len(places)), counts[places]), widths)
         self._locate(planes, np.repeat(elements, widths), column, ranges)
-        #: Elements of each part that has any.
+        #: For each part that has elements, the bytes of one and their number.
         self.words = np.stack([widths, elements], 1)[elements > 0]
         aligned = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-        #: The bytes of all arrays; of each part what it is, its size, and where it begins in them; the next part.
+        #: The bytes of all arrays; of each part its kind, its size and where it begins in these bytes; the next part.
         self.size = int(aligned.sum())
         self.what, self.widths, self.elements = parts.T.tolist()
         self.begins = (np.cumsum(aligned) - aligned).tolist()
         self.next = 0
-        #: Which is the next part after each column.
+        #: The number of parts up to the end of each column.
         self.ends = np.cumsum(counts[places]).tolist()
 
     def _locate(self, planes: np.ndarray, counts: np.ndarray, column: np.ndarray, ranges: np.ndarray) -> None:
-        """Find out where planes of so many bytes, each of some column, are, and how they are stored."""
+        """Set ``frames``, ``unpacked`` and ``planes``: where the planes, of ``counts`` bytes decoded, are stored."""
         codec, sizes = planes[:, 0], planes[:, 1]
         packed = -(-counts // 8)
         fits = (codec == RAW) & (sizes == counts)
@@ -296,7 +297,7 @@ class Decoder:
         starts = before + (ranges[:, 0] - (np.cumsum(stored) - stored).astype(np.int64))[column]
         frames = codec == ZSTD
         unpacked = np.where(frames, counts, 0)
-        #: The frames of zstd, and the bytes that they have together.
+        #: The frames of zstd, and the bytes to which they decode together.
         self.frames = [
             self.stored[start : start + size]
             for start, size in zip(starts[frames].tolist(), sizes[frames].tolist(), strict=True)
@@ -304,19 +305,19 @@ class Decoder:
         self.unpacked = int(unpacked.sum())
         bits = np.where(codec == PACKED, sizes // packed, np.where(codec == CONSTANT, 0, 8))
         starts = np.where(frames, np.cumsum(unpacked) - unpacked, starts)
-        #: As join_byte_planes_ takes them: what is stored is its first source, what zstd makes of the frames another.
+        #: The planes as join_byte_planes_ takes them: source 0 is the stored bytes, source 1 the decoded frames.
         self.planes = np.stack([frames.astype(np.int64), starts, bits], 1)
 
     def decode(self, kinds: list[Any], rows: int) -> list[Any]:
         """
-        The arrays, which are of these types; they share one buffer.
+        Return the wanted columns as arrays of the types ``kinds``, each of ``rows`` rows; they share one buffer.
 
         Raises:
-            ValueError: parts that are not those of such arrays, or planes that zstd cannot read.
+            ValueError: parts that do not fit the types, or planes that zstd cannot decode.
         """
         sources = [torch.from_numpy(self.stored)]
         if self.frames:
-            # Frames of zstd may follow one another.
+            # Frames of zstd may follow one another, and one call decodes them all.
             frames = np.concatenate(self.frames, out=scratch("frames", sum(map(len, self.frames))))
             joined = self.pa.Codec("zstd").decompress(frames, decompressed_size=self.unpacked)
             sources.append(from_dlpack(self.pa.Array.from_buffers(self.pa.uint8(), self.unpacked, [None, joined])))
@@ -327,7 +328,7 @@ class Decoder:
         return [self._whole(kind, rows, end) for kind, end in zip(kinds, self.ends, strict=True)]
 
     def _whole(self, kind: Any, rows: int, end: int) -> Any:
-        """The next array, whose parts must end there."""
+        """Return the next array, or raise ``ValueError`` unless its parts end before part number ``end``."""
         array = self._array(kind, rows)
         if self.next != end:
             raise ValueError(f"a column of type {kind} has {abs(end - self.next)} parts too many or too few")
@@ -362,17 +363,17 @@ class Decoder:
         lengths = self.decoded[begin : begin + rows * dtype.itemsize].view(dtype)
         offsets = torch.zeros(rows + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
-        # Sums of 2^63 and more would have wrapped to something negative along the way.
+        # Sums of 2^63 and more have wrapped to negative numbers along the way.
         if bool((lengths < 0).any()) or bool((offsets < 0).any()) or int(offsets[-1]) > torch.iinfo(dtype).max:
             raise ValueError(f"lengths of lists must be positive and add up to less than {torch.iinfo(dtype).max}")
         return offsets.to(dtype)
 
     def _part(self, what: int, width: int, count: int) -> Any:
-        """The decoded bytes of the next part."""
+        """Return the decoded bytes of the next part, which must be of this kind and size."""
         return self.buffer.slice(self._place(what, width, count), width * count)
 
     def _place(self, what: int, width: int, count: int) -> int:
-        """Where the next part begins, which must be of this kind and size."""
+        """Return where the next part begins, or raise ``ValueError`` unless it is of this kind and size."""
         if not self._is(what, width, count):
             i = self.next
             got = [self.what[i], self.widths[i], self.elements[i]] if i < len(self.what) else "none"
@@ -381,7 +382,7 @@ class Decoder:
         return self.begins[self.next - 1]
 
     def _is(self, what: int, width: int, count: int) -> bool:
-        """Whether the next part is of this kind and size."""
+        """Say whether the next part is of this kind and size."""
         i = self.next
         there = i < len(self.what)
         return there and self.what[i] == what and self.widths[i] == width and self.elements[i] == count

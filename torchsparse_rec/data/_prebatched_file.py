@@ -1,4 +1,4 @@
-"""One prebatched file: opened, checked and read batch by batch."""
+"""Open one prebatched file, check it and read it batch by batch."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ._mapped import mapped, populate
 from ._planes import Decoder, most_bytes, scratch
 
 VERIFY = ("first", "always", "never")
-# What reading damaged metadata may raise.
+# The errors that reading damaged metadata may raise.
 _COMPLAINTS = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _T = TypeVar("_T")
 
 
 class PrebatchedFile:
     """
-    A file of :func:`write_prebatched`.
+    An open file that :func:`write_prebatched` wrote.
 
     Args:
-        path: of the file.
-        columns: which to read, in this order. Default None: all.
+        path: the file's name.
+        columns: the names of the columns to read, in this order. Default None: all.
         verify: when checksums of data are compared: ``"first"``, the first time a batch is read, ``"always"`` or
-            ``"never"``. Those of metadata always are, the first time.
+            ``"never"``. Checksums of metadata are compared the first time a batch is read, whatever ``verify`` says.
 
     Raises:
-        DataError: if it is no such file, or its metadata is damaged.
+        DataError: the file is not a prebatched one, or its metadata is damaged.
         ValueError: an unknown column.
     """
 
@@ -55,7 +55,7 @@ class PrebatchedFile:
             status = os.fstat(self._descriptor)
             self.size, self._changed = status.st_size, status.st_mtime_ns
             self._entries = _index.read_index(self._descriptor, self.path, self.size)
-            # Private, as torch warns of tensors on memory that is read-only; nothing writes to it.
+            # A private mapping, although nothing writes to it: torch warns of tensors in read-only memory.
             self._map = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_COPY)
             self._reader = self._checked("Arrow's footer", self.size, lambda: pa.ipc.open_file(pa.py_buffer(self._map)))
             self._checked("the schema", self.size, self._read_schema)
@@ -65,7 +65,7 @@ class PrebatchedFile:
             raise
 
     def choose(self, columns: Sequence[str] | None) -> None:
-        """Read these columns from now on, or all."""
+        """Select the columns that are read from now on; None: all."""
         names = self.stored.names if columns is None else columns
         for name in names:
             if name not in self._place_of:
@@ -94,7 +94,7 @@ class PrebatchedFile:
             )
         self.compressed = layout == b"planes"
         self._physical = physical
-        #: All columns, as they were given to the writer.
+        #: The schema of all columns as the writer was given them.
         self.stored = physical
         if self.compressed:
             text = metadata.get(_index.SCHEMA_KEY, b"")
@@ -109,11 +109,15 @@ class PrebatchedFile:
             raise DataError(self.path, None, f"its columns must have distinct names, got {self.stored.names}")
 
     def _identity(self) -> tuple[int, int]:
-        """What tells the file from others: the index has the checksums of metadata that have those of the data."""
+        """
+        Return the size and the index's checksum, which tell the file from others.
+
+        The index has the checksums of the batches' metadata, and these have the checksums of the data.
+        """
         return self.size, _index.checksum(self._entries.tobytes())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process opens the file anew, and finds out if it is another one."""
+        """Return what another process needs to open the file anew, and to find out if it is no longer the same."""
         return {"path": self.path, "columns": self.columns, "verify": self.verify, "identity": self._identity()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -131,16 +135,18 @@ class PrebatchedFile:
             self._descriptor = -1
 
     def rows(self) -> np.ndarray:
-        """The rows of each batch, int64."""
+        """Return the number of rows of each batch, int64."""
         return self._entries["rows"]
 
     def read(self, i: int) -> Any:
         """
-        Batch i as a ``pyarrow.RecordBatch``, in private memory: writing there changes neither file nor later reads.
+        Return batch i as a ``pyarrow.RecordBatch`` in private memory.
+
+        Writing to that memory changes neither the file nor what later reads return.
 
         Raises:
-            DataError: if the file has changed, or the batch is damaged.
-            OSError: if the process may have no more mappings.
+            DataError: the file has changed, or the batch is damaged.
+            OSError: the process may have no more mappings.
         """
         status = os.fstat(self._descriptor)
         if status.st_size < self.size:
@@ -163,12 +169,12 @@ class PrebatchedFile:
         return batch
 
     def _checked(self, what: str, offset: int, call: Callable[[], _T]) -> _T:
-        """What the call returns; pyarrow's and our decoder's complaints as a DataError."""
+        """Return what ``call`` returns; raise what pyarrow or the decoder raises as a ``DataError``."""
         try:
             return call()
         except DataError:
             raise
-        except MemoryError:  # that of the machine, also if Arrow raises it
+        except MemoryError:  # also Arrow's: the machine has too little memory, the file is not damaged
             raise
         except (
             self._pa.ArrowException,
@@ -189,7 +195,7 @@ class PrebatchedFile:
     # ---- Plain ------------------------------------------------------------------------------------------------------
 
     def _map_batch(self, i: int) -> tuple[int, np.ndarray]:
-        """Where in the file the mapping of batch i begins, and the mapping."""
+        """Return the file offset at which the mapping of batch i begins, and the mapping as uint8."""
         entry = self._entries[i]
         offset, end = int(entry["offset"]), int(entry["offset"]) + int(entry["metadata"]) + int(entry["body"])
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
@@ -215,15 +221,16 @@ class PrebatchedFile:
                 populate(buffer.address, buffer.size)
         if verify:
             self._verify(i, batch, self._reader.get_batch_with_custom_metadata(i), private, start)
-        # What operators rely on, such as offsets that rise, is looked at once, whatever `verify` says.
+        # Operators rely on offsets that rise and the like: these are checked once, whatever `verify` says.
         batch.validate(full=first)
         return batch
 
     def _verify(self, i: int, batch: Any, stored: tuple[Any, Any], memory: Any, start: int) -> None:
         """
-        Compare the checksums of the batch's columns, whose buffers are in ``memory``: the file from ``start`` on.
+        Compare the checksums of batch i, or raise ``DataError``.
 
-        ``stored``: the batch with all columns, and its metadata.
+        ``batch`` has the chosen columns; their buffers lie in ``memory``, which holds the file's bytes from ``start``
+        on. ``stored`` is the batch with all columns, and its metadata.
         """
         physical, metadata = stored
         address = self._pa.py_buffer(memory).address
@@ -280,9 +287,10 @@ class PrebatchedFile:
 
     def _read_message(self, i: int) -> tuple[np.ndarray, int]:
         """
-        A stream of the schema and batch i, and where the batch begins in it; until this thread's next one.
+        Return an Arrow stream of the schema and batch i, uint8, and where the batch begins in it.
 
-        Read, not mapped: what is decoded is copied anyway, and a file that shrinks meanwhile is an error here.
+        The stream is valid until this thread's next call. It is read, not mapped: decoding copies anyway, and a file
+        that shrinks meanwhile is an error here.
         """
         offset, metadata, body = (int(self._entries[name][i]) for name in ("offset", "metadata", "body"))
         head = np.frombuffer(self._physical.serialize(), np.uint8)

@@ -1,4 +1,4 @@
-"""Writing prebatched files: the types of the columns, the checksums, and the index."""
+"""Write prebatched files: the types of the columns, the checksums, and the index."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ def write_prebatched(
     """
     Write training batches to a prebatched file, one record batch for each.
 
-    The batches are taken one at a time. The file bears its name only once it is complete: whatever fails, there is no
-    half file under the name.
+    The batches are taken one at a time. The file bears its name only once it is complete: whatever fails, no partial
+    file is left under the name.
 
     Args:
-        path: of the file.
-        batches: at least one, all with the columns of the first: record batches, or mappings as for
+        path: the name of the file.
+        batches: at least one batch, all with the columns of the first: record batches, or mappings as for
             :func:`to_record_batch`.
         compression: None (default), for files that are mapped into memory; or ``"zstd"``, for smaller files that are
             decoded: each buffer is cut into byte planes, and each plane stored as it is, as the few bits that its bytes
             need, or as zstd compresses it.
-        level: of zstd. Default None: pyarrow's default.
-        min_saving: how much of a plane a form must save, from 0 to 1, to be worth its decoding: few bits of what it is,
-            zstd of what remains of it so. Default 0.125; 0 makes the smallest files.
-        narrow: store integers in the narrowest of int8, int16, int32, int64 (uint64 for what is larger) that holds a
-            column's values in the whole file. Where later batches need wider ones, all is written again in the end, and
-            until then there is a copy beside the file. Default True; False: as they come, in all batches alike.
-        progress: whether to show a bar, by tqdm. Default None: if it is installed and a person may watch.
+        level: zstd's compression level. Default None: pyarrow's default.
+        min_saving: the share of a plane's bytes, from 0 to 1, that packing into few bits must save over the plane as
+            it is, and zstd over the smaller of these two, to be used. Default 0.125; 0 makes the smallest files.
+        narrow: store integers in the narrowest of int8, int16, int32, int64 (uint64 for larger values) that holds a
+            column's values in the whole file. Where later batches need wider types, the whole file is written again in
+            the end, and until then a copy lies beside it. Default True. False: keep the types, which must then be the
+            same in all batches.
+        progress: whether to show a progress bar, by tqdm. Default None: if tqdm is installed and stderr is a terminal.
 
     Returns:
         The number of rows.
@@ -64,7 +65,7 @@ def write_prebatched(
         ImportError: without pyarrow.
         ValueError: no batches; columns that differ between batches, or of a type that cannot be stored; an unknown
             compression.
-        OSError: if the file cannot be written.
+        OSError: the file cannot be written.
 
     Example:
         >>> import tempfile, torch
@@ -113,8 +114,8 @@ class _Growing:
     """
     A file whose columns of integers may have to be widened.
 
-    Arrow's files have one schema. Where a batch needs wider columns, what is written becomes a segment beside the file,
-    and the file begins anew; in the end all segments are written into it once, whatever their number.
+    An Arrow file has one schema. Where a batch needs wider columns, the file so far is put aside as a segment in a
+    folder beside it, and a new one begins. In the end all segments are written into the file, each once.
     """
 
     def __init__(self, file: BinaryIO, first: Any, encoder: Encoder | None, narrow: bool) -> None:
@@ -127,7 +128,7 @@ class _Growing:
         self.segments: list[Path] = []
 
     def _schema(self, batch: Any, i: int) -> Any:
-        """The types that this batch by itself would have."""
+        """Return the schema in which this batch, given as number i, would be stored by itself."""
         pa = arrow("write_prebatched")
         fields = []
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -141,7 +142,7 @@ class _Growing:
         return pa.schema(fields, metadata=self.metadata)
 
     def write(self, batch: Any, i: int) -> None:
-        """Write the batch that was given as number i."""
+        """Write a batch, after widening the schema if the batch needs it; i is its number, for errors."""
         known = self.sink.schema
         if batch.schema.names != known.names:
             raise ValueError(
@@ -175,7 +176,7 @@ class _Growing:
         return pa.RecordBatch.from_arrays(columns, schema=self.sink.schema)
 
     def _begin_segment(self, schema: Any) -> None:
-        """Put aside what is written, and go on with another schema."""
+        """Put the batches written so far aside as a segment, and begin the file anew with another schema."""
         self.sink.close()
         if self.folder is None:
             folder = Path(self.file.name).parent
@@ -187,7 +188,7 @@ class _Growing:
         self.sink = _Sink(self.file, schema, self.encoder)
 
     def close(self) -> None:
-        """Complete the file."""
+        """Write the segments into the file, and complete it."""
         if self.segments:
             self._begin_segment(self.sink.schema)
         i = 0
@@ -219,14 +220,14 @@ class _Sink:
             fields = [pa.field(field.name, pa.large_binary(), nullable=False) for field in fields]
         self.physical = pa.schema(fields, metadata=metadata)
         self.entries: list[tuple[int, int, int, int, int]] = []
-        # Where the last batch ends.
+        # The byte at which the last batch ends.
         self.end = 0
         self.python_file = pa.PythonFile(file, mode="w")
         self.writer = pa.ipc.new_file(self.python_file, self.physical)
 
     def write(self, batch: Any, i: int) -> None:
-        """Write a batch of the schema, which was given as number i."""
-        # As it will be in the file: without what slices leave out, every buffer from its beginning.
+        """Write a batch of the file's schema; i is its number, for errors."""
+        # The batch as the file will hold it: slices copied out, every buffer from its beginning.
         stored, metadata = self._compact(batch, self.schema), {}
         if self.encoder is not None:
             stored, metadata[_index.PARTS_KEY] = self._encode(stored, self.encoder, i)
@@ -262,19 +263,23 @@ class _Sink:
         return self._compact(packed, self.physical), to_directory(parts)
 
     def close(self) -> None:
-        """Complete the file."""
+        """Complete Arrow's file, and insert the index."""
         self.writer.close()
         _index.write_index(self.file, np.array(self.entries, _index.ENTRY))
 
 
 def _message_length(file: BinaryIO, start: int) -> int:
-    """The bytes of one of Arrow's messages without its data: a marker, the length of the metadata, the metadata."""
+    """Return the bytes of an Arrow message before its data: a marker, the metadata's length, and the metadata."""
     file.seek(start)
     return 8 + int.from_bytes(file.read(8)[4:], "little")
 
 
 def _checksums(batch: Any) -> str:
-    """Of each buffer of each column, in order: 8 hexadecimal digits, little endian; 0 for those that are absent."""
+    """
+    Return the CRC-32C of each buffer of each column, in order, as hexadecimal text.
+
+    Each is 8 digits, its bytes in little-endian order; 0 for an absent or empty buffer.
+    """
     empty = torch.empty(0, dtype=torch.uint8)
     buffers = [buffer for column in batch.columns for buffer in column.buffers()]
     # A copy, since torch warns of buffers that are read-only.

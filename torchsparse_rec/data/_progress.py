@@ -11,16 +11,17 @@ ItemT = TypeVar("ItemT")
 
 def progress_bar(items: Iterable[ItemT], title: str, unit: str, show: bool | None = None) -> Iterator[ItemT]:
     """
-    The items, with a bar while they are consumed.
+    Return an iterator over items that shows a progress bar while they are consumed.
 
     Args:
-        items: any; those with a length let the bar say how long it will take.
-        title: stands before the bar.
-        unit: what is counted.
-        show: True: always, by tqdm. False: never. None (default): if tqdm is installed and stderr is a terminal.
+        items: any iterable; if it has a length, the bar says how long the rest will take.
+        title: the text before the bar.
+        unit: the name of one item.
+        show: True: always show a bar, by tqdm. False: never. None (default): if tqdm is installed and stderr is a
+            terminal.
 
     Raises:
-        ImportError: if a bar is asked for and tqdm is not installed, with the name of the extra.
+        ImportError: ``show`` is True and tqdm is not installed; the message names the extra.
     """
     if show is False or (show is None and not sys.stderr.isatty()):
         return iter(items)

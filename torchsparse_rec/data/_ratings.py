@@ -1,4 +1,4 @@
-"""Reads MovieLens rating files in their original layouts, 20 million lines in seconds."""
+"""Read MovieLens rating files in their original layouts, 20 million lines in seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from ._files import DataError
 from ._text import whole_lines
 
-# Bytes parsed at once.
+# The number of bytes parsed at once.
 _CHUNK = 1 << 23
 # No MovieLens release has larger ids; a larger number is a garbled one.
 _MAX_ID = 10_000_000
@@ -21,7 +21,7 @@ _MAX_DIGITS = 12
 
 @dataclass(frozen=True)
 class Layout:
-    """How a line looks: fields user, item, rating, timestamp between separators."""
+    """The layout of a line: the fields user, item, rating and timestamp between separators."""
 
     separator: bytes
     header: bytes | None
@@ -29,12 +29,12 @@ class Layout:
     fractional: bool  # whether the original file writes ratings as 3.5
 
     def pattern(self) -> re.Pattern[bytes]:
-        """A whole line without its end."""
+        """Return the regular expression of a whole line without its end."""
         sep = re.escape(self.separator)
         return re.compile(rb"(\d{1,12})%b(\d{1,12})%b(\d{1,2}(?:\.\d{1,3})?)%b(\d{1,12})" % (sep, sep, sep))
 
     def breaks(self) -> bytes:
-        """The non-digits of a regular line, in order."""
+        """Return the bytes of a regular line that are no digits, in order."""
         point = b"." if self.fractional else b""
         return self.separator * 2 + point + self.separator + b"\n"
 
@@ -46,18 +46,18 @@ CSV_LAYOUT = Layout(b",", b"userId,movieId,rating,timestamp", "user,item,rating,
 
 def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
     r"""
-    Read user, item and timestamp of every line; the rating is checked and dropped.
+    Read user, item and timestamp of every line of a rating file; the rating is checked and dropped.
 
     Args:
         stream: the file, opened for bytes.
-        name: what errors call it.
-        layout: of its lines.
+        name: the file's name in error messages.
+        layout: the layout of its lines.
 
     Returns:
         int64 ``[3, N]``: users, items (as written, from 1 up) and Unix times in seconds.
 
     Raises:
-        DataError: if a line is not as expected, with its number and text.
+        DataError: a line that is not of this layout, with its number and text.
 
     Example:
         >>> import io
@@ -69,7 +69,7 @@ def read_ratings(stream: BinaryIO, name: str, layout: Layout) -> np.ndarray:
 
 def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.ndarray]:
     """
-    The lines of a file, some at a time.
+    Yield the fields of a rating file's lines, in blocks of some 8 MiB of text.
 
     Args:
         stream, name, layout: as for :func:`read_ratings`.
@@ -78,7 +78,7 @@ def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.nd
         int64 ``[4, N]``: users, items, Unix times in seconds, and thousandths of ratings.
 
     Raises:
-        DataError: if a line is not as expected or too long, there is none, or the stream cannot be read.
+        DataError: a line that is not of this layout or too long, a file without lines, or a stream that cannot be read.
     """
     columns: np.ndarray | None = None
     times = _Times()
@@ -89,7 +89,7 @@ def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.nd
             if header.rstrip(b"\r") != layout.header:
                 raise _bad_line(name, 1, header, f"the header {layout.header.decode()}")
             line = 2
-        # Of an end of two bytes that the file ends in, the first says enough.
+        # A file cut between the two bytes of its last line's end still has that line whole.
         chunk = chunk[:-1] + b"\n" if chunk.endswith(b"\r") else chunk.replace(b"\r\n", b"\n")
         if not chunk:
             continue
@@ -108,24 +108,24 @@ def rating_blocks(stream: BinaryIO, name: str, layout: Layout) -> Iterator[np.nd
 
 class _Times:
     """
-    Tells a file that was cut inside its last timestamp, of which what is left still looks like a line.
+    The range of a file's timestamps, to detect a file that was cut within its last one and still ends in a valid line.
 
-    Its number is below all others, and with more digits would be among them, or between half the least of them and
-    twice the greatest.
+    The last timestamp counts as cut if it is below all others, and some longer number that begins with its digits lies
+    between half the least of them and twice the greatest.
     """
 
     def __init__(self) -> None:
         self._least, self._most = 0, 0
 
     def add(self, times: np.ndarray) -> None:
-        """Times of lines before."""
+        """Add the times of some lines to the range."""
         if times.size:
             least, most = int(times.min()), int(times.max())
             self._least = min(self._least, least) if self._most else least
             self._most = max(self._most, most)
 
     def is_cut(self, times: np.ndarray) -> bool:
-        """Whether the last of these is what a cut left."""
+        """Say whether the last of ``times`` is only the first digits of one; the others are added to the range."""
         self.add(times[:-1])
         last = int(times[-1])
         if last >= self._least:
@@ -135,7 +135,7 @@ class _Times:
 
 
 def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
-    """The chunk's fields if every line is exactly as in the original files, else None."""
+    """Return the chunk's fields ``[4, N]`` if every line is exactly as in the original files, else None."""
     data = np.frombuffer(chunk, dtype=np.uint8)
     digits = data - np.uint8(ord("0"))  # wraps: other bytes become 10 or more
     ends: np.ndarray = np.flatnonzero(digits >= 10)
@@ -166,7 +166,7 @@ def _parse_regular(chunk: bytes, layout: Layout) -> np.ndarray | None:
 
 
 def _to_integers(digits: np.ndarray, before: np.ndarray, end: np.ndarray) -> np.ndarray | None:
-    """The decimal numbers strictly between ``before`` and ``end``; None if one is empty or too long."""
+    """Return the decimal numbers strictly between ``before`` and ``end``, or None if one is empty or too long."""
     length = end - before - 1
     longest = int(length.max())
     if length.min() < 1 or longest > _MAX_DIGITS:
@@ -181,12 +181,12 @@ def _to_integers(digits: np.ndarray, before: np.ndarray, end: np.ndarray) -> np.
 
 
 def _ids_plausible(values: np.ndarray) -> bool:
-    """Whether users and items are numbered from 1 to _MAX_ID."""
+    """Say whether all ids of users and items are in [1, _MAX_ID]."""
     return bool(values[:2].min() >= 1 and values[:2].max() <= _MAX_ID)
 
 
 def _parse_lines(chunk: bytes, layout: Layout, name: str, line_number: int) -> np.ndarray:
-    """The chunk's fields line by line: takes every valid spelling, and names the first line that has none."""
+    """Parse a chunk line by line, in any valid spelling; raise ``DataError`` for the first malformed line."""
     pattern = layout.pattern()
     rows = []
     for number, line in enumerate(chunk.removesuffix(b"\n").split(b"\n"), start=line_number):

@@ -1,4 +1,4 @@
-"""Stored batches that are decoded by threads before they are asked for."""
+"""Let threads decode stored batches before they are asked for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 class ReadAhead:
     """
-    Calls a function on the items of a list, a few ahead of the one that is asked for.
+    Calls a function on each item of a sequence, a few items ahead of the consumer.
 
     Args:
-        read: what is called, by several threads at once.
-        order: of the items.
-        threads: how many; 0: on demand, by the caller.
+        read: the function, which several threads call at once.
+        order: the items, in order.
+        threads: the number of threads; 0: the consumer calls the function itself, on demand.
     """
 
     def __init__(self, read: Callable[[int], Any], order: Iterable[int], threads: int) -> None:
@@ -31,7 +31,7 @@ class ReadAhead:
             self._waiting.append(self._pool.submit(self._read, item))
 
     def __iter__(self) -> Iterator[Any]:
-        """The results in order; what a call raised is raised in its turn."""
+        """Yield the results in order; an error of a call is raised in its turn."""
         if self._pool is None:
             yield from map(self._read, self._order)
         while self._waiting:

@@ -1,4 +1,4 @@
-"""Record batches of one schema, and of a size that is asked for."""
+"""Helpers that all readers and writers share: checks of their arguments, and batches of a given size."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from ._arrow import arrow
 from ._files import DataError, PathLike
 
-#: Rows of a batch where nobody says how many.
+#: The default number of rows of a batch.
 BATCH_SIZE = 65536
 
 
 def path_list(paths: PathLike | Sequence[PathLike]) -> list[PathLike]:
-    """One path or several, as a list."""
+    """Return one path, or several, as a list."""
     return [paths] if isinstance(paths, (str, bytes)) or hasattr(paths, "__fspath__") else list(paths)
 
 
 def check_reader(name: str, paths: list[PathLike], batch_size: int, columns: Sequence[str] | None) -> None:
-    """Raise ValueError for what no reader takes."""
+    """Raise ValueError for no paths, a batch size below 1, or columns that are no distinct names."""
     if not paths:
         raise ValueError(f"{name}: paths must have at least one file, got none")
     if batch_size < 1:
@@ -28,7 +28,7 @@ def check_reader(name: str, paths: list[PathLike], batch_size: int, columns: Seq
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """A name that is there twice, the first to be so; None if all are distinct."""
+    """Return the first name that repeats an earlier one, or None if all are distinct."""
     there: set[str] = set()
     for name in names:
         if name in there:
@@ -38,16 +38,16 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def check_names(function: str, names: Sequence[str]) -> None:
-    """Raise ValueError unless the columns that are to be written have distinct names."""
+    """Raise ValueError unless the columns to be written have distinct names."""
     if repeated(names) is not None:
         raise ValueError(f"{function}: columns must have distinct names, got {list(names)}")
 
 
 def rebatched(batches: Iterable[Any], batch_size: int) -> Iterator[Any]:
     """
-    The rows of record batches of one schema, in batches of ``batch_size`` rows; the last may have fewer.
+    Yield the rows of record batches of one schema in batches of ``batch_size`` rows; the last may have fewer.
 
-    What already has the size passes without a copy.
+    A batch whose rows all lie in one given batch is a slice of it, without a copy.
     """
     pa = arrow("a reader")
     waiting: list[Any] = []
@@ -66,10 +66,10 @@ def rebatched(batches: Iterable[Any], batch_size: int) -> Iterator[Any]:
 
 def check_schema(path: PathLike, schema: Any, first: tuple[PathLike, Any]) -> None:
     """
-    Raise unless a file's columns are those of the first file.
+    Raise unless a file has the columns of the first file, with the same types.
 
     Raises:
-        DataError: with the name of the column.
+        DataError: a column that is missing, is not in the first file or has another type there; the message names it.
     """
     first_path, expected = first
     there, wanted = set(schema.names), set(expected.names)

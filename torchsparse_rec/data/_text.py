@@ -1,4 +1,4 @@
-"""Text formats: blocks of whole lines from files that may be compressed, parsed by pyarrow, and the line at fault."""
+"""Text formats: read blocks of whole lines from files that may be compressed, and find the line that is malformed."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from typing import Any
 from ._arrow import arrow
 from ._files import DataError, PathLike
 
-#: Bytes that are parsed at once.
+#: The number of bytes read at once.
 BLOCK = 1 << 24
-#: What is longer is no line of text.
+#: The most bytes of a line: a file with longer ones is no text file.
 LONGEST_LINE = 1 << 26
 
-#: Bytes that pyarrow parses at once, each part by another thread; a line must fit.
+#: The bytes of a part; each of pyarrow's threads parses one part at a time, and a line must fit into one.
 _PART = 1 << 20
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def line_error(path: PathLike, line: int, problem: str) -> DataError:
-    """The error for a line, counted from 1."""
+    """Return the error for a malformed line; lines are counted from 1."""
     return DataError(path, line, problem, unit="line")
 
 
 def plain_suffix(path: PathLike) -> str:
-    """The suffix that tells the format, without that of a compression."""
+    """Return the suffix of a file's name that tells the format, without that of a compression."""
     name = os.fspath(path)
     stem, suffix = os.path.splitext(name)
     return os.path.splitext(stem)[1] if suffix in COMPRESSIONS else suffix
 
 
 def open_text(path: PathLike) -> Any:
-    """A text file for reading bytes; ``.gz``, ``.bz2`` and ``.zst`` are decompressed on the way."""
+    """Open a text file for reading bytes; ``.gz``, ``.bz2`` and ``.zst`` are decompressed as they are read."""
     pa = arrow("a text format")
     kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
     return pa.input_stream(os.fspath(path), compression=kind)
 
 
 def write_text(path: PathLike, file: Any) -> Any:
-    """A stream into an open file, compressed if the final name says so; closing it does not close the file."""
+    """Return a stream that writes to an open file, compressed by ``path``'s suffix; closing it keeps the file open."""
     pa = arrow("a text format")
     kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
     return pa.output_stream(_Open(file), compression=kind)
 
 
 class _Open:
-    """A file that only its owner closes."""
+    """An open file whose ``close()`` does nothing, since only its owner closes it."""
 
     closed = False
 
@@ -55,22 +55,22 @@ class _Open:
         self.write, self.flush, self.tell = file.write, file.flush, file.tell
 
     def close(self) -> None:
-        """Leave that to the owner."""
+        """Do nothing: the owner closes the file."""
 
 
 def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterator[tuple[int, bytes]]:
     """
-    Text in pieces of about ``size`` bytes that end where a line ends, each with the number of its first line.
+    Yield text in blocks of about ``size`` bytes that end where a line ends, each with the number of its first line.
 
-    The last line may have no end. Line ends are as in the file. No more is held than a piece and a line.
+    The last line may have no end. Line ends are as in the file. No more than a block and a line are held in memory.
 
     Args:
-        read: gives the next bytes, at most so many.
-        path: what errors call it.
-        size: of a piece.
+        read: a function that takes a number, and returns the next bytes of the file, at most that number.
+        path: the file's name in error messages.
+        size: the bytes of a block.
 
     Raises:
-        DataError: if it cannot be read or decompressed, or a line is longer than :data:`LONGEST_LINE`.
+        DataError: the file cannot be read or decompressed, or a line is longer than :data:`LONGEST_LINE`.
     """
     line, rest = 1, b""
     while True:
@@ -93,7 +93,7 @@ def whole_lines(read: Callable[[int], Any], path: PathLike, size: int) -> Iterat
 
 
 def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
-    """The :func:`whole_lines` of a file; the last gets an end if it has none."""
+    """Yield the :func:`whole_lines` of a file; if the last line has no end, one is added."""
     with open_text(path) as stream:
         # Not read(), which leaks its memory where decompression fails.
         for line, block in whole_lines(stream.read_buffer, path, size):
@@ -102,10 +102,10 @@ def blocks(path: PathLike, size: int = BLOCK) -> Iterator[tuple[int, bytes]]:
 
 def reader_of(block: bytes) -> Any:
     """
-    A block for pyarrow's parsers to read, copied into memory that pyarrow owns.
+    Copy a block into memory that pyarrow owns, and return a reader of it for pyarrow's parsers.
 
-    Its threads may be the last to let go of what they parse, which for a Python object takes the interpreter's lock;
-    where the interpreter ends in that moment, the process would abort.
+    pyarrow's threads may be the last to release the memory that they parse. Releasing a Python object takes the
+    interpreter's lock, and if the interpreter ends in that moment, the process aborts.
     """
     pa = arrow("a text format")
     memory = pa.allocate_buffer(len(block))
@@ -114,7 +114,7 @@ def reader_of(block: bytes) -> Any:
 
 
 def part_size(block: bytes) -> int:
-    """What pyarrow's option ``block_size`` must be, for the longest line to fit."""
+    """Return the ``block_size`` that pyarrow's parsers need for the block's longest line to fit."""
     size, start = _PART, 0
     while start < len(block):
         end = block.rfind(b"\n", start, start + _PART) + 1
@@ -127,10 +127,10 @@ def part_size(block: bytes) -> int:
 
 def parse_block(parse: Callable[[bytes], Any], path: PathLike, line: int, block: bytes) -> Any:
     """
-    What ``parse`` makes of a block; if it raises, the block is halved until the first line at fault is left.
+    Return ``parse(block)``; if it raises, halve the block until only the first malformed line is left.
 
     Raises:
-        DataError: with the number of that line and what pyarrow says of it.
+        DataError: a malformed line, with its number and the parser's message.
     """
     pa = arrow("a text format")
     try:

@@ -1,4 +1,4 @@
-"""Threads that are ahead of who asks: one that takes items, several that make something of each."""
+"""Threads that work ahead of a consumer: one that takes items, or several that call a function on each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-#: Seconds that the thread of an abandoned iterator may take for what it has begun; a pipe may never answer.
+#: Seconds that an abandoned iterator waits for its thread to finish the item it has begun; a pipe may never answer.
 _PATIENCE = 5.0
 _NAME = "torchsparse_rec.data.tfrecord"
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
     """
-    The same items, each of which a thread has taken while the one before was in use.
+    Yield the items of an iterator; a thread takes each one while the one before is in use.
 
-    The thread begins with the first item that is asked for. One item waits, another one is being made: that is all
-    the memory that it takes. What ``items`` raises is raised in its turn. Once this iterator is closed, or nobody
-    holds it, the thread closes ``items`` and ends.
+    The thread begins when the first item is asked for. While one item waits, another is being made: no more are in
+    memory. An error of ``items`` is raised in its turn. Once this iterator is closed, or nobody holds it, the thread
+    closes ``items`` and ends.
 
     Args:
-        items: what the thread takes; a generator, whose code runs in the thread, on one core.
+        items: the iterator; if it is a generator, its code runs in the thread, on one core.
 
     Example:
         >>> list(ahead(iter([1, 2, 3])))
@@ -40,11 +40,11 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
     def end() -> None:
         stop.set()
-        while thread.is_alive() and not ready.empty():  # it may be waiting for room
+        while thread.is_alive() and not ready.empty():  # the thread may be waiting for room
             ready.get_nowait()
         thread.join(_PATIENCE)
 
-    # A thread that the interpreter ends within torch takes the process down.
+    # If the interpreter ends a thread that is within torch, the process crashes.
     atexit.register(end)
     thread.start()
     begun.wait()
@@ -57,7 +57,7 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             if not more:
                 return
             yield item
-            # Nothing of it is held here while the next one is waited for.
+            # The consumer may free the item while this waits for the next one.
             del item
     finally:
         end()
@@ -66,16 +66,16 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 def mapped(function: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[R]:
     """
-    What a function makes of each item, in order, by several threads, each of which computes on one core.
+    Yield a function's result for each item, in order; several threads call it, each computing on one core.
 
-    That needs no meeting of threads within an operator, where the wait for a busy core costs more than the work. As
-    many items as there are threads are begun before they are asked for. What ``items`` or the function raises is raised
-    in its turn.
+    On one core, no operator has to synchronise threads, where waiting for a busy core would cost more than the work. As
+    many calls as there are threads begin before their results are asked for. An error of ``items`` or of the function
+    is raised in its turn.
 
     Args:
-        function: called by any of the threads.
-        items: taken by the thread that asks.
-        threads: how many; 1: whoever asks computes, on demand.
+        function: the function, which any of the threads may call.
+        items: the items, which the consumer's thread takes.
+        threads: the number of threads; 1: the consumer calls the function itself, on demand.
 
     Example:
         >>> list(mapped(abs, iter([-1, 2, -3]), 2))
@@ -112,18 +112,18 @@ def mapped(function: Callable[[T], R], items: Iterator[T], threads: int) -> Iter
 
 
 def _compute_on_one_core() -> None:
-    """The operators that this thread calls."""
-    torch.get_num_threads()  # the first question of a thread would undo what it has set before
+    """Let the operators that this thread calls use one core."""
+    torch.get_num_threads()  # a thread's first call of it would undo an earlier set_num_threads
     torch.set_num_threads(1)
 
 
 def _keep_threads_of_others() -> None:
-    """What a thread has set for itself torch gives to all new ones too, unless it is set again."""
+    """Set this thread's number of cores again: else torch would give new threads the number another thread has set."""
     torch.set_num_threads(torch.get_num_threads())
 
 
 def _produce(items: Iterator[Any], ready: queue.Queue, stop: threading.Event, begun: threading.Event) -> None:
-    """The thread: hands over until the items end, fail, or nobody wants more."""
+    """Put items into a queue, as a thread's body, until they end or fail, or ``stop`` is set."""
     _compute_on_one_core()
     begun.set()
     try:

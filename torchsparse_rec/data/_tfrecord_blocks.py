@@ -1,4 +1,4 @@
-"""The records of TFRecord files, a block of bytes at a time, and where in which file each was."""
+"""Read the records of TFRecord files, a block of bytes at a time, with each one's place in its file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from .. import ops
 from ._files import DataError, PathLike
 
-#: Bytes of a record around its data.
+#: The number of bytes that frame a record's data.
 FRAME = 16
-#: Of which so many are before it.
+#: The number of these bytes that come before the data.
 _HEADER = 12
-#: What is read of a compressed file at a time: little, since of what follows a compressed file's end there is a copy.
+#: The bytes of a compressed file that are read at once: few, since zlib copies all bytes after the end of a stream.
 _COMPRESSED = 1 << 16
 _WINDOW_BITS = {"gzip": 31, "zlib": 15}
 
@@ -29,9 +29,9 @@ class Records(NamedTuple):
     Whole records of a file.
 
     Attributes:
-        path: of the file.
-        unit: of offsets: ``"byte"``, or ``"decompressed byte"``.
-        data: uint8, in which they are.
+        path: the file's name.
+        unit: the unit of offsets in the file: ``"byte"``, or ``"decompressed byte"``.
+        data: the block of bytes that holds the records, uint8.
         ranges: ``[n, 2]``, where in ``data`` each record's data begin and end, in order.
         places: ``[n]``, where in the file each record's data begin.
     """
@@ -52,11 +52,11 @@ class Records(NamedTuple):
         return int(self.ranges[-1, 1])
 
     def part(self, which: slice) -> Records:
-        """Some of the records, in the same memory."""
+        """Return some of the records, in the same memory."""
         return self._replace(ranges=self.ranges[which], places=self.places[which])
 
     def gathered(self) -> Records:
-        """The same in memory that holds nothing else."""
+        """Return a copy of the records in memory that holds nothing else."""
         view = self.data.numpy().data
         joined = bytearray().join([view[begin:end] for begin, end in self.ranges.tolist()])
         data = torch.frombuffer(joined, dtype=torch.uint8) if joined else self.data.new_empty(0)
@@ -65,29 +65,33 @@ class Records(NamedTuple):
         return self._replace(data=data, ranges=torch.stack([begins, ends], dim=1))
 
     def fault(self, record: int, offset: int, problem: str) -> DataError:
-        """The error for the byte ``offset`` of ``data``, which is one of a record's, in terms of the file."""
+        """Return the error for byte ``offset`` of ``data``, which belongs to ``record``, with its place in the file."""
         place = int(self.places[record]) + offset - int(self.ranges[record, 0])
         return DataError(self.path, place, problem, unit=self.unit)
 
 
 def room(size: int) -> Tensor:
-    """Bytes to be written. Of large ones numpy asks for huge pages, whose first use takes a third of the time."""
+    """
+    Return uninitialised memory of ``size`` bytes as a uint8 tensor.
+
+    It is numpy's: for large arrays numpy asks for huge pages, whose first use takes a third of the time.
+    """
     return torch.from_numpy(np.empty(size, dtype=np.uint8))
 
 
 class _Plain:
-    """A file's bytes as they are."""
+    """The bytes of an uncompressed file."""
 
     unit = "byte"
 
     def __init__(self, path: PathLike, file: BinaryIO, start: bytes) -> None:
         self.path, self._file, self._start, self._read = path, file, start, 0
         status = os.fstat(file.fileno())
-        # What is appended meanwhile is not read; of a pipe nobody knows the size.
+        # Bytes appended after opening are not read; a pipe has no known size.
         self.size: int | None = status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read_into(self, view: memoryview) -> int:
-        """Fill the view as far as there are bytes; how many there were."""
+        """Fill the view with the next bytes, as far as there are any, and return their number."""
         if self.size is not None:
             view = view[: self.size - self._read]
         filled = min(len(self._start), len(view))
@@ -103,7 +107,7 @@ class _Plain:
 
 
 class _Inflated:
-    """The bytes that a gzip or zlib file holds; several such files in one are read one after the other."""
+    """The decompressed bytes of a gzip or zlib file, which may be several such files joined into one."""
 
     unit = "decompressed byte"
     size: int | None = None
@@ -114,7 +118,7 @@ class _Inflated:
         self._input, self._read = start, len(start)
 
     def read_into(self, view: memoryview) -> int:
-        """Fill the view as far as there are bytes; how many there were."""
+        """Fill the view with the next bytes, as far as there are any, and return their number."""
         filled = 0
         while filled < len(view) and self._more():
             try:
@@ -128,7 +132,7 @@ class _Inflated:
         return filled
 
     def _more(self) -> bool:
-        """Have something to inflate; False at the end of the file."""
+        """Read more input if none is left; return False at the end of the file."""
         if self._inflate.eof and not self._refill_after_end():
             return False
         if not self._input and not self._refill():
@@ -136,7 +140,7 @@ class _Inflated:
         return True
 
     def _refill_after_end(self) -> bool:
-        """Whether another compressed file follows the one that has ended; zeros after it are padding."""
+        """Begin the next of several joined compressed files, after skipping zeros, and say whether there is one."""
         self._input = self._input.lstrip(b"\0")
         while not self._input and self._refill():
             self._input = self._input.lstrip(b"\0")
@@ -151,9 +155,9 @@ class _Inflated:
 
 
 def compression_of(start: bytes) -> str | None:
-    """``"gzip"``, ``"zlib"`` or None, by a file's first bytes."""
+    """Return a file's compression, ``"gzip"``, ``"zlib"`` or None, from its first bytes."""
     header = torch.frombuffer(bytearray(start), dtype=torch.uint8) if start else torch.empty(0, dtype=torch.uint8)
-    # The checksum of a record's length decides: a length can look like a magic number.
+    # A valid checksum of the first record's length decides: the length itself can look like a magic number.
     if not start or (len(start) >= _HEADER and ops.tfrecord_frames(header)[1].fault != "length_crc"):
         return None
     if start[:3] == b"\x1f\x8b\x08":
@@ -164,7 +168,7 @@ def compression_of(start: bytes) -> str | None:
 def _source(path: PathLike, file: BinaryIO, compression: str | None) -> _Plain | _Inflated:
     start = b""
     if compression == "auto":
-        # A pipe gives what there is, and cannot be read again.
+        # A read from a pipe may give fewer bytes than asked for, and cannot be repeated.
         while len(start) < _HEADER and (piece := file.read(_HEADER - len(start))):
             start += piece
         compression = compression_of(start)
@@ -173,13 +177,13 @@ def _source(path: PathLike, file: BinaryIO, compression: str | None) -> _Plain |
 
 def blocks(path: PathLike, compression: str | None, verify: bool, chunk: int) -> Iterator[Records]:
     """
-    The records of a file, in blocks of about ``chunk`` bytes, or of one record if it is longer.
+    Yield the records of a file, in blocks of about ``chunk`` bytes, or of one record if it is longer.
 
-    Good records before a bad one are given before it is raised; where compressed data are bad or end too early, those
-    of the blocks before.
+    The good records before a damaged one are yielded before its error is raised; if compressed data are damaged or cut
+    off, the records of the blocks before are.
 
     Raises:
-        DataError: a record that its checksum does not fit or that the file cuts off, or compressed data that are bad.
+        DataError: a record whose checksum is wrong or that is cut off, or damaged compressed data.
         OSError: a file that cannot be read.
     """
     with open(path, "rb", buffering=0) as raw:
@@ -202,12 +206,12 @@ def blocks(path: PathLike, compression: str | None, verify: bool, chunk: int) ->
             if at_end:
                 return
             base, rest = base + status.end, data[status.end :]
-            # Room for the record that has begun; what a length claims is believed only as bytes arrive.
+            # Room for the record that has begun. Its length may be wrong, so room at most doubles as bytes arrive.
             size = max(chunk, min(status.needed, 2 * left))
 
 
 def _check(source: _Plain | _Inflated, offset: int, left: int, status: ops.FrameStatus, at_end: bool) -> None:
-    """Raise what cannot be mended by reading on."""
+    """Raise ``DataError`` for a fault that is not merely a record whose rest is still to be read."""
 
     def fault(problem: str) -> DataError:
         return DataError(source.path, offset, problem, unit=source.unit)

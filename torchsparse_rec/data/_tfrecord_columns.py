@@ -1,4 +1,4 @@
-"""Record batches as the columns that the encoder of examples takes."""
+"""Turn record batches into the columns that the encoder of TensorFlow's Examples takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ._arrow import arrow
 
 def example_columns(batch: Any) -> tuple[dict[str, ExampleColumn], dict[str, ExampleValues]]:
     """
-    What each column of a record batch is in an Example, and its values, in the memory of the batch where they can be.
+    Return, by column name, the feature that a record batch's column is in an Example, and the column's values.
 
-    Integers and booleans are written as int64, floats as float32, strings as bytes. A null has no feature.
+    The values are in the batch's memory where their type allows it. Integers and booleans are written as int64, floats
+    as float32, strings as bytes. A row's null is written as no feature.
 
     Raises:
-        ValueError: for a type that no Example has, an integer beyond int64, or a null within a list.
+        ValueError: a type that no Example can hold, an integer beyond int64, or a null within a list.
     """
     columns: dict[str, ExampleColumn] = {}
     values: dict[str, ExampleValues] = {}
@@ -49,13 +50,13 @@ def _column(name: str, array: Any) -> tuple[ExampleColumn, ExampleValues]:
 
 
 def _check_whole(name: str, array: Any) -> None:
-    # What is under a null list is not written, and does not count.
+    # flatten() leaves out the items of null lists, which are not written.
     if array.flatten().null_count:
         raise ValueError(f"column {name!r} has a null within a list, which no Example can hold")
 
 
 def _row_offsets(array: Any, present: Tensor | None) -> Tensor:
-    """Where the values of each row begin among those of all rows that are no nulls."""
+    """Return the offsets of the rows' values among all values, those of null rows left out, int64 ``[rows + 1]``."""
     offsets = _integers(array.offsets.cast(arrow("TFRecord").int64()))
     lengths = offsets[1:] - offsets[:-1]
     if present is not None:
@@ -64,7 +65,11 @@ def _row_offsets(array: Any, present: Tensor | None) -> Tensor:
 
 
 def _flat(name: str, array: Any) -> tuple[str, Tensor, Tensor | None]:
-    """The dtype, the values and, of strings, where each begins, of an array that is no list; of nulls some value."""
+    """
+    Return the dtype and the values of an array that is no list, and the offsets if it holds strings, else None.
+
+    A null has some value.
+    """
     pa = arrow("TFRecord")
     types, kind = pa.types, array.type
     if types.is_dictionary(kind):
@@ -119,16 +124,16 @@ def _integers(array: Any) -> Tensor:
 
 
 def _tensor(array: Any, dtype: torch.dtype) -> Tensor:
-    """The values of an array of numbers without nulls, in its memory."""
+    """Return the values of an array of numbers as a tensor in its memory."""
     return _memory(array.buffers()[1], dtype, array.offset, len(array))
 
 
 def _memory(buffer: Any, dtype: torch.dtype, first: int, count: int) -> Tensor:
-    """Elements of a buffer, which is only read, as a tensor that keeps it alive."""
+    """Return elements of a buffer as a tensor that keeps the buffer alive, and that nobody may write to."""
     if count == 0:
         return torch.empty(0, dtype=dtype)
     begin: int = buffer.address + first * dtype.itemsize
-    # torch warns of memory that says it is read-only; a pointer says nothing.
+    # From a pointer, since torch warns of buffers that are read-only.
     memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(begin)
     memory._keeps_alive = buffer  # type: ignore[attr-defined]
     return torch.frombuffer(memory, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What the features of TFRecord's examples are as columns: specifications, Arrow's types, and arrays without a copy."""
+"""The features of TFRecord's Examples as columns: specifications, Arrow's types, and arrays without a copy."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ._arrow import arrow
 
 _DTYPES = {
     **{name: name for name in ("int64", "int32", "float32", "bytes", "str")},
-    # As TensorFlow, torch, numpy and Python call them.
+    # The names that TensorFlow, torch, numpy and Python have for these.
     **{"string": "bytes", "object": "bytes", "int": "int64", "float": "float32", "torch.int64": "int64"},
     **{"torch.int32": "int32", "torch.float32": "float32"},
 }
 
 
 def dtype_name(dtype: Any) -> str:
-    """One of ``int64``, ``int32``, ``float32``, ``bytes`` and ``str``, for TensorFlow's, torch's and numpy's names."""
+    """Return ``int64``, ``int32``, ``float32``, ``bytes`` or ``str`` for TensorFlow's, torch's or numpy's dtype."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
     if name not in _DTYPES:
         raise ValueError(f"dtype must be int64, int32, float32, bytes or str, got {dtype!r}")
@@ -31,19 +31,19 @@ def dtype_name(dtype: Any) -> str:
 @dataclass(frozen=True)
 class FixedLenFeature:
     """
-    A feature that has as many values in every row, like ``tf.io.FixedLenFeature``.
+    A feature that has the same number of values in every row, like ``tf.io.FixedLenFeature``.
 
     Args:
         shape: ``()`` or ``[]`` for one value, which makes a column of numbers or strings; ``[k]`` for k values, which
-            makes one of fixed-size lists.
-        dtype: ``"int64"``, ``"int32"`` (of int64 values that fit), ``"float32"``, ``"bytes"`` or ``"str"`` (bytes that
-            are UTF-8); or TensorFlow's, torch's or numpy's for these, whose strings are bytes.
-        default_value: of rows without the feature: one value, or k; None: such a row is an error, unless
-            ``nullable``.
-        nullable: whether a row without the feature is a null.
+            makes a column of fixed-size lists.
+        dtype: ``"int64"``, ``"int32"`` (for int64 values that fit), ``"float32"``, ``"bytes"`` or ``"str"`` (bytes that
+            are UTF-8); or TensorFlow's, torch's or numpy's dtype, where a string type means ``"bytes"``.
+        default_value: the value, or the k values, of rows without the feature. Default None: such a row is an error,
+            unless ``nullable``.
+        nullable: whether a row without the feature is a null. Default False.
 
     Raises:
-        ValueError: for another dtype, more than one dimension, or a default that does not fit.
+        ValueError: another dtype, more than one dimension, or a default that does not fit.
 
     Example:
         >>> from torchsparse_rec.data import FixedLenFeature
@@ -67,11 +67,11 @@ class FixedLenFeature:
 
     @property
     def size(self) -> int:
-        """The values of a row."""
+        """The number of values of a row."""
         return self.shape[0] if self.shape else 1
 
     def column(self) -> ExampleColumn:
-        """What the parser is asked for."""
+        """Return the feature as the column that the parser of Examples takes."""
         given = self.default_value
         if given is None:
             default = None
@@ -88,10 +88,10 @@ class VarLenFeature:
     A feature with any number of values in a row, none if it is absent, like ``tf.io.VarLenFeature``: a column of lists.
 
     Args:
-        dtype: as of :class:`FixedLenFeature`.
+        dtype: as for :class:`FixedLenFeature`.
 
     Raises:
-        ValueError: for another dtype.
+        ValueError: another dtype.
 
     Example:
         >>> from torchsparse_rec.data import VarLenFeature
@@ -105,7 +105,7 @@ class VarLenFeature:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     def column(self) -> ExampleColumn:
-        """What the parser is asked for."""
+        """Return the feature as the column that the parser of Examples takes."""
         return ExampleColumn(_parsed_dtype(self.dtype), None)
 
 
@@ -117,9 +117,9 @@ def _parsed_dtype(dtype: str) -> str:
 
 
 def checked_features(reader: str, features: Mapping[str, Any]) -> dict[str, Feature]:
-    """The specifications by name; TensorFlow's own are taken too."""
+    """Return features by name, checked, with TensorFlow's specifications turned into ours."""
     for name in features:
-        # Half of a surrogate pair is what Python makes of bytes that are no UTF-8, and Arrow takes none.
+        # Python turns bytes that are no UTF-8 into halves of surrogate pairs, which Arrow refuses.
         if not isinstance(name, str) or name != name.encode(errors="replace").decode():
             raise ValueError(f"{reader}: features must have names that are text, got {name!r}")
     return {name: _checked(reader, name, spec) for name, spec in features.items()}
@@ -137,7 +137,7 @@ def _checked(reader: str, name: str, spec: Any) -> Feature:
 
 
 def arrow_type(feature: Feature) -> Any:
-    """The type of the feature's column."""
+    """Return the Arrow type of the feature's column."""
     pa = arrow("TFRecord")
     types = {"int64": pa.int64(), "int32": pa.int32(), "float32": pa.float32(), "bytes": pa.large_binary()}
     value = types.get(feature.dtype, pa.large_string())
@@ -147,13 +147,13 @@ def arrow_type(feature: Feature) -> Any:
 
 
 def arrow_schema(features: Mapping[str, Feature]) -> Any:
-    """The types of all columns."""
+    """Return the Arrow schema of the columns of all features."""
     pa = arrow("TFRecord")
     return pa.schema([pa.field(name, arrow_type(feature)) for name, feature in features.items()])
 
 
 def to_array(kind: Any, rows: int, values: ExampleValues) -> Any:
-    """A column as an Arrow array of a type that :func:`arrow_type` gave, in the memory of its tensors."""
+    """Return a parsed column as an Arrow array of the type from :func:`arrow_type`, in the memory of its tensors."""
     pa = arrow("TFRecord")
     present = None
     if values.present is not None and not bool(values.present.all()):

@@ -1,4 +1,4 @@
-"""What the features of a TFRecord file are, by its first records."""
+"""Infer the features of a TFRecord file from its first records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class MalformedError(ValueError):
-    """What is no Example, and at which of its bytes."""
+    """An error in the bytes of an Example, at byte ``offset``."""
 
     def __init__(self, offset: int, problem: str) -> None:
         super().__init__(problem)
@@ -23,7 +23,7 @@ class MalformedError(ValueError):
 
 @dataclass
 class Seen:
-    """What is known of one feature."""
+    """The dtypes and the numbers of values with which one feature has occurred."""
 
     dtypes: set[str] = field(default_factory=set)
     counts: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """``(field number, wire type, begin, end)`` of each field's value in a message."""
+    """Yield ``(field number, wire type, begin, end)`` of each field's value in a protobuf message."""
     while at < end:
         tag_at = at
         tag, at = _varint(data, at, end)
@@ -59,7 +59,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int
 
 
 def features_of(data: bytes) -> dict[str, tuple[str, int]]:
-    """The dtype and the number of values of each feature that an Example has; those without a list are left out."""
+    """Return the dtype and the number of values of each feature of an Example; features without a list are left out."""
     found: dict[str, tuple[str, int]] = {}
     for number, kind, begin, end in _fields(data, 0, len(data)):
         if (number, kind) != (1, _BYTES):
@@ -111,10 +111,10 @@ def _count(data: bytes, list_field: int, begin: int, end: int) -> int:
 
 def infer(records: list[dict[str, tuple[str, int]]]) -> dict[str, Feature]:
     """
-    The features of records of one row each.
+    Return the features of records that hold one row each.
 
     Raises:
-        ValueError: a feature that is of one kind in one record and of another in the next.
+        ValueError: a feature that has values of different dtypes.
     """
     seen: dict[str, Seen] = {}
     for record in records:
@@ -136,7 +136,11 @@ def _feature(name: str, seen: Seen, records: int) -> Feature:
 
 
 def infer_prebatched(record: dict[str, tuple[str, int]]) -> dict[str, Feature]:
-    """The features of a record that holds a batch: its rows are as many as their lengths, or divide all counts."""
+    """
+    Return the features of a record that holds a batch.
+
+    Its number of rows is that of its row lengths or, if it has none, the greatest common divisor of all counts.
+    """
     lists = {name.removesuffix(ROW_LENGTHS) for name in record if name.endswith(ROW_LENGTHS)} & set(record)
     lengths = [record[name + ROW_LENGTHS][1] for name in lists]
     plain = {

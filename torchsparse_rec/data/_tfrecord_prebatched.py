@@ -2,9 +2,10 @@
 Records that hold a whole batch each: one Example, in which each feature has the values of all rows.
 
 A feature of k values in every row has rows * k values, row after row: ``tf.io.FixedLenFeature([rows, k], ...)`` reads
-it. One with any number has all rows' values, and beside it ``<name>/row_lengths``, int64, how many each row has: which
-``tf.io.RaggedFeature(dtype, value_key=name, partitions=[tf.io.RaggedFeature.RowLengths(f"{name}/row_lengths")])`` is
-for.
+it. A feature with any number of values in a row has the values of all rows, and beside it the feature
+``<name>/row_lengths``, int64, has the number of values of each row:
+``tf.io.RaggedFeature(dtype, value_key=name, partitions=[tf.io.RaggedFeature.RowLengths(f"{name}/row_lengths")])`` reads
+both.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from .. import ops
 from ..ops import ExampleColumn, ExampleValues
 from ._tfrecord_features import Feature, FixedLenFeature, VarLenFeature
 
-#: What is added to a feature's name for the lengths of its rows.
+#: The suffix that a feature's name gets for the lengths of its rows.
 ROW_LENGTHS = "/row_lengths"
 
 
 def check_features(reader: str, features: Mapping[str, Feature]) -> None:
-    """Raise unless a feature that is the lengths of another's rows too is read as the integers that they are."""
+    """Raise ``ValueError`` unless a feature that also holds another's row lengths is read as one int64 per row."""
     for name, feature in features.items():
         lengths = features.get(name + ROW_LENGTHS)
         if not isinstance(feature, VarLenFeature) or lengths is None:
@@ -36,7 +37,7 @@ def check_features(reader: str, features: Mapping[str, Feature]) -> None:
 
 
 def whole_columns(features: Mapping[str, Feature]) -> dict[str, ExampleColumn]:
-    """What the parser is asked for: every feature as a whole, whatever its rows."""
+    """Return the columns that the parser takes for one record that holds a batch: the values of all rows together."""
     columns: dict[str, ExampleColumn] = {}
     for name, feature in features.items():
         columns[name] = ExampleColumn(feature.column().dtype, None, nullable=True)
@@ -49,13 +50,13 @@ def by_rows(
     features: Mapping[str, Feature], whole: Mapping[str, ExampleValues]
 ) -> tuple[int, dict[str, ExampleValues]]:
     """
-    One record's features cut into rows.
+    Cut the features of one record that holds a batch into rows.
 
     Returns:
-        The number of rows, and the columns.
+        The number of rows, and the columns by name.
 
     Raises:
-        ValueError: if the features do not have values for the same number of rows, or one is missing.
+        ValueError: features that have values for different numbers of rows, or a feature that is missing.
     """
     rows, said_by = None, ""
     for name, feature in features.items():
@@ -79,7 +80,7 @@ def _count(values: ExampleValues) -> int:
 
 
 def _rows_of(name: str, feature: Feature, whole: Mapping[str, ExampleValues]) -> int | None:
-    """The number of rows that a feature has values for; None if it does not say."""
+    """Return the number of rows that a feature has values for, or None if the feature does not tell."""
     if isinstance(feature, VarLenFeature):
         lengths = whole[name + ROW_LENGTHS]
         if not _is_present(lengths):
@@ -110,7 +111,7 @@ def _cut(name: str, feature: Feature, whole: Mapping[str, ExampleValues], rows: 
 
 
 def _offsets(name: str, lengths: Tensor, count: int) -> Tensor:
-    # Each first: a sum may wrap around.
+    # Each length is checked before they are added up, since a sum may wrap around.
     if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > count):
         bad = int(((lengths < 0) | (lengths > count)).nonzero()[0, 0])
         raise ValueError(
@@ -119,7 +120,7 @@ def _offsets(name: str, lengths: Tensor, count: int) -> Tensor:
         )
     offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
-    # No wrap-around from one entry to the next goes unseen: it would decrease.
+    # A sum that wraps around decreases from one entry to the next.
     if int(offsets[-1]) != count or bool((offsets[1:] < offsets[:-1]).any()):
         raise ValueError(
             f"feature {name + ROW_LENGTHS!r} adds up to {int(offsets[-1])} values, and {name!r} has {count}"
@@ -128,7 +129,7 @@ def _offsets(name: str, lengths: Tensor, count: int) -> Tensor:
 
 
 def _absent(name: str, feature: FixedLenFeature, rows: int) -> ExampleValues:
-    """What as many rows without the feature have: the parser says it of so many empty messages."""
+    """Return the column of ``rows`` rows without the feature: the parser's result for as many empty messages."""
     column = feature.column()
     if column.default is None and not column.nullable:
         raise ValueError(f"feature {name!r}: is missing, and the column has no default")
@@ -140,11 +141,11 @@ def as_one_record(
     columns: Mapping[str, ExampleColumn], values: Mapping[str, ExampleValues]
 ) -> tuple[dict[str, ExampleColumn], dict[str, ExampleValues]]:
     """
-    The columns of a batch as those of one record: the inverse of :func:`by_rows`.
+    Join the columns of a batch into those of one record that holds it: the inverse of :func:`by_rows`.
 
     Raises:
-        ValueError: for nulls, which such a record cannot hold (a null list is an empty one), or a column of the name
-            that is for the lengths of another's rows.
+        ValueError: nulls, which such a record cannot hold (a null list becomes an empty one), or a column with the name
+            that another column's row lengths take.
     """
     whole: dict[str, ExampleColumn] = {}
     joined: dict[str, ExampleValues] = {}

@@ -1,4 +1,4 @@
-"""Records of one or several blocks of TFRecord files: as many as a batch has, as columns, with the place of faults."""
+"""Gather the records of a batch from blocks of TFRecord files, parse them into columns, and locate their faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._tfrecord_blocks import Records, room
 
 
 def joined(stream: Iterable[Records], count: int) -> Iterator[list[Records]]:
-    """Lists of as many records; the last may have fewer."""
+    """Yield lists of :class:`Records` with ``count`` records together; the last may have fewer."""
     waiting: list[Records] = []
     missing = count
     for records in stream:
@@ -30,7 +30,7 @@ def joined(stream: Iterable[Records], count: int) -> Iterator[list[Records]]:
 
 
 def parse(records: list[Records], columns: Mapping[str, ops.ExampleColumn]) -> dict[str, ops.ExampleValues]:
-    """The columns of records of one block, or of several, whose bytes are joined first."""
+    """Parse records into columns; if they are of several blocks, join their bytes first."""
     starts = [0]
     data, ranges = records[0].data, records[0].ranges
     if len(records) > 1:
@@ -52,7 +52,7 @@ def parse(records: list[Records], columns: Mapping[str, ops.ExampleColumn]) -> d
 
 
 def check_text(name: str, array: Any, records: list[Records]) -> None:
-    """Raise for the first string that is not UTF-8."""
+    """Raise ``DataError`` for the first string of a column that is not UTF-8."""
     pa = arrow("TFRecordReader")
     try:
         array.validate(full=True)
@@ -74,7 +74,7 @@ def check_text(name: str, array: Any, records: list[Records]) -> None:
 
 
 def _record(records: list[Records], row: int) -> tuple[Records, int]:
-    """A row's record, and which of the block's it is; a single record may hold all rows."""
+    """Return the block of a row's record and the record's position in it; a single record may hold all rows."""
     for each in records:
         if row < each.size():
             return each, row

@@ -1,4 +1,4 @@
-"""TFRecord files written: see tfrecord.py, which reads them."""
+"""Write TFRecord files; tfrecord.py reads them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class TFRecordWriter:
     The file bears its name only once it is closed; if a ``with`` block raises, there is none. Integers and booleans
     become int64, floats float32, strings bytes; a null is a feature that is absent.
 
-    With ``prebatched`` a record holds a whole batch, which takes less space and is read several times as fast: in each
-    feature the values of all rows, so that ``tf.io.FixedLenFeature([rows, k], ...)`` reads it; of a column of lists
-    also ``<name>/row_lengths``, for ``tf.io.RaggedFeature``.
+    With ``prebatched`` a record holds a whole batch, which takes less space and is read several times as fast: each
+    feature has the values of all rows, so that ``tf.io.FixedLenFeature([rows, k], ...)`` reads it; a column of lists
+    also has a feature ``<name>/row_lengths``, for ``tf.io.RaggedFeature``.
 
     Args:
-        path: of the file.
-        compression: ``"gzip"``, ``"zlib"`` or None.
+        path: the name of the file.
+        compression: ``"gzip"``, ``"zlib"`` or None (default).
         prebatched: whether a record is a batch. Default False: a row.
-        level: of the compression, 1 to 9. Default 6.
+        level: the compression level, 1 to 9. Default 6.
 
     Raises:
         ImportError: without pyarrow.
@@ -71,12 +71,13 @@ class TFRecordWriter:
 
     def write(self, batch: pyarrow.RecordBatch) -> None:
         """
-        Add the rows of a batch: a record each, or one record for all.
+        Add the rows of a batch: a record for each row, or with ``prebatched`` one record for all.
 
         Raises:
-            ValueError: a type that no Example holds, an integer beyond int64, a null within a list; a null in a record
-                that holds a batch; a record of 2 GiB or more; a writer that is closed.
-            OSError: a disk that is full.
+            TypeError: ``batch`` is not a ``pyarrow.RecordBatch``.
+            ValueError: a type that no Example can hold, an integer beyond int64, a null within a list; a null in a
+                record that holds a batch; a record of 2 GiB or more; a closed writer.
+            OSError: a full disk.
         """
         pa = arrow("TFRecordWriter")
         if not self._open:
@@ -102,9 +103,9 @@ class TFRecordWriter:
 
     def _put(self, data: memoryview | None) -> None:
         """
-        Write bytes, compressed if that is wanted; None: what the compression has kept back.
+        Write bytes, through the compressor if there is one; None: write the rest that the compressor has kept back.
 
-        Where that fails or is interrupted, the file would lack a part: nothing is left of it.
+        If writing fails or is interrupted, the file would lack a part, and is removed.
         """
         try:
             if self._deflate is not None:
@@ -143,15 +144,15 @@ def write_tfrecord(
     Write record batches as a TFRecord file: :class:`TFRecordWriter` as a function.
 
     Args:
-        path, compression, prebatched: as of :class:`TFRecordWriter`.
-        batches: of one schema.
+        path, compression, prebatched: as for :class:`TFRecordWriter`.
+        batches: record batches of one schema.
 
     Returns:
         The number of rows.
 
     Raises:
-        ValueError: batches with different columns; and what :class:`TFRecordWriter` raises.
-        OSError: as :class:`TFRecordWriter`.
+        ValueError: batches with different columns; and as :class:`TFRecordWriter` raises it.
+        OSError: as :class:`TFRecordWriter` raises it.
 
     Example:
         >>> import tempfile, pyarrow as pa

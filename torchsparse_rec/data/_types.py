@@ -1,4 +1,4 @@
-"""The types of columns: which a prebatched file holds, and integers in the narrowest that has all their values."""
+"""Arrow types of columns: those that a prebatched file can hold, and the narrowest that holds a column's integers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from ._arrow import arrow
 
-# Signed, since torch indexes with them; uint64 only for what int64 lacks.
+# Signed, since torch indexes with them; uint64 only for values beyond int64.
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint64")
 
 
 def leaf(kind: Any) -> Any:
-    """The type of the values that lists of lists hold in the end."""
+    """Return the type of the values within nested lists, or the type itself if it is no list."""
     types = arrow("a column").types
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
@@ -19,12 +19,12 @@ def leaf(kind: Any) -> Any:
 
 
 def nullable(kind: Any) -> Any:
-    """The same lists, of items of one name that may be null."""
+    """Return a type with the default names of list items, all of which may be null."""
     return with_leaf(kind, leaf(kind))
 
 
 def with_leaf(kind: Any, value: Any) -> Any:
-    """The same lists of values of another type."""
+    """Return a type with the same lists around values of another type."""
     pa = arrow("a column")
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(with_leaf(kind.value_type, value), kind.list_size)
@@ -36,16 +36,16 @@ def with_leaf(kind: Any, value: Any) -> Any:
 
 
 def is_integer(kind: Any) -> bool:
-    """Whether it holds integers, in lists or not."""
+    """Say whether a type holds integers, in lists or not."""
     return arrow("a column").types.is_integer(leaf(kind))
 
 
 def stored_type(name: str, kind: Any) -> Any:
     """
-    The type in which a column is stored: dictionaries by their values, lists with children of one name.
+    Return the type in which a prebatched file stores a column: that of a dictionary's values, lists with default names.
 
     Raises:
-        ValueError: for a type that has no place in a prebatched file.
+        ValueError: a type that a prebatched file cannot hold.
     """
     pa = arrow("write_prebatched")
     if pa.types.is_dictionary(kind):
@@ -63,7 +63,7 @@ def stored_type(name: str, kind: Any) -> Any:
 
 
 def narrowest(array: Any) -> Any:
-    """The array's type with the narrowest integers that hold its values; other types as they are."""
+    """Return the array's type with the narrowest integers that hold its values; a type without integers unchanged."""
     pa = arrow("write_prebatched")
     if not is_integer(array.type):
         return array.type
@@ -73,10 +73,10 @@ def narrowest(array: Any) -> Any:
 
 def cast_stored(array: Any, kind: Any) -> Any:
     """
-    The array in a type of :func:`stored_type`.
+    Cast an array to a type from :func:`stored_type`, and refuse integers that the type cannot hold.
 
     Raises:
-        ValueError: with the integer that the type lacks. What lies under nulls is no value.
+        ValueError: an integer outside the type's range; the message names it. Nulls have no value.
     """
     if array.type == kind:
         return array
@@ -91,7 +91,7 @@ def cast_stored(array: Any, kind: Any) -> Any:
 
 
 def _bounds(array: Any) -> tuple[int, int]:
-    """The least and the greatest of its integers, nulls left out; zeros if there are none."""
+    """Return the least and the greatest of an array's integers, nulls left out; zeros if there are none."""
     pa = arrow("a column")
     while not pa.types.is_integer(array.type):
         array = array.flatten()
@@ -111,9 +111,9 @@ def _holds(kind: Any, low: int, high: int) -> bool:
 
 def wider(first: Any, second: Any) -> Any:
     """
-    The type that holds the integers of both; None if they differ in more than the width of integers.
+    Return the type that holds the integers of two types, or None if they differ in more than the width of integers.
 
-    Types are those of :func:`stored_type`. Widths not among the narrowest ones (uint32, say) count as the next one up.
+    Types are those of :func:`stored_type`. An unsigned type below 64 bits counts as the signed one of twice its bits.
     """
     pa = arrow("a column")
     if first == second:

@@ -1,4 +1,4 @@
-"""From any format of files to any other, a batch at a time."""
+"""Convert files from any format to any other, a batch at a time."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from .movielens import read_movielens, write_movielens
 from .parquet import read_parquet, write_parquet
 from .prebatched import read_prebatched, write_prebatched
 
-#: Rows of a batch, unless said otherwise.
+#: The default number of rows of a batch.
 BATCH_SIZE = 16_384
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a conversion was asked for."""
+    """The options of a conversion."""
 
     batch_size: int = BATCH_SIZE
-    #: Which, in this order; None: all.
+    #: The names of the columns to convert, in this order; None: all.
     columns: list[str] | None = None
-    #: Arrow's types of columns, for formats that do not say them.
+    #: Arrow's types by column name, for formats that do not store types.
     types: Mapping[str, Any] = field(default_factory=dict)
     compression: str | None = None
 
     def all_have_types(self) -> bool:
-        """Whether nothing is to be found out about columns."""
+        """Say whether the columns are named and all have types, so that none has to be inferred."""
         return self.columns is not None and all(name in self.types for name in self.columns)
 
 
 @dataclass(frozen=True)
 class Format:
-    """How files of a kind are read and written."""
+    """A format of files: how to read and to write it, and the suffixes that name it."""
 
     read: Callable[[list[PathLike], Options], Iterator[Any]]
     write: Callable[[PathLike, Iterable[Any], Options], int]
     suffixes: tuple[str, ...]
-    #: Suffixes of compressions that may follow.
+    #: The suffixes of compressions that may follow.
     compressions: tuple[str, ...] = ()
-    #: Whether files leave types open, which are given then.
+    #: Whether files do not store types, so that ``Options.types`` may give them.
     takes_types: bool = False
 
 
@@ -89,7 +89,7 @@ def _read_tfrecord(prebatched: bool) -> Callable[[list[PathLike], Options], Iter
 
 
 def _feature(name: str, kind: Any) -> Any:
-    """TensorFlow's specification of a feature of this type; one that a row lacks is a null."""
+    """Return the TFRecord feature for a column of an Arrow type; a row without the feature is a null."""
     from .tfrecord import FixedLenFeature, VarLenFeature
 
     pa = arrow("convert")
@@ -116,7 +116,7 @@ def _write_tfrecord(prebatched: bool) -> Callable[[PathLike, Iterable[Any], Opti
     return write
 
 
-#: By name, as ``--from`` and ``--to`` take it.
+#: The formats by the names that ``--from`` and ``--to`` take.
 FORMATS: dict[str, Format] = {
     "criteo": Format(
         lambda paths, o: read_criteo(paths, batch_size=o.batch_size, columns=o.columns),
@@ -147,7 +147,7 @@ FORMATS: dict[str, Format] = {
         _write_prebatched,
         (".prebatched", ".arrow"),
     ),
-    # A record is an example; and, under a name that no suffix says, a batch of examples.
+    # In "tfrecord" a record is an Example of one row; in "tfrecord-prebatched", which has no suffix, of a whole batch.
     "tfrecord": Format(
         _read_tfrecord(False), _write_tfrecord(False), (".tfrecord", ".tfrecords"), (".gz",), takes_types=True
     ),
@@ -157,14 +157,14 @@ FORMATS: dict[str, Format] = {
 
 def format_of(path: PathLike, name: str | None = None) -> str:
     """
-    The name of a file's format.
+    Return the name of a file's format.
 
     Args:
-        path: of the file, whose suffix says it; that of a compression is looked through.
+        path: the file, whose suffix tells the format; the suffix of a compression may follow it.
         name: the format, if it is known.
 
     Raises:
-        ValueError: an unknown name or suffix, the suffix of a compression that the format does not have.
+        ValueError: an unknown name or suffix, or the suffix of a compression that the format does not have.
 
     Example:
         >>> format_of("train.txt.gz"), format_of("rows.bin", "parquet")
@@ -189,10 +189,10 @@ def read_format(
     sources: PathLike | Sequence[PathLike], options: Options, source_format: str | None = None
 ) -> Iterator[Any]:
     """
-    The batches of files, all of one format.
+    Return an iterator over the record batches of files, all of one format.
 
     Raises:
-        ValueError: files of several formats; types of columns of a format that says them itself.
+        ValueError: files of several formats; types for a format that stores types itself.
     """
     paths = path_list(sources)
     if not paths:
@@ -224,20 +224,20 @@ def convert(
     r"""
     Read files of one format and write their rows as one file of another.
 
-    A batch at a time is in memory (of Parquet a row group). The target bears its name only once it is complete.
+    One batch at a time is in memory (for Parquet one row group). The target bears its name only once it is complete.
 
     Args:
         sources: a file, or several with the same columns that are read one after the other.
         target: the file to be written.
         source_format, target_format: one of :data:`FORMATS`. Default None: by the suffix. TFRecord files whose records
-            are batches are ``"tfrecord-prebatched"``, which no suffix says.
+            are batches are ``"tfrecord-prebatched"``, which has no suffix.
         batch_size: rows of a batch, which matters to prebatched files. Default 16,384.
-        columns: which, in this order. Default None: all.
-        types: Arrow's types by column, for formats that do not say them: CSV and TFRecord, no others.
-        compression: of a prebatched file None or ``"zstd"``; of Parquet any that it has, by default ``"zstd"``. Text
-            formats and TFRecord are compressed if the target ends in ``.gz``.
-        prebatched_records: whether a record of a TFRecord target is a batch. Default False: an example.
-        progress: whether to show a bar. Default None: if tqdm is installed and a person may watch.
+        columns: the names of the columns to convert, in this order. Default None: all.
+        types: Arrow's types by column name, for the formats that do not store types: CSV and TFRecord.
+        compression: for a prebatched file None or ``"zstd"``; for Parquet any that it has, by default ``"zstd"``. Text
+            formats are compressed if the target ends in ``.gz``, ``.bz2`` or ``.zst``, TFRecord if it ends in ``.gz``.
+        prebatched_records: whether a record of a TFRecord target is a batch. Default False: a row.
+        progress: whether to show a progress bar. Default None: if tqdm is installed and stderr is a terminal.
 
     Returns:
         The number of rows.

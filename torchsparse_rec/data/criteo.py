@@ -32,22 +32,23 @@ def read_criteo(
     r"""
     Read files of Kaggle's Display Advertising Challenge, or of Criteo's Terabyte logs, which look the same.
 
-    Empty fields are nulls, in the middle of a line and where a line ends before its last fields. The last line need
-    not have an end. ``.gz``, ``.bz2`` and ``.zst`` are decompressed on the way.
+    An empty field is a null, and so are the last fields of a line that ends before them. The last line need not end
+    in a newline. Files named ``.gz``, ``.bz2`` and ``.zst`` are decompressed as they are read.
 
     Args:
         paths: a file, or several that are read one after the other.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
-        columns: which to give, in this order, of ``label``, ``I1`` to ``I13`` and ``C1`` to ``C26``. Default None: all.
+        columns: the columns to yield, in this order, of ``label``, ``I1`` to ``I13`` and ``C1`` to ``C26``. Default
+            None: all.
         label: whether lines begin with a label; those of the test set do not. Default True.
 
     Yields:
-        ``pyarrow.RecordBatch``: ``label`` int8, 0 or 1; the integers int64; the categories strings, as they stand.
+        ``pyarrow.RecordBatch``: ``label`` int8, 0 or 1; the integers int64; the categories strings, as in the file.
 
     Raises:
         ImportError: without pyarrow.
         ValueError: an unknown column.
-        DataError: a malformed line, with its number: too many fields, no label, an integer that is none.
+        DataError: a malformed line, with its number: too many fields, no label, text in place of an integer.
         OSError: a file that cannot be opened.
 
     Source: https://www.kaggle.com/c/criteo-display-ad-challenge/data
@@ -95,7 +96,7 @@ class _Parser:
         self.columns, self.pa = columns, pa
 
     def __call__(self, block: bytes) -> Any:
-        """The table; ValueError if a line is malformed."""
+        """Return a block of lines as a table, or raise ``ValueError`` if a line is malformed."""
         lines = _with_all_fields(block, len(self.names))
         read = self.csv.ReadOptions(column_names=list(self.names), block_size=part_size(lines))
         table = self.csv.read_csv(reader_of(lines), read, self.parse, self.convert)
@@ -109,7 +110,7 @@ class _Parser:
 
 
 def _with_all_fields(block: bytes, fields: int) -> bytes:
-    """The block with tabs added to lines that end before their last fields."""
+    """Return the block with tabs added to the lines that end before their last fields."""
     if b"\r" in block:
         block = block.replace(b"\r\n", b"\n")
         if b"\r" in block:
@@ -127,10 +128,10 @@ def write_criteo(path: PathLike, batches: Iterable[pyarrow.RecordBatch]) -> int:
     Write a file that :func:`read_criteo` reads.
 
     Args:
-        path: of the file, which bears its name only once it is complete; compressed if it ends in ``.gz``, ``.bz2`` or
-            ``.zst``.
-        batches: with the columns ``label``, 0 or 1, which may be missing; ``I1`` to ``I13``, whole numbers; and ``C1``
-            to ``C26``, strings or integers. Nulls become empty fields.
+        path: the file, which bears its name only once it is complete; compressed if its name ends in ``.gz``, ``.bz2``
+            or ``.zst``.
+        batches: record batches of the columns ``label``, 0 or 1, which may be missing; ``I1`` to ``I13``, whole
+            numbers; and ``C1`` to ``C26``, strings or integers. Nulls become empty fields.
 
     Returns:
         The number of rows.
@@ -139,7 +140,7 @@ def write_criteo(path: PathLike, batches: Iterable[pyarrow.RecordBatch]) -> int:
         ImportError: without pyarrow.
         ValueError: other columns, a label that is neither 0 nor 1, a number that is not whole or beyond int64, a
             string that is empty or has a tab, a quote or a line end in it.
-        OSError: if the file cannot be written.
+        OSError: the file cannot be written.
 
     Example:
         >>> import pyarrow as pa, tempfile
@@ -171,7 +172,11 @@ def write_criteo(path: PathLike, batches: Iterable[pyarrow.RecordBatch]) -> int:
 
 
 def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
-    """A column as the file holds it, of ``rows`` rows on; ValueError for what would read as something else."""
+    """
+    Return a column as strings or int64, or raise ``ValueError`` for a value that would be read back as another.
+
+    ``rows`` is the number of rows before the column's first one, for the error message.
+    """
     compute, types = pa.compute, pa.types
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -187,7 +192,7 @@ def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
     if name == "label":
         good, expected = compute.is_in(values, pa.array([0, 1])), "0 or 1"
     elif name in CATEGORIES:
-        # The one that reads as a null.
+        # The empty string would be read back as a null.
         good, expected = compute.fill_null(compute.not_equal(values, ""), True), "a null or not empty"
     else:
         return values

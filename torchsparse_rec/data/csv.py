@@ -1,4 +1,4 @@
-"""CSV with a header, lists as text with bars between their items."""
+"""CSV files with a header, in which lists are text with bars between their items."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ._types import leaf, with_leaf
 if TYPE_CHECKING:
     import pyarrow
 
-#: Between the items of a list.
+#: The separator of the items of a list.
 BAR = "|"
-#: A header of more is no header; pyarrow takes some 10 KB for each column.
+#: The most names of a header; pyarrow takes some 10 KB for each column.
 MOST_COLUMNS = 1 << 18
-# Names of a header that an error shows.
+# The most names of a header that an error shows.
 _SHOWN = 100
 
 
@@ -35,18 +35,18 @@ def read_csv(
     r"""
     Read CSV files whose first line names the columns.
 
-    An empty field is a null, ``""`` an empty string. Types that are not given are found in the first 16 MiB: int64,
-    float64, booleans or strings; a later value that is none of these is an error. A quoted value holds no line end.
-    An empty line is passed over, but in a file of one column, where it is a null.
+    An empty field is a null, ``""`` an empty string. Types that are not given are inferred from the first 16 MiB:
+    int64, float64, booleans or strings; a later value that does not fit its column's type is an error. A quoted value
+    must not hold a line end. An empty line is skipped, except in a file of one column, where it is a null.
 
     Args:
         paths: a file, or several with the same columns, in any order; ``.gz``, ``.bz2`` and ``.zst`` are decompressed
-            on the way.
+            as they are read.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
-        columns: which to give, in this order. Default None: all.
-        types: of columns by name. Lists and fixed-size lists of numbers or strings are read from text such as
-            ``3|1|4``, in which an empty string is an empty list.
-        delimiter: one character. Default ``","``.
+        columns: the names of the columns to yield, in this order. Default None: all.
+        types: a mapping from column names to Arrow's types. Lists and fixed-size lists of numbers or strings are read
+            from text such as ``3|1|4``; an empty string is an empty list.
+        delimiter: one ASCII character. Default ``","``.
 
     Yields:
         ``pyarrow.RecordBatch``.
@@ -55,8 +55,8 @@ def read_csv(
         ImportError: without pyarrow.
         ValueError: a delimiter of several characters.
         DataError: a malformed line, with its number, or one of more than 64 MiB; a header of more than 262,144 names; a
-            quote that its line does not close; an integer beyond int64 in a column without a type; an unknown column; a
-            file with other columns than the first.
+            quote that is not closed on its line; an integer beyond int64 in a column without a given type; an unknown
+            column; a file with other columns than the first.
         OSError: a file that cannot be opened.
 
     Example:
@@ -83,7 +83,7 @@ def _check_delimiter(function: str, delimiter: str) -> None:
 
 
 class _Reader:
-    """Reads files one after the other; the first one's columns and types hold for all."""
+    """Reads files one after the other; the first file's columns and types hold for all."""
 
     def __init__(self, types: dict[str, Any], columns: Sequence[str] | None, delimiter: str) -> None:
         from pyarrow import csv
@@ -133,7 +133,7 @@ class _Reader:
         return names
 
     def _find_types(self, path: PathLike, line: int, block: bytes, names: list[str]) -> None:
-        """Types of the columns that have none yet."""
+        """Set the types of the columns that have none yet, by inference from a block."""
         types = self.pa.types
         for field in parse_block(partial(self._infer, names), path, line, block).schema:
             plain = types.is_integer(field.type) or types.is_floating(field.type) or types.is_boolean(field.type)
@@ -141,7 +141,7 @@ class _Reader:
         self.known = True
 
     def _infer(self, names: list[str], block: bytes) -> Any:
-        """The table with types as pyarrow finds them; ValueError for integers that it would round."""
+        """Return a block as a table of inferred types, or raise ``ValueError`` for integers that would be rounded."""
         compute, table = self.pa.compute, self._parse(names, block)
         for name in names if self.columns is None else self.columns:
             column = table.column(name)
@@ -160,12 +160,12 @@ class _Reader:
         return table
 
     def _parse(self, names: list[str], block: bytes, types: Mapping[str, Any] | None = None) -> Any:
-        """The table as pyarrow reads it: lists are strings still."""
+        """Return a block as a table as pyarrow parses it, in which lists are still strings."""
         kinds = {**self.types, **(types or {})}
         text = {name: self.pa.string() if kind != leaf(kind) else kind for name, kind in kinds.items()}
-        # What is empty may be a null if there is but one field.
+        # If there is one column only, an empty line is a null.
         skip = len(names) > 1
-        if not block.strip(b"\r\n") if skip else not block:  # which pyarrow refuses
+        if not block.strip(b"\r\n") if skip else not block:  # pyarrow refuses a block without rows
             return self.pa.table({name: self.pa.array([], text.get(name, self.pa.null())) for name in names})
         table = self.csv.read_csv(
             reader_of(block),
@@ -186,7 +186,7 @@ class _Reader:
         return table
 
     def _check_quotes(self, column: Any) -> None:
-        """Raise ValueError where a quote has swallowed the end of its line."""
+        """Raise ``ValueError`` if a quoted value of a column has a line end in it."""
         types = self.pa.types
         kind = column.type.value_type if types.is_dictionary(column.type) else column.type
         text = types.is_string(kind) or types.is_large_string(kind)
@@ -212,7 +212,7 @@ class _Reader:
         text = column.combine_chunks()
         compute, strings = self.pa.compute, self.pa.list_(self.pa.string())
         items = compute.split_pattern(text, BAR)
-        # Splitting nothing gives one empty item.
+        # Splitting an empty string gives one empty item.
         items = compute.if_else(compute.equal(text, ""), self.pa.scalar([], strings), items)
         return items.cast(kind)
 
@@ -222,12 +222,12 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
     Write a CSV file that :func:`read_csv` reads.
 
     Args:
-        path: of the file, which bears its name only once it is complete; compressed if it ends in ``.gz``, ``.bz2`` or
-            ``.zst``.
-        batches: at least one, all with the columns of the first: numbers, booleans, strings, binaries that are UTF-8,
-            and lists of them without nulls among the items; a list of one empty string looks like an empty list, and
-            is an error.
-        delimiter: one character. Default ``","``.
+        path: the file, which bears its name only once it is complete; compressed if its name ends in ``.gz``, ``.bz2``
+            or ``.zst``.
+        batches: at least one batch, all with the columns of the first: numbers, booleans, strings, binaries that are
+            UTF-8, and lists of them without nulls among the items. A list of one empty string would be read back as an
+            empty list, and is an error.
+        delimiter: one ASCII character. Default ``","``.
 
     Returns:
         The number of rows.
@@ -235,7 +235,7 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
     Raises:
         ImportError: without pyarrow.
         ValueError: no batches, batches with different columns, a column or a value that CSV cannot hold.
-        OSError: if the file cannot be written.
+        OSError: the file cannot be written.
 
     Example:
         >>> import pathlib, pyarrow as pa, tempfile
@@ -271,7 +271,7 @@ def write_csv(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, delimit
 
 
 def _text(pa: Any, name: str, column: Any) -> Any:
-    """A column as CSV can hold it."""
+    """Return a column as values that CSV can hold, lists joined to text; raise ``ValueError`` if it cannot."""
     types = pa.types
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -297,7 +297,7 @@ def _text(pa: Any, name: str, column: Any) -> Any:
 
 
 def _joined(pa: Any, name: str, column: Any) -> Any:
-    """Lists as text."""
+    """Return a column of lists as strings, the items joined by bars."""
     if column.flatten().null_count:
         raise ValueError(f"write_csv: column {name!r} must have no nulls among the items of its lists")
     if pa.types.is_fixed_size_list(column.type):

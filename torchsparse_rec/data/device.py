@@ -1,4 +1,4 @@
-"""Batches that are on the device, or at least in memory, before they are asked for."""
+"""Bring batches to the device, or at least into memory, before they are asked for."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-# How a batch travels from the thread: it, the copies' event and the loader's state; or an error; or the end.
+# What the thread hands over: a batch, with the copies' event and the loader's state; an error; or the end.
 _BATCH, _ERROR, _END = "batch", "error", "end"
-# Seconds that an iteration which is given up waits for the batch that its thread is taking.
+# Seconds that an abandoned iteration waits for the batch that its thread is taking.
 _PATIENCE = 1.0
 
 
@@ -30,18 +30,18 @@ class DeviceLoader:
     page-locked memory (unless they are there) and from there to the device, on a stream of its own; the consumer's
     stream waits for the copies, its thread does not. On the CPU batches pass as they are.
 
-    Each iteration begins the loader anew. An error of the loader is raised in its turn, after the batches before it. If
-    the iteration is given up, be it by Ctrl-C, or the interpreter exits, the thread ends after the batch that it is
-    taking. Who gives up waits for it, but no longer than a second: then what next needs the loader waits, which is
-    another iteration, ``set_epoch`` and ``load_state_dict``. An interpreter that exits waits to the end, but for a
-    second where Ctrl-C has ended the program.
+    Each iteration begins the loader anew. An error of the loader is raised in its turn, after the batches before it.
+    If the iteration is abandoned, by Ctrl-C for example, or the interpreter exits, the thread ends after the batch that
+    it is taking. The abandoned iteration waits for that batch for a second at most; the next iteration, ``set_epoch``
+    and ``load_state_dict`` wait for the rest. An interpreter that exits waits until the thread has ended, or for a
+    second if Ctrl-C has ended the program.
 
     Args:
         loader: an iterable of batches: tensors, :class:`~torchsparse_rec.JaggedTensor`,
-            :class:`~torchsparse_rec.KeyedJaggedTensor`, whatever else has ``to`` and ``pin_memory``, and dicts, lists
+            :class:`~torchsparse_rec.KeyedJaggedTensor`, other objects with ``to`` and ``pin_memory``, and dicts, lists
             and tuples of them. Other leaves, such as pyarrow arrays, pass as they are.
-        device: where to.
-        depth: how many batches are kept ready, at least 1. Default 2.
+        device: the device to which batches are copied.
+        depth: the number of batches that are kept ready, at least 1. Default 2.
 
     Raises:
         ValueError: ``depth`` below 1.
@@ -58,27 +58,28 @@ class DeviceLoader:
             raise ValueError(f"DeviceLoader: depth must be at least 1, got {depth}")
         self.loader, self.device, self.depth = loader, torch.device(device), depth
         self._state: Any = None
-        # Iterations that were given up, whose threads may still take a batch.
+        # The producers of abandoned iterations, whose threads may still take a batch.
         self._given_up: list[_Producer] = []
 
     def __len__(self) -> int:
-        """That of the loader."""
+        """Return the loader's length."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Of the loader, or of its dataset."""
+        """Call ``set_epoch`` of the loader, or else of its dataset."""
         self._owner("set_epoch").set_epoch(epoch)
         self._state = None
 
     def state_dict(self) -> Any:
         """
-        The loader's ``state_dict()``, as it was after the batch that was handed out last.
+        Return the loader's ``state_dict()`` as it was after the batch that was handed out last.
 
         The loader itself is ahead of the consumer. For a ``DataLoader`` over a
-        :class:`~torchsparse_rec.data.PrebatchedDataset` it is the dataset's state after so many batches.
+        :class:`~torchsparse_rec.data.PrebatchedDataset`, the state is that of the dataset after the batches that were
+        handed out.
 
         Raises:
-            TypeError: if the loader has none.
+            TypeError: neither the loader nor its dataset has ``state_dict``.
         """
         return self._owner("state_dict").state_dict() if self._state is None else self._state
 
@@ -88,7 +89,7 @@ class DeviceLoader:
         self._state = None
 
     def _owner(self, method: str) -> Any:
-        """The loader or its dataset, whichever has the method; no thread uses them any more if it was told to end."""
+        """Return the loader or its dataset, whichever has the method, once no abandoned iteration's thread uses it."""
         self._wait_for_given_up()
         for owner in (self.loader, getattr(self.loader, "dataset", None)):
             if hasattr(owner, method):
@@ -96,7 +97,7 @@ class DeviceLoader:
         raise TypeError(f"DeviceLoader: loader must have {method}, and {type(self.loader).__name__} has none")
 
     def _states(self) -> Callable[[int], Any]:
-        """A function from the number of batches taken in this iteration to the loader's state."""
+        """Return a function from the number of batches taken in this iteration to the loader's state."""
         if hasattr(self.loader, "state_dict"):
             return lambda delivered: self.loader.state_dict()  # type: ignore[attr-defined]
         dataset = getattr(self.loader, "dataset", None)
@@ -107,7 +108,7 @@ class DeviceLoader:
         return lambda delivered: dataset.state_dict(delivered)
 
     def _wait_for_given_up(self) -> None:
-        """So that no thread takes from the loader while another, or the caller, uses it."""
+        """Wait for the threads of abandoned iterations, so that none takes from the loader while another uses it."""
         while self._given_up:
             self._given_up[-1].end()
             self._given_up.pop()
@@ -116,7 +117,7 @@ class DeviceLoader:
         self._wait_for_given_up()
         states = self._states()
         batches = iter(self.loader)
-        # Of what begins now: the loader may have come to the end of its last iteration.
+        # The state before the first batch of this iteration: an old one may be that of the last iteration's end.
         self._state = states(0)
         prepare = _CudaCopies(self.device) if self.device.type == "cuda" else _copy_to(self.device)
         return self._iterate(_Producer(batches, states, prepare, self.depth))
@@ -134,7 +135,7 @@ class DeviceLoader:
                 if event is not None:
                     _wait(content, event, self.device)
                 yield content
-                # Nothing of it is held here while the next one is waited for.
+                # The consumer may free the batch while this waits for the next one.
                 del content
         finally:
             self._given_up.append(producer)
@@ -144,13 +145,13 @@ class DeviceLoader:
 
 class _Producer:
     """
-    A thread that takes, prepares and hands over, until the loader ends, fails, or nobody wants more.
+    A thread that takes, prepares and hands over batches until the loader ends or fails, or the thread is told to end.
 
     Args:
-        batches: the loader's.
-        state: from the number of batches taken to the loader's state.
-        prepare: from a batch to what is handed over, and the event to wait for.
-        depth: how many batches are ready.
+        batches: the loader's batches.
+        state: a function from the number of batches taken to the loader's state.
+        prepare: a function from a batch to the prepared batch, and the CUDA event to wait for or None.
+        depth: the most batches that are ready.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class _Producer:
     ) -> None:
         self.ready: queue.Queue = queue.Queue(depth)
         self._stop, self._ended = threading.Event(), threading.Event()
-        # The interpreter waits for threads that are no daemons before it calls what ends this one.
+        # A daemon: the interpreter waits for all other threads before it calls _end_all, which ends this one.
         self._thread = threading.Thread(
             target=_produce,
             args=(batches, state, prepare, self.ready, self._stop, self._ended),
@@ -171,34 +172,34 @@ class _Producer:
         )
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         _RUNNING.add(self)
         self._thread.start()
 
     def end(self, patience: float = math.inf) -> bool:
-        """Stop the thread, wait for it so many seconds, and say whether it has ended."""
+        """Stop the thread, wait ``patience`` seconds for it at most, and say whether it has ended."""
         self._stop.set()
         until = time.monotonic() + patience
-        # A forked process has no thread, and perhaps a queue that is locked for ever.
+        # A forked process does not have the thread, and its queue may be locked for ever.
         while self._thread.is_alive() and not self._ended.is_set() and self._thread is not threading.current_thread():
-            # The thread may be waiting for room. What it puts after this is one thing, for which there is room then.
+            # The thread may be waiting for room in the queue. It puts at most one more item, which then has room.
             with suppress(queue.Empty):
                 self.ready.get_nowait()
             if time.monotonic() > until:
                 return False
-            self._ended.wait(0.001)  # not join(), after whose interruption Python 3.11 takes the thread for dead
+            self._ended.wait(0.001)  # not join(): if it is interrupted, Python 3.11 takes the thread for dead
         _RUNNING.discard(self)
         return True
 
 
-#: Those that nobody has ended, such as of an iterator that is alive at exit.
+#: The producers that have not ended, such as that of an iterator that is alive at exit.
 _RUNNING: set[_Producer] = set()
 
 
 @atexit.register
 def _end_all() -> None:
-    """A thread that the interpreter ends within torch or Arrow, once it is gone, takes the process down."""
-    # After Ctrl-C somebody waits for the process to end, and its status is that of a failure anyway.
+    """End all threads before the interpreter exits: if it ended one within torch or Arrow, the process would crash."""
+    # After Ctrl-C somebody waits for the process to end, and its exit status is that of a failure anyway.
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     for producer in list(_RUNNING):
         producer.end(_PATIENCE if interrupted else math.inf)
@@ -231,14 +232,14 @@ def _produce(
 
 
 def _copy_to(device: torch.device) -> Callable[[Any], tuple[Any, Any]]:
-    """Copies without a stream; on the CPU, nothing."""
+    """Return a function that copies batches to a device without a stream of its own; for the CPU, it copies nothing."""
     if device.type == "cpu":
         return lambda batch: (batch, None)
     return lambda batch: (_map(lambda x: x.to(device), batch), None)
 
 
 class _CudaCopies:
-    """Copies through page-locked memory on a stream of their own."""
+    """Copies batches to a CUDA device, through page-locked memory and on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -260,14 +261,14 @@ def _pinned(x: Any) -> Any:
 
 
 def _wait(batch: Any, event: Any, device: torch.device) -> None:
-    """Let the current stream wait for the copies, and the allocator know that it uses them."""
+    """Let the current stream wait for a batch's copies, and tell the allocator that the stream uses them."""
     current = torch.cuda.current_stream(device)
     current.wait_event(event)
     _map(lambda x: x.record_stream(current) if hasattr(x, "record_stream") else None, batch)
 
 
 def _map(function: Callable[[Any], Any], batch: Any) -> Any:
-    """The same containers with all that has ``to`` replaced; jagged types as wholes, which keeps what they know."""
+    """Return a batch with ``function`` applied to every leaf that has ``to``; jagged tensors are leaves as wholes."""
 
     def leaf(x: Any) -> Any:
         return function(x) if hasattr(x, "to") else x

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 COLUMNS = ("user", "item", "rating", "timestamp")
-#: By the names of the releases whose files look so.
+#: The layouts of rating files, by the names of the releases that have them.
 LAYOUTS = {"ml-100k": TAB_LAYOUT, "ml-1m": COLON_LAYOUT, "ml-20m": CSV_LAYOUT}
 _BY_SUFFIX = {".data": "ml-100k", ".tsv": "ml-100k", ".dat": "ml-1m", ".csv": "ml-20m"}
 
@@ -33,10 +33,11 @@ def read_movielens(
     Read rating files: ``u.data`` of MovieLens 100K, ``ratings.dat`` of 1M and 10M, ``ratings.csv`` of 20M and later.
 
     Args:
-        paths: a file, or several that are read one after the other; ``.gz``, ``.bz2`` and ``.zst`` are decompressed on
-            the way.
+        paths: a file, or several that are read one after the other; ``.gz``, ``.bz2`` and ``.zst`` are decompressed as
+            they are read.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
-        columns: which to give, in this order, of ``user``, ``item``, ``rating`` and ``timestamp``. Default None: all.
+        columns: the columns to yield, in this order, of ``user``, ``item``, ``rating`` and ``timestamp``. Default None:
+            all.
         layout: ``"ml-100k"`` (tabs), ``"ml-1m"`` (``::``) or ``"ml-20m"`` (commas, a header). Default None: by the
             suffix, ``.data``, ``.dat`` or ``.csv``.
 
@@ -97,9 +98,9 @@ def write_movielens(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, l
     Write a file that :func:`read_movielens` reads.
 
     Args:
-        path: of the file, which bears its name only once it is complete.
-        batches: of at least one row, with the columns ``user``, ``item``, ``rating`` and ``timestamp``, without nulls;
-            ratings whole, but in ``"ml-20m"``, where they have up to three decimals.
+        path: the file, which bears its name only once it is complete.
+        batches: record batches of at least one row together, with the columns ``user``, ``item``, ``rating`` and
+            ``timestamp``, without nulls. Ratings must be whole numbers; in ``"ml-20m"`` they may have three decimals.
         layout: as for :func:`read_movielens`. Default None: by the suffix.
 
     Returns:
@@ -108,7 +109,7 @@ def write_movielens(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, l
     Raises:
         ImportError: without pyarrow.
         ValueError: no rows, other columns, nulls, or values that the layout cannot hold.
-        OSError: if the file cannot be written.
+        OSError: the file cannot be written.
 
     Example:
         >>> import pyarrow as pa, tempfile
@@ -134,14 +135,14 @@ def write_movielens(path: PathLike, batches: Iterable[pyarrow.RecordBatch], *, l
 
 
 def _field(pa: Any, form: Layout, batch: Any, name: str, rows: int) -> Any:
-    """A column as text."""
+    """Return a column as strings, or raise ``ValueError`` for a value that the layout cannot hold."""
     compute, column = pa.compute, batch.column(name)
     whole = name != "rating" or not form.fractional
     try:
         if whole:
             values = column.cast(pa.int64())
         else:
-            # Zero, for -0.0 would read as malformed.
+            # Adding zero turns -0.0, which the reader refuses, into 0.0.
             values = compute.add(compute.round(column.cast(pa.float64()), 3), 0.0)
         text = values.cast(pa.string())
     except pa.ArrowException as error:
@@ -158,7 +159,7 @@ def _field(pa: Any, form: Layout, batch: Any, name: str, rows: int) -> Any:
         )
     if not whole:
         _check_decimals(pa, column, values, rows)
-        # As in the original files, which are read by a quicker path.
+        # With a decimal point, as in the original files, which the reader parses faster.
         text = compute.if_else(
             compute.match_substring(text, "."), text, compute.binary_join_element_wise(text, "0", ".")
         )
@@ -166,7 +167,7 @@ def _field(pa: Any, form: Layout, batch: Any, name: str, rows: int) -> Any:
 
 
 def _check_decimals(pa: Any, column: Any, rounded: Any, rows: int) -> None:
-    """Raise ValueError for a rating that is read as another number, of those that float32 has."""
+    """Raise ``ValueError`` for a rating whose rounded value is another float32 than its own."""
     expected, found = (values.cast(pa.float32(), safe=False) for values in (column, rounded))
     same = pa.compute.equal(expected, found)
     if not pa.compute.all(same, min_count=0).as_py():

@@ -1,4 +1,4 @@
-"""Parquet, row group after row group."""
+"""Read and write Parquet files, a row group at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._types import nullable
 if TYPE_CHECKING:
     import pyarrow
 
-# What a damaged footer may ask for.
+# The longest string and list that the footer may hold: a damaged one may claim any length.
 _LARGEST_STRING, _LARGEST_LIST = 1 << 26, 1 << 22
 
 
@@ -24,13 +24,13 @@ def read_parquet(
     """
     Read Parquet files, a row group at a time.
 
-    Checksums of pages are compared where the file has them, as those of :func:`write_parquet` do. Parquet has none for
-    its footer and the headers of its pages: damage there is an error only if it shows.
+    Checksums of pages are compared if the file has them, as files of :func:`write_parquet` do. Parquet has no checksums
+    of its footer and of its pages' headers: damage there is an error only if the reader notices it.
 
     Args:
         paths: a file, or several with the same columns that are read one after the other.
         batch_size: rows of a batch; the last may have fewer. Default 65,536.
-        columns: which to read, in this order. Default None: all.
+        columns: the names of the columns to read, in this order. Default None: all.
 
     Yields:
         ``pyarrow.RecordBatch``, with the types of the file; all columns may hold nulls, whatever the file says.
@@ -38,8 +38,8 @@ def read_parquet(
     Raises:
         ImportError: without pyarrow.
         ValueError: an unknown column.
-        DataError: a file that is damaged, with the byte where the row group begins, or whose columns are not the
-            first's.
+        DataError: a damaged file, with the byte where the row group begins, or a file with other columns than the
+            first.
         OSError: a file that cannot be opened.
 
     Example:
@@ -62,7 +62,7 @@ def read_parquet(
 def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: int) -> Iterator[Any]:
     pa, first = arrow("read_parquet"), None
     for path in files:
-        # Not Python's open: pyarrow's threads would need the interpreter's lock to read, even while it ends.
+        # Not Python's open(): pyarrow's threads would need the interpreter's lock to read, even while it exits.
         with pa.OSFile(os.fsdecode(path)) as opened:
             file = _open(path, opened)
             schema = _schema(path, file)
@@ -76,7 +76,7 @@ def _read_all(files: list[PathLike], columns: Sequence[str] | None, batch_size: 
             check_schema(path, schema, first)
             for group in range(file.metadata.num_row_groups):
                 for batch in _read_group(path, file, group, names, batch_size):
-                    # Files may differ in what they say beside the types, which batches that are joined must not.
+                    # Files may differ in nullability and names of list items; batches that are joined must not.
                     columns_of_it = [batch.column(name).cast(schema.field(name).type) for name in names]
                     yield pa.RecordBatch.from_arrays(columns_of_it, names=names)
 
@@ -98,7 +98,7 @@ def _open(path: PathLike, opened: Any) -> Any:
 
 
 def _schema(path: PathLike, file: Any) -> Any:
-    """The columns of a file, all of which may hold nulls."""
+    """Return the schema of a file, in which all columns may hold nulls."""
     pa, schema = arrow("read_parquet"), file.schema_arrow
     twice = repeated(schema.names)
     if twice is not None:
@@ -118,7 +118,7 @@ def _read_group(path: PathLike, file: Any, group: int, names: list[str], batch_s
 
 
 def _group_offset(file: Any, group: int) -> int:
-    """Where a row group begins, as far as the footer says it."""
+    """Return the byte at which a row group begins, or 0 if the footer does not tell."""
     try:
         found = file.metadata.row_group(group).column(0)
         return int(found.dictionary_page_offset or found.data_page_offset)
@@ -137,10 +137,10 @@ def write_parquet(
     Write a Parquet file with checksums of its pages.
 
     Args:
-        path: of the file, which bears its name only once it is complete.
-        batches: at least one, all of one schema.
-        compression: any that pyarrow has, or ``"none"``. Default ``"zstd"``.
-        row_group_size: rows of a group at most, which are held in memory. Default 1,048,576.
+        path: the file, which bears its name only once it is complete.
+        batches: at least one batch, all of one schema.
+        compression: any compression that pyarrow has, or ``"none"``. Default ``"zstd"``.
+        row_group_size: the most rows of a row group, which are held in memory. Default 1,048,576.
 
     Returns:
         The number of rows.
@@ -148,7 +148,7 @@ def write_parquet(
     Raises:
         ImportError: without pyarrow.
         ValueError: no batches, batches of different schemas, an unknown compression, fixed-size lists of no items.
-        OSError: if the file cannot be written.
+        OSError: the file cannot be written.
 
     Example: see :func:`read_parquet`.
         >>> import pyarrow as pa, tempfile

@@ -21,7 +21,7 @@ from ._read_ahead import ReadAhead
 from ._types import cast_stored, wider
 from .tensors import Fill, check_fill, check_integers, to_tensors
 
-# Stored batches of a window that are kept apart, out of the 65,530 mappings that Linux allows.
+# The most stored batches that are kept before they are joined: each is a mapping, of which Linux allows 65,530.
 _MOST_KEPT = 1024
 
 __all__ = ["PrebatchedDataset", "read_prebatched", "write_prebatched"]
@@ -32,40 +32,42 @@ class PrebatchedDataset(IterableDataset):
     The batches of files that :func:`write_prebatched` wrote, as dictionaries of tensors (see :func:`to_tensors`).
 
     Uncompressed files are mapped into memory, and tensors lie in the mapping: nothing is copied. The mapping is
-    private: what is written to a tensor reaches neither the file nor a later read. Compressed files are decoded by
-    threads ahead of the consumer. A batch's place is checked against the file's length before each read, so that a file
-    which has shrunk is an error; one that shrinks while its tensors are in use ends the process, as with every mapped
-    file.
+    private: writing to a tensor changes neither the file nor what is read later. Compressed files are decoded by
+    threads ahead of the consumer. The file's length is checked before each read, so that a file which has shrunk is an
+    error; a file that shrinks while its tensors are in use ends the process, as with every mapped file.
 
-    The order depends on ``seed``, the epoch (:meth:`set_epoch`), the files and the sizes given here, on nothing else.
-    Each of ``world_size`` ranks takes a run of an epoch's batches, all of them equally many: if the number of batches
-    is no multiple, the last ranks go on with batches from the beginning, or with ``drop_last`` the remainder is left
-    out.
+    The order depends on nothing but ``seed``, the epoch (:meth:`set_epoch`), the files and the sizes given here.
+    Each of ``world_size`` ranks takes a run of an epoch's batches, all ranks equally many. If the number of batches is
+    not a multiple of ``world_size``, the last ranks go on with batches from the epoch's beginning; with ``drop_last``
+    the remainder is left out.
     Workers of a ``DataLoader(dataset, batch_size=None, num_workers=...)`` take a rank's batches in turn, so that the
     order is the same for every number of workers.
 
     Args:
-        paths: a file, or several that are read as one. Their columns must agree; of integers the widest dtype is taken.
-        batch_size: rows of a batch. Default None: the batches as stored. The last may have fewer.
-        columns: which to read, in this order. Default None: all.
+        paths: a file, or several that are read as one. Their columns must agree; integers get the widest dtype.
+        batch_size: rows of a batch; the last may have fewer. Default None: the batches as stored.
+        columns: the names of the columns to read, in this order. Default None: all.
         verify: when checksums of the data are compared: ``"first"`` (default), when this object reads a batch for the
-            first time; ``"always"``; or ``"never"``. Checksums of metadata always are, the first time.
+            first time; ``"always"``; or ``"never"``. Checksums of metadata are compared the first time in any case.
         shuffle: whether stored batches come in a new order each epoch. Default False.
-        shuffle_rows_window: rows are shuffled across so many stored batches, which are held in memory. Default 0: not.
-        seed: of all shuffles, at least 0. Default 0.
-        rank, world_size: default None: those of ``torch.distributed`` if it is initialised, else 0 and 1.
-        drop_last: leave out the last batch if it has fewer than ``batch_size`` rows, and what does not divide evenly
-            between the ranks. Default False.
+        shuffle_rows_window: the number of stored batches across which rows are shuffled, which are held in memory.
+            Default 0: rows are not shuffled.
+        seed: the seed of all shuffles, at least 0. Default 0.
+        rank, world_size: this process's rank and the number of ranks. Default None: those of ``torch.distributed`` if
+            it is initialised, else 0 and 1.
+        drop_last: leave out the last batch if it has fewer than ``batch_size`` rows, and the batches that do not divide
+            evenly between the ranks. Default False.
         pin_memory: copy the tensors to page-locked memory. Default False. Needs CUDA.
-        fill: what stands for nulls, as for :func:`to_tensors`. Default None.
-        integers: the dtype of all integers, as for :func:`to_tensors`: a copy. Default None: as stored.
-        threads: that decode compressed batches. Default None: as many as torch has, one in a worker process.
+        fill: the number that replaces nulls, as for :func:`to_tensors`. Default None.
+        integers: the dtype into which all integers are copied, as for :func:`to_tensors`. Default None: as stored.
+        threads: the number of threads that decode compressed batches. Default None: as many as torch has, but one in a
+            worker process.
 
     Raises:
         ImportError: without pyarrow.
         ValueError: an argument out of range, an unknown column.
-        DataError: a file that is damaged, or does not fit the first, or has been written to since: on construction or
-            when a batch is read.
+        DataError: a file that is damaged, does not fit the first, or has been written to since it was opened; raised on
+            construction or when a batch is read.
         OSError: a file that cannot be opened; more batches kept than the process may have mappings.
 
     Example:
@@ -128,14 +130,15 @@ class PrebatchedDataset(IterableDataset):
         # Shared, so that workers that outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._plan: Epoch | None = None
-        # Where the iteration of this process began and which batch it gives next; where the next one begins.
+        # The batch with which this process's iteration began, and the one that it gives next; and, after
+        # load_state_dict, where the next iteration begins.
         self._start, self._position = 0, 0
         self._resume: dict[str, int] | None = None
 
     # ---- Epochs -----------------------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, on which shuffles depend; one that :meth:`load_state_dict` did not set begins anew."""
+        """Choose the epoch, on which shuffles depend; any but that of a loaded state begins at its first batch."""
         epoch = check_integer("epoch", epoch, 0)
         if epoch != int(self._epoch):
             self._resume = None
@@ -149,11 +152,11 @@ class PrebatchedDataset(IterableDataset):
         return self._plan
 
     def __len__(self) -> int:
-        """The number of batches in an epoch of this rank."""
+        """Return the number of batches of this rank in an epoch."""
         return len(self._current())
 
     def num_rows(self) -> int:
-        """The rows of all files."""
+        """Return the number of rows of all files."""
         return int(self._rows.sum())
 
     @property
@@ -162,15 +165,15 @@ class PrebatchedDataset(IterableDataset):
         return self._schema
 
     def is_compressed(self) -> bool:
-        """Whether one of the files is decoded, not mapped."""
+        """Say whether at least one of the files is compressed."""
         return any(file.compressed for file in self._files)
 
     def get_batch(self, i: int) -> dict[str, Any]:
         """
-        The i-th batch that iterating over this epoch gives.
+        Return batch i of this epoch, as iterating over the dataset gives it.
 
         Raises:
-            IndexError: if there is none.
+            IndexError: ``i`` is not in [0, len(self)).
         """
         if not 0 <= i < len(self):
             raise IndexError(f"PrebatchedDataset: i must be in [0, {len(self)}), got {i}")
@@ -192,22 +195,22 @@ class PrebatchedDataset(IterableDataset):
                 )
         self._resume = None
         self._start, self._position = start, position
-        # The first from `position` on that is this worker's.
+        # Worker w takes the batches start + w, start + w + workers, ...: begin with its first one from position on.
         return self._iterate(plan, range(position + (start + worker - position) % workers, len(plan), workers))
 
     def _iterate(self, plan: Epoch, numbers: range) -> Iterator[dict[str, Any]]:
         for i, batch in zip(numbers, self._record_batches(plan, numbers, self._decoders()), strict=True):
             self._position = i + numbers.step
             yield self._tensors(batch)
-        # A state of now is that of a complete epoch.
+        # A state that is taken from now on is that of a complete epoch.
         self._start, self._position = 0, len(plan)
 
     def record_batches(self) -> Iterator[Any]:
-        """The batches of this epoch and rank from its beginning, as ``pyarrow.RecordBatch``."""
+        """Return an iterator over all batches of this epoch and rank, as ``pyarrow.RecordBatch``."""
         return self._record_batches(self._current(), range(len(self)), self._decoders())
 
     def _decoders(self) -> int:
-        """How many threads read ahead."""
+        """Return the number of threads that read ahead, 0 if no file is compressed."""
         if not self.is_compressed():
             return 0
         return self._threads or (1 if get_worker_info() is not None else torch.get_num_threads())
@@ -219,7 +222,7 @@ class PrebatchedDataset(IterableDataset):
         return columns
 
     def _record_batches(self, plan: Epoch, numbers: range, threads: int) -> Iterator[Any]:
-        """The batches of these numbers."""
+        """Yield the batches of these numbers of an epoch, as ``pyarrow.RecordBatch``."""
         pa = arrow("PrebatchedDataset")
         ahead = ReadAhead(self._read, _stored(plan, numbers), threads)
         read, current = iter(ahead), -1
@@ -258,19 +261,19 @@ class PrebatchedDataset(IterableDataset):
     # ---- State ------------------------------------------------------------------------------------------------------
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same for a state to mean the same batches."""
+        """Return the settings and sizes that must be the same for a state to mean the same batches."""
         return {**self._settings, "world_size": self.world_size, "batches": len(self._rows), "rows": self.num_rows()}
 
     def state_dict(self, delivered: int | None = None) -> dict[str, Any]:
         """
-        Where the iteration is: after the batch that it gave last.
+        Return the place of the iteration in its epoch, after the batch that it gave last.
 
         Args:
-            delivered: how many batches the training loop has taken, for loaders with worker processes, whose progress
-                this process cannot see. Default None: what this process has iterated over.
+            delivered: the number of batches that the training loop has taken, for loaders with worker processes, whose
+                progress this process cannot see. Default None: the batches that this process has iterated over.
 
         Returns:
-            Numbers and settings, as JSON can hold them.
+            A dict of numbers and settings that JSON can hold.
         """
         info = get_worker_info()
         epoch = int(self._epoch)
@@ -286,12 +289,12 @@ class PrebatchedDataset(IterableDataset):
         """
         Let the next iteration go on where :meth:`state_dict` was taken.
 
-        With worker processes that are not told of it (those of ``torch.utils.data.DataLoader``), call :meth:`set_epoch`
-        before the next epoch, or it begins there again. A state of a worker (from torchdata's ``StatefulDataLoader``)
-        belongs to the same number of workers.
+        Worker processes of ``torch.utils.data.DataLoader`` do not tell this process that they have gone on from the
+        state: call :meth:`set_epoch` before the next epoch, or it begins there again. A state of a worker (from
+        torchdata's ``StatefulDataLoader``) can only be loaded with the same number of workers.
 
         Raises:
-            ValueError: a state of other files or settings, or none.
+            ValueError: the state of a dataset of other sizes or settings, or something that is no state.
         """
         mine, theirs = self._fingerprint(), check_state(state)
         for name in mine:
@@ -306,7 +309,7 @@ class PrebatchedDataset(IterableDataset):
 
 
 def _stored(plan: Epoch, numbers: range) -> Iterator[int]:
-    """The stored batches that the batches of these numbers need, each as often as it is read."""
+    """Yield the numbers of the stored batches that these batches of an epoch need, each as often as it is read."""
     current = -1
     for i in numbers:
         for piece in plan.pieces(i):
@@ -316,7 +319,7 @@ def _stored(plan: Epoch, numbers: range) -> Iterator[int]:
 
 
 def _concat(pa: Any, batches: Iterator[Any]) -> Any:
-    """One batch of all; of thousands a part at a time, as each keeps a mapping until it is copied."""
+    """Join batches into one, some thousand at a time, since each keeps a mapping until it is copied."""
     joined: list[Any] = []
     while some := list(islice(batches, _MOST_KEPT)):
         joined.append(some[0] if len(some) == 1 else pa.concat_batches(some))
@@ -324,7 +327,7 @@ def _concat(pa: Any, batches: Iterator[Any]) -> Any:
 
 
 def _open_all(paths: list[PathLike], columns: Sequence[str] | None, verify: str) -> list[PrebatchedFile]:
-    """The files, with the first one's columns in its order."""
+    """Open files, all with the columns of the first one in its order."""
     if not paths:
         raise ValueError("PrebatchedDataset: paths must have at least one file, got none")
     first = PrebatchedFile(paths[0], columns, verify)
@@ -344,7 +347,7 @@ def _open_all(paths: list[PathLike], columns: Sequence[str] | None, verify: str)
 
 
 def _common_schema(files: list[PrebatchedFile]) -> Any:
-    """The first file's types, with integers as wide as in any file."""
+    """Return the schema of the first file, with integers as wide as in any file."""
     pa = arrow("PrebatchedDataset")
     types = list(files[0].schema.types)
     for file in files[1:]:
@@ -371,7 +374,7 @@ def read_prebatched(
         ``pyarrow.RecordBatch``.
 
     Raises:
-        ImportError, ValueError, DataError: as :class:`PrebatchedDataset`.
+        ImportError, ValueError, DataError: as :class:`PrebatchedDataset` raises them.
 
     Example:
         >>> import tempfile, torch

@@ -1,4 +1,4 @@
-"""Record batches as tensors and back, without copies where the layouts agree."""
+"""Turn Arrow's record batches into tensors and back, without copies where the layouts agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: A column of a batch in training code.
 Column: TypeAlias = Union[Tensor, JaggedTensor, "pyarrow.Array"]
-#: What stands for nulls: one number for all columns, or one by column.
+#: The number that replaces nulls: one for all columns, or a mapping from a column's name to its own.
 Fill: TypeAlias = float | int | bool | Mapping[str, float | int | bool] | None
 
 _INT32_MAX = 2**31 - 1
@@ -31,26 +31,26 @@ _INTEGERS = {
 
 def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch.dtype | None = None) -> dict[str, Any]:
     """
-    The columns of a record batch as tensors, in the memory of the batch where there are no nulls.
+    Turn the columns of a record batch into tensors, in the memory of the batch where there are no nulls.
 
     Args:
-        batch: numbers, booleans, strings and binaries; lists and fixed-size lists of these.
-        fill: what stands for a null: a number, or numbers by column. Without one, a null float is NaN and a null
-            integer or boolean is an error. NaN for a column of integers makes it one of float32, whether or not there
-            are nulls. A null in place of a whole list is an empty row.
-        integers: the dtype of all integers, a copy. Default None: as they are.
+        batch: columns of numbers, booleans, strings or binaries; lists and fixed-size lists of these.
+        fill: the number that replaces nulls, or a mapping from column names to numbers. Without one, a null float is
+            NaN and a null integer or boolean is an error. NaN for a column of integers makes it a column of float32,
+            whether or not it has nulls. A null in place of a whole list is an empty row.
+        integers: the dtype into which all integers are copied. Default None: each column keeps its own.
 
     Returns:
-        By column: a tensor ``[B]`` for numbers and booleans, ``[B, k]`` for fixed-size lists, a :class:`JaggedTensor`
-        for lists; strings, and lists of strings, stay pyarrow arrays.
+        A dict by column name: a tensor ``[B]`` for numbers and booleans, ``[B, k]`` for fixed-size lists, a
+        :class:`JaggedTensor` for lists; strings, and lists of strings, stay pyarrow arrays.
 
     Raises:
-        TypeError: a batch that is no ``pyarrow.RecordBatch``.
-        ValueError: a null integer without ``fill``, a ``fill`` that does not fit the column, an integer that
-            ``integers`` lacks, a type that has no tensor.
+        TypeError: ``batch`` is not a ``pyarrow.RecordBatch``.
+        ValueError: a null integer without ``fill``, a ``fill`` that does not fit the column, an integer outside the
+            range of ``integers``, a type that has no tensor.
 
-    Booleans, nulls and the offsets of sliced lists are copied; all else is shared with the batch: who writes to a
-    tensor writes to the batch.
+    Booleans, columns with nulls and the offsets of sliced lists are copied. All else is shared with the batch: writing
+    to such a tensor writes to the batch.
 
     Example:
         >>> import pyarrow as pa
@@ -76,14 +76,14 @@ def to_tensors(batch: pyarrow.RecordBatch, *, fill: Fill = None, integers: torch
 
 
 def check_fill(user: str, fill: Any) -> None:
-    """Raise ValueError unless it may stand for nulls."""
+    """Raise ValueError unless ``fill`` is a number, a mapping to numbers or None."""
     for value in fill.values() if isinstance(fill, Mapping) else (fill,):
         if not (value is None or isinstance(value, (int, float, np.number, np.bool_))):
             raise ValueError(f"{user}: fill must be a number, or numbers by column, got {value!r}")
 
 
 def check_integers(user: str, integers: Any) -> None:
-    """Raise ValueError unless it is None or a dtype of integers."""
+    """Raise ValueError unless ``integers`` is None or a dtype of integers."""
     if integers is not None and integers not in _INTEGERS:
         raise ValueError(f"{user}: integers must be an integer dtype, got {integers}")
 
@@ -97,7 +97,7 @@ class _Reader:
 
     def __init__(self, pa: Any, name: str, fill: float | int | bool | None, integers: torch.dtype | None) -> None:
         self.pa, self.name, self.fill, self.integers = pa, name, fill, integers
-        # How messages count: rows, of so many values each; or the values of all lists.
+        # Error messages give a row, of values_each values, or the position of a value among those of all lists.
         self.unit, self.values_each = "row", 1
 
     def column(self, array: Any) -> Column:
@@ -114,7 +114,7 @@ class _Reader:
         return self.dense(array)
 
     def jagged(self, array: Any) -> JaggedTensor:
-        """Lists: values one after the other, and offsets that begin at 0."""
+        """Return an array of lists as a JaggedTensor whose offsets begin at 0."""
         if array.null_count:
             lengths = self.pa.compute.fill_null(self.pa.compute.list_value_length(array), 0)
             return JaggedTensor(self.dense(array.flatten()), lengths=torch.from_dlpack(lengths))
@@ -130,7 +130,7 @@ class _Reader:
         return JaggedTensor(self.dense(values), offsets=offsets - first if first else offsets)
 
     def dense(self, array: Any) -> Tensor:
-        """Numbers, and fixed-size lists of numbers of any depth."""
+        """Return an array of numbers, or of fixed-size lists of numbers of any depth, as a tensor."""
         types, kind = self.pa.types, array.type
         if types.is_fixed_size_list(kind):
             rows = self.matrix(array)
@@ -150,11 +150,11 @@ class _Reader:
         return self.fill_nulls(rows, array) if array.null_count else rows
 
     def matrix(self, array: Any) -> Tensor:
-        """Fixed-size lists."""
+        """Return an array of fixed-size lists as a tensor ``[B, k, ...]``."""
         size = array.type.list_size
         values = array.values.slice(array.offset * size, len(array) * size)
         if array.null_count and self.pa.types.is_primitive(values.type):
-            # What lies in rows that are null is no value.
+            # A null row holds values of its own, which mean nothing: they become nulls too.
             nulls = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
             values = self.pa.compute.if_else(self.pa.array(nulls), self.pa.scalar(None, values.type), values)
         each = self.values_each
@@ -164,13 +164,13 @@ class _Reader:
         return rows.reshape(len(array), size, *rows.shape[1:])
 
     def without_validity(self, array: Any) -> Any:
-        """The same values, whatever they are where there are nulls."""
+        """Return the array without its nulls: in their place is whatever its memory holds there."""
         if not array.null_count:
             return array
         return self.pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], 0, array.offset)
 
     def cast(self, rows: Tensor, array: Any) -> Tensor:
-        """The array's integers in the dtype that was asked for."""
+        """Return the array's integers in ``self.integers``, or in float32 where NaN replaces nulls."""
         if isinstance(self.fill, float) and math.isnan(self.fill):
             return rows.to(torch.float32)
         if self.integers is None or self.integers == rows.dtype:
@@ -197,14 +197,14 @@ class _Reader:
             )
         if not _fits(fill, rows.dtype):
             raise ValueError(f"to_tensors: fill of column {self.name!r} must be a {array.type}, got {fill!r}")
-        # By numpy, since torch cannot do it in uint16, uint32 and uint64.
+        # By numpy, since torch cannot assign by a mask in uint16, uint32 and uint64.
         filled = rows.numpy().copy()
         filled[nulls] = fill
         return torch.from_numpy(filled)
 
 
 def _fits(fill: float | int | bool, dtype: torch.dtype) -> bool:
-    """Whether the dtype has this value, of floats roughly."""
+    """Say whether ``dtype`` can hold the value ``fill``; for floats only the range counts."""
     if dtype == torch.bool:
         return fill in (0, 1)
     if dtype.is_floating_point:
@@ -213,7 +213,7 @@ def _fits(fill: float | int | bool, dtype: torch.dtype) -> bool:
 
 
 def _is_text(pa: Any, kind: Any) -> bool:
-    """Strings and binaries of any width, which have no tensors."""
+    """Say whether a type is one of Arrow's strings or binaries, which no tensor can hold."""
     types = pa.types
     tests = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
     return any(test(kind) for test in tests) or str(kind) in ("string_view", "binary_view")
@@ -221,21 +221,21 @@ def _is_text(pa: Any, kind: Any) -> bool:
 
 def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:
     """
-    The reverse of :func:`to_tensors`: a record batch in the memory of the tensors, where they are contiguous.
+    Turn tensors into a record batch, in their memory where they are contiguous: the inverse of :func:`to_tensors`.
 
     Args:
-        columns: by name, all with the same number of rows: tensors ``[B]`` or ``[B, k, ...]`` and numpy arrays of
-            numbers or booleans; :class:`JaggedTensor` without weights; strings as lists, numpy or pyarrow arrays.
-            Tensors on other devices are copied to the CPU.
+        columns: a mapping from names to columns, all with the same number of rows: tensors ``[B]`` or ``[B, k, ...]``
+            and numpy arrays of numbers or booleans; :class:`JaggedTensor` without weights; strings as lists, numpy or
+            pyarrow arrays. Tensors on other devices are copied to the CPU.
 
     Returns:
-        A ``pyarrow.RecordBatch`` with the columns in order. Jagged rows are lists with int32 offsets, unless there are
-        too many values.
+        A ``pyarrow.RecordBatch`` with the columns in order. Jagged rows become lists with int32 offsets, or with int64
+        ones where there are too many values for int32.
 
     Raises:
         TypeError: a column of another type.
-        ValueError: no columns, columns of different lengths, a dtype that Arrow lacks, offsets that are not those of
-            the values.
+        ValueError: no columns, columns of different lengths, a dtype that Arrow lacks, offsets that do not rise from 0
+            to the number of values.
 
     Example:
         >>> import torch
@@ -282,7 +282,7 @@ def _array(pa: Any, name: str, column: Any) -> Any:
 
 
 def _from_numpy(name: str, column: np.ndarray) -> Tensor:
-    """In the array's memory, if torch takes it as it is: else in the machine's byte order, one after the other."""
+    """Return a numpy array as a tensor, in its memory if torch takes it as it is, else as a contiguous copy."""
     if not column.flags.writeable or not column.dtype.isnative or any(stride < 0 for stride in column.strides):
         column = column.astype(column.dtype.newbyteorder("="), order="C")
     try:
@@ -292,7 +292,7 @@ def _from_numpy(name: str, column: np.ndarray) -> Tensor:
 
 
 def _numbers(pa: Any, name: str, tensor: Tensor) -> Any:
-    """A tensor of any rank from 1 up: its last dimensions are fixed-size lists."""
+    """Return a tensor of rank 1 or more as an Arrow array: each dimension after the first is a fixed-size list."""
     if tensor.dim() == 0:
         raise ValueError(f"to_record_batch: column {name!r} must have rank >= 1, got a scalar")
     try:

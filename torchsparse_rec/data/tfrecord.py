@@ -1,4 +1,4 @@
-"""TFRecord files of ``tf.train.Example`` messages, read and written without TensorFlow."""
+"""Read and write TFRecord files of ``tf.train.Example`` messages, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = [
     "write_tfrecord",
 ]
 
-#: Rows of a batch where nobody says how many.
+#: The default number of rows of a batch.
 BATCH_SIZE = 16_384
-#: Bytes of a file that are read at a time.
+#: The bytes of a file that are read at once.
 _CHUNK = 32 << 20
-#: Batches that are parsed at a time, each of which takes memory.
+#: The most batches that are parsed at once, each of which takes memory.
 _MOST_THREADS = 8
 _COMPRESSIONS = ("auto", None, "gzip", "zlib")
 
@@ -47,32 +47,33 @@ class TFRecordReader:
     """
     Reads TFRecord files of examples as record batches.
 
-    Every iteration begins anew. Lengths and data are compared with their checksums; the records of all files are one
-    stream, whose batches cross from one file to the next. One thread reads, inflates and checks what comes next, and up
-    to eight, as many as torch may use, parse a batch each: so many batches are begun before they are asked for.
+    Every iteration begins with the first record. Lengths and data are compared with their checksums. The records of all
+    files are one stream: a batch may have rows of two files. One thread reads, decompresses and checks what comes next,
+    and other threads, as many as torch may use but eight at most, parse one batch each before it is asked for.
 
     Args:
         paths: a file, or several that are read one after the other.
-        features: by name, which to read and what they are: :class:`FixedLenFeature` or :class:`VarLenFeature`, or
-            TensorFlow's. Default None: all that :func:`infer_features` finds in the first file.
+        features: a mapping from the names of the features to read to :class:`FixedLenFeature`, :class:`VarLenFeature`
+            or TensorFlow's specifications. Default None: all that :func:`infer_features` finds in the first file.
         batch_size: rows of a batch; the last may have fewer. Default None: 16,384, or with ``prebatched`` as stored.
-        prebatched: whether a record holds a whole batch: see :class:`TFRecordWriter`.
-        compression: ``"gzip"``, ``"zlib"``, None, or ``"auto"``: as each file's first bytes say.
-        verify: whether to compare the checksums. Lengths and messages are checked in any case.
-        num_shards, index: of the records (files), every ``num_shards``-th is read, beginning with number ``index``.
-        shard_by: ``"record"`` or ``"file"``.
+        prebatched: whether a record holds a whole batch: see :class:`TFRecordWriter`. Default False.
+        compression: ``"gzip"``, ``"zlib"``, None, or ``"auto"`` (default): as each file's first bytes tell.
+        verify: whether to compare the checksums. Default True. Lengths must fit the file, and messages must be
+            Examples, in any case.
+        num_shards, index: read every ``num_shards``-th record (or file), beginning with number ``index``.
+        shard_by: ``"record"`` (default) or ``"file"``.
 
     Raises:
         ImportError: without pyarrow.
         ValueError: an argument that does not fit.
-        DataError: while reading, with file and byte: a record that its checksum does not fit or that the file cuts
-            off, bad compressed data, a message that is no Example or lacks a feature, or one of the wrong kind or size.
+        DataError: while reading, with file and byte: a record whose checksum is wrong or that is cut off, damaged
+            compressed data, a message that is no Example, a missing feature, or one of the wrong dtype or size.
         OSError: a file that cannot be read.
 
     Yields:
         ``pyarrow.RecordBatch``: ``int64``, ``int32``, ``float32``, ``large_binary`` or ``large_string``; fixed-size
-        lists for features of a shape, large lists for those of any length. What is absent is null, if the feature is
-        nullable; else its default.
+        lists for features of a shape, large lists for those of any length. An absent feature is null if it is
+        nullable, else its default.
 
     Source:
         ``tf.data.TFRecordDataset``, ``tf.io.parse_example``.
@@ -132,11 +133,11 @@ class TFRecordReader:
         yield from stored if self.batch_size is None else rebatched(stored, self.batch_size)
 
     def _mapped(self, read: Callable[[list[Records]], Any], count: int) -> Iterator[pyarrow.RecordBatch]:
-        """What is made of so many records each."""
+        """Return an iterator over the batches that ``read`` makes of ``count`` records each."""
         return mapped(read, joined(ahead(self._records()), count), min(torch.get_num_threads(), _MOST_THREADS))
 
     def _records(self) -> Iterator[Records]:
-        """This shard's records."""
+        """Yield this shard's records, in blocks."""
         paths = self.paths[self._index :: self._num_shards] if self._by_file else self.paths
         step = 1 if self._by_file else self._num_shards
         before = 0
@@ -147,7 +148,7 @@ class TFRecordReader:
                 if step == 1:
                     yield block
                 elif first < block.size():
-                    # A batch takes many blocks, which are not all kept.
+                    # A batch's records come from many blocks: without a copy, all of these would stay in memory.
                     yield block.part(slice(first, None, step)).gathered()
 
     def _rows(self, records: list[Records]) -> pyarrow.RecordBatch:
@@ -187,14 +188,14 @@ def read_tfrecord(
     Read TFRecord files of examples: :class:`TFRecordReader` as a function.
 
     Args:
-        paths, features, batch_size, prebatched, compression: as of :class:`TFRecordReader`.
-        columns: which of the features, in this order. Default None: all.
+        paths, features, batch_size, prebatched, compression: as for :class:`TFRecordReader`.
+        columns: the names of the features to read, in this order. Default None: all.
 
     Yields:
         ``pyarrow.RecordBatch``, as :class:`TFRecordReader` does.
 
     Raises:
-        ValueError: an unknown column; and what :class:`TFRecordReader` raises.
+        ValueError: an unknown column; and all that :class:`TFRecordReader` raises.
 
     Example:
         >>> import tempfile, pyarrow as pa
@@ -218,22 +219,23 @@ def infer_features(
     path: PathLike, *, records: int = 100, prebatched: bool = False, compression: str | None = "auto"
 ) -> dict[str, Feature]:
     """
-    What the features of a TFRecord file are, by its first records.
+    Infer the features of a TFRecord file from its first records.
 
-    A feature with as many values in each is a :class:`FixedLenFeature`, nullable if some lack it; one with different
-    numbers, or none, is a :class:`VarLenFeature`. Of a record that holds a batch, the rows are those that a
-    ``<name>/row_lengths`` counts, or else the greatest number that divides all features' values.
+    A feature with the same number of values in each record is a :class:`FixedLenFeature`, nullable if some records lack
+    it; one with different numbers of values, or with none, is a :class:`VarLenFeature`. The number of rows of a record
+    that holds a batch is that of a ``<name>/row_lengths``, or else the greatest common divisor of the features' numbers
+    of values.
 
     Args:
-        path: of the file.
-        records: how many are looked at, at least 1. Default 100; with ``prebatched`` it is the first alone.
-        prebatched, compression: as of :class:`TFRecordReader`.
+        path: the name of the file.
+        records: the number of records to look at, at least 1. Default 100; with ``prebatched`` always one.
+        prebatched, compression: as for :class:`TFRecordReader`.
 
     Returns:
-        The features in the order of their names.
+        A dict of the features, in the order of their names.
 
     Raises:
-        DataError: a file without records, or whose records are no examples, or that holds a feature of two kinds.
+        DataError: a file without records, a record that is no Example, or a feature that has values of two dtypes.
         OSError: a file that cannot be read.
 
     Example:
@@ -277,7 +279,7 @@ def _checked_paths(reader: str, paths: PathLike | Sequence[PathLike], compressio
 
 
 def _count(reader: str, name: str, value: Any) -> int:
-    """An integer of at least 1."""
+    """Return ``value`` as an int, or raise ``ValueError`` unless it is an integer of at least 1."""
     if not hasattr(value, "__index__") or operator.index(value) < 1:
         raise ValueError(f"{reader}: {name} must be at least 1, an integer, got {value!r}")
     return operator.index(value)

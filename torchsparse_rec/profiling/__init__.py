@@ -1,4 +1,4 @@
-"""Why a training step is slow: the experiments, what torch.profiler shows, and a verdict with the setting to change."""
+"""Find out why a training step is slow, by experiments and torch.profiler, and name the setting to change."""
 
 from ._run import diagnose as diagnose
 from .diagnosis import Diagnosis as Diagnosis

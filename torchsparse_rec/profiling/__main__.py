@@ -24,7 +24,7 @@ from .demo import HEALTHY_LOOPS, PLANTS, build
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command and return its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class TargetError(Exception):
-    """What was named is not there, or gives no loop."""
+    """An error in the target: it does not exist, or does not return a training loop."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,7 +106,7 @@ def _device(text: str) -> torch.device:
 
 
 def _folder(text: str) -> Path:
-    """Made at once: a diagnosis that cannot be written is not worth its time."""
+    """Make the folder at once and return its path: a diagnosis that cannot be written is not worth its time."""
     path = Path(text)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _demo(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _load(options: argparse.Namespace) -> tuple[Any, ...]:
-    """What the function that the target names returns."""
+    """Call the function that the target names, and return its tuple of step, loader and what follows."""
     if options.cause is not None:
         raise TargetError(f"only demo takes a cause, got {options.target} {options.cause}")
     source, colon, name = options.target.rpartition(":")
@@ -146,11 +146,11 @@ def _load(options: argparse.Namespace) -> tuple[Any, ...]:
 
 def _module(source: str) -> Any:
     if not source.endswith(".py"):
-        sys.path.insert(0, "")  # as for a script: modules of the folder one is in
+        sys.path.insert(0, "")  # the current folder's modules can be imported, as with python -m
         try:
             return importlib.import_module(source)
         except ModuleNotFoundError as error:
-            # What a module that is there imports in vain is that module's affair.
+            # The module exists, but something that it imports does not: that error passes through.
             if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
                 raise
             raise TargetError(f"there is no module {source!r}") from None
@@ -162,7 +162,7 @@ def _module(source: str) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # for dataclasses and pickles of what it defines
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look the module up by its name
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)

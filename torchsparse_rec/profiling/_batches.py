@@ -1,4 +1,4 @@
-"""The loader as a diagnosis sees it: batches one after the other, how long each is waited for, and what is in them."""
+"""Take batches from a loader one by one, measure the wait for each, and look at what is in them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = [
 ]
 
 
-# How far into a batch's containers to look.
+# The depth to which a batch's nested containers are searched for columns.
 _DEPTH = 4
 
 
 class Exhausted(Exception):
-    """A loader that can be iterated once has no more batches."""
+    """A loader has no more batches, and cannot be iterated again."""
 
 
 class Batches:
     """
-    Batches of a loader, from its start again where it can be started again.
+    The batches of a loader, which is iterated again when it ends, if it can be.
 
     Args:
-        loader: the loader.
+        loader: an iterable of batches.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
@@ -53,14 +53,14 @@ class Batches:
         self._once = self._iterator is loader
         self._ended = False
         self.taken = 0
-        """Batches since the loader was last started."""
+        """The number of batches taken since the loader was last started."""
 
     def next(self) -> tuple[Any, float | None]:
         """
-        The next batch and the seconds it was waited for, None where the loader had to be started anew for it.
+        Return the next batch and the seconds waited for it, or None for these if the loader was started again for it.
 
         Raises:
-            Exhausted: there is none.
+            Exhausted: there are no more batches.
         """
         if self._ended:
             raise Exhausted
@@ -84,12 +84,12 @@ class Batches:
         raise Exhausted
 
     def close(self) -> None:
-        """Let go of the loader: its workers end."""
+        """Drop the loader's iterator, so that its workers end."""
         self._iterator, self._ended = iter(()), True
 
 
 def prefetched(loader: Any) -> int:
-    """How many batches a loader may hold ready, as far as it says: a DataLoader's workers, or a ``depth``."""
+    """Return how many batches a loader may hold ready, from a DataLoader's workers or the attribute ``depth``, or 0."""
     if isinstance(loader, DataLoader):
         return loader.num_workers * (loader.prefetch_factor or 2) if loader.num_workers else 0
     depth = getattr(loader, "depth", 0)
@@ -97,12 +97,12 @@ def prefetched(loader: Any) -> int:
 
 
 def fresh(batch: Any) -> Any:
-    """The same tensors in new containers: a step may take keys out of its batch."""
+    """Return the same tensors in new containers, since a step may remove keys from its batch."""
     return _pytree.tree_map(lambda leaf: copy.copy(leaf) if _is_record(leaf) else leaf, batch)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on ``device``."""
+    """Return a copy of a batch with its tensors on ``device``."""
     return _mapped(
         batch,
         lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf,
@@ -111,7 +111,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def copied(batch: Any) -> Any:
-    """The batch with tensors and arrays of its own."""
+    """Return a copy of a batch, its tensors and numpy arrays copied too."""
 
     def copy_of(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -122,7 +122,7 @@ def copied(batch: Any) -> Any:
 
 
 def versions(batch: Any) -> list[int]:
-    """How often each of the batch's tensors was changed in place."""
+    """Return how often each of a batch's tensors was changed in place."""
     counts: list[int] = []
 
     def see(leaf: Any) -> None:
@@ -134,7 +134,7 @@ def versions(batch: Any) -> list[int]:
 
 
 def _mapped(batch: Any, change: Callable[[Any], Any], is_open: Callable[[Any], bool]) -> Any:
-    """The batch with its leaves changed, and the fields of those of its objects that are open."""
+    """Return a copy of a batch with ``change`` applied to its leaves, and within leaves that ``is_open`` to fields."""
 
     def each(leaf: Any) -> Any:
         if not is_open(leaf):
@@ -148,10 +148,10 @@ def _mapped(batch: Any, change: Callable[[Any], Any], is_open: Callable[[Any], b
 
 class TrainingStep:
     """
-    A step as it is given, and how a batch has to be made ready for it.
+    A training step, and the way to prepare a batch for it.
 
     Args:
-        call: the step.
+        call: the step, a function of a batch.
     """
 
     def __init__(self, call: Callable[[Any], Any]) -> None:
@@ -162,24 +162,24 @@ class TrainingStep:
         return self._call(batch)
 
     def try_on(self, batch: Any) -> None:
-        """Run on a copy of a batch, and see whether that changes it in place."""
+        """Run the step on a copy of a batch, and record whether it changes tensors of the copy in place."""
         own = copied(batch)
         before = versions(own)
         self(fresh(own))
         self.changes_batches = versions(own) != before
 
     def ready(self, batch: Any) -> Any:
-        """A batch that the step may take apart, and change if it does, while ``batch`` stays what it is."""
+        """Return a copy of a batch for the step, with tensors of its own if the step changes tensors in place."""
         return copied(batch) if self.changes_batches else fresh(batch)
 
 
 def parts_of(batch: Any) -> int:
-    """How many columns a batch is made of."""
+    """Return the number of columns of a batch."""
     return sum(columns for _, columns in _columns(batch, 0))
 
 
 def examples_in(batch: Any) -> int | None:
-    """How many examples a batch has: the length that most of its columns share. None if it has no columns."""
+    """Return the number of examples of a batch: the length that most of its columns share, or None without columns."""
     counts: Counter[int] = Counter()
     for length, columns in _columns(batch, 0):
         counts[length] += columns
@@ -187,12 +187,16 @@ def examples_in(batch: Any) -> int | None:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether a value is an object with fields, as a dataclass is."""
+    """Say whether a value is an instance of a dataclass with a ``__dict__``."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__")
 
 
 def _columns(value: Any, depth: int) -> Iterator[tuple[int, int]]:
-    """Lengths, and how many columns have each, of a batch in any form: tensors, arrays, mappings, objects, lists."""
+    """
+    Yield pairs of a length and the number of columns of this length.
+
+    The batch may consist of tensors, arrays, tables, mappings, dataclasses and lists.
+    """
     if isinstance(value, KeyedJaggedTensor):
         yield value.stride(), len(value.keys())
     elif isinstance(value, JaggedTensor):

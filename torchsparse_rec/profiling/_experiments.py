@@ -1,4 +1,4 @@
-"""The three experiments: the loop as it is, with constant inputs, and without parts of the model. Times only."""
+"""Time the experiments: the loop as it is, with constant inputs, and without parts of the model."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ from ._batches import Batches, Exhausted, TrainingStep
 
 __all__ = ["Loop", "Side", "run_loop", "run_sides", "wait"]
 
-#: Experiments are cut into this many rounds; each round gives one value of every share, of which the median counts.
+#: The number of rounds into which an experiment is cut: each gives one value of every share, and the median counts.
 ROUNDS = 5
-#: Batches that are kept to run the step on again, so that its rows are not all in the cache.
+#: The number of batches that are kept to run the step on again: several, so that not all rows are in the cache.
 KEPT = 8
 
 
 def wait(device: torch.device) -> None:
-    """Wait for what the device has been asked to do."""
+    """Wait until a CUDA device has finished all work that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @dataclass
 class Loop:
-    """The loop as it is, by rounds: the mean wait for a batch (loaders often deliver in bursts), and the step."""
+    """
+    The times of the loop as it is.
+
+    ``rounds`` has for each round the mean wait for a batch, since loaders often deliver in bursts, and the time of a
+    step, in seconds; ``steps`` is the number of timed steps.
+    """
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
     steps: int = 0
@@ -37,19 +42,19 @@ class Loop:
     """Some of the batches, to run the step on again."""
 
     def shares(self) -> list[float]:
-        """Per round: of the loop's time, the wait."""
+        """Return for each round the wait's share of the loop's time."""
         return [waited / (waited + step) for waited, step in self.rounds if waited + step > 0]
 
     def wait_seconds(self) -> float:
-        """The median round's wait for a batch."""
+        """Return the median of the rounds' waits for a batch."""
         return statistics.median(waited for waited, _ in self.rounds)
 
     def step_seconds(self) -> float:
-        """The median round's step."""
+        """Return the median of the rounds' times of a step."""
         return statistics.median(step for _, step in self.rounds)
 
     def seconds(self) -> float:
-        """A step with its wait."""
+        """Return the time of a step with its wait for the batch."""
         return self.wait_seconds() + self.step_seconds()
 
 
@@ -57,22 +62,22 @@ def run_loop(loop: Loop, step: TrainingStep, batches: Batches, steps: int, drop:
     """
     Run the loop as it is, and add its rounds to ``loop``.
 
-    It runs in one piece: between pieces a loader that works ahead would fill its queue, and hide what it costs.
+    The loop runs without pauses: in a pause, a loader that works ahead would fill its queue, and hide what it costs.
 
     Args:
-        loop: gets the times.
+        loop: the object to which the times are added.
         step: the training step.
-        batches: what it is given.
-        steps: how many to time, or fewer, if the batches end.
-        drop: steps before those, in which queues come to their ordinary length.
-        device: waited for at the end of every round.
+        batches: the batches that the step is given.
+        steps: the number of steps to time; fewer if the batches end.
+        drop: the number of untimed steps before them, in which queues come to their ordinary length.
+        device: the device, which is waited for at the end of every round.
     """
     dropped = Loop()
     _run_round(dropped, step, batches, drop, device)
     loop.kept = loop.kept or dropped.kept
     for _ in range(ROUNDS):
         _run_round(loop, step, batches, per_round(steps), device)
-    if not loop.rounds:  # the batches ended early: what there is must do
+    if not loop.rounds:  # the batches ended early: the untimed steps have to do
         loop.rounds, loop.steps = dropped.rounds, dropped.steps
 
 
@@ -101,43 +106,52 @@ def _run_round(loop: Loop, step: TrainingStep, batches: Batches, steps: int, dev
 
 
 def per_round(steps: int) -> int:
-    """Of so many steps, those of one round."""
+    """Return the number of steps of one round of an experiment of ``steps`` steps."""
     return max(2, -(-steps // ROUNDS))
 
 
 def _seconds_of(times: list[float], device: torch.device) -> float:
-    """Of one step: the lower quartile, or where the device works on by itself, the mean with what it is behind."""
+    """
+    Return the seconds of one step, from the seconds of each.
+
+    On the CPU that is the lower quartile; on CUDA the mean, the wait for the device at the end included.
+    """
     start = perf_counter()
     wait(device)
     behind = perf_counter() - start
     if device.type != "cpu":
         return (sum(times) + behind) / len(times)
-    return sorted(times)[len(times) // 4]  # others on the machine's cores make steps longer, never shorter
+    return sorted(times)[len(times) // 4]  # other processes on the machine make steps longer, never shorter
 
 
 @dataclass
 class Side:
-    """One way to run a step: on which batches in turn, what is different while it runs, and its seconds per round."""
+    """
+    One side of an experiment: a step, the batches that it is given in turn, and a change that lasts while it runs.
+
+    ``rounds`` has the seconds of a step in each round.
+    """
 
     step: TrainingStep
     batches: list[Any]
     change: Callable[[], AbstractContextManager[Any]] = nullcontext
     rounds: list[float] = field(default_factory=list)
     problem: Exception | None = None
-    """Why it cannot run, of a side that may fail."""
+    """The error with which this side failed, if it may fail; None: it has not failed."""
     may_fail: bool = True
 
     def seconds(self) -> float | None:
-        """The median round; None if it could not run."""
+        """Return the median of the rounds' seconds of a step, or None if the side could not run."""
         return statistics.median(self.rounds) if self.rounds and self.problem is None else None
 
 
 def run_sides(sides: list[Side], steps: int, device: torch.device, recover: Callable[[], object]) -> None:
     """
-    Run all sides in turns, and add the seconds of a step of each of :data:`ROUNDS` rounds.
+    Run all sides in turns, and add to each the seconds of a step in each of :data:`ROUNDS` rounds.
 
-    A side that raises is not run again. What the change of a side breaks is no error of the step's; ``recover`` then
-    puts back what half of a step has left, such as a gradient scaler that waits for its update.
+    A side that may fail and raises is not run again: its change broke the step, which is no error of the step itself.
+    ``recover`` is then called to restore what half of a step has left, such as a gradient scaler that waits for its
+    update.
     """
     for _ in range(ROUNDS):
         for side in sides:

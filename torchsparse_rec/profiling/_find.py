@@ -1,4 +1,4 @@
-"""What a step refers to: the models, optimizers and other state that a diagnosis must put back."""
+"""Find the models, optimizers and other state that a step refers to, which a diagnosis must restore."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from torch.optim import Optimizer
 
 __all__ = ["Found", "find"]
 
-# How far to look, and into how large containers.
+# The depth of the search, and the largest containers that it looks into.
 _DEPTH = 5
 _LARGEST = 256
 
 
 @dataclass
 class Found:
-    """What was given, or else found behind a step."""
+    """The models, optimizers and other objects with state that were given, or that a step refers to."""
 
     models: list[Module] = field(default_factory=list)
-    """All that must be put back, the given one among them."""
+    """All models that must be restored, the given one among them."""
     given: Module | None = None
     optimizers: list[Optimizer] = field(default_factory=list)
     others: list[Any] = field(default_factory=list)
-    """With ``state_dict()`` and ``load_state_dict()``: schedulers, scalers."""
+    """Schedulers and gradient scalers, which have ``state_dict()`` and ``load_state_dict()``."""
     generators: list[torch.Generator] = field(default_factory=list)
 
     @property
     def analysed(self) -> list[Module]:
-        """The models whose tables and layers are looked at: the given one, else all."""
+        """The models whose tables and layers are analysed: the given one, else all."""
         return self.models if self.given is None else [self.given]
 
 
@@ -42,9 +42,9 @@ def find(step: Any, model: Module | None, optimizer: Optimizer | None) -> Found:
     """
     Look for models, optimizers, schedulers, scalers and generators among the names that ``step`` uses.
 
-    Those are its closure, defaults and bound arguments, and the globals that its code names; likewise for functions
-    found there; and the attributes of objects. A model that is given is the one to look at; others that were found,
-    such as a teacher or an average of the weights, change as well and have to be put back.
+    These names are those of its closure, defaults and bound arguments, and the globals that its code names; likewise
+    for functions found there; and the attributes of objects. If a model is given, it alone is analysed; others that are
+    found, such as a teacher or an average of the weights, change as well and have to be restored.
     """
     found, seen = Found(), set[int]()
     pending: list[tuple[Any, int]] = [(step, 0)]
@@ -66,7 +66,7 @@ def find(step: Any, model: Module | None, optimizer: Optimizer | None) -> Found:
 
 
 def _hidden_optimizers(found: Found) -> list[Optimizer]:
-    """Optimizers of the models' parameters that no name led to: their state has to be put back as well."""
+    """Return the optimizers of the models' parameters that the step does not refer to: they must be restored too."""
     held = {id(p) for optimizer in found.optimizers for p in _parameters_of(optimizer)}
     free = {id(p) for model in found.models for p in model.parameters() if p.requires_grad} - held
     if not free:
@@ -79,12 +79,12 @@ def _hidden_optimizers(found: Found) -> list[Optimizer]:
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[Any]:
-    """None of one whose making failed half way: a traceback may still hold it."""
+    """Yield the parameters of an optimizer, or none if its ``__init__`` has failed: a traceback may still hold it."""
     return (p for group in getattr(optimizer, "param_groups", ()) for p in group.get("params", ()))
 
 
 def _add(found: Found, value: Any) -> bool:
-    """Whether ``value`` is one of what is looked for."""
+    """Add a model, optimizer, generator, scheduler or scaler to ``found``, and say whether ``value`` is one."""
     if isinstance(value, Module):
         found.models.append(value)
     elif isinstance(value, Optimizer):
@@ -99,7 +99,7 @@ def _add(found: Found, value: Any) -> bool:
 
 
 def _generators_within(models: list[Module]) -> list[torch.Generator]:
-    """Random generators that the models' parts have as attributes, or in small containers of theirs."""
+    """Return the random generators that the models' modules have as attributes, or in small containers."""
     found = []
     for value in (each for model in models for part in model.modules() for each in vars(part).values()):
         if isinstance(value, (Mapping, list, tuple)) and len(value) <= _LARGEST:
@@ -116,7 +116,7 @@ def _outermost(models: Iterable[Module]) -> Iterator[Module]:
 
 
 def _referred(value: Any) -> Iterator[Any]:
-    """What a function, a method, a partial, a small container or an object refers to."""
+    """Yield the objects to which a function, a method, a partial, a small container or another object refers."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
@@ -147,7 +147,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _names_of(code: types.CodeType) -> Iterator[str]:
-    """The names that code uses, and the code of functions, lambdas and comprehensions within it."""
+    """Yield the names that code uses, and those of functions, lambdas and comprehensions within it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

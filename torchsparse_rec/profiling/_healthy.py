@@ -1,4 +1,4 @@
-"""Healthy training loops: the one that causes are planted in, and others of which nothing must be said."""
+"""Healthy training loops: the one into which causes are planted, and others for which no cause must be named."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..optim import SGD
 
 __all__ = ["HEALTHY_LOOPS", "Batch", "Demo", "Healthy", "Ranker", "Sizes"]
 
-# Batches that a loader of ready batches holds: enough of them that no cache holds the rows of all.
+# The number of batches that are made beforehand: so many that no cache holds the rows of all.
 _READY = 16
 
 
 @dataclass
 class Demo:
-    """A training loop: what ``diagnose`` is given."""
+    """A training loop: the arguments of ``diagnose``."""
 
     step: Callable[[Any], Any]
     loader: Iterable[Any]
@@ -33,7 +33,7 @@ class Demo:
 
 @dataclass
 class Batch:
-    """Ids by feature, dense features and labels."""
+    """A batch: ids by feature, dense features ``[B, dense]`` and labels ``[B]``."""
 
     ids: KeyedJaggedTensor
     dense: Tensor
@@ -42,14 +42,14 @@ class Batch:
 
 class Ranker(nn.Module):
     """
-    Pooled embeddings beside dense features, then a perceptron.
+    A ranking model: pooled embeddings and dense features, concatenated, then a perceptron.
 
     Args:
-        features: each with a table.
-        rows: of each table.
-        width: of a row.
-        dense: dense features.
-        hidden: of the perceptron's hidden layer.
+        features: the number of features, each with a table of its own.
+        rows: the number of rows of each table.
+        width: the number of values of a row.
+        dense: the number of dense features.
+        hidden: the width of the perceptron's hidden layer.
     """
 
     def __init__(self, features: int, rows: int, width: int, dense: int, hidden: int) -> None:
@@ -64,13 +64,13 @@ class Ranker(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(features * width + dense, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, ids: KeyedJaggedTensor, dense: Tensor) -> Tensor:
-        """Logits, ``[B]``."""
+        """Return logits, ``[B]``."""
         return self.mlp(torch.cat([self.tables(ids).values(), dense], dim=1)).squeeze(1)  # type: ignore[no-any-return]
 
 
 @dataclass
 class Sizes:
-    """Drawn from a seed."""
+    """The sizes of a loop, drawn from a seed."""
 
     batch: int
     features: int
@@ -93,7 +93,7 @@ class Sizes:
 
 
 class Healthy:
-    """The healthy loop that causes are planted in: fused tables, a small perceptron, batches that are ready."""
+    """The healthy loop into which causes are planted: fused tables, a small perceptron, batches made beforehand."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -109,7 +109,7 @@ class Healthy:
         return self.batch_of(torch.randint(s.rows, (s.features, s.batch)))
 
     def batch_of(self, ids: Tensor) -> Batch:
-        """A batch of ids, ``[features, B]``, with other columns drawn."""
+        """Return a batch with these ids, ``[features, B]``, and random dense features and labels."""
         features, batch = ids.shape
         lengths = torch.ones(features * batch, dtype=torch.int64)
         keyed = KeyedJaggedTensor([f"f{k}" for k in range(features)], ids.reshape(-1), lengths=lengths)
@@ -123,18 +123,18 @@ class Healthy:
         return loss
 
     def another(self, optimizer: Callable[..., torch.optim.Optimizer]) -> Healthy:
-        """A loop of the same sizes, to time this one against, with another kind of optimizer for both."""
+        """Return another loop of the same sizes as a reference for timings, and give both this kind of optimizer."""
         other = Healthy(self._seed)
         for each in (self, other):
             each.optimizer = optimizer(each.model.parameters(), lr=0.001, in_backward=True)
         return other
 
     def run(self) -> None:
-        """One step."""
+        """Run one step."""
         self.step(next(self._ready))
 
     def demo(self, step: Callable[[Any], Any] | None = None, loader: Iterable[Any] | None = None) -> Demo:
-        """The loop, with another step or loader."""
+        """Return the loop as a ``Demo``, with another step or loader if one is given."""
         return Demo(step or self.step, loader or cycle(self.batches), self.model, self.optimizer)
 
 
@@ -146,7 +146,7 @@ def _healthy_fused(seed: int) -> Demo:
 
 
 def _healthy_sparse(seed: int) -> Demo:
-    """Torch's own bag with sparse gradients and SGD, and a linear head."""
+    """Return a loop of torch's ``EmbeddingBag`` with sparse gradients, a linear head and SGD."""
     draw = random.Random(seed)
     rows, width, batch, hot = draw.randint(100_000, 400_000), draw.choice([16, 32]), 1024, draw.randint(5, 20)
     model = nn.Sequential(nn.EmbeddingBag(rows, width, mode="mean", sparse=True), nn.Linear(width, 1))
@@ -162,7 +162,7 @@ def _healthy_sparse(seed: int) -> Demo:
 
 
 class Pairs(nn.Module):
-    """Neural collaborative filtering in small: users and items, a product beside a perceptron."""
+    """A small model of neural collaborative filtering: user and item tables, a product beside a perceptron."""
 
     def __init__(self, users: int, items: int, width: int) -> None:
         super().__init__()
@@ -171,14 +171,14 @@ class Pairs(nn.Module):
         self.output = nn.Linear(width + 8, 1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Logits, ``[B]``."""
+        """Return logits, ``[B]``."""
         (p, r), (q, s) = self.users(users).chunk(2, dim=1), self.items(items).chunk(2, dim=1)
         hidden = self.mlp(torch.cat([r, s], dim=1))
         return self.output(torch.cat([p * q, hidden], dim=1)).squeeze(1)  # type: ignore[no-any-return]
 
 
 def _healthy_small(seed: int) -> Demo:
-    """Small tables with dense gradients and Adam, as NCF on MovieLens has them: right as it is."""
+    """Return a loop of small tables with dense gradients and Adam, like NCF on MovieLens: nothing is wrong with it."""
     draw = random.Random(seed)
     users, items, batch = draw.randint(900, 6_000), draw.randint(1_600, 3_700), draw.choice([512, 1024])
     model = Pairs(users, items, draw.choice([8, 16]))
@@ -198,7 +198,7 @@ def _healthy_small(seed: int) -> Demo:
     return Demo(step, batches, model, optimizer)
 
 
-#: Loops of which nothing must be said, by name.
+#: The healthy loops by name; a diagnosis must name no cause for any of them.
 HEALTHY_LOOPS: dict[str, Callable[[int], Demo]] = {
     "healthy_fused": _healthy_fused,
     "healthy_sparse": _healthy_sparse,

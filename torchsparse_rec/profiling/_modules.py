@@ -1,4 +1,4 @@
-"""The parts of a model: its tables, its dense layers, and what is done to them while an experiment lasts."""
+"""Find the lookup modules and dense layers of a model, and take them out while an experiment lasts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Shapes(NamedTuple):
-    """Of a layer's one tensor in and one tensor out, in a step."""
+    """The shapes of the one tensor that a layer takes and the one that it returns in a step, and the latter's dtype."""
 
     input: torch.Size
     output: torch.Size
@@ -34,13 +34,17 @@ class Shapes(NamedTuple):
 
 
 def is_lookup(module: Module) -> bool:
-    """Whether a module looks rows up in tables: torch's, ours and collections of ours, but not the tables of these."""
+    """
+    Say whether a module looks rows up in tables.
+
+    These modules are torch's tables, ours, and our collections; a table within a collection is none by itself.
+    """
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return isinstance(module, FusedOwner) or (isinstance(module, tables) and not isinstance(module, TableOwner))
 
 
 def lookups(models: list[Module]) -> dict[str, Module]:
-    """The lookup modules by name; the tables within a collection are part of it."""
+    """Return the models' lookup modules by name; a collection is one, without the tables within it."""
     found: dict[str, Module] = {}
     for model in models:
         for name, module in model.named_modules():
@@ -50,7 +54,7 @@ def lookups(models: list[Module]) -> dict[str, Module]:
 
 
 def has_compiled(models: list[Module]) -> bool:
-    """Whether ``torch.compile`` has a part of it: such parts are left alone, or they would be compiled anew."""
+    """Say whether ``torch.compile`` has compiled a part of a model: to take parts out would make it compile again."""
     return any(
         isinstance(part, torch._dynamo.eval_frame.OptimizedModule) or part._compiled_call_impl is not None
         for model in models
@@ -59,7 +63,7 @@ def has_compiled(models: list[Module]) -> bool:
 
 
 def dense_layers(models: list[Module], shapes: dict[Module, Shapes]) -> list[Module]:
-    """The largest parts with parameters and without tables that took one tensor and gave one."""
+    """Return the largest modules with parameters and without tables that take one tensor and return one."""
     return [layer for model in models for layer in _dense_within(model, shapes)]
 
 
@@ -75,7 +79,11 @@ def _dense_within(module: Module, shapes: dict[Module, Shapes]) -> Iterator[Modu
 
 @contextmanager
 def recording_shapes(models: list[Module]) -> Iterator[dict[Module, Shapes]]:
-    """Gives what the parts take and give while the block lasts: those that take and give one tensor of floats."""
+    """
+    Record the shapes of modules while the block lasts, as a context manager that yields them by module.
+
+    Only modules are recorded that take one tensor of floats and return one.
+    """
     shapes: dict[Module, Shapes] = {}
 
     def record(module: Module, arguments: tuple, output: Any) -> None:
@@ -92,7 +100,7 @@ def recording_shapes(models: list[Module]) -> Iterator[dict[Module, Shapes]]:
 
 
 def _stand_in(shapes: Shapes) -> Callable[[Tensor], Tensor]:
-    """A function with the layer's shapes, through which a gradient passes, that does next to nothing."""
+    """Return a cheap function that gives a tensor of the layer's output shape, and passes gradients to its input."""
 
     def forward(x: Tensor) -> Tensor:
         if x.shape[0] == shapes.output[0] or shapes.input[0] == shapes.output[0]:
@@ -110,7 +118,7 @@ def _stand_in(shapes: Shapes) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def without_dense(layers: list[Module], shapes: dict[Module, Shapes]) -> Iterator[None]:
-    """While the block lasts, layers do nothing but give tensors of the right shapes that depend on their input."""
+    """Make layers return a cheap tensor of the right shape that depends on their input, while the block lasts."""
     before = [(layer, layer.__dict__.get("forward")) for layer in layers]
     try:
         for layer in layers:
@@ -125,7 +133,7 @@ def without_dense(layers: list[Module], shapes: dict[Module, Shapes]) -> Iterato
 
 @contextmanager
 def without_gradients(models: list[Module], tables: list[Parameter]) -> Iterator[None]:
-    """While the block lasts, some tables get no gradient; what was looked up in them still does."""
+    """Freeze some tables while the block lasts; the outputs of their lookups still get gradients."""
     chosen = {id(table) for table in tables}
 
     def train(_module: Module, _arguments: tuple, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a diagnosis says beside its findings, and the files it leaves."""
+"""Make the parts of a diagnosis beside its findings, and write its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["bandwidth", "table_lines", "write"]
 
 
 def bandwidth(tables: list[TableUse], profile: Profile, device: torch.device) -> dict[str, float | None]:
-    """Bytes a second that a copy reaches, and that lookups and updates move of what they must."""
+    """Return the bytes a second of a copy, and those that lookups and updates must move over the time they take."""
     times, count = profile.device_ms or profile.host_ms, max(profile.steps, 1)
 
     def rate(size: int, ms: float) -> float | None:
@@ -34,7 +34,7 @@ def bandwidth(tables: list[TableUse], profile: Profile, device: torch.device) ->
 
 
 def table_lines(tables: list[TableUse], models: list[Module]) -> list[str]:
-    """A line for each table, the largest first, and why ``grad_mode="auto"`` chose what it did."""
+    """Return a line for each table, the largest first, and the reasons for the choices of ``grad_mode="auto"``."""
     lines = [
         f"{table.describe()}: {table.gradient} gradient, {table.ids:,} ids, {table.touched:,} rows a batch"
         for table in sorted(tables, key=lambda table: -table.bytes)
@@ -43,7 +43,7 @@ def table_lines(tables: list[TableUse], models: list[Module]) -> list[str]:
 
 
 def write(diagnosis: Diagnosis, profile: Profile, out: Path) -> None:
-    """Leave the timeline, the report and the JSON in a folder, and say in the diagnosis where the timeline is."""
+    """Write the timeline, the report and the JSON into a folder, and set the diagnosis's path of the timeline."""
     try:
         draw_timeline(profile, out / "timeline.png", f"verdict: {diagnosis.verdict}")
         diagnosis.timeline = out / "timeline.png"

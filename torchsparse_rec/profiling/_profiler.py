@@ -1,4 +1,4 @@
-"""A few steps under torch.profiler, with the ranges that :mod:`._trace` reads."""
+"""Run a few steps under torch.profiler, with the ranges that :mod:`._trace` reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._trace import DENSE, LOADER, LOOKUP, STEP, Profile, read_profile
 
 __all__ = ["profile_steps"]
 
-# Of a trace. One more step of a loader that makes thousands of small tensors would take longer to read than to run.
+# The most events of a trace: a trace of several steps with thousands of small tensors takes longer to read than to run.
 _MOST_EVENTS = 20_000
 
 
@@ -35,19 +35,19 @@ def profile_steps(
     trace_path: Path | None,
 ) -> Profile:
     """
-    Profile some steps.
+    Run some steps under torch.profiler, and return their profile.
 
     Args:
         step: the training step.
-        batches: what it is given; where they end, ``again`` is.
-        again: a batch.
-        steps: how many; one where one step is more than a trace can well hold.
-        device: where the step computes.
-        ranges: modules whose forward is to be recorded, by the kind: lookup, dense.
-        trace_path: where to keep the trace; None: nowhere.
+        batches: the batches that the step is given.
+        again: the batch that the step is given when ``batches`` end.
+        steps: the number of steps; only one is profiled if more would make the trace too large.
+        device: the device on which the step computes.
+        ranges: the modules whose forward is recorded, by the kinds ``"lookup"`` and ``"dense"``.
+        trace_path: the file that keeps the trace; None: the trace is not kept.
 
     Returns:
-        What the trace says.
+        The numbers that were read from the trace.
     """
     with tempfile.TemporaryDirectory(prefix="torchsparse_rec") as folder:
         path = Path(folder) / "trace.json"
@@ -89,7 +89,7 @@ def _trace(
 
 @contextmanager
 def _recorded(ranges: dict[str, list[Module]]) -> Iterator[None]:
-    """While the block lasts, calls of the modules are ranges of the trace."""
+    """Record calls of modules as ranges of the trace, while the block lasts."""
     names = {"lookup": LOOKUP, "dense": DENSE}
     with ExitStack() as stack:
         for kind, modules in ranges.items():

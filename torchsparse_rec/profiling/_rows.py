@@ -1,9 +1,9 @@
 """
-Whether a loader works row by row: which lines of Python run once for each example, and how long they take.
+Find out whether a loader works row by row: which lines of Python run once for each example, and how long they take.
 
-A loader that is slow because of its disk, its network or one large computation runs each line a few times a batch. One
-that parses, collates or converts records runs some lines at least once for every example of it, and spends its time
-there.
+A loader that is slow because of its disk, its network or one large computation runs each line a few times a batch. A
+loader that parses, collates or converts records runs some lines at least once for every example of the batch, and
+spends its time there.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _WATCHED = 3
 
 @dataclass(frozen=True)
 class RowWork:
-    """How much of a loader's time is work by rows."""
+    """The part of a loader's work that is done row by row."""
 
     share: float
-    """Of the time of one batch, what passes in lines that run for each example."""
+    """The share of a batch's time that lines take that run for each example."""
     runs_per_example: float
-    """How often the line that takes longest among them runs."""
+    """How often the slowest of these lines runs for each example."""
     place: str
-    """That line: file, number and function."""
+    """The file, number and function of the slowest of these lines."""
 
 
 class _LineClock:
-    """Counts the lines that run, and the time until the next one, less what counting takes."""
+    """Counts how often each line runs, and adds up its seconds, without those of the counting."""
 
     def __init__(self) -> None:
         self.lines: dict[tuple[CodeType, int], list[float]] = {}
@@ -48,7 +48,7 @@ class _LineClock:
         self._since = 0.0
 
     def trace(self, frame: FrameType, event: str, _argument: Any) -> Callable[..., Any]:
-        """What ``sys.settrace`` is given."""
+        """Count one event, as the trace function that ``sys.settrace`` takes."""
         now = perf_counter()
         if self._at is not None:
             self._at[1] += now - self._since
@@ -65,15 +65,15 @@ class _LineClock:
 
 def find_row_work(batches: Batches, loader: Any, batch: Any) -> RowWork | None:
     """
-    Watch some batches being made. Those of a DataLoader's workers, other processes, are made here instead.
+    Watch which lines run while a loader makes some batches; if a DataLoader has workers, make the batches here instead.
 
     Args:
-        batches: of the loader; a few are taken, unless it has workers.
+        batches: the batches of the loader; a few are taken, unless it has workers.
         loader: the loader itself.
-        batch: one of its batches, to tell examples and columns.
+        batch: one of its batches, which tells the numbers of examples and columns.
 
     Returns:
-        What was found; None if there is nothing to tell: no more batches, or no number of examples.
+        The median batch's work by rows; None if there are no more batches, or the number of examples is unknown.
     """
     examples = examples_in(batch)
     if not examples:
@@ -97,9 +97,9 @@ def find_row_work(batches: Batches, loader: Any, batch: Any) -> RowWork | None:
 
 def _in_process(loader: DataLoader) -> Batches:
     """
-    What a worker does, done here, where its lines can be watched.
+    Return batches that this process makes as a worker of the loader would, so that their lines can be watched.
 
-    The dataset is a copy, so that files it opens and counters it keeps are not those of the one that workers are given.
+    The dataset is a shallow copy: files that it opens and counters that it keeps are not those of the loader's dataset.
     """
     dataset = copy.copy(loader.dataset)
     if isinstance(dataset, IterableDataset):
@@ -113,7 +113,7 @@ def _in_process(loader: DataLoader) -> Batches:
 
 def _judge(clock: _LineClock, examples: int, parts: int) -> RowWork:
     total = sum(seconds for _, seconds in clock.lines.values())
-    # A loop over columns must not pass for one over examples where there are few of these.
+    # A loop over columns must not count as one over examples where there are few examples.
     least = max(PER_ROW_CALLS * examples, 2 * parts + 1)
     by_row = {place: line for place, line in clock.lines.items() if line[0] >= least}
     if not by_row or total == 0:

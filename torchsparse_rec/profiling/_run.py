@@ -1,4 +1,4 @@
-"""``diagnose``: the experiments in order, and what is made of them."""
+"""``diagnose``: run the experiments in order, and make a diagnosis of their numbers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .thresholds import DENSE_GRADIENT_SHARE, HEAVY_DENSE_SHARE, LOADER_SHARE, M
 
 __all__ = ["checked_device", "diagnose"]
 
-# Steps per experiment where none are asked for: as many as take about this long, within limits.
+# By default an experiment has as many steps as take _SECONDS, but at least _FEWEST and at most _MOST.
 _SECONDS = 0.4
 _FEWEST, _MOST = 10, 100
-# Experiments are repeated, this often at most, while the rounds disagree about a threshold.
+# How often experiments are repeated at most, while their rounds disagree about a threshold.
 _REPEATS = 3
 _PROFILED_STEPS = 8
-# Of the forward's matrix products, from where on those that no experiment took out are noted.
+# The share of the forward's matrix products outside of the layers that are taken out, from which on a note says so.
 _NOTED_PRODUCTS = 0.1
 
 
@@ -55,27 +55,29 @@ def diagnose(
     """
     Find out why a training loop is slow: measure it, measure it without its parts, profile it, and name the causes.
 
-    Three experiments: how long steps wait for the loader; how long they take with one batch again and again; how long
-    they take without the dense layers, and without the strided gradients of big tables. Then torch.profiler, for
-    copies, waits and the phases of a step. ``docs/profiling.md`` has the rules and their thresholds.
+    The experiments measure how long steps wait for the loader; how long they take with one batch again and again; and
+    how long they take without the dense layers, and without the dense gradients of big tables. Then torch.profiler
+    measures copies, waits and the phases of a step. ``docs/profiling.md`` has the rules and their thresholds.
 
-    Afterwards training goes on as if nothing had been: parameters, buffers, gradients, optimizers, schedulers, scalers
-    and the global random generators are put back bit for bit, also if ``step`` raises. The batches that were used are
-    consumed: a loader that can be iterated again starts anew when the training iterates it.
+    Afterwards training goes on as if the diagnosis had not run: parameters, buffers, gradients, optimizers, schedulers,
+    scalers and the global random generators are restored bit for bit, also if ``step`` raises. The batches that were
+    used are consumed: a loader that can be iterated again starts anew when the training iterates it.
 
     Args:
-        step: a training step: takes a batch, and runs forward, backward and optimizer.
-        loader: an iterable of at least two batches. Where it ends and can be iterated again, it is.
-        model: what is looked at. Default: the modules that ``step`` refers to by closure, attribute or global name,
-            which are put back in any case.
-        optimizer: what trains it, if ``step`` does not refer to it and it holds none of the model's parameters.
+        step: a training step: a function that takes a batch, and runs forward, backward and optimizer.
+        loader: an iterable of at least two batches. If it ends and can be iterated again, it is.
+        model: the model to analyse. Default: the modules that ``step`` refers to by closure, attribute or global name,
+            which are restored in any case.
+        optimizer: the optimizer, if ``step`` does not refer to it and it holds none of the model's parameters.
         step_without_dense: a step that leaves out the dense layers. Default: ``step`` with a stand-in for every layer
             that has parameters and no table; a stand-in gives a tensor of the right shape through which gradients pass.
-        device: where the step computes, ``cpu`` or ``cuda``. Default: that of the model's parameters, else the CPU.
-        steps: timed steps of each experiment, at least 2. Default: as many as take 0.4 s, between 10 and 100.
-        warmup: steps before all that is timed, at least 1. Default 3.
-        restore: put everything back. It takes a copy of the model and the optimizer's state as long as the diagnosis
-            runs; without it, the training moves on by the steps that were run, and no parts are taken out of the model.
+        device: the device on which the step computes, ``cpu`` or ``cuda``. Default: that of the model's parameters,
+            else the CPU.
+        steps: the timed steps of each experiment, at least 2. Default: as many as take 0.4 s, between 10 and 100.
+        warmup: the steps before all that is timed, at least 1. Default 3.
+        restore: whether to restore everything. Default True, which takes a copy of the model and of the optimizer's
+            state while the diagnosis runs. False: the training moves on by the steps that were run, and no parts are
+            taken out of the model.
         out: a folder, made if there is none, for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs
             matplotlib: the extra ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
 
@@ -83,12 +85,12 @@ def diagnose(
         The diagnosis: ``verdict``, ``findings``, ``report()``, ``to_json()``.
 
     Raises:
-        ValueError: fewer than two batches; steps below 2; warmup below 1; no such device; out is a file.
-        OSError: out cannot be made, or not be written to.
-        TypeError: steps that cannot be called, a loader that cannot be iterated, a model, an optimizer or a number that
-            is none.
+        ValueError: fewer than two batches; ``steps`` below 2; ``warmup`` below 1; no such device; ``out`` is a file.
+        OSError: ``out`` cannot be made, or cannot be written to.
+        TypeError: a step that cannot be called, a loader that cannot be iterated, or a ``model``, ``optimizer``,
+            ``steps`` or ``warmup`` of another type.
 
-    What ``step`` raises passes through.
+    An error that ``step`` raises passes through.
 
     Source:
         "Training a recommendation model with dynamic embeddings" and the Wide & Deep walk-through on TensorFlow's blog
@@ -116,7 +118,7 @@ def diagnose(
     chosen = checked_device(device) if device is not None else None
     folder = Path(out) if out is not None else None
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)  # at once: a diagnosis that cannot be written is not worth its time
+        folder.mkdir(parents=True, exist_ok=True)  # first: a diagnosis that cannot be written is not worth its time
     found = find((step, step_without_dense), model, optimizer)
     random = RandomNumbers([*found.generators, *_generators_of(loader)])
     snapshot = Snapshot(found) if restore else None
@@ -157,7 +159,7 @@ def _check_numbers(steps: Any, warmup: Any) -> None:
 
 
 def checked_device(device: torch.device | str) -> torch.device:
-    """The device, if there is such a one here; else a ValueError."""
+    """Return the device, or raise ``ValueError`` unless it is the CPU or a CUDA device of this machine."""
     try:
         chosen = torch.device(device)
     except RuntimeError:
@@ -181,7 +183,7 @@ def _generators_of(loader: Any) -> list[torch.Generator]:
 
 
 class _Run:
-    """One diagnosis."""
+    """The state of one diagnosis: what was given and found, the times of the experiments, and the notes."""
 
     def __init__(
         self,
@@ -208,7 +210,7 @@ class _Run:
         self.sides: dict[str, Side] = {}
 
     def diagnosis(self, out: Path | None) -> Diagnosis:
-        """Run everything."""
+        """Run the experiments and the profiler, and return the diagnosis."""
         try:
             first, _ = self.batches.next()
         except Exhausted:
@@ -218,7 +220,7 @@ class _Run:
         self._experiment(constant, tables)
         try:
             row_work = find_row_work(self.batches, self.loader, first)
-        except Exception as error:  # a loader may be such that it cannot run under a tracer, or outside of its workers
+        except Exception as error:  # some loaders cannot run under a tracer, or outside of their workers
             row_work = None
             self.notes.append(f"the loader's lines could not be watched: {_first_line(error)}")
         ranges = {} if self.compiled else {"lookup": list(lookups(self.found.analysed).values()), "dense": self.layers}
@@ -245,7 +247,11 @@ class _Run:
     # ---- Before what is timed ----------------------------------------------------------------------------------------
 
     def _prepare(self, first: Any) -> tuple[list[TableUse], list[Parameter]]:
-        """Warm up, look at what one step does to tables and layers, and settle the number of steps."""
+        """
+        Warm up, choose the number of steps, and watch one step.
+
+        Returns the use of each table in that step, and the tables whose dense gradients are an experiment.
+        """
         self.step.try_on(first)
         if self.step_without_dense is not None:
             self.step_without_dense.try_on(first)
@@ -277,7 +283,7 @@ class _Run:
         return uses, [parameter for use, parameter in watch.tables("dense") if id(use) in chosen]
 
     def _constant(self, first: Any) -> Any:
-        """The batch of the experiments with constant inputs: on the device, if the step takes it there."""
+        """Return the batch of the experiments with constant inputs: on the device, if the step takes it there."""
         if self.device.type == "cpu":
             return first
         try:
@@ -323,7 +329,7 @@ class _Run:
             self.sides["without_table_gradients"] = side
 
     def _saved(self, name: str) -> list[float]:
-        """Per round, of the loop's time, what a side saves over constant inputs."""
+        """Return for each round the share of the loop's time that a side saves over constant inputs."""
         side, constant = self.sides.get(name), self.sides["constant_inputs"]
         if side is None or side.problem is not None:
             return []
@@ -335,17 +341,17 @@ class _Run:
         return min(max(statistics.median(saved), 0.0), 1.0) if saved else None
 
     def _inputs_share(self) -> float:
-        """Of the loop's time, what constant inputs save."""
+        """Return the share of the loop's time that constant inputs save."""
         constant = self.sides["constant_inputs"].seconds()
         return max(1.0 - (constant or 0.0) / max(self.loop.seconds(), 1e-12), 0.0)
 
     def _loader_share(self) -> float:
         share = statistics.median(self.loop.shares() or [0.0])
-        # A device may have work left while the host waits for a batch: then the wait costs nothing.
+        # A CUDA device may still have work while the host waits for a batch: then the wait costs nothing.
         return share if self.device.type == "cpu" else min(share, self._inputs_share())
 
     def _is_decided(self) -> bool:
-        """Whether the middle half of all rounds is on one side of every threshold."""
+        """Say whether the middle half of the rounds' values is on one side of every threshold."""
         decisions = (
             (self.loop.shares(), LOADER_SHARE),
             (self._saved("without_dense"), HEAVY_DENSE_SHARE),

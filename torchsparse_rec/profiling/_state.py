@@ -1,8 +1,8 @@
 """
-What training has changed, put back bit for bit: parameters, buffers, gradients, optimizers, schedulers, random numbers.
+Restore what training has changed, bit for bit: parameters, buffers, gradients, optimizers, schedulers, random numbers.
 
-Everything is put back into the very tensors it came from. That includes what our optimizers keep of rows that are
-behind (``optim/_clock.py``): no row is brought up to date, so that training goes on as if nothing had been.
+All values are copied back into the tensors that they came from. That includes what our optimizers keep of stale rows
+(``optim/_clock.py``): no row is flushed, so that training goes on as if the diagnosis had not run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["RandomNumbers", "Snapshot"]
 
 
 class RandomNumbers:
-    """The states of all global random generators, and of those given."""
+    """The states of all global random generators, and of the given ones."""
 
     def __init__(self, generators: list[torch.Generator]) -> None:
         self._python, self._numpy = random.getstate(), numpy.random.get_state()
@@ -38,7 +38,7 @@ class RandomNumbers:
         self._own = [(generator, generator.get_state()) for generator in generators]
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the states of all generators."""
         random.setstate(self._python)
         numpy.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -53,7 +53,8 @@ class Snapshot:
     A copy of all that training changes.
 
     Args:
-        found: the models and optimizers. Their parameters, gradients and states are copied: as much memory again.
+        found: the models, optimizers and other objects with state. Copies of their parameters, gradients and states
+            take as much memory again.
     """
 
     def __init__(self, found: Found) -> None:
@@ -79,12 +80,12 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back. May be called again."""
+        """Restore everything; this may be called several times."""
         with as_stored():
             for tensor, alias, kept in self._tensors.values():
                 if tensor.layout is torch.strided and tensor.data_ptr() != alias.data_ptr():
-                    tensor.data = alias  # it was moved elsewhere
-                # A sparse tensor's .data is another one, whose indices would be replaced.
+                    tensor.data = alias  # training gave the tensor other memory
+                # A sparse tensor's .data is another tensor: a copy into it would not change the indices of this one.
                 (tensor.data if tensor.layout is torch.strided else tensor).copy_(kept)
         for part, training, buffers in self._modules:
             part.training = training
@@ -108,14 +109,14 @@ class Snapshot:
         self._random.restore()
 
     def _keep(self, tensor: Any) -> None:
-        """Remember a tensor's values, once."""
+        """Copy a tensor's values, unless that was done before."""
         if isinstance(tensor, Tensor) and id(tensor) not in self._tensors:
             with as_stored():
                 alias = tensor.detach()
             self._tensors[id(tensor)] = (tensor, alias, alias.clone())
 
     def keep_tree(self, value: Any) -> Any:
-        """Remember the tensors in nested dicts and lists; what is returned has the same tensors in new containers."""
+        """Copy the values of all tensors in nested dicts and lists, and return the same tensors in new containers."""
         if isinstance(value, Tensor):
             self._keep(value)
             return value
@@ -131,7 +132,7 @@ class Snapshot:
 
 
 class _OptimizerState:
-    """An optimizer's hyperparameters and states; its parameters stay what they are."""
+    """An optimizer's hyperparameters and the state of each parameter; not the parameters themselves."""
 
     def __init__(self, snapshot: Snapshot, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -160,12 +161,12 @@ class _OptimizerState:
 
 
 def _states_of(optimizer: Optimizer) -> Any:
-    """As they are stored: to bring rows up to date would change what is kept."""
+    """Return an optimizer's state by parameter, as stored: the ``state`` of our optimizers flushes stale rows first."""
     return optimizer._stored_state if isinstance(optimizer, RowOptimizer) else optimizer.state
 
 
 class _ScalerState:
-    """A scaler with what its ``state_dict()`` leaves out: which optimizers it has unscaled since its last update."""
+    """A gradient scaler's state, with the optimizers it has unscaled since its last update: state_dict() lacks them."""
 
     def __init__(self, snapshot: Snapshot, scaler: torch.amp.GradScaler) -> None:
         self._scaler, self._attributes = scaler, dict(vars(scaler))
@@ -183,7 +184,7 @@ class _ScalerState:
 
 
 def _containers(value: Any) -> Any:
-    """New dicts and lists of the same tensors, so that the snapshot's own stay what they are."""
+    """Return the same tensors in new dicts and lists, so that nobody changes the snapshot's own containers."""
     if isinstance(value, dict):
         return {name: _containers(each) for name, each in value.items()}
     if type(value) in (list, tuple):
@@ -192,7 +193,7 @@ def _containers(value: Any) -> Any:
 
 
 class _TableState:
-    """What our optimizers keep of a table beside weight and state: which rows are behind, and what they lack."""
+    """What our optimizers keep of a table beside weight and state: which rows are stale, and the steps they missed."""
 
     def __init__(self, snapshot: Snapshot, parameter: Parameter) -> None:
         self._parameter = parameter
@@ -212,7 +213,7 @@ class _TableState:
         if table is None:
             return
         if self._rows is None:
-            table._rows = None  # without the release that would bring its rows up to date
+            table._rows = None  # without the table's own release, which would flush its stale rows
         else:
             for name, value in self._slots.items():
                 setattr(self._rows, name, list(value) if name == "states" else value)
@@ -229,7 +230,7 @@ def _parameters_of(found: Found) -> list[Parameter]:
 
 
 def _choices_of(models: list[Module]) -> list[AutoChoice]:
-    """What ``grad_mode="auto"`` has counted."""
+    """Return the ``AutoChoice`` of each table with ``grad_mode="auto"``: what it has counted and chosen."""
     parts = [part for model in models for part in model.modules()]
     choices = [getattr(part, name, None) for part in parts for name in ("_auto", "auto")]
     return [choice for choice in choices if isinstance(choice, AutoChoice)]

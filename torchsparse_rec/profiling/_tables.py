@@ -1,4 +1,4 @@
-"""What one step does to the tables: the ids it looks up, the rows they name, and the form of each gradient."""
+"""Watch what one step does to tables: the ids that it looks up, the rows that they name, and the form of gradients."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from ._modules import lookups
 
 __all__ = ["TableUse", "Watch"]
 
-# A parameter of no lookup module is taken for a table from so many rows on, if half of its gradient's are zeros.
+# A parameter that no lookup module has counts as a table if it has at least this number of rows, and at least half of
+# its gradient's rows are zeros.
 _LEAST_ROWS = 1024
-# Layers whose parameters are none, also where a model uses these without calling the layer.
+# Layers whose parameters are no tables, even if the model uses the parameters without calling the layer.
 _DENSE = (
     *(torch.nn.Linear, torch.nn.Bilinear, torch.nn.MultiheadAttention, torch.nn.RNNBase, torch.nn.RNNCellBase),
     torch.nn.modules.conv._ConvNd,
@@ -31,7 +32,7 @@ _DENSE = (
 
 @dataclass
 class TableUse:
-    """One table in one step."""
+    """The use of one table in one step."""
 
     name: str
     rows: int
@@ -40,13 +41,13 @@ class TableUse:
     gradient: str = "none"
     """``"dense"``, ``"sparse"``, ``"fused"`` (no ``.grad``) or ``"none"`` (frozen)."""
     touched: int = 0
-    """Rows that ids name, or whose gradient is not zero."""
+    """The number of rows that ids name, or whose gradient is not zero."""
     ids: int = 0
     lookups: int = 0
     grad_mode: str = ""
-    """As its module was asked for; empty for a table that is none of ours."""
+    """The ``grad_mode`` of the table's module, as its ``repr``; empty for a table that is none of ours."""
     states: int = 0
-    """Tensors of the table's own size that its optimizer keeps."""
+    """The number of tensors of the table's shape that its optimizer keeps."""
 
     @property
     def idle(self) -> float:
@@ -55,30 +56,34 @@ class TableUse:
 
     @property
     def idle_bytes(self) -> float:
-        """Bytes of those rows."""
+        """The bytes of the rows that the batch left alone."""
         return self.idle * self.bytes
 
     def looked_up_bytes(self) -> int:
-        """Bytes of the rows that ids name, once per id: what a lookup must at least read."""
+        """Return the bytes that a lookup must at least read: one row for each id."""
         return self.ids * self.bytes // max(self.rows, 1)
 
     def updated_bytes(self) -> int:
-        """What an update must at least move: the row of a gradient per id, and touched rows and states in and out."""
+        """
+        Return the bytes that an update must at least move.
+
+        It reads one row of the gradient for each id, and reads and writes the touched rows with their states.
+        """
         row = self.bytes // max(self.rows, 1)
         return self.ids * row + 2 * self.touched * row * (1 + self.states)
 
     def describe(self) -> str:
-        """In words."""
+        """Return the table's name, shape and size as text."""
         return f"{self.name}: {self.rows:,} x {self.width:,} ({as_bytes(self.bytes)})"
 
 
 class Watch:
     """
-    Watches tables while a step runs.
+    Watches the tables of models while a step runs.
 
     Args:
-        models: whose tables.
-        optimizers: that step them, for the number of their states.
+        models: the models whose tables are watched.
+        optimizers: their optimizers, for the number of states of each table.
     """
 
     def __init__(self, models: list[Module], optimizers: list[Any]) -> None:
@@ -113,7 +118,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look on while the block lasts."""
+        """Watch lookups and gradients while the block lasts."""
         hooks: list[Any] = [module.register_forward_hook(self._see_lookup) for module in self._modules.values()]
         hooks += [part.register_forward_pre_hook(self._see_owner, with_kwargs=True) for part in self._owners]
         hooks += [
@@ -128,7 +133,7 @@ class Watch:
                 hook.remove()
 
     def uses(self) -> list[TableUse]:
-        """What was seen: tables of lookup modules, and parameters whose gradient was mostly rows of zeros."""
+        """Return the use of each table: those of lookup modules, and parameters with a gradient of mostly zero rows."""
         for key, use in self._uses.items():
             parameter = self._parameters[key]
             states = [optimizer.state.get(parameter, {}) for optimizer in self._optimizers]
@@ -140,7 +145,7 @@ class Watch:
         return list(self._uses.values())
 
     def tables(self, gradient: str) -> list[tuple[TableUse, Parameter]]:
-        """Those whose gradient has this form."""
+        """Return the tables whose gradient has this form, each with its parameter."""
         return [(use, self._parameters[key]) for key, use in self._uses.items() if use.gradient == gradient]
 
     def _see_gradient(self, parameter: Tensor) -> None:
@@ -160,7 +165,7 @@ class Watch:
         use.gradient, use.touched = "dense", touched
 
     def _see_owner(self, module: Module, arguments: tuple, named: dict[str, Any]) -> None:
-        """Parameters of a part that takes tensors of floats and nothing else are looked up by no ids."""
+        """Mark the parameters of a module as no tables if it takes only tensors of floats, which cannot be ids."""
         taken = [leaf for leaf in _pytree.tree_leaves((arguments, named)) if leaf is not None]
         if taken and all(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in taken):
             self._dense.update(id(p) for p in module.parameters(recurse=False))
@@ -189,7 +194,7 @@ class Watch:
 
 
 def _ids_of(features: Any, feature: str | None) -> Tensor | None:
-    """The ids of an input in any of the forms that are cheap to read; None for others."""
+    """Return the ids of a lookup module's input, or of one feature of it; None if they are not cheap to read."""
     if feature is not None:
         if isinstance(features, (KeyedJaggedTensor, Mapping)):
             features = features[feature] if feature in features.keys() else None

@@ -1,8 +1,8 @@
 """
-Reads a torch profiler's trace: where the time of a step goes, what is copied, what waits for the device.
+Read a torch profiler's trace: where the time of a step goes, what is copied, what waits for the device.
 
-Everything here is a function of the trace (what ``export_chrome_trace`` writes, as a dict), so that a trace recorded on
-another machine, with a GPU or without, can be read as well.
+Everything here is a function of the trace (the JSON of ``export_chrome_trace``, as a dict), so that a trace that was
+recorded on another machine, with a GPU or without, can be read as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["COPIES", "LOADER", "PHASES", "PREFIX", "STEP", "Copies", "Profile", 
 PREFIX = "torchsparse_rec.profiling: "
 LOADER, STEP, LOOKUP, DENSE = (PREFIX + name for name in ("loader", "step", "lookup", "dense"))
 
-#: Where time goes, in the order of the report.
+#: The phases of a step, with the loader before it, in the order of the report.
 PHASES = ("loader", "lookup", "dense", "lookup backward", "other backward", "optimizer", "other")
 
 #: Operators that make another tensor of the same values.
@@ -27,8 +27,8 @@ COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::copy_"})
 _PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "mkldnn_linear", "convolution_backward")
 ) | {"aten::mkldnn_convolution", "aten::cudnn_convolution", "mkldnn::_linear_pointwise", "aten::_addmm_activation"}
-# By how their names begin: the fused operators of recurrent layers and of attention, forward and backward. What has its
-# products in operators of their own (attention's plain form) is not among them.
+# The beginnings of the names of fused operators that compute matrix products: those of recurrent layers and of
+# attention, forward and backward. Operators that call others for their products (plain attention) are not among them.
 _FUSED_PRODUCTS = (
     *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")),
     *(f"aten::_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient", "cudnn", "fused")),
@@ -40,7 +40,7 @@ _COPY_NODES = ("ToCopyBackward", "CloneBackward", "CopyBackwards", "CopySlices")
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 _BYTES = {"double": 8, "long int": 8, "c10::complex<float>": 8, "float": 4, "int": 4, "short": 2, "c10::Half": 2}
 _BYTES |= {"c10::BFloat16": 2, "unsigned char": 1, "signed char": 1, "bool": 1}
-# A copy of a few numbers is the price of a call, no needless copy.
+# The least bytes of a copy that counts: a copy of a few numbers belongs to the cost of a call.
 _LEAST_BYTES = 1024
 
 
@@ -53,62 +53,71 @@ class Copies:
     ms: float = 0.0
 
     def add(self, bytes: int, ms: float) -> None:
-        """Count one more."""
+        """Count one more copy."""
         self.count, self.bytes, self.ms = self.count + 1, self.bytes + bytes, self.ms + ms
 
 
 @dataclass
 class Profile:
-    """A trace in numbers. Times are milliseconds, over all profiled steps together."""
+    """The numbers that were read from a trace; times are in milliseconds, added up over all profiled steps."""
 
     steps: int = 0
     step_ms: float = 0.0
     host_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """The host's time by phase: that of the loader beside the steps, the others add up to ``step_ms``."""
+    """The host's time by phase; the loader's is outside of the steps, the others add up to ``step_ms``."""
     device_ms: dict[str, float] = field(default_factory=dict)
     """The GPU's time by the phase that launched the work; empty without a GPU."""
     copies: dict[str, Copies] = field(default_factory=dict)
-    """On the host: by ``"step"`` and ``"loader"``; between host and device: ``"HtoD"``, ``"DtoH"``."""
+    """The copies on the host (``"step"``, ``"loader"``), and between host and device (``"HtoD"``, ``"DtoH"``)."""
     pageable: int = 0
-    """Copies between host and device from or to memory that is not pinned."""
+    """The number of copies between host and device from or to memory that is not pinned."""
     waits: dict[str, int] = field(default_factory=dict)
-    """What made the host wait for the device within steps: operator or call, and how often."""
+    """The operators or calls that made the host wait for the device within steps, and how often."""
     reads: dict[str, int] = field(default_factory=dict)
-    """Operators of steps that read values back, but for the optimizer's: each waits where tensors are on a GPU."""
+    """
+    The operators of steps, except the optimizer's, that read values back to the host, and how often.
+
+    Each waits for the device if its tensors are on a GPU.
+    """
     wait_ms: float = 0.0
     """How long the host waited for the device within steps."""
     product_ms: float = 0.0
-    """Matrix products: the host's time, the device's where there is one."""
+    """The time of matrix products, on the device if there is one, else on the host."""
     forward_products: dict[str, float] = field(default_factory=dict)
-    """Those of the forward: within the dense layers' ranges (``"dense"``) and elsewhere (``"other"``)."""
+    """The time of the forward's matrix products, within dense layers (``"dense"``) and elsewhere (``"other"``)."""
     step_times: list[float] = field(default_factory=list)
-    """Of each step, on the host ..."""
+    """The time of each step, on the host."""
     step_products: list[float] = field(default_factory=list)
-    """... of the matrix products in it ..."""
+    """The time of the matrix products in each step, on the host."""
     step_copies: list[float] = field(default_factory=list)
-    """... and of the copies in it."""
+    """The time of the copies in each step, on the host."""
     lookups: int = 0
-    """Lookup modules called."""
+    """The number of calls of lookup modules."""
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    """(phase, begin, end) for the timeline, from the first step on."""
+    """``(phase, begin, end)`` for the timeline; the first span begins at 0."""
 
     def product_share(self, best_ms: float = math.inf) -> float:
-        """Of a step's time, that of matrix products: the device's where there is one. ``best_ms``: of other steps."""
+        """
+        Return the share of matrix products of a step's time, on the device if there is one, else on the host.
+
+        On the host, the step's time is the shortest of the profiled steps' times and ``best_ms``, the time of the
+        fastest step without a profiler.
+        """
         if self.device_ms:
             return self.product_ms / sum(self.device_ms.values())
         return _ratio(self.step_products, self.step_times, best_ms)
 
     def products_elsewhere(self) -> float:
-        """Of the forward's matrix products, those outside of the dense layers' ranges."""
+        """Return the share of the forward's matrix products that are outside of the dense layers' ranges, by time."""
         total = sum(self.forward_products.values())
         return self.forward_products.get("other", 0.0) / total if total else 0.0
 
     def copy_share(self, best_ms: float = math.inf) -> float:
-        """Of a step's time on the host, that of copies. ``best_ms``: of the fastest step without a profiler."""
+        """Return the share of copies of a step's time on the host; ``best_ms`` is as for :meth:`product_share`."""
         return _ratio(self.step_copies, self.step_times, best_ms)
 
     def share(self, phase: str) -> float:
-        """Of a step's time, that of a phase: the device's where there is one."""
+        """Return the share of a phase of a step's time, on the device if there is one, else on the host."""
         times = self.device_ms or {name: ms for name, ms in self.host_ms.items() if name != "loader"}
         total = sum(times.values())
         return times.get(phase, 0.0) / total if total else 0.0
@@ -116,7 +125,7 @@ class Profile:
 
 @dataclass
 class _Open:
-    """An event that is running."""
+    """An event that has begun and has not yet ended, while a thread's events are read in order."""
 
     event: dict[str, Any]
     end: float
@@ -130,7 +139,11 @@ class _Open:
 
 @dataclass
 class _Node:
-    """A node of the backward graph: what of its time is whose is known when it ends."""
+    """
+    A node of the backward graph, and its time by phase.
+
+    Whether the time belongs to a lookup's backward is known only when the node ends.
+    """
 
     is_lookup: bool = False
     is_copy: bool = False
@@ -139,13 +152,13 @@ class _Node:
 
 def read_profile(trace: dict[str, Any]) -> Profile:
     """
-    Read a trace in which the ranges of this module's names were recorded.
+    Read a trace in which this module's ranges (``STEP``, ``LOADER`` and so on) were recorded.
 
     Args:
-        trace: what ``export_chrome_trace`` writes. Its events need names, times and, for bytes, shapes and types.
+        trace: the JSON of ``export_chrome_trace``. Events need names, times and, for bytes, shapes and types.
 
     Returns:
-        What is in it.
+        The numbers that were read.
     """
     events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "dur" in e]
     steps = sorted((float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in events if _is(e, STEP))
@@ -171,12 +184,17 @@ class _Reader:
         self.profile.step_times = [(end - begin) / 1e3 for begin, end in steps]
         self.profile.step_products, self.profile.step_copies = [0.0] * len(steps), [0.0] * len(steps)
         self._steps = steps
-        self._phase_of: dict[Any, tuple[str, str]] = {}  # correlation -> phase, operator
+        self._phase_of: dict[Any, tuple[str, str]] = {}  # by correlation id: phase and operator
         self._product_of: set[Any] = set()
         self._device_forward: dict[str, float] = {}
 
     def read_thread(self, events: list[dict[str, Any]], own: bool) -> None:
-        """All events of a thread; of other threads than the step's only what falls into steps (a GPU's backward)."""
+        """
+        Read all events of a thread.
+
+        ``own`` says whether the step runs in this thread; of others, such as the backward's for a GPU, only the events
+        within steps count.
+        """
         stack: list[_Open] = []
         for event in sorted(events, key=lambda e: (float(e["ts"]), -float(e["dur"]))):
             begin = float(event["ts"])
@@ -243,14 +261,14 @@ class _Reader:
                 self.profile.host_ms[closed.phase] += own_ms
             return
         closed.node.times[closed.phase] += own_ms
-        if not stack or stack[-1].node is not closed.node:  # the node itself ends
+        if not stack or stack[-1].node is not closed.node:  # the event is that of the node itself
             phase = "lookup backward" if closed.node.is_lookup else "other backward"
             self._span(phase, closed.event)
             for inner, ms in closed.node.times.items():
                 self.profile.host_ms["optimizer" if inner == "optimizer" else phase] += ms
 
     def _see_copy(self, event: dict[str, Any], phase: str, node: _Node | None) -> None:
-        """Count a copy, but for those that lookups, layers, the optimizer and gradients make to do their work."""
+        """Count a copy, except those that lookups, dense layers, the optimizer and the backward need for their work."""
         where = "loader" if phase == "loader" else "step"
         size = _bytes_of(event)
         if size >= _LEAST_BYTES and (phase in ("loader", "other") or (node is not None and node.is_copy)):
@@ -259,7 +277,7 @@ class _Reader:
                 self._charge(self.profile.step_copies, event)
 
     def _charge(self, times: list[float], event: dict[str, Any]) -> None:
-        """Add an event's time to that of the step that it is in."""
+        """Add an event's time to the entry of its step in ``times``."""
         number = bisect.bisect_right(self._steps, (float(event["ts"]), math.inf)) - 1
         if number >= 0:
             times[number] += float(event["dur"]) / 1e3
@@ -276,7 +294,7 @@ class _Reader:
             self.profile.wait_ms += float(event["dur"]) / 1e3
 
     def read_device(self, events: list[dict[str, Any]]) -> None:
-        """What ran on a GPU, by who launched it."""
+        """Read the events of a GPU, and add their times to the phases that launched them."""
         profile, products = self.profile, 0.0
         for event in events:
             correlation = event.get("args", {}).get("correlation")
@@ -298,7 +316,11 @@ class _Reader:
             profile.product_ms, profile.forward_products = products, self._device_forward
 
     def finish(self) -> Profile:
-        """The times of a backward in another thread were waited for by the step: take them out of the rest."""
+        """
+        Complete the profile and return it.
+
+        The step waited for a backward in another thread, so the phase "other" is the step's time without all others.
+        """
         profile = self.profile
         inside = sum(ms for phase, ms in profile.host_ms.items() if phase not in ("loader", "other"))
         profile.host_ms["other"] = max(profile.step_ms - inside, 0.0)
@@ -308,7 +330,11 @@ class _Reader:
 
 
 def _ratio(parts: list[float], wholes: list[float], best_ms: float) -> float:
-    """What else runs on the machine makes times longer, here or there: the lower quartile of parts, the best whole."""
+    """
+    Return the ratio of the lower quartile of ``parts`` to the least of ``wholes`` and ``best_ms``, 1 at most.
+
+    Other processes on the machine make times longer, never shorter.
+    """
     whole = min([best_ms, *wholes])
     return min(sorted(parts)[len(parts) // 4] / whole, 1.0) if parts and 0 < whole < math.inf else 0.0
 
@@ -328,7 +354,7 @@ def _begin(span: tuple[str, float, float]) -> float:
 
 
 def _bytes_of(event: dict[str, Any]) -> int:
-    """Of the tensor that is copied: the first for all but ``copy_``, whose second it is."""
+    """Return the bytes of a copy: those of its first argument whose shape and type the trace has, or 0."""
     arguments = event.get("args", {})
     shapes, types = arguments.get("Input Dims") or [], arguments.get("Input type") or []
     sizes = list(_sizes(shapes, types))

@@ -1,4 +1,4 @@
-"""What this machine's memory can do, to hold lookups and updates against."""
+"""Measure the bandwidth of this machine's memory, with which lookups and updates are compared."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _COPIES = 12
 @functools.lru_cache(maxsize=8)
 def copy_bytes_per_second(device: torch.device) -> float:
     """
-    What a copy between two buffers that no cache holds reaches, reads plus writes. Measured once per device.
+    Return the bytes a second, read and written, of a copy between two buffers too large for the cache.
+
+    It is measured once per device.
 
     Args:
-        device: where the buffers lie: 64 MB each on the CPU, 512 MB on CUDA.
+        device: the device of the buffers, which have 64 MB each on the CPU, 512 MB on CUDA.
 
     Returns:
         Bytes a second.
@@ -32,7 +34,7 @@ def copy_bytes_per_second(device: torch.device) -> float:
         True
     """
     n = _ELEMENTS.get(device.type, _ELEMENTS["cpu"])
-    source, target = torch.ones(n, device=device), torch.empty(n, device=device)  # pages of zeros are all one page
+    source, target = torch.ones(n, device=device), torch.empty(n, device=device)  # ones: all pages of zeros may be one
     seconds = []
     for _ in range(_COPIES):
         wait(device)

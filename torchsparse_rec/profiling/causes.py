@@ -1,4 +1,4 @@
-"""The rules: from what was measured to the causes that are named. Every threshold is in :mod:`.thresholds`."""
+"""The rules that name causes from what was measured. Every threshold is in :mod:`.thresholds`."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ __all__ = ["CAUSES", "Measured", "find_causes", "wasteful"]
 
 @dataclass
 class Measured:
-    """All that the rules look at: numbers only. Shares are of the loop's time; None is what could not be measured."""
+    """The numbers that the rules take. Shares are of the loop's time; None: could not be measured."""
 
     loader_share: float = 0.0
     wait_ms: float = math.inf
-    """For a batch."""
+    """The wait for a batch."""
     step_share: float = 1.0
-    """Of the loop's time, the step's: 1 less the wait."""
+    """The step's share of the loop's time; the rest is the wait."""
     best_step_ms: float = math.inf
-    """The fastest round of steps without a profiler."""
+    """The time of a step in the fastest round without a profiler."""
     dense_share: float | None = None
     table_gradient_share: float | None = None
     row_work: RowWork | None = None
     workers: int | None = None
-    """Processes of the loader; None if it is no DataLoader."""
+    """The number of the loader's worker processes; None if it is no DataLoader."""
     tables: list[TableUse] = field(default_factory=list)
     parameters: int = 0
-    """That the optimizers hold, tables among them."""
+    """The number of parameters that the optimizers hold, tables among them."""
     profile: Profile = field(default_factory=Profile)
 
     def part_of_loop(self, ms: float) -> float:
-        """Of the loop's time, what takes ``ms`` in all profiled steps together."""
+        """Return the share of the loop's time of something that takes ``ms`` in all profiled steps together."""
         return self.step_share * ms / self.profile.step_ms if self.profile.step_ms else 0.0
 
     def loader_copies(self) -> Copies:
-        """Of the profiled batches."""
+        """Return the copies that the loader made for the profiled batches."""
         return self.profile.copies.get("loader", Copies())
 
 
 def wasteful(tables: list[TableUse]) -> list[TableUse]:
-    """Tables with a strided gradient most of whose rows are zeros, if together they are big."""
+    """Return the tables with a dense gradient most of whose rows are zeros, or none if they are small together."""
     found = [table for table in tables if table.gradient == "dense" and table.idle >= IDLE_ROWS]
     return found if sum(table.idle_bytes for table in found) >= BIG_TABLE_BYTES else []
 
 
 def find_causes(measured: Measured) -> list[Finding]:
     """
-    Apply every rule.
+    Apply every rule to the measured numbers.
 
     Args:
         measured: the numbers.
 
     Returns:
-        What is to blame, the largest share first. Empty for a healthy loop.
+        The causes, the largest share first. Empty for a healthy loop.
 
     Example:
         >>> find_causes(Measured(loader_share=0.1))
@@ -95,7 +95,7 @@ def _blamed_on_rows(m: Measured) -> bool:
 
 
 def _loader_copies_share(m: Measured) -> float:
-    """Of the loop's time, the loader's copies where they are most of its work."""
+    """Return the share of the loop's time of the loader's copies, or 0 unless they are most of a slow loader's work."""
     profiled = m.profile.host_ms["loader"]
     part = min(m.loader_copies().ms / profiled, 1.0) if profiled else 0.0
     slow = _is_waited_for(m) and not _blamed_on_rows(m)
@@ -199,7 +199,7 @@ def _needless_copies(m: Measured) -> Finding | None:
 
 def _heavy_mlp(m: Measured) -> Finding | None:
     product_share = m.profile.product_share(m.best_step_ms)
-    # The experiment takes out the layers that can be taken out. Of what it leaves, products tell by themselves.
+    # The experiment cannot take out all layers; the share of all matrix products covers the rest.
     share = max(m.dense_share or 0.0, m.step_share * product_share)
     if share < HEAVY_DENSE_SHARE or product_share < MATRIX_PRODUCT_SHARE:
         return None
@@ -216,7 +216,7 @@ def _heavy_mlp(m: Measured) -> Finding | None:
 
 def _unfused_lookups(m: Measured) -> Finding | None:
     count = m.profile.lookups / max(m.profile.steps, 1)
-    # The optimizer goes from table to table as well.
+    # The tables' part of the optimizer's time counts too, since it updates table by table.
     trained = sum(table.gradient != "none" for table in m.tables) / max(m.parameters, 1)
     in_step = m.profile.share("lookup") + m.profile.share("lookup backward") + trained * m.profile.share("optimizer")
     share = m.step_share * in_step
@@ -228,7 +228,7 @@ def _unfused_lookups(m: Measured) -> Finding | None:
 
 
 def _host_sync(m: Measured) -> Finding | None:
-    # Waiting for a device that is busy costs nothing: it is the device's time that is lost.
+    # Only waiting for an idle device costs time: if the device is busy, its work is what takes the time.
     idle_ms = max(m.profile.step_ms - sum(m.profile.device_ms.values()), 0.0)
     share = m.part_of_loop(min(m.profile.wait_ms, idle_ms))
     if not m.profile.device_ms or share < HOST_SYNC_SHARE:
@@ -241,7 +241,7 @@ def _host_sync(m: Measured) -> Finding | None:
     return Finding("host_sync", share, seen, setting)
 
 
-#: The rules by the name of what they find.
+#: The rules by the names of the causes that they find.
 CAUSES: dict[str, Callable[[Measured], Finding | None]] = {
     "slow_loader": _slow_loader,
     "per_row_records": _per_row_records,

@@ -1,7 +1,7 @@
 """
-Training loops that are slow for a known cause, and healthy ones: what a diagnosis of each looks like.
+Make training loops that are slow for a known cause, and healthy ones, to show what a diagnosis of each looks like.
 
-A cause is planted into a healthy loop: what it costs is ``strength`` times the healthy step, as measured here.
+A cause is planted into a healthy loop, and costs ``strength`` times a step of the healthy loop, as measured here.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _ROUNDS, _LONG = 5, 0.2
 
 def build(name: str, *, strength: float = 3.0, seed: int = 0) -> Demo:
     """
-    Make a loop.
+    Make the training loop of a cause, or a healthy one.
 
     Args:
         name: one of :data:`PLANTS` (a cause) or of :data:`HEALTHY_LOOPS`.
-        strength: what the cause costs, in healthy steps. Default 3; healthy loops have none.
-        seed: of sizes and values. Default 0.
+        strength: the cost of the cause, in healthy steps. Default 3; healthy loops ignore it.
+        seed: the seed of sizes and values. Default 0.
 
     Returns:
         The loop.
 
     Raises:
-        ValueError: no such name; a strength that is not positive or not finite.
+        ValueError: an unknown name; a strength that is not positive or not finite.
 
     Example:
         >>> build("healthy_small").model.__class__.__name__
@@ -57,7 +57,7 @@ def build(name: str, *, strength: float = 3.0, seed: int = 0) -> Demo:
 
 
 def times_as_long(call: Callable[[], Any], reference: Callable[[], Any]) -> float:
-    """How many times as long one call takes as another: the median of rounds in which they take turns."""
+    """Return how many times as long one call takes as another: the median of rounds in which they take turns."""
     ratios: list[float] = []
     start = perf_counter()
     _seconds(call), _seconds(reference)
@@ -67,7 +67,7 @@ def times_as_long(call: Callable[[], Any], reference: Callable[[], Any]) -> floa
 
 
 def _seconds(call: Callable[[], Any]) -> float:
-    """The shortest of a few calls."""
+    """Return the seconds of the shortest of three calls."""
     times = []
     for _ in range(3):
         start = perf_counter()
@@ -77,8 +77,8 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 def tuned(cost: Callable[[int], float], target: float, start: int, least: int = 1) -> int:
-    """The number whose cost is about ``target``, of a cost that grows with it: a few steps of the secant rule."""
-    # On a busy machine a call may seem as slow as wanted that is not: what ends the search is measured twice.
+    """Return the number whose cost is about ``target``, if costs grow with it, by a few steps of the secant rule."""
+    # On a busy machine a fast call may seem as slow as wanted: a cost that ends the search is measured twice.
     number, nothing = max(start, least + 1), min(cost(least), cost(least))
     if nothing >= target:
         return least
@@ -97,7 +97,7 @@ def tuned(cost: Callable[[int], float], target: float, start: int, least: int = 
 
 
 def _slow_loader(healthy: Healthy, strength: float) -> Demo:
-    """The loader waits, as for a disk or a network, for every batch."""
+    """Return the loop with a loader that waits for every batch, as for a disk or a network."""
     pause = strength * statistics.median(_seconds(healthy.run) for _ in range(7))
 
     def loader() -> Iterator[Batch]:
@@ -113,7 +113,7 @@ def _parse(line: str) -> list[int]:
 
 
 def _per_row_records(healthy: Healthy, strength: float) -> Demo:
-    """The loader parses one line of text per example. Lines have as many fields as make it slow enough."""
+    """Return the loop with a loader that parses one line of text per example, with enough fields to be slow enough."""
     sizes = healthy.sizes
 
     def lines(fields: int) -> list[str]:
@@ -145,13 +145,13 @@ class _WithProfile(nn.Module):
         self.profiles = nn.Embedding(rows, width, _weight=torch.zeros(rows, width))
 
     def forward(self, ids: KeyedJaggedTensor, dense: Tensor) -> Tensor:
-        """Logits, ``[B]``."""
+        """Return logits, ``[B]``."""
         own = self.profiles(ids["f0"].values() % self.profiles.num_embeddings)
         return self.ranker(ids, dense) + own.sum(dim=1)  # type: ignore[no-any-return]
 
 
 def _dense_gradient(healthy: Healthy, strength: float) -> Demo:
-    """One more table of torch's own, big enough for its strided gradient to cost as much as wanted."""
+    """Return the loop with one more table of torch's own, so big that its dense gradient costs as much as wanted."""
     width, optimizer = healthy.draw.choice([16, 32, 64]), healthy.draw.choice([SGD, Adam])
     reference = healthy.another(optimizer)
     ranker = healthy.model
@@ -167,7 +167,7 @@ def _dense_gradient(healthy: Healthy, strength: float) -> Demo:
 
 
 def _needless_copies(healthy: Healthy, strength: float) -> Demo:
-    """The step converts and copies features to and fro, for nothing."""
+    """Return the loop with a step that converts or copies features without need."""
     kind = healthy.draw.randrange(3)
     extra = torch.rand(healthy.sizes.batch, 256)
 
@@ -190,7 +190,7 @@ def _needless_copies(healthy: Healthy, strength: float) -> Demo:
 
 
 def _heavy_mlp(healthy: Healthy, strength: float) -> Demo:
-    """A deeper and wider perceptron."""
+    """Return the loop with a deeper and wider perceptron."""
     sizes, depth, reference = healthy.sizes, healthy.draw.randint(1, 3), healthy.another(SGD)
     first = sizes.features * sizes.width + sizes.dense
 
@@ -207,7 +207,7 @@ def _heavy_mlp(healthy: Healthy, strength: float) -> Demo:
 
 
 class _Separate(nn.Module):
-    """As :class:`Ranker`, but with one lookup for each table."""
+    """A ranking model like :class:`Ranker`, but with one lookup for each table, and a linear head."""
 
     def __init__(self, sizes: Sizes, features: int) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class _Separate(nn.Module):
         self.head = nn.Linear(features * sizes.width, 1)
 
     def forward(self, ids: KeyedJaggedTensor, dense: Tensor) -> Tensor:
-        """Logits, ``[B]``."""
+        """Return logits, ``[B]``."""
         pooled = [
             table(ids[name].values(), ids[name].offsets()[:-1])
             for name, table in zip(self.names, self.tables, strict=True)
@@ -225,13 +225,13 @@ class _Separate(nn.Module):
 
 
 def _unfused_lookups(healthy: Healthy, strength: float) -> Demo:
-    """Tables that are looked up one by one; the more of them, the stronger."""
+    """Return the loop with tables that are looked up one by one, the more of them the greater ``strength`` is."""
     healthy.model = _Separate(healthy.sizes, max(8, round(strength * healthy.sizes.features)))  # type: ignore[assignment]
     healthy.optimizer = torch.optim.SGD(healthy.model.parameters(), lr=0.01)
     return healthy.demo()
 
 
-#: What is planted, by the name of the cause.
+#: The functions that plant a cause into a healthy loop, by the name of the cause.
 PLANTS: dict[str, Callable[[Healthy, float], Demo]] = {
     "slow_loader": _slow_loader,
     "per_row_records": _per_row_records,

@@ -1,4 +1,4 @@
-"""What a diagnosis says, as data, text and JSON."""
+"""The result of a diagnosis, as data, text and JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HEALTHY", "Diagnosis", "Finding"]
 #: The verdict where no cause is named.
 HEALTHY = "healthy"
 
-# That the report names.
+# The most tables that the report names.
 _TABLES = 8
 _WIDTH = 100
 
@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         cause: its name: ``slow_loader``, ``per_row_records``, ``dense_gradient``, ``needless_copies``, ``heavy_mlp``,
             ``unfused_lookups`` or ``host_sync``.
-        share: of the loop's time, 0 to 1, that it costs.
+        share: the share of the loop's time that it costs, 0 to 1.
         explanation: what was seen, in words.
         setting: what to change.
 
@@ -50,23 +50,23 @@ class Diagnosis:
 
     Attributes:
         findings: the causes, the most expensive first; none for a healthy loop.
-        times_ms: of one step, in milliseconds: ``loop`` (wait and step), ``wait``, ``step``, ``constant_inputs``,
+        times_ms: milliseconds of one step: ``loop`` (wait and step), ``wait``, ``step``, ``constant_inputs``,
             ``without_dense``, ``without_table_gradients``; None for an experiment that could not be run.
-        shares: of the loop's time, 0 to 1: ``loader``, ``inputs`` (what constant inputs save), ``dense``,
-            ``table_gradients``, ``copies``; None likewise.
-        phases_ms: of one profiled step, by phase: the host's time, or the GPU's where there is one.
-        copies: by place (``step``, ``loader``, ``HtoD``, ``DtoH``): count, bytes and ms of one profiled step.
+        shares: shares of the loop's time, 0 to 1: ``loader``, ``inputs`` (what constant inputs save), ``dense``,
+            ``table_gradients``, ``copies``; None for an experiment that could not be run.
+        phases_ms: milliseconds of one profiled step by phase, on the GPU if there is one, else on the host.
+        copies: count, bytes and ms of one profiled step, by place: ``step``, ``loader``, ``HtoD``, ``DtoH``.
         waits: operators and calls that made the host wait for the device, and how often in a step.
         reads: operators that read values back, which would wait on a GPU, and how often in a step.
-        bandwidth: bytes a second: ``memory`` (a copy, measured), ``lookup`` and ``update`` (what must be moved, over
-            the time taken); None where there is no lookup or no profile of one.
-        tables: one line each.
+        bandwidth: bytes a second: ``memory`` (a copy, measured), ``lookup`` and ``update`` (the bytes that must be
+            moved, over the time taken); None where there is no lookup or no profile of one.
+        tables: one line of text for each table.
         notes: what was not measured, and why.
-        device: where the step ran.
-        steps: timed steps of the loop.
+        device: the device on which the step ran.
+        steps: the number of timed steps of the loop.
         restored: whether the model and the optimizer are as before.
-        trace: the Chrome trace's path, if one was written.
-        timeline: the picture's path, likewise.
+        trace: the path of the Chrome trace, if one was written.
+        timeline: the path of the picture, if one was drawn.
 
     Example:
         >>> found = Diagnosis(findings=[Finding("slow_loader", 0.6, "the loader", "use a DeviceLoader")])
@@ -94,12 +94,12 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """The primary cause, or ``"healthy"``."""
+        """The cause with the largest share, or ``"healthy"``."""
         return self.findings[0].cause if self.findings else HEALTHY
 
     def to_json(self) -> str:
         """
-        All of it as a JSON object, with ``verdict`` beside the attributes.
+        Return the diagnosis as the text of a JSON object, with ``verdict`` beside the attributes.
 
         Returns:
             The text, indented.
@@ -109,7 +109,7 @@ class Diagnosis:
 
     def report(self) -> str:
         """
-        All of it as text for people.
+        Return the diagnosis as text for people.
 
         Returns:
             Several lines: the verdict first, then the other causes, the experiments, and what the profiler saw.

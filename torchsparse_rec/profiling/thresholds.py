@@ -1,4 +1,4 @@
-"""The fractions that decide: from which share of the training loop's time on a cause is named."""
+"""The thresholds that decide which causes of slowness are named, most of them shares of the training loop's time."""
 
 from __future__ import annotations
 
@@ -19,46 +19,48 @@ __all__ = [
     "UNFUSED_LOOKUP_SHARE",
 ]
 
-#: Of the loop's time spent waiting for the next batch: from here on the loader is slow.
+#: The share of the loop's time spent waiting for the next batch, from which on the loader is slow.
 LOADER_SHARE = 0.2
 
-#: ... if the wait is at least so many milliseconds a batch: less is the price of a call, and no step that trains is so
-#: short that it is felt.
+#: The least wait for a batch, in milliseconds, for the loader to be slow: a shorter one is the cost of a call, and
+#: small beside any step that trains.
 LEAST_WAIT_MS = 0.02
 
-#: Of the loader's time, what lines of Python that run for each example must take for its work to be by rows. What turns
-#: the objects they make into tensors is one line a batch, so less than half can be enough.
+#: The share of the loader's time in lines of Python that run for each example, from which on it works row by row. One
+#: line a batch turns the objects that those lines make into tensors, so that less than half of the time is enough.
 ROW_WORK_SHARE = 0.25
 
-#: Of the loader's time, what copies must take to be what is slow in it.
+#: The share of the loader's time in copies, from which on copies are what makes it slow.
 LOADER_COPY_SHARE = 0.5
 
 #: How often a line of Python must run for each example of a batch to count as work by rows.
 PER_ROW_CALLS = 0.9
 
-#: Of the loop's time that copies outside of lookups, dense layers and optimizer take.
+#: The share of the loop's time in copies outside of lookups, dense layers and optimizer.
 NEEDLESS_COPY_SHARE = 0.15
 
-#: Of the loop's time that goes with the strided gradients of big tables, times the rows that no id of the batch names.
+#: The share of the loop's time saved by freezing big tables with dense gradients, times the fraction of their bytes in
+#: rows that the batch leaves alone.
 DENSE_GRADIENT_SHARE = 0.2
 
-#: Of a table's rows that a batch must leave alone for its strided gradient to be a waste.
+#: The fraction of a table's rows that a batch must leave alone for its dense gradient to be a waste.
 IDLE_ROWS = 0.5
 
-#: Bytes of such rows, over all tables with strided gradients, from which on they are big.
+#: The bytes of such rows, over all tables with dense gradients, from which on the tables are big.
 BIG_TABLE_BYTES = 2 << 20
 
-#: Of the loop's time that goes when the dense layers go, or that all matrix products take, whichever is more ...
+#: The share of the loop's time saved without the dense layers, or taken by all matrix products if that is more, from
+#: which on the dense layers are heavy.
 HEAVY_DENSE_SHARE = 0.4
 
-#: ... and of the step's time that matrix products must take by themselves, or it is calls that cost, not layers.
+#: The share of the step's time that matrix products must take as well: else calls cost the time, not large layers.
 MATRIX_PRODUCT_SHARE = 0.2
 
-#: Lookups in a step from which on they are many ...
+#: The number of lookups in a step, from which on they are many.
 MANY_LOOKUPS = 8
 
-#: ... and of the loop's time that they, their backward and their update must take.
+#: The share of the loop's time that many lookups, their backward and their update must take to be named.
 UNFUSED_LOOKUP_SHARE = 0.3
 
-#: Of the loop's time that the host waits, within steps, for a device that has nothing to do (CUDA only).
+#: The share of the loop's time that the host waits, within steps, for a device that has nothing to do (CUDA only).
 HOST_SYNC_SHARE = 0.1

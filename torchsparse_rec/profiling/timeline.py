@@ -1,4 +1,4 @@
-"""A picture of the profiled steps: what runs when."""
+"""Draw a picture of the profiled steps that shows what runs when."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def draw_timeline(profile: Profile, path: Path, title: str = "") -> None:
     Draw the spans of a profile, one row per phase, into a PNG.
 
     Args:
-        profile: of some steps.
-        path: of the file, replaced only by a complete one.
-        title: printed above.
+        profile: the profile of some steps.
+        path: the file, which is replaced only by a complete one.
+        title: the text above the picture.
 
     Raises:
         ImportError: matplotlib is not installed; the extra ``examples`` has it.
