@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from ._torch import has_cuda_context
 from ._version import __version__
 
 _FOLDER = Path(__file__).resolve().parent
@@ -100,8 +101,7 @@ def check_errors(device: torch.device | str | None = None) -> None:
         devices = [torch.device(device)]
     elif torch.cuda.is_available() and torch.cuda.is_initialized():
         # The others have no context, and to ask them would make one, on every GPU of the machine.
-        has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # only where torch has CUDA
-        used = filter(has_context, range(torch.cuda.device_count()))
+        used = filter(has_cuda_context, range(torch.cuda.device_count()))
         devices = [torch.device("cuda", index) for index in used]
     else:
         devices = []

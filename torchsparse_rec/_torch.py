@@ -7,7 +7,6 @@ never a wrong number. The tests try each name and each substitute.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, TypeVar
@@ -16,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree
 
 _Found = TypeVar("_Found")
 
@@ -120,6 +121,12 @@ def is_reached(leaf: Tensor) -> bool:
         return False
 
 
+# ---- Containers ------------------------------------------------------------------------------------------------------
+
+# Nested containers of tensors, which compilers and torch.func take apart alike. Torch has no public door to them.
+pytree = _pytree
+
+
 # ---- Gradients, hooks and modules ------------------------------------------------------------------------------------
 
 
@@ -140,9 +147,12 @@ def load_hooks(module: torch.nn.Module) -> dict[int, Any]:
     return module._load_state_dict_post_hooks
 
 
-def step_without_hooks(optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+def step_without_hooks(optimizer: torch.optim.Optimizer, step: Any) -> None:
     """Call an optimizer's ``step`` of a base class, but not the hooks around it, which torch puts on every class."""
-    return inspect.unwrap(step)(optimizer) if getattr(step, "hooked", False) else step()
+    if getattr(step, "hooked", False):
+        step.__wrapped__(optimizer)
+    else:
+        step()
 
 
 def is_in_ddp() -> bool:
@@ -159,6 +169,17 @@ def is_compiled(module: torch.nn.Module) -> bool:
     """Say whether ``torch.compile`` has been called of a module, or ``module.compile()``."""
     optimized = _private("_dynamo.eval_frame.OptimizedModule", ())
     return isinstance(module, optimized) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor has been written: autograd counts it for its own check of saved tensors."""
+    return tensor._version
+
+
+def is_alive(tensor: Tensor) -> Callable[[], bool]:
+    """Return a function that says whether the tensor's memory is still held by anybody, without holding it."""
+    reference = StorageWeakRef(tensor.untyped_storage())
+    return lambda: not reference.expired()
 
 
 # ---- Devices ---------------------------------------------------------------------------------------------------------

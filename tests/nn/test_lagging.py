@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from torch.nn.utils import parametrize, prune
 
 from torchsparse_rec import nn, optim
-from torchsparse_rec.ops._autograd import as_stored
+from torchsparse_rec._torch import as_stored
 from torchsparse_rec.optim._lagging import LaggingParameter
 
 MODES = ["sparse", "fused"]

@@ -12,7 +12,7 @@ from nn.test_fused import ROWS, Model, draw, loss_of, pair, train_step
 from torch import Tensor, nn
 
 from torchsparse_rec import optim
-from torchsparse_rec.ops._autograd import as_stored
+from torchsparse_rec._torch import as_stored
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchsparse_rec import optim
-from torchsparse_rec.ops._autograd import as_stored
+from torchsparse_rec._torch import as_stored
 from torchsparse_rec.ops.row_optimizer import row_optimizer_current
 from torchsparse_rec.optim._tables import table_of
 

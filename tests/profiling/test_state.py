@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torchsparse_rec
 from torchsparse_rec import optim
-from torchsparse_rec.ops._autograd import as_stored
+from torchsparse_rec._torch import as_stored
 from torchsparse_rec.profiling import diagnose
 from torchsparse_rec.profiling._find import find
 from torchsparse_rec.profiling._state import Snapshot

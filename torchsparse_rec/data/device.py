@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
+
+from .._torch import pytree
 
 # What the thread hands over: a batch, with the copies' event and the loader's state; an error; or the end.
 _BATCH, _ERROR, _END = "batch", "error", "end"
@@ -273,4 +274,4 @@ def _map(function: Callable[[Any], Any], batch: Any) -> Any:
     def leaf(x: Any) -> Any:
         return function(x) if hasattr(x, "to") else x
 
-    return _pytree.tree_map(leaf, batch, is_leaf=lambda x: hasattr(x, "to"))
+    return pytree.tree_map(leaf, batch, is_leaf=lambda x: hasattr(x, "to"))

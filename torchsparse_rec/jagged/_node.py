@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
+
+from .._torch import pytree
 
 NodeT = TypeVar("NodeT", bound="Node")
 _SHOWN = 100  # elements of an object whose text still shows them all
@@ -73,7 +74,7 @@ def _flatten(node: Node) -> tuple[list[Tensor], tuple[_Names, tuple]]:
 
 def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Tensor]], tuple[_Names, tuple]]:
     leaves, context = _flatten(node)
-    return [(_pytree.GetAttrKey(name), leaf) for name, leaf in zip(context[0], leaves, strict=True)], context
+    return [(pytree.GetAttrKey(name), leaf) for name, leaf in zip(context[0], leaves, strict=True)], context
 
 
 def _tuples(x: Any) -> Any:
@@ -88,7 +89,7 @@ def register(cls: type[NodeT]) -> type[NodeT]:
         names, own = context
         return cls._build(dict(zip(names, leaves, strict=True)), own)
 
-    _pytree.register_pytree_node(
+    pytree.register_pytree_node(
         cls,
         _flatten,
         unflatten,

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
-from ..ops._autograd import as_stored
 from ..ops.embedding_collection import lookup
 from ..optim._lagging import is_parameter
 from ._growing import rows_of_keys

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ops._autograd import as_stored, at_end_of_backward, current_backward, grad_of, is_reached
+from .._torch import as_stored, at_end_of_backward, current_backward, grad_of, is_in_ddp, is_reached
 from ..optim._gradients import merged, update
 from ..optim._in_backward import SECOND_BACKWARD
 from ..optim._row_optimizer import RowOptimizer, StepGroup
 from ..optim._tables import Gradient, Table, are_same, changes, table_of, writing
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
-from .gradients import has_hooks, is_in_ddp
+from .gradients import has_hooks
 
 _lock = threading.RLock()
 _lookups = itertools.count()

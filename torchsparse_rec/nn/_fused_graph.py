@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..ops._autograd import as_stored
+from .._torch import as_stored, is_alive
 from ._fused import FusedLookups
 from ._plan import Ids, Plan
 from ._read import Tables, read, weights_gradient
@@ -74,8 +73,7 @@ def _look_up(_leaf, indices, offsets, per_sample_weights, bags, side_by_side, *r
     with as_stored():
         reading = lookups.start(ids, recorded and training)
     if recorded:
-        alive = StorageWeakRef(token.untyped_storage())
-        token.fill_(lookups.expect(lambda: not alive.expired()))
+        token.fill_(lookups.expect(is_alive(token)))
     return *reading, token
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._torch import load_hooks
 from ..optim._tables import are_same, table_of
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
@@ -112,7 +113,7 @@ class FusedOwner(torch.nn.Module):
     def _init_fused(self) -> None:
         self._forget_lookups()
         self._number = register_owner(self)
-        if _follow_tables not in self._load_state_dict_post_hooks.values():
+        if _follow_tables not in load_hooks(self).values():
             self.register_load_state_dict_post_hook(_follow_tables)
 
     def _look_up_fused(self, plan: Plan, tables: Sequence[int], ids: Ids) -> Tensor:
@@ -166,7 +167,7 @@ class FusedOwner(torch.nn.Module):
         """Undo :meth:`_init_fused`, before the module changes its class."""
         for name in ("_fused", "_last_fused", "_known_tables", "_leaf", "_number"):
             self.__dict__.pop(name, None)
-        hooks = self._load_state_dict_post_hooks
+        hooks = load_hooks(self)
         for key in [key for key, hook in hooks.items() if hook is _follow_tables]:
             del hooks[key]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._autograd import below_autograd
+from .._torch import below_autograd
 from ..ops._reduction import MAX
 
 if TYPE_CHECKING:

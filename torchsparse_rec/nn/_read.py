@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._autograd import as_stored
+from .._torch import as_stored, version_of
 from ..optim._tables import Rows, Table, changes, table_of
 from ._plan import CURRENT, Behind, Ids, Plan, joined, part_of
 
@@ -118,7 +118,7 @@ def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
 def versions(weights: Sequence[Tensor]) -> list[int]:
     """Return a number for each table, which every update changes and a flush does not."""
     with as_stored():
-        return [weight._version + _is_to_be_written(table_of(weight)) for weight in weights]
+        return [version_of(weight) + _is_to_be_written(table_of(weight)) for weight in weights]
 
 
 def _is_to_be_written(table: Table) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ops._autograd import as_stored
+from .._torch import as_stored
 from ..ops._reduction import SUM
 from ..optim._lagging import LaggingParameter
 from ._lookup import bad_id, check_ids, look_up, renormalise

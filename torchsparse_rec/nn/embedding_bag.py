@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._torch import as_stored
 from ..ops import _reduction
-from ..ops._autograd import as_stored
 from ..optim._lagging import LaggingParameter
 from ._lookup import bad_id, check_ids, pool, renormalise
 from ._plan import Ids

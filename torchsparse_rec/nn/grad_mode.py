@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from ..ops._autograd import as_stored
+from .._torch import as_stored, is_in_fsdp
 from ..optim._lagging import is_parameter
 from ..optim._tables import table_of
 from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
@@ -20,7 +20,6 @@ from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
 from ._read import look_up_behind, owned_table, read
 from .auto import AutoChoice, as_bytes
-from .gradients import is_in_fsdp
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import Parameter
 from torch.utils.hooks import unserializable_hook
 
-from ..ops._autograd import as_stored, grad_of
+from .._torch import as_stored, grad_of, gradient_hooks, mark_coalesced
 
 __all__ = ["sparse_to_dense_grads"]
 
@@ -41,7 +40,7 @@ class _KeepCoalesced:
         with as_stored():
             grad = grad_of(parameter)
         if grad is not None and grad.layout is torch.sparse_coo and grad._nnz() == self.rows:
-            grad._coalesced_(True)
+            mark_coalesced(grad)
 
 
 def keep_coalesced(weight: Tensor) -> None:
@@ -53,8 +52,8 @@ def keep_coalesced(weight: Tensor) -> None:
     """
     if not weight.is_leaf:
         return
-    hooks = weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-    if hooks and any(isinstance(getattr(hook, "__self__", None), _KeepCoalesced) for hook in hooks.values()):
+    _, hooks = gradient_hooks(weight)
+    if any(isinstance(getattr(hook, "__self__", None), _KeepCoalesced) for hook in hooks.values()):
         return
     keep = _KeepCoalesced()
     weight.register_hook(keep.before)
@@ -63,21 +62,11 @@ def keep_coalesced(weight: Tensor) -> None:
 
 def has_hooks(weight: Tensor) -> bool:
     """Say whether a table's gradient has hooks other than those of this package."""
-    before, after = weight._backward_hooks, weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    before, after = gradient_hooks(weight)
     if not before and not after:  # the usual case, first, as every lookup calls this
         return False
-    found = [hook for hooks in (before, after) if hooks for hook in hooks.values()]
+    found = [*before.values(), *after.values()]
     return not all(str(getattr(hook, "__module__", "")).startswith(_PACKAGE) for hook in found)
-
-
-def is_in_ddp() -> bool:
-    """Say whether the forward of a DistributedDataParallel is running."""
-    return getattr(DistributedDataParallel, "_active_ddp_module", None) is not None
-
-
-def is_in_fsdp(module: Module) -> bool:
-    """Say whether ``fully_shard`` has sharded a module's parameters."""
-    return "_is_fsdp_managed_module" in module.__dict__
 
 
 def sparse_to_dense_grads(x: Any) -> Any:

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import _library as _library  # loads the schemas
-from ._autograd import is_transformed
+from .._torch import is_transformed, pytree
 
 _ops = torch.ops.torchsparse_rec
 _TRANSFORMED: dict[str, Any] = {}

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
+from .._torch import arguments_of, operator_names
 
 _NAMESPACE = "torchsparse_rec"
 _Rule = Callable[..., tuple[Any, Any]]
@@ -54,9 +55,9 @@ def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
 
 def register_the_others() -> None:
     """Give the default rule to every operator that has tensors and none yet."""
-    for qualified in torch._C._dispatch_get_all_op_names():
+    for qualified in operator_names():
         namespace, _, name = qualified.partition("::")
-        if namespace == _NAMESPACE and name not in _RULED and _operator(name)._schema.arguments:
+        if namespace == _NAMESPACE and name not in _RULED and arguments_of(_operator(name)):
             _register(name, _default(name))
 
 
@@ -102,7 +103,7 @@ def _one_by_one(
 def _written(name: str, in_dims: Sequence[Any], arguments: Sequence[Any]) -> dict[int, str]:
     """The names of the tensors that the operator writes, by place; all must be batched."""
     result = {}
-    for place, argument in enumerate(_operator(name)._schema.arguments):
+    for place, argument in enumerate(arguments_of(_operator(name))):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and arguments[place] is not None:
             if any(dim is None for dim in _dims(in_dims[place], arguments[place])):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._autograd import as_stored
+from .._torch import as_stored
 from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
 from ._lagging import mark_current
 from ._tables import accumulator_dtype, growing_among, note_change, writing

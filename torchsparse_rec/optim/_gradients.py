@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..ops._autograd import grad_of
+from .._torch import grad_of
 from ..ops.row_optimizer import row_optimizer_update_
 from ._tables import Gradient, accumulator_dtype, table_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ops._autograd import as_stored, grad_of
+from .._torch import as_stored, grad_of
 from ..ops.row_optimizer import OPTIMIZER_RULES
 from ._checkpoints import Checkpoints
 from ._tables import forget_collected

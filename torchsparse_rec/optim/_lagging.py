@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ..ops._autograd import as_stored, grad_of
+from .._torch import as_stored, grad_of
 from ._tables import table_if_any
 
 __all__ = ["LaggingParameter", "can_lag", "is_parameter", "mark_current", "mark_lagging"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._autograd import as_stored, grad_of
+from .._torch import as_stored, grad_of, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
 from ._gradients import gradient_of, update
@@ -134,11 +134,7 @@ class RowOptimizer(InBackward):
 
     def _dense_step(self) -> None:
         """Step what ``param_groups`` holds at this moment: parameters with strided gradients that are no tables."""
-        step: Any = super().step
-        if getattr(step, "hooked", False):  # the hooks around it are this optimizer's own, which run already
-            step.__wrapped__(self)
-        else:
-            step()
+        step_without_hooks(self, super().step)  # the hooks around it are this optimizer's own, which run already
 
     # ---- Construction ------------------------------------------------------------------------------------------------
 

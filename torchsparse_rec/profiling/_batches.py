@@ -12,9 +12,9 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 from torch.utils.data import DataLoader
 
+from .._torch import pytree, version_of
 from ..jagged import JaggedTensor, KeyedJaggedTensor
 
 __all__ = [
@@ -98,7 +98,7 @@ def prefetched(loader: Any) -> int:
 
 def fresh(batch: Any) -> Any:
     """Return the same tensors in new containers, since a step may remove keys from its batch."""
-    return _pytree.tree_map(lambda leaf: copy.copy(leaf) if _is_record(leaf) else leaf, batch)
+    return pytree.tree_map(lambda leaf: copy.copy(leaf) if _is_record(leaf) else leaf, batch)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
@@ -127,7 +127,7 @@ def versions(batch: Any) -> list[int]:
 
     def see(leaf: Any) -> None:
         if isinstance(leaf, Tensor) and not leaf.is_inference():
-            counts.append(leaf._version)
+            counts.append(version_of(leaf))
 
     _mapped(batch, see, _is_record)
     return counts
@@ -143,7 +143,7 @@ def _mapped(batch: Any, change: Callable[[Any], Any], is_open: Callable[[Any], b
         other.__dict__.update({name: _mapped(value, change, is_open) for name, value in leaf.__dict__.items()})
         return other
 
-    return _pytree.tree_map(each, batch)
+    return pytree.tree_map(each, batch)
 
 
 class TrainingStep:

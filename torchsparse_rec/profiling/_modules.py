@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.utils import _pytree
 
+from .._torch import is_compiled, pytree
 from ..nn._owner import FusedOwner, TableOwner
 
 __all__ = [
@@ -55,11 +55,7 @@ def lookups(models: list[Module]) -> dict[str, Module]:
 
 def has_compiled(models: list[Module]) -> bool:
     """Say whether ``torch.compile`` has compiled a part of a model: to take parts out would make it compile again."""
-    return any(
-        isinstance(part, torch._dynamo.eval_frame.OptimizedModule) or part._compiled_call_impl is not None
-        for model in models
-        for part in model.modules()
-    )
+    return any(is_compiled(part) for model in models for part in model.modules())
 
 
 def dense_layers(models: list[Module], shapes: dict[Module, Shapes]) -> list[Module]:
@@ -137,7 +133,7 @@ def without_gradients(models: list[Module], tables: list[Parameter]) -> Iterator
     chosen = {id(table) for table in tables}
 
     def train(_module: Module, _arguments: tuple, output: Any) -> None:
-        for leaf in _pytree.tree_leaves(output):
+        for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and torch.is_grad_enabled():
                 leaf.requires_grad_(True)
 

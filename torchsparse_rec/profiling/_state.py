@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
+from .._torch import as_stored
 from ..nn.auto import AutoChoice
-from ..ops._autograd import as_stored
 from ..optim._clock import Clock
 from ..optim._lagging import mark_current, mark_lagging
 from ..optim._row_optimizer import RowOptimizer

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.utils import _pytree
 
+from .._torch import pytree
 from ..jagged import KeyedJaggedTensor
 from ..nn._collection import Collection
 from ..nn.auto import as_bytes
@@ -166,7 +166,7 @@ class Watch:
 
     def _see_owner(self, module: Module, arguments: tuple, named: dict[str, Any]) -> None:
         """Mark the parameters of a module as no tables if it takes only tensors of floats, which cannot be ids."""
-        taken = [leaf for leaf in _pytree.tree_leaves((arguments, named)) if leaf is not None]
+        taken = [leaf for leaf in pytree.tree_leaves((arguments, named)) if leaf is not None]
         if taken and all(isinstance(leaf, Tensor) and leaf.is_floating_point() for leaf in taken):
             self._dense.update(id(p) for p in module.parameters(recurse=False))
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ..._torch import is_in_ddp, is_in_fsdp
 from ...optim._tables import table_of
-from ..gradients import is_in_ddp, is_in_fsdp
 from .base import VariablePart
 from .optimizer_rows import OptimizerRows
 

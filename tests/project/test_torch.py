@@ -1,0 +1,111 @@
+"""Private names of torch: which there are, that this torch has them, and that what stands in for one gives its results."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchsparse_rec import _torch
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = re.findall(r'_private\("([\w.]+)"', Path(_torch.__file__).read_text())
+# A GradScaler asks optimizers for it, and torch's constructors set it.
+ASKED_FOR = {"_step_supports_amp_scaling"}
+
+
+def private_names(path: Path) -> set[str]:
+    """Return the names in a file that are private to torch: a module's, or an attribute of something of torch."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch."):
+            found |= {part for part in ast.unparse(node).split(".") if part.startswith("_")}
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            found |= {name for name in names if name.startswith("_")}
+        known = {"_coalesced_", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_execution_engine"}
+        if isinstance(node, ast.Attribute) and node.attr in known | {
+            "_load_state_dict_post_hooks",
+            "_compiled_call_impl",
+        }:
+            found.add(node.attr)
+    return {name for name in found if not name.startswith("__")}
+
+
+def test_they_stand_in_one_file():
+    files = [x for folder in ("torchsparse_rec", "compat") for x in (ROOT / folder).rglob("*.py")]
+    found = {str(x.relative_to(ROOT)): private_names(x) for x in files}
+    assert {name for name in found if found[name]} == {"torchsparse_rec/_torch.py"}
+
+
+@pytest.mark.representative
+@pytest.mark.parametrize("name", [name for name in NAMES if "cuda" not in name or torch.cuda.is_available()])
+def test_this_torch_has_it(name):
+    assert _torch._private(name, None) is not None
+
+
+# A step in each mode, a gradient of a gradient, and a vmap; run where a name is gone, and where none is.
+PROGRAM = """
+import sys, torch
+for path in sys.argv[1:]:
+    owner, _, name = ("torch." + path).rpartition(".")
+    delattr(eval(owner), name)
+from torchsparse_rec import nn, ops, optim
+
+def trained(mode):
+    torch.manual_seed(0)
+    bag = nn.EmbeddingBag(50, 4, grad_mode=mode)
+    optimizer = optim.Adam(bag.parameters(), lr=0.1, in_backward=mode == "fused")
+    for k in range(3):
+        optimizer.zero_grad()
+        bag(torch.tensor([[k, 1, 2], [3, 3, k]])).square().sum().backward()
+        optimizer.step()
+    return bag.state_dict()["weight"]
+
+for mode in ("dense", "sparse", "fused"):
+    try:
+        print(mode, trained(mode).double().sum().item())
+    except RuntimeError as error:
+        print(mode, error)
+data, ids = torch.arange(6.0, dtype=torch.float64).view(3, 2).requires_grad_(), torch.tensor([0, 0, 1])
+print(torch.autograd.gradgradcheck(lambda x: ops.segment_prod(x, ids), data))
+print(torch.func.grad(lambda x: ops.segment_sum(x, ids).square().sum())(data).tolist())
+try:
+    print(torch.vmap(lambda x: ops.segment_sum(x, ids))(data.detach().expand(2, 3, 2)).tolist())
+except RuntimeError as error:
+    print(error)
+"""
+# What cannot be done without a name says so; everything else is what it is with it.
+REFUSED = {
+    "_C._current_graph_task_id": "grad_mode='fused' cannot tell one backward from another, as torch",
+    "_C._will_engine_execute_node": "grad_mode='fused' cannot tell one backward from another, as torch",
+    "_C._dispatch_get_all_op_names": "vmap has no rules",
+}
+
+
+def run_without(*paths: str) -> list[str]:
+    """Return the lines that the program prints in a process whose torch lacks these names."""
+    command = [sys.executable, "-c", PROGRAM, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def with_all() -> list[str]:
+    """Return the lines that the program prints where torch has all names."""
+    return run_without()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("_C.", "Tensor.")) and "cuda" not in name])
+def test_without_it_results_are_the_same_or_refused(name, with_all):
+    found = run_without(name)
+    if name in REFUSED:
+        assert any(REFUSED[name] in line for line in found)
+    assert [
+        a for a, b in zip(found, with_all, strict=True) if a != b and REFUSED.get(name, "no refusal") not in a
+    ] == []
