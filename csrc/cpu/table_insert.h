@@ -47,8 +47,8 @@ inline void set_version(int64_t* entry, int64_t version) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(entry + 1) + 1, static_cast<uint32_t>(version), __ATOMIC_RELAXED);
 }
 
-// What is noted of rows that occur, by one thread: a few rows at a time, so that those which occur all the time are not
-// written by all threads all the time.
+// What one thread notes of rows that occur: a few rows at a time, so that rows which occur all the time are not written
+// by all threads all the time.
 class Occurrences {
  public:
   Occurrences(int64_t* entries, int64_t version, bool count) : entries_(entries), version_(version), count_(count) {}

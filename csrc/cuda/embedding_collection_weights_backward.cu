@@ -53,7 +53,7 @@ struct StoredRows {
   };
 };
 
-// Rows as of now, as their tables would hold them. A lookup's table is an OptimizerTable.
+// Up-to-date rows, as their tables would hold them once flushed. A lookup's table is an OptimizerTable.
 template <class A, class Rules>
 struct CurrentRows {
   OptimizerCall<A> optimizer;

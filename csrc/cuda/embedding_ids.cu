@@ -64,7 +64,7 @@ struct PrunedBags {
   bool prune_weights;
   bool has_default;
   int64_t default_id;
-  const int64_t* starts;  // [bags + 1], among the sorted entries; those behind the last have no bag
+  const int64_t* starts;  // [bags + 1], among the sorted entries; those after the last have no bag
   ErrorSink errors;
   I* indices_out;
   W* weights_out;

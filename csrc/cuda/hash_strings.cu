@@ -6,7 +6,7 @@
 namespace tsr {
 namespace {
 
-// Bytes at any address, read by the aligned words that hold them, up to 3 bytes before and 4 behind what is asked for:
+// Bytes at any address, read by the aligned words that hold them, up to 3 bytes before and 4 after what is asked for:
 // the device would load one byte at a time. See TextWords in hash_words.h.
 class AlignedText {
  public:

@@ -65,13 +65,13 @@ struct OptimizerCall {
   IdleKind idle = IdleKind::kNone;
   ScalarType weight_dtype{};
   bool rounds_by_chance = false;
-  bool skips_zeros = false;       // among named rows of tables that are not caught up
+  bool skips_zeros = false;       // among named rows of tables that are not flushed
   A eps = 0;                      // of Adam's family
   A sign = 1;                     // of gradients
   const A* grad_scale = nullptr;  // one of the two, or none
   const float* float_scale = nullptr;
   const void* history = nullptr;
-  int64_t now = 0;                             // rows are caught up through this step, counted from the base
+  int64_t now = 0;                             // rows are flushed through this step, counted from the base
   int64_t done = 0;                            // what last_step becomes
   int64_t step = 0;                            // the step's own number
   alignas(16) unsigned char scalars[96] = {};  // the rule
@@ -249,7 +249,7 @@ struct OptimizerArguments {
   OptimizerRule rule;
   const std::vector<double>& hyperparameters;
   int64_t step, base;
-  int64_t now;  // the step through which rows are caught up: step - 1 before a step
+  int64_t now;  // the step through which rows are flushed: step - 1 before a step
   ScalarType weight_dtype;
   const std::optional<Tensor>& history;
   const std::optional<Tensor>& grad_scale;
