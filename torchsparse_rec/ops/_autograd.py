@@ -14,38 +14,39 @@ from .. import _library as _library  # loads the schemas
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
-# No tensor's class has a say: for those who work on a table's storage, of which rows may be behind.
+# No tensor's class has a say: for code that works on a table's storage, some rows of which may be stale.
 as_stored = torch._C.DisableTorchFunctionSubclass
 
 # Whether one of its arguments is a tensor with a gradient.
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 
-# Of whichever class a parameter is, at the cost of a plain one's: for loops over all tables, under as_stored.
+# Reads a parameter's gradient, whatever its class, at the cost of a plain one's: for loops over all tables, under
+# as_stored.
 grad_of: Callable[[Tensor], Tensor | None] = Tensor.grad.__get__  # type: ignore[union-attr]
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither."""
+    """Say whether torch.func or forward-mode derivatives are at work: a registered derivative suits neither."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_watched() -> bool:
-    """Whether a mode (tracing, fake tensors) wants to see the operators themselves."""
+    """Say whether a mode (tracing, fake tensors) wants to see the operators themselves."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def current_backward() -> int:
-    """The number of the backward that runs in this thread; -1: none does."""
+    """Return the number of the backward that runs in this thread; -1: none does."""
     return torch._C._current_graph_task_id()  # type: ignore[no-any-return]
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Within a backward: have it call this when it has come to its end, unless it raises before."""
+    """Have the running backward call ``callback`` when it ends, unless it raises before."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
 
 
 def is_reached(leaf: Tensor) -> bool:
-    """Within a backward: whether it goes as far as a leaf, or only to other tensors that ``inputs`` names."""
+    """Say whether the running backward reaches a leaf, or only other tensors that its ``inputs`` name."""
     try:
         return torch._C._will_engine_execute_node(get_gradient_edge(leaf).node)  # type: ignore[no-any-return]
     except RuntimeError:  # it says so of every leaf under torch.autograd.grad()
@@ -59,12 +60,12 @@ def differentiable(
     Register an operator's derivative, and return the operator as the public functions should call it.
 
     ``torch.library.register_autograd`` serves compilation and export. Its way through an eager call takes some 20 us,
-    more than a small lookup itself, and it refuses torch.func. What is returned takes an ``autograd.Function`` with
-    the same two functions instead, where nothing is traced, and goes straight to the kernel where no gradient is
+    more than a small lookup itself, and it refuses torch.func. The returned function takes an ``autograd.Function``
+    with the same two functions instead, where nothing is traced, and goes straight to the kernel where no gradient is
     asked for.
 
     Args:
-        name: of the operator, in csrc/library.cpp; its arguments must hold no lists of tensors.
+        name: the operator's, in csrc/library.cpp; its arguments must hold no lists of tensors.
         backward: as for ``torch.library.register_autograd``.
         setup_context: likewise; ``inputs`` holds every argument of the schema.
     """

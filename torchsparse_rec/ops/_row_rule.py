@@ -33,7 +33,7 @@ class Rule(IntEnum):
 def update(
     rule: Rule, weight: Tensor, states: tuple[Tensor, ...], grad: Tensor, indices: Tensor, hyperparameters: list[float]
 ) -> Tensor:
-    """One call of the operator. As torch's optimizers do, it refuses to be part of a graph."""
+    """Step rows by ``row_update`` and return ``weight``. As torch's optimizers, it refuses to be part of a graph."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (weight, *states, grad)):
         raise RuntimeError(
             "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
