@@ -17,7 +17,7 @@ from .ops._reduction import MAX, MIN, PROD, SQRTN, SUM
 
 __all__ = ["translations"]
 
-# Of onnxscript, once translations() has been called.
+# Modules of onnxscript, once translations() has been called.
 op: Any = None
 ir: Any = None
 

@@ -101,7 +101,7 @@ def _of_torchrec(x: Any) -> KeyedJaggedTensor:
         list(x.keys()),
         x.values(),
         x.weights_or_none(),
-        # Its empty objects have offsets without any element: lengths are the form that is always whole.
+        # TorchRec's empty objects have offsets without any element; their lengths are always whole.
         lengths=x.lengths().reshape(-1),
         stride_per_key_per_rank=x.stride_per_key_per_rank() if x.variable_stride_per_key() else None,
         length_per_key=known,

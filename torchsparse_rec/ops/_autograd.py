@@ -17,7 +17,7 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 # No tensor's class has a say: for code that works on a table's storage, some rows of which may be stale.
 as_stored = torch._C.DisableTorchFunctionSubclass
 
-# Whether one of its arguments is a tensor with a gradient.
+# Says whether one of its arguments is a tensor that requires a gradient.
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 
 # Reads a parameter's gradient, whatever its class, at the cost of a plain one's: for loops over all tables, under

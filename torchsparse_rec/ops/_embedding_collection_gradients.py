@@ -116,7 +116,7 @@ def sparse_backward(ctx: Any, grads: list[Tensor], _rows: Any) -> tuple:
     tables = {}
     for k, (values, own, want) in enumerate(zip(grads, rows, ctx.wanted, strict=True)):
         if want:
-            # The row for padding is the first: how many there are is not known before.
+            # The row for padding is the first: the number of rows is known only at run time.
             positions = (torch.searchsorted(own, indices) + 1).masked_fill(indices == ctx.lists[4][k], 0)
             tables[k] = torch.cat([values.new_zeros(1, values.shape[1]), values]), positions, 0
     grad_grad, weights_grad = _transposed(ctx, tables)

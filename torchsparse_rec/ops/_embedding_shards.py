@@ -234,7 +234,7 @@ def _shards_weights_backward(ctx, result_grad):
 
 
 pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
-# Tables that come in a list would not be seen by a Function: these take the registered way alone.
+# An autograd.Function does not see tables that come in a list: these operators take the registered way alone.
 torch.library.register_autograd(
     "torchsparse_rec::embedding_bag_shards", _shards_backward, setup_context=_shards_setup_context
 )

@@ -44,7 +44,7 @@ def update(
         weight, state0, state1, state2, grad, indices, int(rule), hyperparameters
     )
     if not torch.compiler.is_compiling():
-        # So that a graph that has saved a written tensor notices, as it does for torch's own operators.
+        # A graph that has saved a written tensor must notice, as it does with torch's own operators.
         torch.autograd.graph.increment_version([x for x in (weight, *states) if not x.is_inference()])
     return weight
 

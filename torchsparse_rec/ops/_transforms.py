@@ -83,7 +83,7 @@ def _transformed(name: str, backward: Callable[..., Any], setup_context: Callabl
     def gradients(ctx: Any, *grads: Any) -> tuple:
         layout = ctx.layout
         given = layout.of_outputs(grads)
-        # Only several results have a gradient each: one that is a list has a list.
+        # The backward of several results takes a gradient for each; that of one result, which may be a list, takes one.
         results = backward(_Context(ctx, layout), *(given if isinstance(given, tuple) else (given,)))
         flat: list = [None]  # of layout
         for leaves, grad in zip(layout.leaves, results, strict=True):

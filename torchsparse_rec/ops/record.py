@@ -24,7 +24,7 @@ __all__ = [
     "to_byte_planes",
 ]
 
-# Why the frames end, as in csrc/record.h.
+# The reasons why the frames end, in the order of FrameFault in csrc/record.h.
 _FAULTS = (None, "incomplete", "length_crc", "data_crc")
 
 _ops = torch.ops.torchsparse_rec

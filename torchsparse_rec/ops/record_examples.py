@@ -23,7 +23,7 @@ __all__ = ["ExampleColumn", "ExampleError", "ExampleValues", "encode_examples", 
 _ops = torch.ops.torchsparse_rec
 _REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
-# As in csrc/record_example.h.
+# The numbers are those of csrc/record_example.h.
 _DTYPES = {"int64": 0, "int32": 1, "float32": 2, "bytes": 3}
 _TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "bytes": torch.uint8}
 _ANY_NUMBER = -1

@@ -363,7 +363,7 @@ def _unsorted_backward(ctx, grad):
 
 
 # A gradient's own gradients, sorted and unsorted alike: reduce(values, reduction) is the forward operator over the same
-# segments, share(rows, data, reduction) its gradient, and upstream what the gradient's result receives.
+# segments, share(rows, data, reduction) its gradient, and upstream the gradient with respect to the gradient's result.
 _Reduce = Callable[[Tensor, int], Tensor]
 _Share = Callable[[Tensor, Tensor | None, int], Tensor]
 

@@ -30,13 +30,13 @@ class FilledRows(NamedTuple):
         tensor([ True, False])
     """
 
-    #: ``[M, R]``, grouped by row.
+    #: ``[M, R]``: the indices of all entries, filled ones too, grouped by row.
     indices: Tensor
-    #: ``[M]``.
+    #: ``[M]``: the value of each of these entries.
     values: Tensor
     #: ``[num_rows]``, bool: which rows were empty.
     empty_row_indicator: Tensor
-    #: ``[N]``, int64: where each entry went.
+    #: ``[N]``, int64: the place of each given entry among the results.
     reverse_index_map: Tensor
 
 
@@ -49,13 +49,13 @@ class RaggedFilledRows(NamedTuple):
         tensor([0, 1])
     """
 
-    #: ``[M]``, int64, sorted.
+    #: ``[M]``, int64, sorted: the row of each value, filled ones too.
     value_rowids: Tensor
-    #: ``[M]``.
+    #: ``[M]``: these values.
     values: Tensor
     #: ``[nrows]``, bool: which rows were empty.
     empty_row_indicator: Tensor
-    #: ``[N]``, int64: where each value went.
+    #: ``[N]``, int64: the place of each given value among the results.
     reverse_index_map: Tensor
 
 
