@@ -35,7 +35,7 @@ struct CrossHash {
   explicit CrossHash(std::optional<int64_t> key) : value(static_cast<uint64_t>(key.value_or(0))), exists(key) {}
   TSR_HOST_DEVICE explicit CrossHash(uint64_t hash) : value(hash) {}
 
-  // With one value more.
+  // The hash of the columns so far and of one value more.
   TSR_HOST_DEVICE CrossHash with(int64_t next) const {
     const uint64_t word = static_cast<uint64_t>(next);
     return CrossHash(exists ? fingerprint_cat64(value, word) : word);

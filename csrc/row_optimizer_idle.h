@@ -281,7 +281,7 @@ class AdamTerms {
     if (!empty) f(term(part, p1, shrinking));
   }
 
-  // The same without putting blocks together: more parts, and half of the registers.
+  // Walks over the terms without putting blocks together: more parts, and half of the registers.
   template <class F>
   TSR_HOST_DEVICE void walk_blocks(int64_t from, int64_t to, const F& f) const {
     double p1 = 1, shrinking = 1, before = 0;

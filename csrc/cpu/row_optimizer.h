@@ -208,7 +208,7 @@ class RowStepper {
   std::optional<int64_t> rounding_seed_;
 };
 
-// Of K tables that are stepped together; states and last_steps table after table.
+// The steppers of K tables that are stepped together; states and last_steps table after table.
 template <class T>
 std::vector<RowStepper<T>> steppers_of(const OptimizerStep<acc_t<T>>& step, const std::vector<Tensor>& weights,
                                        const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,

@@ -130,7 +130,7 @@ class Inserter {
     for (const std::vector<int32_t>& list : lists) positions_.insert(positions_.end(), list.begin(), list.end());
   }
 
-  // Of the j-th missing key.
+  // The position of the j-th missing key.
   int64_t position_of(int64_t j) const { return positions_.empty() ? j : positions_[static_cast<size_t>(j)]; }
 
   int64_t key(int64_t position) const { return static_cast<int64_t>(a_.ids[position]); }
@@ -260,7 +260,7 @@ class Inserter {
     a_.rows[position] = a_.born[position] = row;
   }
 
-  // Of a position that has not inserted its key; false where there was no room.
+  // Reads the row of a position that has not inserted its key; false where there was no room.
   bool read_row(int64_t j) {
     const int32_t* slot = slots_[j];
     if (slot == nullptr || *slot < 0) return false;
@@ -269,7 +269,7 @@ class Inserter {
     return true;
   }
 
-  // Of keys for which there was no row. No key has come after them.
+  // Gives back the slots of keys for which there was no row. No key has come after them.
   void give_back_slots() {
     for (int64_t j = 0; j < num_missing_; ++j) {
       if (is_first_[j] && *slots_[j] < 0) erase(j);

@@ -18,7 +18,7 @@ struct CollectionGradient {
   const std::vector<bool>& wanted;
 };
 
-// Of the wanted tables, numbered as they come: table w has the keys [first_rows[w], first_rows[w + 1]).
+// The groups of the wanted tables, numbered as they come: table w has the keys [first_rows[w], first_rows[w + 1]).
 struct CollectionGroups {
   std::vector<int64_t> tables;      // which they are
   std::vector<int64_t> first_rows;  // [wanted tables + 1]

@@ -73,7 +73,7 @@ struct PrunedBags {
 
   __device__ bool counts(int64_t i) const {
     if constexpr (!std::is_same_v<W, NoWeights>) {
-      // Of a NaN neither is true.
+      // A NaN is not greater.
       if (prune_weights && !(static_cast<acc_t<W>>(weights[i]) > acc_t<W>(0))) return false;
     }
     return ids[i] >= 0;

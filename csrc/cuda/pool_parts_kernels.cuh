@@ -6,7 +6,7 @@
 
 namespace tsr {
 
-// Numbers of either width. As a pointer to them.
+// Numbers of either width, used like a pointer to them.
 struct Integers {
   const void* data;
   bool are_long;
@@ -19,7 +19,7 @@ struct Integers {
   }
 };
 
-// As a pointer to offsets; without data, of bags of one entry each.
+// Offsets, used like a pointer to them; without data, those of bags of one entry each.
 struct Offsets {
   const int64_t* data;
   int64_t at;

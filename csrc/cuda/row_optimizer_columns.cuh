@@ -274,7 +274,7 @@ void with_rules(const OptimizerCall<A>& call, const F& f) {
   }
 }
 
-// The same of the rules whose idle rows move.
+// Calls f with the list that has the call's rule, for rules whose idle rows move.
 template <class A, class F>
 void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
   call.idle == IdleKind::kLinear ? f(LinearRules<A>()) : f(AdamRules<A>());
@@ -284,7 +284,7 @@ void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
 OptimizerTable optimizer_table(const OptimizerArguments& arguments, const Tensor& weight, const Tensor* states,
                                const Tensor* last_step, int64_t seed);
 
-// Of tables that are stepped together: states and last_steps table after table.
+// The tables that are stepped together: states and last_steps table after table.
 inline std::vector<OptimizerTable> optimizer_tables(const OptimizerArguments& arguments,
                                                     const std::vector<Tensor>& weights,
                                                     const std::vector<Tensor>& states,
