@@ -1,13 +1,13 @@
 """
-Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUDA, torchsparse_rec/_C_cuda.so.
+The build of torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUDA, torchsparse_rec/_C_cuda.so.
 
-TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if torch has CUDA, since no other
-                                can load it, and nvcc is found. 1: whatever torch has; fail without nvcc
-TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default: this machine's GPUs; without, those of a
-                                release that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
+TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if nvcc is found and torch has
+                                CUDA, since no other torch can load it. 1: whatever torch has; fail without nvcc
+TORCH_CUDA_ARCH_LIST            the CUDA library's architectures, as for torch (default: this machine's GPUs; where
+                                there are none, a release's that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
 VERBOSE=1                       print the compiler's commands, not only the files' names
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
-CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
+CUDA_HOME                       the CUDA toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
 import contextlib

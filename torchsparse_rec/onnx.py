@@ -203,7 +203,7 @@ def _extreme(rows, dtype, ids, segments, largest: bool, lowest: bool):
 
 
 def _scattered(rows, ids, segments, start: float, dtype, how: str):
-    """Rows ``[N, D]`` joined to what each segment starts with."""
+    """Reduce rows ``[N, D]`` by segment, beginning with ``start``."""
     shape = op.Concat(_plus(segments, 1), op.Shape(rows, start=1), axis=0)
     places = op.Expand(op.Unsqueeze(ids, op.Constant(value_ints=[1])), op.Shape(rows))
     joined = op.ScatterElements(op.Expand(_number(start, dtype), shape), places, rows, axis=0, reduction=how)
@@ -222,7 +222,7 @@ def _ids_of_offsets(offsets, items):
 
 
 def _segments(segment_ids, num_segments):
-    """How many segments there are, ``[1]``: one more than the last id, if it is not said."""
+    """Return the number of segments, ``[1]``: one more than the last id, if ``num_segments`` is None."""
     if num_segments is not None:
         return _one(num_segments)
     ids = op.Concat(op.Constant(value_ints=[-1]), _long(segment_ids), axis=0)

@@ -60,4 +60,4 @@ def _row_update_fake(
     rule: int,
     hyperparameters: list[float],
 ) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""

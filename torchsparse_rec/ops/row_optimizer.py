@@ -359,12 +359,12 @@ def _update_fake(
     maximize: bool,
     rounding_seeds: list[int],
 ) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""
 
 
 @torch.library.register_fake("torchsparse_rec::row_optimizer_advance_")
 def _advance_fake(history: Tensor, rule: int, hyperparameters: list[float], step: int, base: int) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""
 
 
 @torch.library.register_fake("torchsparse_rec::row_optimizer_current")
@@ -394,7 +394,7 @@ def _make_current_fake(
     base: int,
     rounding_seeds: list[int],
 ) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""
 
 
 # Not differentiable, and registered as such: lookups, which read up-to-date values, have gradients of their own.
