@@ -1,13 +1,13 @@
 """
-Builds torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUDA, torchsparse_rec/_C_cuda.so.
+The build of torchsparse_rec/_C.so (schemas and CPU kernels) and, for a torch with CUDA, torchsparse_rec/_C_cuda.so.
 
-TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if torch has CUDA, since no other
-                                can load it, and nvcc is found. 1: whatever torch has; fail without nvcc
-TORCH_CUDA_ARCH_LIST            its architectures, as for torch (default: this machine's GPUs; without, those of a
-                                release that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
+TORCHSPARSE_REC_CUDA=0|1|auto   whether to build the CUDA library. auto, the default: if nvcc is found and torch has
+                                CUDA, since no other torch can load it. 1: whatever torch has; fail without nvcc
+TORCH_CUDA_ARCH_LIST            the CUDA library's architectures, as for torch (default: this machine's GPUs; where
+                                there are none, a release's that the toolkit knows, "8.0;9.0;10.0;12.0+PTX")
 VERBOSE=1                       print the compiler's commands, not only the files' names
 TORCHSPARSE_REC_SANITIZE=1      build only _C.so, under AddressSanitizer and UBSan, in build/sanitized/torchsparse_rec
-CUDA_HOME                       the toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
+CUDA_HOME                       the CUDA toolkit (default: that of nvcc on the PATH, then /usr/local/cuda)
 """
 
 import contextlib
@@ -29,22 +29,22 @@ from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).resolve().parent
-# The ninja beside this Python, of requirements/build.txt. The PATH may have none, and torch then compiles one file
-# after the other, or another one, which does not know what this one has compiled.
+# Take the ninja beside this Python, of requirements/build.txt. The PATH may have none: torch then compiles one file
+# after the other. Or it has another one, which does not know what this one has compiled.
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-# Of a parallel make: its job server is closed to what is no make, and this ninja would look for it.
+# A parallel make sets it: its job server is closed to all but make, and this ninja would look for it.
 os.environ.pop("MAKEFLAGS", None)
 # The oldest torch whose stable ABI is used: 2.10. See csrc/abi.h.
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 COMMON_FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", TARGET]
 SANITIZE = os.environ.get("TORCHSPARSE_REC_SANITIZE") == "1"
-# Not what AddressSanitizer finds anyhow, or nothing here has: an eighth of the time to compile.
+# Left out: what AddressSanitizer finds anyhow, or nothing here has. That saves an eighth of the time to compile.
 NOT_SANITIZED = "-fno-sanitize=null,object-size,vptr"
 SANITIZE_FLAGS = ["-O1", "-g1", "-fsanitize=address,undefined", NOT_SANITIZED, "-fno-sanitize-recover=undefined"]
 
 
 def find_cuda_home() -> str | None:
-    """The CUDA toolkit's folder. torch's own search answers None when torch itself has no CUDA, even beside nvcc."""
+    """Find the CUDA toolkit's folder. torch's own search answers None if torch has no CUDA, even where nvcc is."""
     nvcc = shutil.which("nvcc")
     places = [
         os.environ.get("CUDA_HOME"),
@@ -56,7 +56,7 @@ def find_cuda_home() -> str | None:
 
 
 def present_architectures() -> list[str]:
-    """Those of the GPUs that torch can use; none where it has no CUDA, or no driver."""
+    """Return the architectures of the GPUs that torch can use; none where it has no CUDA, or no driver."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def present_architectures() -> list[str]:
 
 
 def released_architectures(home: str) -> list[str]:
-    """Those of a release that the toolkit knows: CUDA 12.8 is the first that knows them all."""
+    """Return a release's architectures that the toolkit knows: CUDA 12.8 is the first that knows them all."""
     nvcc = [str(Path(home, "bin/nvcc")), "--list-gpu-arch"]
     known = subprocess.run(nvcc, capture_output=True, text=True, check=True).stdout.split()
     *others, newest = (a for a in ("8.0", "9.0", "10.0", "12.0") if f"compute_{a.replace('.', '')}" in known)
@@ -75,13 +75,13 @@ def released_architectures(home: str) -> list[str]:
 
 
 def architectures(home: str) -> list[str]:
-    """What _C_cuda.so is compiled for. Who builds for other machines, CI and releases, names it."""
+    """Return the architectures to compile _C_cuda.so for; who builds for other machines, as CI does, names them."""
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
     return [arch for arch in named if arch] or present_architectures() or released_architectures(home)
 
 
 def arch_flags(home: str) -> list[str]:
-    """Their -gencode flags: explicit, because torch's own look at the GPU fails without one."""
+    """Return the architectures' -gencode flags: explicit, because torch's own look at the GPU fails without one."""
     flags = []
     for arch in architectures(home):
         number = arch.removesuffix("+PTX").replace(".", "")
@@ -92,18 +92,18 @@ def arch_flags(home: str) -> list[str]:
 
 
 def sources(folder: str, suffix: str) -> list[str]:
-    """Paths relative to the root, as setuptools wants them, in a fixed order."""
+    """List a folder's sources by paths relative to the root, as setuptools wants them, in a fixed order."""
     return sorted(str(p.relative_to(ROOT)) for p in (ROOT / folder).glob(f"*{suffix}"))
 
 
 def headers() -> list[str]:
-    """What the objects depend on beside their sources."""
+    """List the headers, on which the objects depend beside their sources."""
     return sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cuh"})
 
 
 def cpu_extension() -> CppExtension:
     """
-    _C.so.
+    Describe _C.so: the schemas and CPU kernels.
 
     -ffp-contract=off: the same bits at every instruction set (csrc/cpu/isa_foreach.h). -fno-math-errno and
     -fno-trapping-math: square roots and choices are vectorised; values are the same. -Wno-maybe-uninitialized: g++ 12
@@ -127,7 +127,7 @@ def cpu_extension() -> CppExtension:
 
 
 def cuda_extension(home: str) -> CppExtension:
-    """_C_cuda.so: a CppExtension too, since CUDAExtension links libraries a CPU-only torch lacks."""
+    """Describe _C_cuda.so: a CppExtension too, since CUDAExtension links libraries that a CPU-only torch lacks."""
     return CppExtension(
         "torchsparse_rec._C_cuda",
         sources("csrc/cuda", ".cu") + sources("csrc/cuda", ".cpp"),
@@ -154,7 +154,7 @@ def cuda_extension(home: str) -> CppExtension:
 
 
 def choose_cuda() -> tuple[str | None, str]:
-    """The toolkit to build _C_cuda.so with, or None; and what to tell of it."""
+    """Return the toolkit to build _C_cuda.so with, or None; and the message that says what was built, and why."""
     wish = "0" if SANITIZE else os.environ.get("TORCHSPARSE_REC_CUDA", "auto")
     if wish not in {"0", "1", "auto"}:
         raise ValueError(f"TORCHSPARSE_REC_CUDA must be 0, 1 or auto, got {wish!r}")
@@ -175,7 +175,7 @@ CUDA_HOME, SUMMARY = choose_cuda()
 
 
 def extensions() -> list[CppExtension]:
-    """_C always; _C_cuda where it was chosen."""
+    """List the libraries to build: _C always, _C_cuda where a toolkit was chosen."""
     if CUDA_HOME is None:
         return [cpu_extension()]
     cpp_extension.CUDA_HOME = CUDA_HOME
@@ -183,7 +183,7 @@ def extensions() -> list[CppExtension]:
 
 
 def packages() -> list[str]:
-    """torchsparse_rec and what is below it, and the folder compat/ as torchsparse_rec.compat."""
+    """List torchsparse_rec and its subpackages, and those of the folder compat/ as torchsparse_rec.compat."""
     compat = [f"torchsparse_rec.compat.{name}" for name in find_packages("compat")]
     own = find_packages(include=["torchsparse_rec", "torchsparse_rec.*"], exclude=["torchsparse_rec.compat*"])
     return [*own, "torchsparse_rec.compat", *compat]
@@ -191,7 +191,7 @@ def packages() -> list[str]:
 
 @contextlib.contextmanager
 def short_progress() -> Iterator[None]:
-    """Of each command that ninja, as torch calls it, prints in full, the file's name; all of one that fails."""
+    """Print, in place of each compiler command that ninja prints, its file's name; all else as it is."""
     if os.environ.get("VERBOSE") == "1":
         yield
         return
@@ -220,15 +220,15 @@ def short_progress() -> Iterator[None]:
 
 
 def is_short(source: str) -> bool:
-    """Whether a file compiles in a few seconds: those that are compiled per instruction set take the longest."""
+    """Say whether a file compiles in a few seconds: files compiled once per instruction set take the longest."""
     return "isa_foreach.h" not in Path(source).read_text()
 
 
 class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
-    """One folder of objects for pip, wheels and setup.py: what has not changed is not compiled again."""
+    """A build with one folder of objects for pip, wheels and setup.py: unchanged files are not compiled again."""
 
     def finalize_options(self) -> None:
-        """The usual options, but for the temporary folder that pip would choose; what is sanitized stays apart."""
+        """Set the usual options, but not the temporary folder that pip would choose; sanitized libraries stay apart."""
         super().finalize_options()
         self.build_temp = "build/sanitized/temp" if SANITIZE else "build/temp"
         if SANITIZE:
@@ -244,7 +244,7 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
         print(SUMMARY)  # not a log message, which -q would swallow
 
     def build_extension(self, ext: CppExtension) -> None:
-        """Compile the longest first: else all cores but one wait for it in the end."""
+        """Compile the slowest files first: else all cores but one wait for them in the end."""
         compile_with_ninja = self.compiler.compile
 
         def compile_longest_first(sources: list[str], **options: object) -> list[str]:
@@ -259,10 +259,10 @@ class BuildLibraries(BuildExtension.with_options(no_python_abi_suffix=True)):
 
 
 class PortableWheel(bdist_wheel):
-    """No Python ABI is used (the libraries are loaded by torch), so one wheel serves every Python 3: py3-none."""
+    """A wheel for every Python 3, py3-none: torch loads the libraries, which use no Python ABI."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """The platform's tag with Python's and the ABI's left open."""
+        """Return the platform's tag, with those of Python and the ABI left open."""
         return "py3", "none", super().get_tag()[2]
 
 

@@ -3,20 +3,21 @@
 // embedding(weight [V, D], indices [...]) -> [..., D]: out[i] = weight[indices[i]].
 // embedding_bag(weight [V, D], indices [N], offsets [B + 1], per_sample_weights [N]?, mode) -> (output [B, D], argmax):
 //   bag b holds the i in [offsets[b], offsets[b + 1]) whose index is not padding_idx, each with w_i (1 without
-//   weights); sum:   sum w_i x_i                       mean: sum w_i x_i / sum w_i sqrtn: sum w_i x_i / sqrt(sum w_i^2)
-//   max:  elementwise maximum of x_i (no weights) where x_i = weight[indices[i]], added in the order of i. A bag
-//   without entries, and a zero denominator, give zero (TensorFlow's div_no_nan). max: the first of equal values wins,
-//   a NaN wins over everything; argmax [B, D] int64 holds the winning position i, or -1 for an empty bag. In the other
-//   modes argmax is empty, [0].
+//   weights). With x_i = weight[indices[i]], added in the order of i, the result of a bag is
+//     sum:   sum w_i x_i
+//     mean:  sum w_i x_i / sum w_i
+//     sqrtn: sum w_i x_i / sqrt(sum w_i^2)
+//     max:   elementwise maximum of x_i (no weights)
+//   A bag without entries, and a zero denominator, give zero (TensorFlow's div_no_nan). max: the first of equal values
+//   wins, a NaN wins over everything; argmax [B, D] int64 holds the winning position i, or -1 for an empty bag. In the
+//   other modes argmax is empty, [0].
 // * offsets are int64 or int32, non-decreasing, offsets[0] == 0, offsets[B] == N. padding_idx < 0 means none; V, which
-// is
-//   no row, is allowed too: then index V, which is otherwise an error, marks entries that are left out.
+//   is no row, is allowed too: then index V, which is otherwise an error, marks entries that are left out.
 // * dtypes: weight float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices int32 or int64;
 //   per_sample_weights have the dtype of weight.
 // * Errors: IndexError for an index outside [0, V); ValueError for bad offsets, shapes, dtypes, and NaN weights (also
-// of
-//   entries that do not count). The gradient with respect to weight takes weights that the lookup has taken: on CUDA it
-//   reports a NaN too, and counts it as zero; on CPU it is not looked for again.
+//   of entries that do not count). The gradient with respect to weight relies on the lookup's check of the weights: on
+//   CUDA it reports a NaN too, and counts it as zero; on CPU it does not look for one again.
 //
 // Gradients with respect to weight, from grad [B, D] (or [N, D] when offsets is None: each id its own bag):
 //   row v receives the sum over its entries i, in the order of i, of c_i * grad[bag(i)], c_i = dout/dx_i of the
@@ -25,8 +26,10 @@
 //   embedding_sparse_backward -> (values [U, D], rows [U] int64, sorted and unique, only rows that have entries). No
 //   [N, D] temporary in either.
 // Gradient with respect to per_sample_weights, embedding_weights_backward -> [N] (mode sum, mean or sqrtn):
-//   sum: <grad[b], x_i>;  mean: <grad[b], x_i - output[b]> / sum w;  sqrtn: (<grad[b], x_i> - <grad[b], output[b]> w_i
-//   / q) / q with q = sqrt(sum w^2); zero where the denominator is zero and for padding.
+//   sum:   <grad[b], x_i>
+//   mean:  <grad[b], x_i - output[b]> / sum w
+//   sqrtn: (<grad[b], x_i> - <grad[b], output[b]> w_i / q) / q  with q = sqrt(sum w^2)
+//   Zero where the denominator is zero and for padding.
 //
 // Determinism and precision of sums: as in segment.h.
 // Source: torch.nn.functional.embedding and embedding_bag; tf.nn.embedding_lookup_sparse for the weighted modes.

@@ -9,15 +9,15 @@
 // tables may be without lookups. padding_idx [K]: by table.
 //
 // embedding_collection(weights, indices [N], offsets?, per_sample_weights [N]?, tables [L], keys [L], modes [L], bags,
-//   padding_idx, side_by_side, sparse) -> (output, argmax): each lookup is embedding_bag (embedding.h) of its bags, bit
-//   for bit.
+//   padding_idx, side_by_side, sparse) -> (output, argmax): each lookup is embedding_bag (embedding.h) of its bags,
+//   bit for bit.
 //   side_by_side: all looked up keys have B bags; output [B, sum of D_tables[l]], lookups from left to right.
 //   Else: output is flat, the [bags[keys[l]], D_tables[l]] of lookup after lookup.
 //   argmax: int64, flat, the [bags[keys[l]], D_tables[l]] of the lookups of mode max, in their order; positions count
 //   in indices. [0] without such lookups. per_sample_weights do not go with mode max.
-// embedding_collection_current(weights, states, last_steps, history, ...): the same of the tables as they would be if
-//   every row had been brought up to date to `step` (row_optimizer.h: states, last_steps, history, rule,
-//   hyperparameters, base, of all tables). Nothing is written.
+// embedding_collection_current(weights, states, last_steps, history, ...): the lookups of embedding_collection in the
+//   tables as they would be if every stale row had been flushed to `step` (row_optimizer.h: states, last_steps,
+//   history, rule, hyperparameters, base, of all tables). Nothing is written.
 //
 // Gradients, from grad, which has the shape of output:
 //   embedding_collection_dense_backward(grad, indices, offsets?, per_sample_weights?, argmax?, num_embeddings [K],
@@ -78,7 +78,7 @@ struct Collection {
   int64_t tables() const { return static_cast<int64_t>(dims.size()); }
 };
 
-// The lists that say which lookups there are: the same in every operator of the family.
+// The lists that say which lookups there are: every operator of the family takes them.
 struct CollectionLists {
   const std::vector<int64_t>&tables, &keys, &modes, &bags, &padding_idx;
   bool side_by_side;
@@ -170,7 +170,7 @@ inline Collection describe_collection(const char* op, std::vector<int64_t> num_e
   return c;
 }
 
-// The bags of the input against its tensors. values: what gives the dtype and the device.
+// Checks the bags of the input against its tensors. values: the tensor that gives the dtype and the device.
 inline void check_collection_input(const Collection& c, const char* values_name, const Tensor& values,
                                    const Tensor& indices, const std::optional<Tensor>& offsets,
                                    const std::optional<Tensor>& per_sample_weights) {
@@ -228,7 +228,7 @@ inline Collection check_embedding_collection(const char* op, const std::vector<T
   return c;
 }
 
-// Of the lookups themselves.
+// Checks the arguments of a forward: without offsets it reads the padding row as any other.
 inline Collection check_collection_lookups(const char* op, const std::vector<Tensor>& weights, const Tensor& indices,
                                            const std::optional<Tensor>& offsets,
                                            const std::optional<Tensor>& per_sample_weights,
@@ -288,7 +288,7 @@ inline Collection check_embedding_collection_backward(const char* op, const Tens
   return c;
 }
 
-// Rows that are brought up to date for reading: all tables' states and last_steps.
+// Checks what brings stale rows up to date as they are read: the states and last_steps of all tables.
 inline OptimizerRule check_collection_current(const char* op, const std::vector<Tensor>& weights,
                                               const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,
                                               const std::optional<Tensor>& history, int64_t rule_value,

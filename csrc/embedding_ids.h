@@ -6,9 +6,8 @@
 // shards of shard_sizes[s] rows holds row `id`, as a row of the shards laid end to end (the shards' rows before it,
 // plus its row within its shard).
 // * strategy 0, "mod": shard id % n, row id / n of it. 1, "div": with q, e = divmod(sum of sizes, n), the first e
-// shards
-//   take q + 1 consecutive ids each and the others q. (Both are TensorFlow's partition strategies.) A shard's own size
-//   may be another than the strategy would give it.
+//   shards take q + 1 consecutive ids each and the others q. (Both are TensorFlow's partition strategies.) A shard's
+//   own size may be another than the strategy would give it.
 // * keep_padding: an id equal to the sum of sizes, the mark of pruned_bags, stays as it is. Negative ids, and ids whose
 //   row their shard does not have, are errors: IndexError (on CUDA such an id becomes that mark). ValueError: no
 //   shards, a negative size, a sum of sizes that the dtype of ids cannot hold.

@@ -21,8 +21,8 @@
 // clip_rows_backward(grad [U, D], params, rows [U] int64?, max_norm) -> [U, D], dtype of params: row u of grad belongs
 //   to row rows[u] of the table (None: to row u, U = V). With x that row, n = ||x||, g = grad[u]:
 //   n < max_norm: g;  else: (max_norm / n) (g - x <x, g> / n^2);  where g is all zero: 0.
-// * grad has the accumulator's dtype: float32 for half types, else the dtype of params. rows: IndexError outside [0,
-// V).
+// * grad has the accumulator's dtype: float32 for half types, else the dtype of params. rows: IndexError outside
+//   [0, V).
 //
 // Determinism: as in segment.h.
 // Source: tf.nn.embedding_lookup, tf.nn.embedding_lookup_sparse, tf.clip_by_norm.
@@ -58,7 +58,7 @@ inline void check_max_norm(const char* op, double max_norm) {
   TSR_CHECK_VALUE(max_norm == max_norm, op, ": max_norm must be a number, got nan");
 }
 
-// Returns the rows of the whole table too.
+// Checks a lookup in shards. Returns its reduction and the number of rows of the whole table.
 inline std::pair<Reduction, int64_t> check_embedding_bag_shards(const std::vector<Tensor>& params,
                                                                 const Tensor& indices,
                                                                 const std::optional<Tensor>& offsets,

@@ -1,20 +1,20 @@
 // hash: hashes of integers' decimal text and of byte strings, as they are or reduced to buckets.
 //
 // fingerprint64(x [...]) -> int64 [...]: the 64 bits of FarmHash Fingerprint64, as int64 (so half of them are
-// negative),
-//   of the decimal text of x[i]: what tf.strings.as_string gives ('-' for negatives, no padding); the dtype does not
-//   matter.
-// to_hash_bucket_fast(x, num_buckets) -> int64 [...]: the same hash modulo num_buckets.
-// to_hash_bucket_strong(x, num_buckets, key0, key1): of SipHash-2-4, whose key is the two words' 64 bits.
-// to_hash_bucket(x, num_buckets): of MurmurHash64A with the seed 0xDECAFCAFFE.
-// string_<name>(bytes [M] uint8, offsets [N + 1] int64, ...) -> int64 [N]: the same of bytes[offsets[i] :
-//   offsets[i + 1]], raw (NUL and invalid UTF-8 count); this is Arrow's layout of strings.
+//   negative), of the decimal text of x[i], as tf.strings.as_string writes it ('-' for negatives, no padding); the
+//   dtype does not matter.
+// to_hash_bucket_fast(x, num_buckets) -> int64 [...]: fingerprint64 modulo num_buckets.
+// to_hash_bucket_strong(x, num_buckets, key0, key1): SipHash-2-4 modulo num_buckets; its key is the two 64-bit words.
+// to_hash_bucket(x, num_buckets): MurmurHash64A with the seed 0xDECAFCAFFE, modulo num_buckets.
+// string_<name>(bytes [M] uint8, offsets [N + 1] int64, ...) -> int64 [N]: operator <name> of the byte strings
+//   bytes[offsets[i] : offsets[i + 1]], raw (NUL and invalid UTF-8 count); this is Arrow's layout of strings.
 // * x: every integer dtype, any shape. A hash is an unsigned 64-bit number and its remainder an unsigned one.
 // * Errors: ValueError for num_buckets < 1, a wrong dtype or rank, offsets that decrease or leave [0, M].
 // * Not differentiable. Deterministic; same on every machine (the text and the words are read as little-endian).
 // Source: tf.strings.to_hash_bucket_fast, to_hash_bucket_strong, to_hash_bucket; tf.fingerprint.
 //
-// A hash is a policy: of_bytes(text, n) of a byte string, of_text(decimal) of an integer. So is what becomes of it.
+// A hash is a policy: of_bytes(text, n) hashes a byte string, of_text(decimal) an integer. A second policy turns the
+// hash into the result.
 #pragma once
 #include "abi.h"
 #include "hash_farm.h"

@@ -1,19 +1,17 @@
 // hash: crosses of columns, every combination of one value of each column, as one number.
 //
 // cross_hashed(values [C], offsets [C], num_buckets, hash_key) -> (values int64 [N], offsets int64 [B + 1]): row b
-// holds
-//   the crosses of the rows b of all columns: every combination of one value of each, the last column's changing
+//   holds the crosses of the rows b of all columns: every combination of one value of each, the last column's changing
 //   fastest; a row is empty if any column's is. Column c is either jagged, with values[c] int64 [M_c] and offsets[c]
 //   int64 [B + 1], or a matrix values[c] int64 [B, k_c] whose rows have k_c values, with an empty offsets[c].
 // * A cross of the values v_1 ... v_C is h_C mod num_buckets, with h_0 = hash_key, h_c = cat(h_(c-1), v_c), all as
 //   unsigned numbers; without a hash_key, h_1 = v_1; num_buckets 0 stands for 2^63 - 1. Strings are crossed as their
-//   fingerprint64. cat(a, b) = mix(mix((a ^ K ^ mix(b K) K) K) K), with mix(v) = v ^ v >> 47 and K =
-//   0xc6a4a7935bd1e995.
+//   fingerprint64. cat(a, b) = mix(mix((a ^ K ^ mix(b K) K) K) K), with mix(v) = v ^ v >> 47 and
+//   K = 0xc6a4a7935bd1e995.
 // * Duplicates count, each in its place.
-// * Errors: ValueError for no or more than 120 columns, wrong dtypes or ranks, different numbers of rows, num_buckets <
-// 0, offsets that
-//   decrease or leave [0, M_c], and a row of more than 2^62 / B crosses. On CUDA the last two are found by kernels, and
-//   the row is left empty.
+// * Errors: ValueError for no or more than 120 columns, wrong dtypes or ranks, different numbers of rows,
+//   num_buckets < 0, offsets that decrease or leave [0, M_c], and a row of more than 2^62 / B crosses. On CUDA kernels
+//   find the last two, and leave the row empty.
 // * Not differentiable. Deterministic.
 // Source: tf.sparse.cross_hashed (SparseCross); without a hash_key SparseCrossHashed.
 #pragma once
@@ -37,7 +35,7 @@ struct CrossHash {
   explicit CrossHash(std::optional<int64_t> key) : value(static_cast<uint64_t>(key.value_or(0))), exists(key) {}
   TSR_HOST_DEVICE explicit CrossHash(uint64_t hash) : value(hash) {}
 
-  // With one value more.
+  // The hash of the columns so far and of one value more.
   TSR_HOST_DEVICE CrossHash with(int64_t next) const {
     const uint64_t word = static_cast<uint64_t>(next);
     return CrossHash(exists ? fingerprint_cat64(value, word) : word);
@@ -67,7 +65,7 @@ TSR_HOST_DEVICE inline int64_t product_up_to(int64_t a, int64_t b, int64_t most)
   return a != 0 && b > most / a ? most : a * b;  // rare: a division is slow
 }
 
-// The sum of so many over all rows fits.
+// The most crosses that a row may have: the sum over all rows then fits an int64.
 inline int64_t most_crosses(int64_t rows) { return (int64_t{1} << 62) / std::max<int64_t>(rows, 1); }
 
 // What offsets[c] must do, in errors.

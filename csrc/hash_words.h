@@ -131,7 +131,7 @@ class TextWords {
   uint64_t n_;
 };
 
-// The same of an integer's decimal text, in registers.
+// The words of an integer's decimal text, in registers.
 class DecimalWords {
  public:
   TSR_HOST_DEVICE explicit DecimalWords(const DecimalText& text) {

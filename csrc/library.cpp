@@ -92,9 +92,8 @@ STABLE_TORCH_LIBRARY(torchsparse_rec, m) {
 
   // embedding_collection
   m.def(
-      "embedding_collection(Tensor[] weights, Tensor indices, Tensor? offsets, Tensor? per_sample_weights, int[] "
-      "tables,"
-      " int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, bool sparse)"
+      "embedding_collection(Tensor[] weights, Tensor indices, Tensor? offsets, Tensor? per_sample_weights,"
+      " int[] tables, int[] keys, int[] modes, SymInt[] bags, int[] padding_idx, bool side_by_side, bool sparse)"
       " -> (Tensor output, Tensor argmax)");
   m.def(
       "embedding_collection_current(Tensor[] weights, Tensor[] states, Tensor[] last_steps, Tensor history,"

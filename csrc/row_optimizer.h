@@ -2,20 +2,21 @@
 //
 // row_optimizer_update_(weights, states, last_steps, history?, rows, values, grad_scale?, rule, hyperparameters, step,
 //                       base, maximize, rounding_seeds): for every table k and every u, in place,
-//   row rows[k][u] of weights[k] and of its states is caught up through step - 1, and then makes step `step` with
+//   row rows[k][u] of weights[k] and of its states is flushed through step - 1, and then makes step `step` with
 //   g = (maximize ? -1 : 1) * grad_scale * values[k][u]
 // * Steps are numbered from 1. A row that a step does not name has gradient zero in it, which for many rules still
-//   moves it. Such idle steps are not done: last_steps[k][row] says through which step the row is done, counted from
-//   `base`, and whoever needs the row catches it up by their idle map (row_optimizer_idle.h), whatever their number.
+//   moves it. Such idle steps are not done: the row is stale. last_steps[k][row] says through which step the row is up
+//   to date, counted from `base`, and whoever needs the row flushes it by the idle map (row_optimizer_idle.h) of the
+//   steps that it missed, whatever their number.
 // * history: the idle maps of the steps since base, [>= 2 * (step - base), 8] float64, the same for all tables that
-//   step together; at base all rows were current. row_optimizer_advance_ appends the map of step `step`, after its
+//   step together; at base all rows were up to date. row_optimizer_advance_ appends the map of step `step`, after its
 //   updates: learning rates and all other hyperparameters but eps may differ from step to step.
-// * last_steps empty: no rows are caught up. That is right where the rule does not move idle rows, where every step has
+// * last_steps empty: no rows are flushed. That is right where the rule does not move idle rows, where every step has
 //   rows = all, and is the rule called lazy otherwise. A named row whose g is zero in every column (-0 is zero, NaN is
 //   not) then counts as one that is not named: it is left alone, states and all.
 // * row_optimizer_current(weight, states, last_step, history, rows, ...) -> [U, D]: what the rows of weight are as of
 //   step `step`, all written steps and all idle ones; nothing is written. Rows in any order, repeated as one likes.
-//   row_optimizer_make_current_ writes just that, for all rows; weights and states.
+//   row_optimizer_make_current_ flushes all rows: it writes just that, weights and states.
 // * Idle maps are exact for sgd, rmsprop and adadelta. For adam, amsgrad and partial_rowwise_adam the movement is a sum
 //   that is expanded to within 3e-8 of it (float64: 1e-13). There is none, ValueError from advance_ and from an update
 //   with last_steps and rows, where weight decay enters the second moment (weight_decay != 0 and not decoupled), and
@@ -27,10 +28,10 @@
 //   one int32 [V_k] per table; numbers outside [0, step - base] count as the nearer end. grad_scale: one element of the
 //   accumulator's dtype or float32, on the device. Written rows may be any distance apart, each of them contiguous; no
 //   memory may be shared between what is written, nor with what is read (columns of one tensor share none).
-// * A step is computed in the accumulator's dtype and the weight rounded once, after catching up and stepping, to the
-//   nearest number; or, with rounding_seeds (one per table, for half types only), to one of the two neighbours by a
-//   generator of (seed, step, row, column), so that the mean is right (stochastic_rounding.h). A caught-up row that is
-//   read (row_optimizer_current) is rounded to nearest: just what make_current_ stores without seeds.
+// * A step is computed in the accumulator's dtype and the weight rounded once, after flush and step, to the nearest
+//   number; or, with rounding_seeds (one per table, for half types only), to one of the two neighbours by a generator
+//   of (seed, step, row, column), so that the mean is right (stochastic_rounding.h). A row that row_optimizer_current
+//   reads is rounded to nearest: just what make_current_ stores without seeds.
 // * Errors: ValueError for shapes, dtypes, layouts, hyperparameters outside their range and rows that do not increase;
 //   IndexError for a row outside [0, V). After an error nothing is written. On CUDA a row that is outside, or not above
 //   its predecessor, is skipped and reported.
@@ -40,9 +41,9 @@
 //
 // Determinism: one thread owns a row: the same bits on every run, for every number of threads and, on the CPU, every
 // instruction set. CUDA's differ: products are fused with additions.
-// Not differentiable: an update happens outside the graph, and current values belong to lookups, which have gradients
-// of their own. Source: torch.optim's formulas, with all scalars computed in float64; tf.compat.v1.train.FtrlOptimizer;
-// FBGEMM's row-wise Adagrad, partial row-wise Adam and LAMB.
+// Not differentiable: an update happens outside the graph, and up-to-date values are read by lookups, which have
+// gradients of their own. Source: torch.optim's formulas, with all scalars computed in float64;
+// tf.compat.v1.train.FtrlOptimizer; FBGEMM's row-wise Adagrad, partial row-wise Adam and LAMB.
 #pragma once
 #include <string_view>
 
@@ -133,7 +134,7 @@ inline bool decay_is_coupled(OptimizerRule rule, const std::vector<double>& h) {
   }
 }
 
-// Whether a step that catches up no rows must look for zeros among those that it names: plain descent does not move
+// Whether a step that flushes no rows must look for zeros among those that it names: plain descent does not move
 // them.
 inline bool must_skip_zeros(OptimizerRule rule, const std::vector<double>& h) {
   return rule != OptimizerRule::kSgd || h[1] != 0 || h[4] != 0;
@@ -191,7 +192,7 @@ inline void check_optimizer_steps(const char* op, int64_t step, int64_t base, in
                   ", base + 2^31), got ", step, " with base ", base);
 }
 
-// That history has room for the idle maps of `steps` steps.
+// Checks that history has room for the idle maps of `steps` steps.
 inline void check_history(const char* op, const Tensor& history, int64_t steps) {
   TSR_CHECK_VALUE(history.scalar_type() == ScalarType::Double, op, ": history must be Double, got ",
                   dtype_name(history.scalar_type()));
@@ -215,7 +216,7 @@ inline void check_table_tensor(const char* op, const Place& name, const Tensor& 
   check_same_device(op, name, x, "weights[0]", weight);
 }
 
-// Weights, states and last_steps of K tables: what every operator that steps or catches up takes. The rule must have
+// Weights, states and last_steps of K tables: what every operator that steps or flushes takes. The rule must have
 // been checked.
 inline void check_optimizer_tables(const char* op, OptimizerRule rule, const std::vector<double>& h,
                                    const std::vector<Tensor>& weights, const std::vector<Tensor>& states,
@@ -292,7 +293,7 @@ inline void check_grad_scale(const char* op, const std::optional<Tensor>& grad_s
   check_same_device(op, "grad_scale", *grad_scale, "weights[0]", weights[0]);
 }
 
-// What is caught up needs the maps of `steps` steps.
+// A flush needs the maps of `steps` steps.
 inline void check_catching_up(const char* op, const std::vector<Tensor>& last_steps,
                               const std::optional<Tensor>& history, int64_t steps) {
   if (last_steps.empty()) return;

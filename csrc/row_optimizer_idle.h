@@ -1,7 +1,7 @@
 // What a step without gradient does to a row, and many such steps at once: the idle maps of row_optimizer.h.
 //
 // A rule that moves rows whose gradient is zero moves them by a map that does not depend on the row. Maps of
-// consecutive blocks of steps compose, so the history of a clock is a tree of them: the map of the aligned block of
+// consecutive blocks of steps compose, so the history of the steps is a tree of them: the map of the aligned block of
 // steps (base + i 2^l, base + (i + 1) 2^l] is row (2 i + 1) 2^l - 1 of history [2 * capacity, 8], float64. A step
 // writes its own leaf and the blocks that it completes; the map from any step to any later one is the product of O(log)
 // blocks.
@@ -281,7 +281,7 @@ class AdamTerms {
     if (!empty) f(term(part, p1, shrinking));
   }
 
-  // The same without putting blocks together: more parts, and half of the registers.
+  // Walks over the terms without putting blocks together: more parts, and half of the registers.
   template <class F>
   TSR_HOST_DEVICE void walk_blocks(int64_t from, int64_t to, const F& f) const {
     double p1 = 1, shrinking = 1, before = 0;

@@ -4,19 +4,16 @@
 //   out[s] = scale(s) * sum of data[indices[i]] over the i with segment_ids[i] == s, added in the order of i
 //   scale(s) = 1 (sum), 1 / n_s (mean), 1 / sqrt(n_s) (sqrt_n), n_s = number of those i
 // * segment_ids must be sorted and >= 0; a segment without entries is zero. S = num_segments, or the last id + 1 when
-// it
-//   is None (0 if N == 0): on CUDA that is one read-back, refused while a graph is captured.
+//   it is None (0 if N == 0): on CUDA that is one read-back, refused while a graph is captured.
 // * dtypes: float16, bfloat16 (accumulated in float32, rounded once), float32, float64; indices and segment_ids int32
-// or
-//   int64, independently. data has rank >= 1.
+//   or int64, independently. data has rank >= 1.
 // * Errors: IndexError for an index outside [0, V); ValueError for unsorted or negative segment ids, for ids
 //   >= num_segments, and for wrong shapes and dtypes.
 //
 // Gradient, sparse_segment_reduce_grad(grad [S, ...], indices, segment_ids, output_dim0) -> [output_dim0, ...]:
 //   out[v] = sum of scale(segment_ids[i]) * grad[segment_ids[i]] over the i with indices[i] == v, in the order of i
 // * segment_ids need not be sorted here; n_s counts entries of s. Rows without entries are zero (also when N == 0,
-// where
-//   TensorFlow 2.21 returns uninitialised memory).
+//   where TensorFlow 2.21 returns uninitialised memory).
 // sparse_segment_reduce_grad_v2 returns only the rows that have entries: values [U, ...] and their ids, sorted, unique,
 // in the dtype of indices.
 // * Errors: IndexError for an index outside [0, output_dim0) or a segment id outside [0, S).

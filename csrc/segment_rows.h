@@ -22,11 +22,10 @@
 // Gradient, (unsorted_)segment_reduce_backward(grad [S, ...], data, segment_ids or offsets, ...) -> as data:
 //   sum: grad[s(i)]; mean: grad[s(i)] / n_s; sqrt_n: grad[s(i)] / sqrt(n_s), n_s = the number of rows of s
 //   max, min: grad[s(i)] / k where data[i] is the extreme of s and k rows of s are equal to it, else 0: ties share.
-//   Where
-//     the extreme is NaN nothing is equal to it.
+//     Where the extreme is NaN nothing is equal to it.
 //   prod: grad[s(i)] times the product of the others: with one zero in s only that row receives something, with two
-//   none
-//     does. It is the product of all numbers but zeros, divided by the row's own: what overflows there is not finite.
+//     none does. It is the product of all numbers but zeros, divided by the row's own: what overflows there is not
+//     finite.
 // * Rows with a negative id receive 0. Floating dtypes only. data may be None but for max, min and prod.
 // * segment_reduce_backward takes the rows N of its result as rows, for data may be None.
 //

@@ -111,7 +111,7 @@ class CallMemory {
     tensors_.push_back({memory, name, written});
   }
 
-  // Of the tensors that were named as number i and, later, j.
+  // Checks the tensors that were named as number i and, later, j.
   void check_pair(const char* op, size_t i, size_t j) const {
     const Entry &x = tensors_[i], &later = tensors_[j];
     if ((!x.written && !later.written) || !x.memory.shared_with(later.memory)) return;

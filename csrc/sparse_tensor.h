@@ -17,8 +17,7 @@
 // * values: any dtype of 1, 2, 4, 8 or 16 bytes. R >= 1. Differentiable in values and default_value.
 // * Errors: IndexError for a row outside [0, num_rows).
 // * CPU memory beyond the outputs: none where the rows are sorted, else 8 bytes a row and thread, at most 32 an entry
-// or
-//   8 a row.
+//   or 8 a row.
 //
 // sparse_fill_empty_rows_grad(reverse_index_map [N], grad_values [M]) -> (d_values [N], d_default_value []):
 // d_values[i] = grad_values[reverse_index_map[i]]; d_default_value = the sum of grad_values at the positions that are

@@ -28,14 +28,14 @@
 //   finds every key, and inserts those that are missing and allowed (bool, true takes part; none: all are) at any of
 //   their positions, in the order of the first such position: the k-th new key gets the k-th row that is free. rows[i]
 //   is -1 where a key is missing and inserted at no position, or where there was no room; such a key leaves no trace
-//   but in kFailed. born[i] is the new row at the position that inserted it, else -1.
+//   but in kFailed. born[i] is the inserted row at the position that inserted its key, else -1.
 //   version >= 0: becomes the version of all rows found or inserted; -1: rows keep theirs, and new ones have 0.
 //   count: each occurrence adds one to its row's frequency, up to 2^31 - 1; a new row with frequencies (int32; below 0
 //   counts as 0) starts with that of the position that inserted it instead.
 // tables_find_or_insert_(index![], entries![], counters![], free_rows[], ids [N], begins[], ends[], versions[], count)
-//     -> (rows [N], born [N]): the same of K tables at once, table k for ids[begins[k] : ends[k]], with versions[k];
-//     all
-//   keys are allowed. Elsewhere rows has the ids and born -1. No two tables may be one, nor parts of ids overlap.
+//     -> (rows [N], born [N]): table_find_or_insert_ of K tables at once, table k for ids[begins[k] : ends[k]], with
+//   versions[k]; all keys are allowed. Elsewhere rows has the ids and born -1. No two tables may be one, nor parts of
+//   ids overlap.
 // table_erase_(index!, entries!, ids [N], mask [N]?) -> rows [N] int64: the rows that have become free; -1 where the
 //   key is missing, masked out (bool, true takes part) or erased at an earlier position.
 // table_rehash(entries, counters!, buckets, seed) -> index: a new index of all keys, in the order of their rows. Keys
@@ -145,7 +145,7 @@ inline void check_table_rehash(const Tensor& entries, const Tensor& counters, in
   memory.check(op);
 }
 
-// All but that the tensors share no memory.
+// Checks all but one thing: that the tensors share no memory.
 inline void check_table_insert(const char* op, const Tensor& index, const Tensor& entries, const Tensor& counters,
                                const Tensor& free_rows, const Tensor& ids, const std::optional<Tensor>& allowed,
                                const std::optional<Tensor>& frequencies, int64_t version) {

@@ -1,4 +1,4 @@
-"""Packages that belong to an extra: imported when a function first needs them."""
+"""Packages that an extra of ours installs: imported when a function first needs them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["extra_module"]
 
 def extra_module(module: str, extra: str, user: str) -> Any:
     """
-    A module of another package.
+    Import a module of a package that an extra of ours installs.
 
     Args:
         module: its name.
-        extra: of ours that installs it.
-        user: what needs it, for the error.
+        extra: the name of the extra that installs it.
+        user: the feature that needs it, for the error.
 
     Raises:
-        ImportError: it is not installed, with the name of the extra.
+        ImportError: the package is not installed; the error names the extra.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Loads the compiled libraries and tells what they found: the only import with a side effect."""
+"""The compiled libraries, loaded when this module is imported: the only import with a side effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CPU_LEVELS = ("baseline", "avx2", "avx512")
 
 
 def _toolkit_of(library: Path) -> int | None:
-    """The CUDA toolkit that a library was built with, as 1000 * major + 10 * minor; None if the file does not say."""
+    """Return the CUDA toolkit that a library was built with, as 1000 * major + 10 * minor; None if it does not say."""
     # The text is among the first tenth of tens of megabytes: the rest is the GPUs' code, and is not read.
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         found = re.search(rb"torchsparse_rec CUDA toolkit (\d+)", content)
@@ -28,7 +28,7 @@ def _toolkit_of(library: Path) -> int | None:
 
 
 def _driver() -> int:
-    """The newest CUDA that this machine's driver knows, as 1000 * major + 10 * minor; 0 without a driver."""
+    """Return the newest CUDA that this machine's driver knows, as 1000 * major + 10 * minor; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -38,7 +38,7 @@ def _driver() -> int:
 
 
 def _too_old(driver: int, toolkit: int | None) -> str | None:
-    """Why a driver cannot run what a toolkit built, or None if it can: within a major version every driver can."""
+    """Say why a driver cannot run what a toolkit built; None if it can: within a major version every driver can."""
     if driver == 0 or toolkit is None or driver // 1000 >= toolkit // 1000:
         return None
     return (
@@ -48,7 +48,7 @@ def _too_old(driver: int, toolkit: int | None) -> str | None:
 
 
 def _load_cuda(library: Path) -> str:
-    """Load ``_C_cuda.so`` if this machine can run it. Returns what became of it, in words."""
+    """Load ``_C_cuda.so`` if this machine can run it; return in words what became of it."""
     if not library.exists():
         return "not built"
     if torch.version.cuda is None:
@@ -65,7 +65,7 @@ def _load_cuda(library: Path) -> str:
 
 
 def _load() -> str:
-    """Load ``_C.so``, and ``_C_cuda.so`` where torch has CUDA. Returns what became of the CUDA library, in words."""
+    """Load ``_C.so``, and ``_C_cuda.so`` where torch has CUDA; return in words what became of the latter."""
     # A test may name another build of it (`make sanitize`).
     library = Path(os.environ.get("TORCHSPARSE_REC_LIBRARY", _FOLDER / "_C.so"))
     if not library.exists():
@@ -80,13 +80,13 @@ _CUDA_LIBRARY = _load()
 
 
 def cpu_level() -> str:
-    """The CPU loops' instruction set: ``baseline``, ``avx2`` or ``avx512`` (``TORCHSPARSE_REC_CPU`` lowers it)."""
+    """Return the CPU's instruction set: ``baseline``, ``avx2`` or ``avx512``; ``TORCHSPARSE_REC_CPU`` lowers it."""
     return _CPU_LEVELS[torch.ops.torchsparse_rec.cpu_level.default()]
 
 
 def check_errors(device: torch.device | str | None = None) -> None:
     """
-    Raise what CUDA kernels have recorded about bad ids, after waiting for the device.
+    Wait for CUDA devices, and raise the first bad id that their kernels have recorded.
 
     CPU operators raise at once, so there this does nothing. CUDA kernels skip a bad id and record it; later operator
     calls raise it without waiting. Call this after replaying a CUDA graph, or before trusting a result.
@@ -112,7 +112,7 @@ def check_errors(device: torch.device | str | None = None) -> None:
 
 
 def config() -> dict[str, str]:
-    """What :func:`show_config` prints, as a dictionary. Names GPUs, which initialises CUDA: not before a fork."""
+    """Return what :func:`show_config` prints, as a dictionary. Naming GPUs initialises CUDA: call it after any fork."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "torchsparse_rec": __version__,

@@ -1,8 +1,8 @@
 """
-What ``torch.onnx.export`` needs to know of our operators: ``pip install torchsparse-rec[onnx]``.
+Translations of our operators for ``torch.onnx.export``: ``pip install torchsparse-rec[onnx]``.
 
-A translation has the arguments of its operator. Those that are annotated are known when a graph is made; all others are
-values in it, for which ``op`` makes nodes.
+A translation has the arguments of its operator. Annotated arguments are known when a graph is made; all others are
+values in the graph, for which ``op`` makes nodes.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from .ops._reduction import MAX, MIN, PROD, SQRTN, SUM
 
 __all__ = ["translations"]
 
-# Of onnxscript, once translations() has been called.
+# Modules of onnxscript, once translations() has been called.
 op: Any = None
 ir: Any = None
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """
-    Say what lookups and segment reductions are in ONNX: standard operators of opset 18, which every runtime has.
+    Return the translations of lookups and segment reductions to ONNX: to standard operators, of opset 18.
 
-    Lookups are those of ``Embedding``, ``EmbeddingBag`` and the collections, in ``eval()`` and every gradient mode;
-    reductions are ``segment_sum``, ``unsorted_segment_sum``, ``sparse_segment_sum`` and their kin. A table that grows
-    has no translation, nor have hashes: ``torch.onnx.export`` names their operator.
+    Every runtime has those operators. Lookups are those of ``Embedding``, ``EmbeddingBag`` and the collections, in
+    ``eval()`` and every gradient mode; reductions are ``segment_sum``, ``unsorted_segment_sum``, ``sparse_segment_sum``
+    and their kin. A table that grows has no translation, nor have hashes: the error of ``torch.onnx.export`` names
+    their operator.
 
-    A model in ONNX checks nothing: what is an error here, such as a negative id, reads something there. Where a maximum
-    or minimum is NaN here, the runtime's choice counts, and sums are rounded in its order.
+    A model in ONNX checks nothing: a negative id, which is an error in PyTorch, reads some row. Where a maximum or
+    minimum is NaN in PyTorch, the runtime's choice counts, and sums are rounded in its order.
 
     Returns:
         The ``custom_translation_table`` of ``torch.onnx.export(..., dynamo=True)``.
@@ -116,7 +117,7 @@ def _embedding_collection(
 
 
 def _pooled(weight, indices, ids, bags, per_sample_weights, mode: int, padding: int):
-    """The rows of ``indices``, pooled by the bag that ``ids`` have for each."""
+    """Pool the rows ``weight[indices]`` by bag: ``ids`` holds the bag of each."""
     if padding >= 0:
         left_out = op.Equal(indices, op.CastLike(op.Constant(value_int=padding), indices))
         ids = op.Where(left_out, bags, ids)
@@ -130,7 +131,7 @@ def _pooled(weight, indices, ids, bags, per_sample_weights, mode: int, padding: 
 
 
 def _no_argmax():
-    """The second result of lookups, which gradients alone need."""
+    """Make the second result of lookups, which gradients alone need: an empty one."""
     return op.ConstantOfShape(op.Constant(value_ints=[0]), value=ir.tensor([0]))
 
 
@@ -158,7 +159,7 @@ def _sparse_segment_reduce(data, indices, segment_ids, num_segments, reduction: 
 
 
 def _of_rows(rows, data, ids, segments, reduction: int, lowest: bool = False):
-    """Rows of any shape, which are of ``data``, reduced by segment."""
+    """Reduce rows of ``data``, of any shape, by segment."""
     rest = op.Shape(rows, start=1)
     columns = op.ReduceProd(rest, keepdims=1)
     rows = op.Reshape(_wide(rows, data.dtype), op.Concat(op.Shape(ids), columns, axis=0), allowzero=1)
@@ -168,10 +169,10 @@ def _of_rows(rows, data, ids, segments, reduction: int, lowest: bool = False):
 
 def _reduced(rows, dtype, ids, segments, reduction: int, share, lowest: bool = False):
     """
-    Rows ``[N, D]``, each with its share ``[N, 1]`` or with 1, reduced to ``[segments, D]``.
+    Reduce rows ``[N, D]``, each times its share ``[N, 1]`` or 1, to ``[segments, D]``.
 
-    The segment of rows that are left out is one after the last. ``lowest``: an extreme of no rows is what never wins,
-    instead of 0.
+    The segment of rows that are left out is one after the last. ``lowest``: an extreme of no rows is the number that
+    never wins, instead of 0.
     """
     accumulator = _accumulator(dtype)
     if reduction == PROD:
@@ -202,7 +203,7 @@ def _extreme(rows, dtype, ids, segments, largest: bool, lowest: bool):
 
 
 def _scattered(rows, ids, segments, start: float, dtype, how: str):
-    """Rows ``[N, D]`` joined to what each segment starts with."""
+    """Reduce rows ``[N, D]`` by segment, beginning with ``start``."""
     shape = op.Concat(_plus(segments, 1), op.Shape(rows, start=1), axis=0)
     places = op.Expand(op.Unsqueeze(ids, op.Constant(value_ints=[1])), op.Shape(rows))
     joined = op.ScatterElements(op.Expand(_number(start, dtype), shape), places, rows, axis=0, reduction=how)
@@ -213,7 +214,7 @@ def _scattered(rows, ids, segments, start: float, dtype, how: str):
 
 
 def _ids_of_offsets(offsets, items):
-    """The bag of each item: as many as begin there or before, but for the first. ``items``: how many, ``[1]``."""
+    """Return the bag of each item: the number of bags that begin at or before it, less one. ``items``: ``[1]``."""
     begins = _long(op.Slice(offsets, op.Constant(value_ints=[1]), op.Constant(value_ints=[-1])))
     marks = op.Expand(op.Constant(value_int=0), _plus(items, 1))
     marks = op.ScatterElements(marks, begins, op.Expand(op.Constant(value_int=1), op.Shape(begins)), reduction="add")
@@ -221,7 +222,7 @@ def _ids_of_offsets(offsets, items):
 
 
 def _segments(segment_ids, num_segments):
-    """How many segments there are, ``[1]``: one more than the last id, if it is not said."""
+    """Return the number of segments, ``[1]``: one more than the last id, if ``num_segments`` is None."""
     if num_segments is not None:
         return _one(num_segments)
     ids = op.Concat(op.Constant(value_ints=[-1]), _long(segment_ids), axis=0)
@@ -251,7 +252,7 @@ _TORCH_DTYPES = {
 
 
 def _accumulator(dtype):
-    """Half types are added in float32, and rounded once."""
+    """Return the dtype of sums of ``dtype``: float32 for half types, which are rounded once."""
     return ir.DataType.FLOAT if dtype.name in _HALF else dtype
 
 
@@ -268,6 +269,6 @@ def _number(number: float, dtype):
 
 
 def _column(ids, dtype):
-    """Ones, ``[N, 1]``, for as many ids."""
+    """Make ones, ``[N, 1]``, for N ids."""
     shape = op.Concat(op.Shape(ids), op.Constant(value_ints=[1]), axis=0)
     return op.Expand(_number(1, dtype), shape)

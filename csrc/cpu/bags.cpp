@@ -3,7 +3,7 @@
 namespace tsr {
 namespace {
 
-// Of a contiguous tensor.
+// The element of a contiguous tensor, int32 or int64.
 int64_t element(const Tensor& ids, int64_t position) {
   return ids.scalar_type() == ScalarType::Int ? ids.const_data_ptr<int32_t>()[position]
                                               : ids.const_data_ptr<int64_t>()[position];

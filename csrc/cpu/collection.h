@@ -43,7 +43,7 @@ struct CollectionIds {
   Buffer<int64_t> starts;  // [bags + 1]
 };
 
-// The same with the items' weights. T: of weights and per_sample_weights.
+// The input of a collection, with the items' weights. T: the type of weights and per_sample_weights.
 template <class T, class I>
 struct CollectionInput : CollectionIds<I> {
   CollectionInput(const Collection& collection, const Tensor& indices_, const std::optional<Tensor>& offsets,

@@ -46,7 +46,7 @@ template <class U, class T, class I>
 CollectionTables<T, U> group_tables(const CollectionInput<T, I>& input, const T* grad, const int64_t* argmax,
                                     const std::vector<bool>& wanted, GradientRows written);
 
-// The same, for who walks over them.
+// All wanted tables' groups, for callers that walk over them.
 template <class T, class U>
 class CollectionGroups {
  public:

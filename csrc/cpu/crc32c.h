@@ -5,10 +5,10 @@
 
 namespace tsr {
 
-// Of `size` bytes.
+// The crc of `size` bytes.
 uint32_t crc32c(const uint8_t* data, int64_t size);
 
-// Of two runs of bytes, one after the other, from the crc of each: so that pieces can be computed in parallel.
+// The crc of two runs of bytes, one after the other, from the crc of each: pieces can be computed in parallel.
 uint32_t crc32c_joined(uint32_t first, uint32_t second, int64_t second_size);
 
 // What TFRecord stores instead of a crc, so that a crc over data that holds crcs stays a good check.

@@ -66,7 +66,7 @@ class Bags {
 
   // The coefficient of every item in its bag's result: w_i over the bag's denominator, 0 where that is 0.
   void coefficients(int64_t b, int64_t end, Reduction reduction, A* by_item) const;
-  // The same where no weights are given: one coefficient for a whole bag.
+  // The coefficient of a bag's items where no weights are given: one for a whole bag.
   A coefficient(int64_t b, Reduction reduction) const;
 
   bool weighted() const { return weights_ != nullptr; }
@@ -108,7 +108,8 @@ void for_each_block_of(const Bags<T, I>& bags, int64_t first, int64_t end, int64
   }
 }
 
-// The same of all bags, by several threads: pool_block(worker, first bag, arguments, scratch).
+// Checks and decodes all bags by several threads, and hands each block to pool_block(worker, first bag, arguments,
+// scratch).
 template <class T, class I, class F>
 void for_each_block(const Bags<T, I>& bags, int64_t dim, int64_t num_embeddings, Reduction reduction,
                     FirstPosition& first_bad, FirstPosition& first_nan, const F& pool_block) {

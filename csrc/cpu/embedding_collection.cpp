@@ -60,9 +60,9 @@ void pool_block(const PoolArguments<T, R>& arguments, const int64_t* positions, 
   return argmax != nullptr ? loops.pool_max(arguments, positions, argmax) : loops.pool(arguments);
 }
 
-// ---- Tables that are up to date in part -----------------------------------------------------------------------------
+// ---- Tables with stale rows -----------------------------------------------------------------------------------------
 
-// What one thread keeps for blocks whose rows are behind.
+// What one thread keeps for blocks with stale rows.
 template <class T>
 class CurrentRows {
  public:

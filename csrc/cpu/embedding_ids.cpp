@@ -16,7 +16,8 @@ decltype(auto) with_column(const Tensor& ids, const char* op, const char* argume
   });
 }
 
-// As start_rows for rows in any order, and the stable order of the items: order[k] is the item at place k.
+// Writes the starts of bags, as start_rows does, for rows in any order; and the stable order of the items: order[k] is
+// the item at place k.
 template <class I>
 void group_by_bag(Column<I> rows, int64_t n, int64_t num_bags, int64_t* starts, int64_t* order,
                   FirstPosition& first_bad) {
@@ -75,7 +76,7 @@ struct PrunedBags {
 
   bool counts(int64_t i) const {
     if constexpr (!std::is_same_v<W, NoWeights>) {
-      // Of a NaN neither is true.
+      // A NaN is not greater.
       if (prune_weights && !(static_cast<acc_t<W>>(weights[i]) > acc_t<W>(0))) return false;
     }
     return ids[i] >= 0;

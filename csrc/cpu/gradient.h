@@ -44,7 +44,7 @@ struct SliceScratch {
 };
 
 // The starts of all rows [first_row, end_row) in the slice's items, empty ones too. Returns their number.
-// As below, without branches on whether a row repeats, which would be mispredicted time and again.
+// Has no branches on whether a row repeats, which would be mispredicted time and again.
 template <class U>
 int64_t start_all_rows(const Item<U>* items, const Slice& slice, int64_t* starts) {
   const int64_t n = slice.end - slice.begin, count = slice.end_row - slice.first_row;

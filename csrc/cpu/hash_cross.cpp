@@ -41,7 +41,8 @@ int64_t count_crosses(const std::vector<CrossColumn>& columns, int64_t begin, in
   throw std::invalid_argument(too_many_crosses(most, row));
 }
 
-// The crosses of one row by the columns from `column` on, where those before it gave `hash`; the place behind them.
+// Writes the crosses of one row by the columns from `column` on, where those before it gave `hash`; returns where they
+// end.
 int64_t* write_crosses(const CrossColumn* column, const CrossColumn* last, int64_t row, const CrossHash& hash,
                        const BucketRemainder& bucket, int64_t* out) {
   const int64_t begin = column->begin(row), end = column->end(row);

@@ -67,7 +67,7 @@ static inline Lanes divide_by_1e16(Lanes& v) {
   return quotient;
 }
 
-// The same for 10^8; v < 10^16.
+// v -> v / 10^8, leaving the remainder in v; v < 10^16.
 static inline Lanes divide_by_1e8(Lanes& v) {
   constexpr uint64_t divisor = 100000000;
   Lanes quotient = multiply32(v >> 22, splat(2882303761)) >> 36;

@@ -30,7 +30,8 @@ constexpr int64_t kSipWords = 4;
 
 // The strings of a block by their number of whole words; last those of more than kSipWords, without their words.
 struct SipLists {
-  // Of each list: the first words of all strings, the second words, and so on, and last what SipHash takes last.
+  // For each list: the first words of all strings, the second words, and so on, and last the word that SipHash takes
+  // last.
   uint64_t words[kSipWords + 2][kSipWords + 1][kSipBlock + kSipVectors * kLanes];
   int64_t positions[kSipWords + 2][kSipBlock];
   int64_t counts[kSipWords + 2];

@@ -179,7 +179,7 @@ class Encoder {
 
 // ---- Columns --------------------------------------------------------------------------------------------------------
 
-// Of the column's strings, or of its numbers.
+// Checks a column's values, and the offsets of its strings. Returns the number of its strings, or of its numbers.
 int64_t checked_values(const std::string& at, ExampleDtype dtype, const Tensor& values, const Tensor& strings) {
   check_vector(kOp, at + " values", values, scalar_type_of(dtype), -1);
   if (dtype != ExampleDtype::kBytes) {

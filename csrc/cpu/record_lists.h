@@ -38,7 +38,8 @@ bool for_each_run(Span list, uint32_t field, Fault& fault, const Each& each) {
   return true;
 }
 
-// The same for a Feature, whose lists may be several of one kind. `found`: whether there is any.
+// Calls each(run) for the runs of all lists of one kind in a Feature, which may have several. `found`: whether there is
+// any.
 template <class Each>
 bool for_each_value_run(Span feature, uint32_t field, Fault& fault, bool& found, const Each& each) {
   WireReader reader(feature, fault);

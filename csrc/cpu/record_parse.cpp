@@ -1,5 +1,5 @@
 // CPU door of parse_examples. Features are found record by record, and numbers of a fixed count are decoded at once.
-// Of columns whose room is not known before, a first pass measures each record's list, and a second one decodes it:
+// Where a column's room is not known before, a first pass measures each record's list, and a second one decodes it:
 // by column and block of records, so that one message that holds a whole batch is decoded by all threads as well.
 #include "record_lists.h"
 #include "record_split.h"
@@ -34,7 +34,7 @@ struct Column {
   Output<void> values;
   Output<int64_t> string_offsets, record_offsets;
   Output<uint8_t> present;
-  // Of a counted column: each record's feature, and where its strings' bytes begin.
+  // For a counted column: each record's feature, and where its strings' bytes begin.
   Buffer<Span> features;
   Buffer<int64_t> byte_offsets;
 

@@ -1,6 +1,6 @@
 // The loops between elements and byte planes, once per instruction set: included by isa_foreach.h. Words of one width
-// and one shift at a time: compilers turn that into vector instructions. Elements that are
-// read may be at any address: tensors over a file's bytes are.
+// and one shift at a time: compilers turn that into vector instructions. Elements that are read may be at any address:
+// tensors over a file's bytes are.
 
 // planes[k * stride + i] = byte k of x[i], for n elements.
 template <class Word>

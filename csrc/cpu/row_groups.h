@@ -37,7 +37,7 @@ class RowGroups {
   // index.
   RowGroups(const char* op, const Tensor& indices, const U* payloads, int64_t num_rows, int64_t padding,
             int64_t row_elements, GradientRows written);
-  // The same of ids [n] that have been checked; it throws nothing.
+  // Groups ids [n] that have been checked; it throws nothing.
   template <class I>
   RowGroups(const I* ids, int64_t n, const U* payloads, int64_t num_rows, int64_t padding, int64_t row_elements,
             GradientRows written);

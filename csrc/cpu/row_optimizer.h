@@ -1,5 +1,5 @@
-// Optimizer steps and current values of rows on the CPU, for whoever has rows and their gradients: row_optimizer.cpp
-// and the updates of embedding collections.
+// Optimizer steps on rows, and up-to-date values of stale rows, on the CPU: for row_optimizer.cpp and the updates of
+// embedding collections.
 //
 //   OptimizerStep<A>  one call's step, the same for all its tables
 //   StepWorker<A>     what one thread keeps during the call, for all tables
@@ -40,7 +40,7 @@ struct RowBlock {
   A scale;           // what grad is multiplied by
   bool skips_zeros;  // leaves rows alone whose gradient is zero
   int64_t dim, count;
-  const IdleSteps<A>* const* idle;  // [count], null for a row that is not behind; null: none is
+  const IdleSteps<A>* const* idle;  // [count], null for a row that is not stale; null: none is
   const AdamTerm<A>* terms;
   A* scratch;     // [2, dim]
   int64_t ahead;  // how far ahead to fetch rows
@@ -49,7 +49,7 @@ struct RowBlock {
 template <class A>
 struct OptimizerLoops {
   void (*step)(const void* rule, const RowBlock<A>& block);
-  // Only the idle steps, of rows that are all behind; null for rules without. current writes the weights alone.
+  // Only the idle steps, of rows that are all stale; null for rules without. current writes the weights alone.
   void (*catch_up)(const void* rule, const RowBlock<A>& block);
   void (*current)(const void* rule, const RowBlock<A>& block);
 };
@@ -74,8 +74,8 @@ const RowConversions<T>& row_conversions();
 template <class A>
 class OptimizerStep {
  public:
-  // Rows are caught up through step `now`: step - 1 for an update, step for what only reads or catches up. Arguments
-  // must have been checked; history (null: no row is behind) must outlive this, scale multiplies every gradient.
+  // Rows are flushed through step `now`: step - 1 for an update, step for what only reads or flushes. Arguments must
+  // have been checked; history (null: no row is stale) must outlive this, scale multiplies every gradient.
   OptimizerStep(OptimizerRule rule, const std::vector<double>& hyperparameters, int64_t step, int64_t base, int64_t now,
                 const Tensor* history, double scale)
       : loops(make_rule<A>(rule, hyperparameters, step, rule_)),
@@ -118,7 +118,7 @@ class IdleMemo {
  public:
   explicit IdleMemo(const OptimizerStep<A>& step) : step_(step) {}
 
-  // What at most kBlockRows rows have missed that are gaps[i] steps behind, 0 <= gaps[i] <= now; null for 0. Valid
+  // What at most kBlockRows rows have missed that are stale by gaps[i] steps, 0 <= gaps[i] <= now; null for 0. Valid
   // until the next call.
   void find(const int64_t* gaps, int64_t count, const IdleSteps<A>** missed);
   const AdamTerm<A>* terms() const { return terms_.data(); }
@@ -167,23 +167,23 @@ class RowStepper {
  public:
   using A = acc_t<T>;
 
-  // states: those of this table, in their order; last_step null: no row is behind. What is only read may be const.
+  // states: those of this table, in their order; last_step null: no row is stale. What is only read may be const.
   RowStepper(const OptimizerStep<A>& step, const Tensor& weight, const Tensor* states, const Tensor* last_step,
              std::optional<int64_t> rounding_seed = std::nullopt);
 
   int64_t dim() const { return dim_; }
   bool behind(int64_t row) const { return last_step_ != nullptr && last_step_[row] < step_->now; }
 
-  // Catches up the rows and makes the step with their gradients, values [count, dim], but for rows that it leaves alone
+  // Flushes the rows and makes the step with their gradients, values [count, dim], but for rows that it leaves alone
   // because they are zero. R: int64_t or uint32_t. A row must not occur twice, nor be another thread's.
   template <class R>
   void step(StepWorker<A>& worker, const R* rows, const A* values, int64_t count) const;
 
-  // The rows' current values, out [count, dim]. Writes nothing else.
+  // Writes the rows' up-to-date values to out [count, dim], and nothing else.
   template <class R>
   void current(StepWorker<A>& worker, const R* rows, int64_t count, T* out) const;
 
-  // Catches up the rows [begin, end).
+  // Flushes the rows [begin, end).
   void catch_up(StepWorker<A>& worker, int64_t begin, int64_t end) const;
   // The step of the rows [begin, end), whose gradients are values [end - begin, dim].
   void step_all(StepWorker<A>& worker, const A* values, int64_t begin, int64_t end) const;
@@ -208,7 +208,7 @@ class RowStepper {
   std::optional<int64_t> rounding_seed_;
 };
 
-// Of K tables that are stepped together; states and last_steps table after table.
+// The steppers of K tables that are stepped together; states and last_steps table after table.
 template <class T>
 std::vector<RowStepper<T>> steppers_of(const OptimizerStep<acc_t<T>>& step, const std::vector<Tensor>& weights,
                                        const std::vector<Tensor>& states, const std::vector<Tensor>& last_steps,

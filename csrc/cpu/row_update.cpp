@@ -88,7 +88,7 @@ void update_items(const RowUpdate<T>& update, const RowTables<T>& tables, int64_
   }
 }
 
-// By one thread, in the order given.
+// Updates rows by one thread, in the order given.
 template <class T>
 void update_in_order(const char* op, const RowUpdate<T>& update, const RowTables<T>& tables, const Tensor& indices,
                      int64_t num_rows) {
@@ -104,7 +104,7 @@ void update_in_order(const char* op, const RowUpdate<T>& update, const RowTables
   });
 }
 
-// By several threads, each row's items by one of them.
+// Updates rows by several threads, each row's items by one of them.
 template <class T>
 void update_by_row(const char* op, const RowUpdate<T>& update, const RowTables<T>& tables, const Tensor& indices,
                    int64_t num_rows) {

@@ -112,7 +112,7 @@ void divide_row(const T* grad, int64_t dim, int64_t count, Reduction reduction, 
   for (int64_t d = 0; d < dim; ++d) to[d] = static_cast<T>(static_cast<A>(grad[d]) / by);
 }
 
-// The same for all segments: grad itself for sums, else grad divided, into `divided`.
+// What the rows of every segment receive: grad itself for sums, else grad divided, into `divided`.
 template <class T>
 const T* row_gradients(const T* grad, int64_t segments, int64_t dim, const int64_t* counts, Reduction reduction,
                        Buffer<T>& divided) {

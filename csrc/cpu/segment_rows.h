@@ -17,7 +17,7 @@ struct SegmentRows {
 int64_t count_segments(const char* op, const std::optional<Tensor>& segment_ids, const std::optional<Tensor>& offsets,
                        std::optional<int64_t> num_segments);
 
-// Of sorted ids or of offsets; num_segments as in segment_reduce.
+// The rows of segments given by sorted ids or by offsets; num_segments as in segment_reduce.
 SegmentRows sorted_segment_rows(const char* op, const std::optional<Tensor>& segment_ids,
                                 const std::optional<Tensor>& offsets, std::optional<int64_t> num_segments,
                                 int64_t rows);
@@ -26,7 +26,7 @@ SegmentRows sorted_segment_rows(const char* op, const std::optional<Tensor>& seg
 // >= num_segments.
 Tensor kept_segment_ids(const char* op, const Tensor& segment_ids, int64_t num_segments);
 
-// Of kept_segment_ids; row_elements: of a row of data.
+// The rows of segments given by kept_segment_ids; row_elements: the elements of a row of data.
 SegmentRows grouped_segment_rows(const char* op, const Tensor& kept_ids, int64_t num_segments, int64_t row_elements);
 
 // A part of the work that one thread does: columns of neighbouring segments. Segments that are too long for one thread

@@ -53,7 +53,7 @@ Box bounding_box(const int64_t* indices, int64_t entries, int64_t rank) {
   return box;
 }
 
-// By each entry's number in the box.
+// Sorts by each entry's number in the box.
 template <class U>
 void sort_by_number(const Tensor& indices, const Box& box, int64_t* permutation) {
   const int64_t entries = indices.size(0), rank = indices.size(1);

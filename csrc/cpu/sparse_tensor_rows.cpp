@@ -1,7 +1,7 @@
 // sparse_fill_empty_rows and its gradient.
 //
 // Where the rows are sorted, one pass over them checks them and counts how many there are, and one pass writes
-// everything: an entry goes behind all before it and behind one more for each empty row before its own. Other entries
+// everything: an entry goes after all before it and after one more for each empty row before its own. Other entries
 // are counted by row, and then each goes to the next place of its row.
 #include <utility>
 
@@ -233,7 +233,7 @@ void place_entries(const Entries<T>& e, int64_t begin, int64_t end, int64_t* cur
   }
 }
 
-// Rows get their places in order, the parts' entries of a row behind one another; then each part writes its entries.
+// Rows get their places in order, the parts' entries of a row one after the other; then each part writes its entries.
 template <class T>
 void fill_unsorted(const Entries<T>& entries, RowCounts& counted, int64_t count, int64_t num_rows) {
   const int64_t parts = counted.parts;

@@ -47,8 +47,8 @@ inline void set_version(int64_t* entry, int64_t version) {
   __atomic_store_n(reinterpret_cast<uint32_t*>(entry + 1) + 1, static_cast<uint32_t>(version), __ATOMIC_RELAXED);
 }
 
-// What is noted of rows that occur, by one thread: a few rows at a time, so that those which occur all the time are not
-// written by all threads all the time.
+// What one thread notes of rows that occur: a few rows at a time, so that rows which occur all the time are not written
+// by all threads all the time.
 class Occurrences {
  public:
   Occurrences(int64_t* entries, int64_t version, bool count) : entries_(entries), version_(version), count_(count) {}
@@ -130,7 +130,7 @@ class Inserter {
     for (const std::vector<int32_t>& list : lists) positions_.insert(positions_.end(), list.begin(), list.end());
   }
 
-  // Of the j-th missing key.
+  // The position of the j-th missing key.
   int64_t position_of(int64_t j) const { return positions_.empty() ? j : positions_[static_cast<size_t>(j)]; }
 
   int64_t key(int64_t position) const { return static_cast<int64_t>(a_.ids[position]); }
@@ -260,7 +260,7 @@ class Inserter {
     a_.rows[position] = a_.born[position] = row;
   }
 
-  // Of a position that has not inserted its key; false where there was no room.
+  // Reads the row of a position that has not inserted its key; false where there was no room.
   bool read_row(int64_t j) {
     const int32_t* slot = slots_[j];
     if (slot == nullptr || *slot < 0) return false;
@@ -269,7 +269,7 @@ class Inserter {
     return true;
   }
 
-  // Of keys for which there was no row. No key has come after them.
+  // Gives back the slots of keys for which there was no row. No key has come after them.
   void give_back_slots() {
     for (int64_t j = 0; j < num_missing_; ++j) {
       if (is_first_[j] && *slots_[j] < 0) erase(j);

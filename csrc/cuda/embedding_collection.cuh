@@ -35,7 +35,7 @@ inline bool moves_wide(const void* first, int64_t stride, int64_t columns, size_
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && stride * size % 16 == 0 && columns * size % 16 == 0;
 }
 
-// Of the items themselves, without weights.
+// The inputs that pool the items themselves, without weights.
 template <class T>
 PartInputs<T> inputs_of(const DeviceCall& call, const CollectionInput& input) {
   PartInputs<T> in;
@@ -88,7 +88,8 @@ struct CollectionDivisors {
   std::vector<int64_t> first;  // by lookup: where those of its bags begin; -1: it has none
 };
 
-// Of the lookups in wanted tables of this dtype. weights: per_sample_weights in the accumulator's, or null.
+// The divisors of the lookups in wanted tables of this dtype. weights: per_sample_weights in the accumulator's dtype,
+// or null.
 CollectionDivisors collection_divisors(DeviceCall& call, const Collection& c, const CollectionInput& input,
                                        ScalarType dtype, const void* weights, const std::vector<bool>& wanted);
 

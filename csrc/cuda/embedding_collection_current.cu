@@ -1,4 +1,4 @@
-// Lookups of the rows as of now: each is brought up to date in registers, and nothing of it is written.
+// Lookups in tables with stale rows: each row is brought up to date in registers, and nothing of it is written.
 #include "embedding_collection_current.cuh"
 #include "embedding_collection_forward.cuh"
 

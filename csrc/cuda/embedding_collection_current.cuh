@@ -1,4 +1,4 @@
-// The rows of a collection's tables as of now, for kernels that read them.
+// The up-to-date rows of a collection's tables, for kernels that read them: stale rows are not written.
 #pragma once
 #include "embedding_collection.cuh"
 #include "row_optimizer.cuh"

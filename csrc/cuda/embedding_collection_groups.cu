@@ -107,7 +107,7 @@ __device__ A coefficient_of(const A* weights, const A* divisors, int64_t item, i
   return is_nan || divisor == A(0) ? A(0) : weight / divisor;
 }
 
-// One thread per entry, and for what may be behind the last of them: that counts for no row.
+// One thread per entry, and for what may come after the last of them: that counts for no row.
 template <class A>
 __global__ void entries_kernel(Entries e, const A* weights, const A* divisors, ErrorSink errors, EntryOutputs<A> out) {
   for (int64_t entry = thread_index(); entry < e.capacity; entry += thread_count()) {

@@ -18,7 +18,7 @@ struct CollectionGradient {
   const std::vector<bool>& wanted;
 };
 
-// Of the wanted tables, numbered as they come: table w has the keys [first_rows[w], first_rows[w + 1]).
+// The groups of the wanted tables, numbered as they come: table w has the keys [first_rows[w], first_rows[w + 1]).
 struct CollectionGroups {
   std::vector<int64_t> tables;      // which they are
   std::vector<int64_t> first_rows;  // [wanted tables + 1]
@@ -54,7 +54,7 @@ struct GroupRows {
   __device__ int64_t operator[](int64_t group) const { return key(starts[group]); }
 };
 
-// The first group whose row is this one or a later one. The run behind the last row is no group.
+// The first group whose row is this one or a later one. The run after the last row is no group.
 template <class F>
 __device__ int64_t first_group(const RowRuns& runs, int64_t row, const F& key) {
   return lower_bound(GroupRows<F>{runs.starts, key}, *runs.count - 1, row);

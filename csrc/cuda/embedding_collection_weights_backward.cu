@@ -53,7 +53,7 @@ struct StoredRows {
   };
 };
 
-// Rows as of now, as their tables would hold them. A lookup's table is an OptimizerTable.
+// Up-to-date rows, as their tables would hold them once flushed. A lookup's table is an OptimizerTable.
 template <class A, class Rules>
 struct CurrentRows {
   OptimizerCall<A> optimizer;
@@ -212,7 +212,7 @@ Tensor gradient_of_stored_rows(DeviceCall& call, const WeightsGradient& g, const
   });
 }
 
-// In the accumulator's dtype: what is narrower is copied, as this is rare.
+// Computes in the accumulator's dtype: narrower tensors are copied, since this is rare.
 Tensor gradient_of_current_rows(DeviceCall& call, const WeightsGradient& given, const CollectionOptimizer& optimizer) {
   const Tensor grad = accumulated(given.grad), per_sample_weights = accumulated(given.per_sample_weights);
   const Tensor output = accumulated(given.output);

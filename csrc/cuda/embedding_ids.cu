@@ -64,7 +64,7 @@ struct PrunedBags {
   bool prune_weights;
   bool has_default;
   int64_t default_id;
-  const int64_t* starts;  // [bags + 1], among the sorted entries; those behind the last have no bag
+  const int64_t* starts;  // [bags + 1], among the sorted entries; those after the last have no bag
   ErrorSink errors;
   I* indices_out;
   W* weights_out;
@@ -73,7 +73,7 @@ struct PrunedBags {
 
   __device__ bool counts(int64_t i) const {
     if constexpr (!std::is_same_v<W, NoWeights>) {
-      // Of a NaN neither is true.
+      // A NaN is not greater.
       if (prune_weights && !(static_cast<acc_t<W>>(weights[i]) > acc_t<W>(0))) return false;
     }
     return ids[i] >= 0;

@@ -36,7 +36,7 @@ ErrorRecord* new_record() {
   return new (memory) ErrorRecord;
 }
 
-// Of the current device: its name and compute capability, if this library has no code that it can run.
+// The current device's name and compute capability, if this library has no code that it can run.
 std::optional<std::string> device_without_code(int32_t device) {
   cudaFuncAttributes attributes;
   const cudaError_t result = cudaFuncGetAttributes(&attributes, take_fault_kernel);

@@ -46,7 +46,7 @@ __global__ void count_crosses_kernel(CrossColumns columns, int64_t rows, int64_t
   }
 }
 
-// Of matrices alone: all rows have as many crosses.
+// Where all columns are matrices, all rows have as many crosses.
 __global__ void even_offsets_kernel(int64_t rows, int64_t per_row, int64_t* offsets) {
   for (int64_t row = thread_index(); row <= rows; row += thread_count()) offsets[row] = row * per_row;
 }

@@ -6,7 +6,7 @@
 namespace tsr {
 namespace {
 
-// Bytes at any address, read by the aligned words that hold them, up to 3 bytes before and 4 behind what is asked for:
+// Bytes at any address, read by the aligned words that hold them, up to 3 bytes before and 4 after what is asked for:
 // the device would load one byte at a time. See TextWords in hash_words.h.
 class AlignedText {
  public:
@@ -30,8 +30,8 @@ class AlignedText {
   uint64_t offset_;  // below 4
 };
 
-// Of bytes[begin : end]. Nothing outside bytes [size] is read: around the first and the last strings there may be no
-// room for whole words.
+// The hash of bytes[begin : end]. Nothing outside bytes [size] is read: around the first and the last strings there may
+// be no room for whole words.
 template <class Hash>
 __device__ inline uint64_t hash_of_bytes(const Hash& hash, const uint8_t* bytes, int64_t size, int64_t begin,
                                          int64_t end) {

@@ -39,12 +39,12 @@ struct Pooling {
 };
 
 void pool_rows(DeviceCall& call, const Pooling& pooling);
-// The same where there are weights, and where there are coefficients or scales: pool_rows calls them.
+// pool_rows where there are weights, and where there are coefficients or scales: it calls them.
 void pool_weighted_rows(DeviceCall& call, const Pooling& pooling);
 void pool_scaled_rows(DeviceCall& call, const Pooling& pooling);
 
-// The same in a table that is split: out = sum of weights[j] * coefficients[j] * row indices[j] of the shards. Both may
-// be null, and coefficients do not count for the divisor; there are no scales. pooling.table is not read.
+// pool_rows in a table that is split: out = sum of weights[j] * coefficients[j] * row indices[j] of the shards. Both
+// may be null, and coefficients do not count for the divisor; there are no scales. pooling.table is not read.
 struct ShardedTable;
 void pool_sharded_rows(DeviceCall& call, const Pooling& pooling, const ShardedTable& shards);
 

@@ -188,8 +188,8 @@ __device__ void load_indices(const Indices& indices, int j, int n, I (&loaded)[k
   for (int k = 0; k < kInFlight; ++k) loaded[k] = j + k < n ? indices[j + k] : I(0);
 }
 
-// Adds the n entries from `begin` on to the total in their order; before(j) is called ahead of entry begin +
-// j. The indices of the next rows are loaded before the present rows are waited for.
+// Adds the n entries from `begin` on to the total in their order; before(j) is called ahead of entry begin + j.
+// The indices of the next rows are loaded before the present rows are waited for.
 template <class Total, class View, class Before>
 __device__ void add_entries(const View& p, const RowTile& tile, int64_t begin, int n, Total& total,
                             const Before& before) {
@@ -317,7 +317,7 @@ __device__ void pool_run(const View& p, const RowTile& tile, int64_t first, int6
   Total total;
   int bag = 0;
   int end = entry_count(begin, ends[0]);
-  // The end of the bag behind, loaded one bag ahead.
+  // The end of the next bag, loaded one bag ahead.
   int next_end = entry_count(begin, ends[bags > 1 ? 1 : 0]);
   const auto close = [&] {
     total.store(p, first + bag, tile);

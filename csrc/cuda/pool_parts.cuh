@@ -34,7 +34,7 @@ struct Part {
 };
 static_assert(sizeof(Part) % sizeof(int64_t) == 0, "parts travel as words");
 
-// In the device's memory.
+// Parts in the device's memory.
 struct Parts {
   int64_t count = 0;
   const int64_t* first_blocks = nullptr;  // [count + 1]: the first block of each part, and the number of all

@@ -6,7 +6,7 @@
 
 namespace tsr {
 
-// Numbers of either width. As a pointer to them.
+// Numbers of either width, used like a pointer to them.
 struct Integers {
   const void* data;
   bool are_long;
@@ -19,7 +19,7 @@ struct Integers {
   }
 };
 
-// As a pointer to offsets; without data, of bags of one entry each.
+// Offsets, used like a pointer to them; without data, those of bags of one entry each.
 struct Offsets {
   const int64_t* data;
   int64_t at;
@@ -90,7 +90,7 @@ struct PartView {
   __device__ bool is_allowed(int64_t index) const {
     return static_cast<uint64_t>(index) < static_cast<uint64_t>(rows + (padding_idx == rows));
   }
-  // The lane's columns; those behind the row's last are neither read nor written.
+  // The lane's columns; those after the row's last are neither read nor written.
   template <int width>
   __device__ Vector<T, width> load_row(int64_t index, const RowTile& tile) const {
     const T* const from = rows_begin + index * row_stride + tile.column;

@@ -9,7 +9,7 @@ __global__ void dense_offsets_kernel(const K* keys, int64_t entries, int64_t row
   write_offsets(keys, entries, rows, offsets);
 }
 
-// One thread per present row.
+// One thread per row that has entries.
 template <class K, class I>
 __global__ void row_ids_kernel(const K* keys, PresentRows present, I* ids) {
   for (int64_t r = thread_index(); r < present.count; r += thread_count()) {
@@ -34,7 +34,7 @@ RowRuns row_runs(DeviceCall& call, const RowGroups& groups) {
   int64_t* const count = call.workspace<int64_t>(1);
   with_pairs(groups, [&](const auto& pairs) {
     using K = std::remove_pointer_t<decltype(pairs.keys)>;
-    // The last run of real rows ends where the entries that count for no row begin, or behind all.
+    // The last run of real rows ends where the entries that count for no row begin, or after all.
     select_run_starts(call, pairs.keys, groups.entries, static_cast<K>(groups.rows), offsets, count);
   });
   return {offsets, count};

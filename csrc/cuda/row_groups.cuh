@@ -96,8 +96,8 @@ struct EntryItself {
 // Every row's range of sorted entries: [rows + 1].
 const int64_t* dense_offsets(DeviceCall& call, const RowGroups& groups);
 
-// Where the sorted entries of each present row begin, and behind the last row's where those begin that count for no
-// row, or the end: [count]. Nothing is read back.
+// Where the sorted entries of each row that has some begin, and after the last row's where those begin that count for
+// no row, or the end: [count]. Nothing is read back.
 struct RowRuns {
   const int64_t* starts;
   const int64_t* count;  // on the device
@@ -112,7 +112,7 @@ struct PresentRows {
 };
 PresentRows present_rows(DeviceCall& call, const RowGroups& groups);
 
-// Writes the present rows' ids: [count], int32 or int64.
+// Writes the ids of the rows that have entries: [count], int32 or int64.
 void write_row_ids(const DeviceCall& call, const RowGroups& groups, const PresentRows& present, const Tensor& ids);
 
 }  // namespace tsr

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kRowThreads, blocks_at_once<Rules, A>())
   });
 }
 
-// ---- Current values -------------------------------------------------------------------------------------------------
+// ---- Up-to-date values ----------------------------------------------------------------------------------------------
 
 // A bad row's values are zero.
 template <class Rules, class A>

@@ -6,9 +6,9 @@
 // there.
 //
 //   TableRow<A, Rules> row(call, table, number);
-//   row.step<kLooks>(team, gradient)    catches the row up, makes the step, and writes it
-//   row.make_current(team)              catches the row up, and writes it
-//   row.now(column, weight)             some columns as of now; nothing is written
+//   row.step<kLooks>(team, gradient)    flushes the row, makes the step, and writes it
+//   row.make_current(team)              flushes the row, and writes it
+//   row.now(column, weight)             some columns, up to date; nothing is written
 #pragma once
 #include "row_optimizer_columns.cuh"
 
@@ -36,7 +36,7 @@ class TableRow {
 
   __device__ bool behind() const { return behind_; }
 
-  // Columns [column, column + width) as of now, not rounded to the weights' type; zero beyond the last.
+  // Columns [column, column + width), up to date, not rounded to the weights' type; zero beyond the last.
   template <int width>
   __device__ void now(int64_t column, A (&weight)[width]) const {
     RowColumns<A, width> x;
@@ -46,7 +46,7 @@ class TableRow {
     for (int c = 0; c < width; ++c) weight[c] = x.weight[c];
   }
 
-  // Writes the row if it is behind. All lanes of the team call it together.
+  // Flushes the row if it is stale. All lanes of the team call it together.
   __device__ void make_current(const RowTeam& team) const {
     team.wait();  // until all lanes have read what one of them writes
     if (!behind_) return;
@@ -60,7 +60,8 @@ class TableRow {
     if (team.lane() == 0) finish(caught_up_own());
   }
 
-  // All lanes of the team call it together. kLooks: whether it leaves a row alone that skips zeros and is one.
+  // All lanes of the team call it together. kLooks: where zeros are skipped, whether it leaves a row alone whose
+  // gradient is zero.
   //
   // gradient(column, to) writes the gradient of columns [column, column + kWidth), before it is scaled, to `to`, an
   // A[kWidth] of zeros; beyond the last column it may write what it likes. All lanes call it together, those beyond the
@@ -194,7 +195,7 @@ class TableRow {
     });
   }
 
-  // The row's own state as of now.
+  // The row's own state, up to date.
   __device__ A caught_up_own() const {
     if constexpr (Needs::kRowState && Needs::kAdam) {
       if (behind_) return faded(own_, adam().p2);

@@ -65,13 +65,13 @@ struct OptimizerCall {
   IdleKind idle = IdleKind::kNone;
   ScalarType weight_dtype{};
   bool rounds_by_chance = false;
-  bool skips_zeros = false;       // among named rows of tables that are not caught up
+  bool skips_zeros = false;       // among named rows of tables that are not flushed
   A eps = 0;                      // of Adam's family
   A sign = 1;                     // of gradients
   const A* grad_scale = nullptr;  // one of the two, or none
   const float* float_scale = nullptr;
   const void* history = nullptr;
-  int64_t now = 0;                             // rows are caught up through this step, counted from the base
+  int64_t now = 0;                             // rows are flushed through this step, counted from the base
   int64_t done = 0;                            // what last_step becomes
   int64_t step = 0;                            // the step's own number
   alignas(16) unsigned char scalars[96] = {};  // the rule
@@ -249,7 +249,7 @@ struct OptimizerArguments {
   OptimizerRule rule;
   const std::vector<double>& hyperparameters;
   int64_t step, base;
-  int64_t now;  // the step through which rows are caught up: step - 1 before a step
+  int64_t now;  // the step through which rows are flushed: step - 1 before a step
   ScalarType weight_dtype;
   const std::optional<Tensor>& history;
   const std::optional<Tensor>& grad_scale;
@@ -274,7 +274,7 @@ void with_rules(const OptimizerCall<A>& call, const F& f) {
   }
 }
 
-// The same of the rules whose idle rows move.
+// Calls f with the list that has the call's rule, for rules whose idle rows move.
 template <class A, class F>
 void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
   call.idle == IdleKind::kLinear ? f(LinearRules<A>()) : f(AdamRules<A>());
@@ -284,7 +284,7 @@ void with_idle_rules(const OptimizerCall<A>& call, const F& f) {
 OptimizerTable optimizer_table(const OptimizerArguments& arguments, const Tensor& weight, const Tensor* states,
                                const Tensor* last_step, int64_t seed);
 
-// Of tables that are stepped together: states and last_steps table after table.
+// The tables that are stepped together: states and last_steps table after table.
 inline std::vector<OptimizerTable> optimizer_tables(const OptimizerArguments& arguments,
                                                     const std::vector<Tensor>& weights,
                                                     const std::vector<Tensor>& states,

@@ -14,7 +14,7 @@ struct SegmentEntries {
   const int64_t* order;
 };
 
-// Of sorted ids or of offsets; num_segments as in segment_reduce: None is read back.
+// The entries of segments given by sorted ids or by offsets; num_segments as in segment_reduce: None is read back.
 SegmentEntries sorted_segment_entries(DeviceCall& call, const std::optional<Tensor>& segment_ids,
                                       const std::optional<Tensor>& offsets, std::optional<int64_t> num_segments,
                                       int64_t rows);

@@ -1,7 +1,7 @@
 // sparse_fill_empty_rows and its gradient.
 //
 // Which rows have entries is a bit each. With the entries in the order of their rows, entry k of row r goes to
-// k + r - (rows below r that have entries): behind all entries before it and one more for each empty row below r.
+// k + r - (rows below r that have entries): after all entries before it and one more for each empty row below r.
 #include "../cuda.h"
 #include "../sparse_tensor.h"
 #include "device.cuh"
@@ -12,7 +12,7 @@ namespace {
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
-// What is read back: it lies behind the counts of rows, the last of which is its first member.
+// What is read back: it lies after the counts of rows, the last of which is its first member.
 struct Found {
   int64_t present;
   unsigned long long unsorted;

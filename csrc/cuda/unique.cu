@@ -1,10 +1,10 @@
 // unique by a hash table of positions.
 //
-// A slot of the table holds the earliest position known of one value; the values themselves are looked up in x. Who
-// finds an earlier position of its value in the slot has it for a parent; who puts a later one out of the slot becomes
-// that one's parent. Which parents there are depends on the order of the threads, but a parent is always an earlier
-// position of the same value, and the one position without a parent is the value's first. So firsts are flagged and
-// numbered in the order of x without another look at the table.
+// A slot of the table holds the earliest position known of one value; the values themselves are looked up in x. A
+// position that finds an earlier one of its value in the slot has that for a parent; one that puts a later one out of
+// the slot becomes that one's parent. Which parents there are depends on the order of the threads, but a parent is
+// always an earlier position of the same value, and the one position without a parent is the value's first. So firsts
+// are flagged and numbered in the order of x without another look at the table.
 //
 // What a value is, the table's Keys say: an element of a vector, or a row of a matrix.
 #include "../cuda.h"

@@ -1,4 +1,4 @@
-"""Private names of torch: which there are, that this torch has them, and that what stands in for one gives its results."""
+"""Private names of torch stand in one file, this torch has them, and what stands in for one gives its results."""
 
 import ast
 import os
@@ -14,8 +14,11 @@ from torchsparse_rec import _torch
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = re.findall(r'_private\("([\w.]+)"', Path(_torch.__file__).read_text())
-# A GradScaler asks optimizers for it, and torch's constructors set it.
-ASKED_FOR = {"_step_supports_amp_scaling"}
+# Private to torch, of tensors, modules and modes.
+OF_OBJECTS = {
+    *("_coalesced_", "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "_execution_engine", "_schema"),
+    *("_load_state_dict_post_hooks", "_compiled_call_impl", "_current_level", "_active_ddp_module"),
+}
 
 
 def private_names(path: Path) -> set[str]:
@@ -50,10 +53,14 @@ def test_this_torch_has_it(name):
 
 # A step in each mode, a gradient of a gradient, and a vmap; run where a name is gone, and where none is.
 PROGRAM = """
-import sys, torch
-for path in sys.argv[1:]:
-    owner, _, name = ("torch." + path).rpartition(".")
-    delattr(eval(owner), name)
+import importlib.util, pathlib, sys, types, torch
+path = pathlib.Path(importlib.util.find_spec("torchsparse_rec").origin).with_name("_torch.py")
+source = path.read_text()
+for gone in sys.argv[1:]:
+    source = source.replace(f'_private("{gone}"', '_private("gone"')
+module = types.ModuleType("torchsparse_rec._torch")
+exec(compile(source, str(path), "exec"), vars(module))
+sys.modules[module.__name__] = module
 from torchsparse_rec import nn, ops, optim
 
 def trained(mode):

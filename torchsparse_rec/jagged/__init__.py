@@ -1,4 +1,4 @@
-"""Rows of different lengths, by feature: the types that modules take, and what makes them of other forms."""
+"""Rows of different lengths, by feature: the types that modules take, and their conversions from other forms."""
 
 from .collate import KeyedJaggedCollate as KeyedJaggedCollate
 from .jagged_tensor import JaggedTensor as JaggedTensor

@@ -1,4 +1,4 @@
-"""Checks of arguments. What tensors hold is looked at nowhere: on CUDA it would wait for the device."""
+"""Checks of arguments. None looks at what tensors hold: on CUDA it would wait for the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def type_name(x: Any) -> str:
-    """The name of its type, for errors; of what ``torch.fx.symbolic_trace`` calls modules with, the way out too."""
+    """Name the type of ``x`` for errors; for a ``torch.fx.Proxy``, with which modules are traced, also the remedy."""
     if isinstance(x, torch.fx.Proxy):
         return (
             "a torch.fx.Proxy: use torch.export, or a torch.fx.Tracer whose is_leaf_module is true for modules of "
@@ -21,16 +21,16 @@ def type_name(x: Any) -> str:
 
 
 def check_tensor(owner: str, argument: str, x: Any) -> None:
-    """Raise TypeError unless it is a tensor."""
+    """Raise ``TypeError`` unless ``x`` is a tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{owner}: {argument} must be a tensor, got {type(x).__name__}")
 
 
 def as_no_rows(values: Any, lengths: Any, offsets: Any) -> tuple[Any, Any]:
     """
-    Lengths and offsets as they are, but of no values: tensors without elements, whatever their dtype, mean no rows.
+    Return lengths and offsets; where there are no values, tensors without elements, of any dtype, become no rows.
 
-    So TorchRec writes them: ``torch.tensor([])``, which holds floats, for lengths, and offsets without their 0.
+    TorchRec writes no rows so: ``torch.tensor([])``, which holds floats, for lengths, and offsets without their 0.
     """
     if isinstance(values, Tensor) and values.dim() and values.shape[0] == 0:
         if _has_no_elements(offsets) and (lengths is None or _has_no_elements(lengths)):
@@ -45,7 +45,7 @@ def _has_no_elements(x: Any) -> bool:
 
 
 def check_rows(owner: str, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
-    """Raise unless the tensors have the shapes and dtypes of rows. What they hold is not looked at."""
+    """Raise unless the tensors have the shapes and dtypes of rows; what they hold is not looked at."""
     check_tensor(owner, "values", values)
     if values.dim() == 0:
         raise ValueError(f"{owner}: values must have rank >= 1, got a scalar")
@@ -78,7 +78,7 @@ def check_rows(owner: str, values: Any, weights: Any, lengths: Any, offsets: Any
 
 
 def check_keys(owner: str, keys: Any) -> tuple[str, ...]:
-    """The keys as a tuple. Raises unless they are distinct strings."""
+    """Return the keys as a tuple; raise unless they are distinct strings."""
     if isinstance(keys, str):
         raise TypeError(f"{owner}: keys must be a list of strings, got the string {keys!r}")
     keys = tuple(keys)
@@ -143,7 +143,7 @@ def check_sizes(
 def _check_strides(
     owner: str, count: int, stride: Any, strides: Any, stride_per_key: Any, argument: str, rows: int
 ) -> None:
-    """Raise unless the batch sizes by key and rank are those of the rows."""
+    """Raise unless the batch sizes by key and rank add up to the number of rows."""
     if stride is not None:
         raise ValueError(
             f"{owner}: stride must not be given with stride_per_key or stride_per_key_per_rank, got {stride}"

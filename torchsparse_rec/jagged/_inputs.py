@@ -1,8 +1,8 @@
 """
-The one door for the ids of several features: all the forms that users hold, as a ``KeyedJaggedTensor``.
+Conversion of the ids of several features, in all the forms that users hold, to a ``KeyedJaggedTensor``.
 
-For the library's modules. What they accept is listed at :func:`as_keyed_jagged_tensor`; other libraries' objects are
-known by their methods, so that none of these libraries is needed.
+The library's modules take their inputs through it. :func:`as_keyed_jagged_tensor` lists the forms; other libraries'
+objects are recognised by their methods, so that none of these libraries is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMS = (
 
 def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, owner: str = "input") -> KeyedJaggedTensor:
     """
-    Bring the ids of several features into the library's form.
+    Convert the ids of several features to a ``KeyedJaggedTensor``.
 
     Args:
         features: a :class:`KeyedJaggedTensor`; TorchRec's; or a mapping from names to features, each of them one of
@@ -43,20 +43,20 @@ def as_keyed_jagged_tensor(features: Any, keys: Sequence[str] | None = None, own
             * TensorFlow's ``(indices [N, 2], values [N], dense_shape)``, sorted by row, or such a SparseTensor of
               :mod:`torchsparse_rec.compat.tensorflow`; its RaggedTensor of rank 2.
 
-            If some features have weights and others none, these get ones. Dtypes of ids that differ are promoted as by
-            :func:`torch.cat`. Batch sizes may differ.
+            If some features have weights and others none, the others get weights of 1. Dtypes of ids that differ are
+            promoted as by :func:`torch.cat`. Batch sizes may differ.
         keys: the features wanted, in order; others are dropped. Default: all, in their order.
-        owner: what errors begin with: the module and its argument.
+        owner: the beginning of errors: the module and its argument.
 
     Returns:
-        A :class:`KeyedJaggedTensor`; the very one that was given, if its keys are already those.
+        A :class:`KeyedJaggedTensor`; the given one itself, if its keys are those wanted.
 
     Raises:
-        TypeError: none of these forms.
+        TypeError: a feature in none of these forms.
         ValueError: a feature that is missing; shapes that no form has.
 
     On CUDA it waits for the device only to drop features of a KeyedJaggedTensor, and to read a ``dense_shape`` that is
-    there.
+    on the device.
     """
     if isinstance(features, KeyedJaggedTensor):
         return _chosen(features, keys, owner)
@@ -101,7 +101,7 @@ def _of_torchrec(x: Any) -> KeyedJaggedTensor:
         list(x.keys()),
         x.values(),
         x.weights_or_none(),
-        # Its empty objects have offsets without any element: lengths are the form that is always whole.
+        # TorchRec's empty objects have offsets without any element; their lengths are always whole.
         lengths=x.lengths().reshape(-1),
         stride_per_key_per_rank=x.stride_per_key_per_rank() if x.variable_stride_per_key() else None,
         length_per_key=known,
@@ -119,7 +119,7 @@ def _with_weights(x: JaggedTensor, dtype: torch.dtype) -> JaggedTensor:
 def _rows(
     owner: str, values: Tensor, weights: Tensor | None, lengths: Tensor | None = None, offsets: Tensor | None = None
 ) -> JaggedTensor:
-    """The constructor, with errors that begin with the feature, and for ids only."""
+    """Make a ``JaggedTensor`` of ids; errors begin with the feature, and values of rank above 1 are refused."""
     if not torch.compiler.is_compiling():
         check_rows(owner, values, weights, lengths, offsets)
         if values.dim() != 1:
@@ -128,7 +128,7 @@ def _rows(
 
 
 def _as_jagged(x: Any, owner: str) -> JaggedTensor:
-    """One feature's rows."""
+    """Convert one feature, in any of the forms, to a ``JaggedTensor``."""
     if isinstance(x, JaggedTensor):
         return _rows(owner, x.values(), x.weights_or_none(), x.lengths_or_none(), x.offsets_or_none())
     if isinstance(x, Tensor):

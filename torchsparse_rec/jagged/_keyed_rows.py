@@ -1,4 +1,4 @@
-"""The state of ``KeyedJaggedTensor``: rows, what features they belong to, and the sizes that follow."""
+"""The state of ``KeyedJaggedTensor``: rows, the features that they belong to, and the sizes that follow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class KeyedRows(Rows):
     """Rows, feature after feature. Every method that waits for a CUDA device does so through :meth:`length_per_key`."""
 
     _keys: tuple[str, ...]
-    # Where the rows do not tell it: without keys, and of some of several features with batches of different sizes.
+    # The batch size where rows do not tell it: without keys, and with some features of an object whose batch sizes
+    # differ.
     _stride: int | None
     _strides: tuple[tuple[int, ...], ...] | None
     _length_per_key: list[int] | None
@@ -29,17 +30,19 @@ class KeyedRows(Rows):
     # ---- Keys and sizes ---------------------------------------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """The names of the features, in order."""
+        """Return the names of the features, in order."""
         return list(self._keys)
 
     def index_per_key(self) -> dict[str, int]:
-        """The place of each name among the keys."""
+        """Return the place of each name among the keys."""
         return {key: i for i, key in enumerate(self._keys)}
 
     def stride(self) -> int:
         """
-        The batch size. Where features have different ones that of the full batch, if inverse indices say it, and else
-        the largest. Some of the features (:meth:`split`, :meth:`permute`) have that of all.
+        Return the batch size.
+
+        Where features have batches of different sizes, it is the size of the full batch, if inverse indices say it, and
+        else the largest. Objects made by :meth:`split` and :meth:`permute` then keep the batch size of the whole.
         """
         if self._stride is not None:
             return self._stride
@@ -50,43 +53,43 @@ class KeyedRows(Rows):
         return max([0, *self.stride_per_key()])
 
     def stride_per_key(self) -> list[int]:
-        """The batch size of each feature."""
+        """Return the batch size of each feature."""
         return [self.stride()] * len(self._keys) if self._strides is None else [sum(s) for s in self._strides]
 
     def stride_per_key_per_rank(self) -> list[list[int]]:
-        """The batch sizes that each feature's own adds up from; one for each, where none were given."""
+        """Return the batch sizes by process that each feature's adds up from; one for each, where none were given."""
         if self._strides is None:
             return [[self.stride()] for _ in self._keys]
         return [list(s) for s in self._strides]
 
     def variable_stride_per_key(self) -> bool:
-        """Whether batch sizes were given by feature. They may be equal all the same."""
+        """Say whether batch sizes were given by feature. They may be equal all the same."""
         return self._strides is not None
 
     def inverse_indices(self) -> InverseIndices:
-        """The inverse indices. Raises ValueError if there are none."""
+        """Return the inverse indices; raise ``ValueError`` if there are none."""
         found = self.inverse_indices_or_none()
         if found is None:
             raise ValueError("KeyedJaggedTensor.inverse_indices: it was made without inverse_indices")
         return found
 
     def inverse_indices_or_none(self) -> InverseIndices | None:
-        """The inverse indices, or None."""
+        """Return the inverse indices, or None."""
         if self._inverse_keys is None or self._inverse is None:
             return None
         return list(self._inverse_keys), self._inverse
 
     def lengths_offset_per_key(self) -> list[int]:
-        """Which row is the first of each feature, and the number of rows."""
+        """Return the first row of each feature, and the number of rows."""
         return [0, *accumulate(self.stride_per_key())]
 
     def length_per_key(self) -> list[int]:
         """
-        How many ids each feature has.
+        Return the number of ids of each feature.
 
-        Read back, the first time: waits for a CUDA device (see the class). Raises ValueError if the lengths do not add
-        up to the number of values. On the meta device, where lengths hold nothing, the values are shared out equally,
-        and the first feature has the rest: TorchRec's numbers, good for shapes alone.
+        The first call reads the numbers back, which waits for a CUDA device (see the class). Raises ValueError if the
+        lengths do not add up to the number of values. On the meta device, where lengths hold nothing, the values are
+        shared out equally, and the first feature has the rest: TorchRec's numbers, good for shapes alone.
         """
         known = self._known_length_per_key()
         if known is None and self._values.is_meta:
@@ -107,7 +110,7 @@ class KeyedRows(Rows):
         return list(known)
 
     def length_per_key_or_none(self) -> list[int] | None:
-        """The same, if it is known without waiting for a device."""
+        """Return :meth:`length_per_key` if it is known without waiting for a device, else None."""
         known = self._known_length_per_key()
         return None if known is None else list(known)
 
@@ -117,16 +120,16 @@ class KeyedRows(Rows):
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where the ids of each feature begin, and the end. It may wait for a device, as :meth:`length_per_key`."""
+        """Return where the ids of each feature begin, and the end; it may wait for a device, as length_per_key."""
         return [0, *accumulate(self.length_per_key())]
 
     def offset_per_key_or_none(self) -> list[int] | None:
-        """The same, if it is known without waiting for a device."""
+        """Return :meth:`offset_per_key` if it is known without waiting for a device, else None."""
         known = self._known_length_per_key()
         return None if known is None else [0, *accumulate(known)]
 
     def sync(self: KeyedRowsT) -> KeyedRowsT:
-        """Find :meth:`length_per_key` now, which waits for a CUDA device, and return the object. No-op in graphs."""
+        """Find :meth:`length_per_key` now, which waits for a CUDA device; return the object. In graphs, do nothing."""
         if not torch.compiler.is_compiling():
             self.length_per_key()
         return self
@@ -167,7 +170,7 @@ class KeyedRows(Rows):
         lengths: Tensor,
         known: list[int] | None,
     ) -> KeyedRowsT:
-        """Some of the features, of which all is known to be right."""
+        """Make an object of some of the features, without checks: the arguments are known to be right."""
         places = range(len(self._keys))[chosen] if isinstance(chosen, slice) else chosen
         made = object.__new__(type(self))
         made._set_rows(values, weights, lengths, None)
@@ -179,7 +182,7 @@ class KeyedRows(Rows):
         return made
 
     def _bounds_by_key(self) -> dict[str, list[int]]:
-        """Where each row of a feature begins, and the end; for its text."""
+        """Return where each row of a feature begins, and the end, by key: for ``repr`` and ``str``."""
         bounds, rows = self.offsets().tolist(), self.lengths_offset_per_key()
         return {key: bounds[rows[i] : rows[i + 1] + 1] for i, key in enumerate(self._keys)}
 

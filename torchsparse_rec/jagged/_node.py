@@ -1,4 +1,4 @@
-"""What the types share: tensors by name beside a context without tensors, which makes them nodes of pytrees."""
+"""The base of the types: tensors by name beside a context without tensors, which makes them nodes of pytrees."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ class Node:
     """
     An object made of named tensors and a hashable context.
 
-    The children of the pytree node are the tensors that it was made of and no others: what is computed on the way
+    The children of the pytree node are the tensors that it was made of and no others: computing more of them later
     (offsets from lengths, say) leaves the structure as it was, so that an exported program still takes the object.
     """
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors it was made of, in a fixed order."""
+        """Return the tensors that the object was made of, by name, in a fixed order."""
         raise NotImplementedError
 
     def _context(self) -> tuple:
-        """All else that it was made of: nested tuples of strings and integers."""
+        """Return all else that the object was made of: nested tuples of strings and integers."""
         raise NotImplementedError
 
     @classmethod
     def _build(cls: type[NodeT], tensors: dict[str, Any], context: tuple) -> NodeT:
-        """The reverse. Nothing is checked: while trees are mapped, the leaves may be anything."""
+        """Make an object of its tensors and context, unchecked: while trees are mapped, leaves may be anything."""
         raise NotImplementedError
 
     def _map(self: NodeT, function: Callable[[Tensor], Tensor]) -> NodeT:
-        """The same with every tensor replaced by the function's result."""
+        """Return a copy of the object with every tensor replaced by the function's result."""
         return self._build({name: function(x) for name, x in self._tensors().items()}, self._context())
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Return the device of the values."""
         return self._tensors()["values"].device
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Say that the tensors are in use on another stream: :meth:`torch.Tensor.record_stream` of each."""
+        """Mark the tensors as in use on another stream: :meth:`torch.Tensor.record_stream` of each."""
         for x in self._tensors().values():
             x.record_stream(stream)
 
     def _is_shown(self) -> bool:
-        """Whether its text shows what it holds: little, on the CPU, and real (no fake, batched or meta tensors)."""
+        """Say whether ``repr`` shows the values: few, on the CPU, and real (no fake, batched or meta tensors)."""
         return all(
             type(x) in (Tensor, torch.nn.Parameter) and x.device.type == "cpu" and x.numel() <= _SHOWN
             for x in self._tensors().values()
         )
 
     def _in_lines(self, entries: list[str]) -> str:
-        """TorchRec's ``str()``: an entry a line."""
+        """Write the text of TorchRec's ``str()``: an entry a line."""
         shown = "{\n" + ",\n".join(f"    {entry}" for entry in entries) + "\n}" if entries else ""
         return f"{type(self).__name__}({shown})\n"
 
     def _summary(self) -> str:
-        """Dtypes and shapes of the tensors and their device, for repr of what is too large to be shown, or not here."""
+        """Write dtypes, shapes and device of the tensors, for ``repr`` where it does not show the values."""
         shapes = (f"{name}={str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for name, x in self._tensors().items())
         return f"{', '.join(shapes)}, device='{self.device()}'"
 
@@ -78,7 +78,7 @@ def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Tensor]], tuple[_Nam
 
 
 def _tuples(x: Any) -> Any:
-    """The lists of JSON as the tuples they were."""
+    """Turn JSON's lists back into the tuples that they were."""
     return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 

@@ -1,4 +1,4 @@
-"""What ``JaggedTensor`` and ``KeyedJaggedTensor`` share: values in rows, by lengths or offsets, with weights or not."""
+"""The base of ``JaggedTensor`` and ``KeyedJaggedTensor``: values in rows, by lengths or offsets, weighted or not."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Rows(Node):
         return {name: x for name, x in named.items() if x is not None}
 
     def values(self) -> Tensor:
-        """All values, row after row."""
+        """Return all values, row after row."""
         return self._values
 
     def weights(self) -> Tensor:
-        """The weight of each value. Raises ValueError if there are none."""
+        """Return the weight of each value; raise ``ValueError`` if there are none."""
         if self._weights is None:
             name = type(self).__name__
             raise ValueError(f"{name}.weights: it was made without weights; weights_or_none() gives None for such")
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
-        """The weight of each value, or None."""
+        """Return the weight of each value, or None."""
         return self._weights
 
     def lengths(self) -> Tensor:
-        """``[S]``: how many values each row has. If only offsets were given, computed, in their dtype."""
+        """Return the number of values of each row, ``[S]``: computed, in their dtype, if only offsets were given."""
         if self._lengths is not None:
             return self._lengths
         if self._derived is None:
@@ -53,7 +53,7 @@ class Rows(Node):
         return self._derived
 
     def offsets(self) -> Tensor:
-        """``[S + 1]``: where each row begins, and the end. If only lengths were given, computed, int64."""
+        """Return where each row begins, and the end, ``[S + 1]``: computed, int64, if only lengths were given."""
         if self._offsets is not None:
             return self._offsets
         if self._derived is None:
@@ -62,15 +62,15 @@ class Rows(Node):
         return self._derived
 
     def lengths_or_none(self) -> Tensor | None:
-        """The lengths, if they were given or have been computed."""
+        """Return the lengths if they were given or have been computed, else None."""
         return self._derived if self._lengths is None else self._lengths
 
     def offsets_or_none(self) -> Tensor | None:
-        """The offsets, if they were given or have been computed."""
+        """Return the offsets if they were given or have been computed, else None."""
         return self._derived if self._offsets is None else self._offsets
 
     def _num_rows(self) -> int:
-        """How many rows there are, without computing anything."""
+        """Return the number of rows, without computing anything."""
         if self._lengths is not None:
             return self._lengths.shape[0]
         assert self._offsets is not None
@@ -78,5 +78,5 @@ class Rows(Node):
 
 
 def rows_of(values: Tensor, offsets: list[int]) -> list:
-    """The rows as lists of numbers, for repr."""
+    """Return the rows as lists of numbers, for ``repr``."""
     return [values[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]

@@ -1,4 +1,4 @@
-"""Examples with lists of ids, as a DataLoader's workers give them, to one batch."""
+"""Collation of examples with lists of ids, as a DataLoader's workers give them, to one batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .keyed_jagged_tensor import KeyedJaggedTensor
 
 class KeyedJaggedCollate:
     """
-    A ``collate_fn`` for :class:`torch.utils.data.DataLoader`: the ids of all features in one object.
+    A ``collate_fn`` for :class:`torch.utils.data.DataLoader` that puts the ids of all features into one object.
 
     Called with a list of examples, each a mapping, it gives a dict of one :class:`KeyedJaggedTensor` and of all other
     entries, put together by :func:`torch.utils.data.default_collate`. An example's ids of one feature are an integer, a
@@ -25,10 +25,10 @@ class KeyedJaggedCollate:
     in worker processes and with ``pin_memory=True``.
 
     Args:
-        keys: the features: entries of each example.
-        weighted: those of the features whose entries are pairs ``(ids, weights)`` of equal lengths. If there are any,
-            the ids of the others get the weight 1. Default: none.
-        name: what the object is called in the batch. Default "features".
+        keys: the features' names, which are keys of each example.
+        weighted: the features whose entries are pairs ``(ids, weights)`` of equal lengths. If there are any, the ids of
+            the others get the weight 1. Default: none.
+        name: the object's key in the batch. Default "features".
 
     Raises:
         TypeError: keys that are no strings.
@@ -58,7 +58,7 @@ class KeyedJaggedCollate:
         self.name = name
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Put the examples together, at least one."""
+        """Put at least one example together to a batch."""
         if len(examples) == 0:
             raise ValueError("KeyedJaggedCollate: examples must have at least one element, got none")
         columns = [self._column(key, examples) for key in self.keys]
@@ -78,7 +78,7 @@ class KeyedJaggedCollate:
         return {self.name: features, **(default_collate(others) if others[0] else {})}
 
     def _column(self, key: str, examples: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One feature's ids, lengths and weights."""
+        """Return one feature's ids, lengths and weights in all examples."""
         try:
             entries = [example[key] for example in examples]
         except KeyError:
@@ -104,7 +104,7 @@ class KeyedJaggedCollate:
 
 
 _NO_WEIGHTS = np.empty(0, np.float32)
-# What numpy's kinds of numbers must be to become one dtype, in code and in words.
+# The kinds of numbers, numpy's letters, that may become a dtype; and the same in words.
 _KINDS = {
     np.int64: ("iu", "integers in the range of int64, of rank 0 or 1"),
     np.float32: ("iuf", "numbers, of rank 0 or 1"),
@@ -112,7 +112,7 @@ _KINDS = {
 
 
 def _concatenated(entries: Sequence[Any], dtype: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """All numbers of the examples and how many each has. No loop of Python's runs over the numbers."""
+    """Join the numbers of all examples; return them and the count of each. No Python loop runs over the numbers."""
     types = set(map(type, entries))
     numbers: np.ndarray | None
     try:
@@ -132,7 +132,7 @@ def _concatenated(entries: Sequence[Any], dtype: Any, what: str) -> tuple[np.nda
 
 
 def _first_wrong(entries: Sequence[Any], dtype: Any) -> str:
-    """The first entry that does not fit, and its place."""
+    """Describe the first entry that does not fit, and its place."""
     for i, x in enumerate(entries):
         try:
             if _fits(_vector(x, dtype), dtype):
@@ -144,14 +144,14 @@ def _first_wrong(entries: Sequence[Any], dtype: Any) -> str:
 
 
 def _fits(numbers: np.ndarray, dtype: Any) -> bool:
-    """Whether it is a vector of the kind, with nothing above int64, of which astype would make another number."""
+    """Say whether numbers are a vector of the dtype's kinds, none above int64, which ``astype`` would change."""
     if numbers.dtype == np.uint64 and dtype is np.int64 and numbers.size > 0 and numbers.max() >= 2**63:
         return False
     return numbers.ndim == 1 and numbers.dtype.kind in _KINDS[dtype][0]
 
 
 def _vector(x: Any, dtype: Any) -> np.ndarray:
-    """The numbers of one example as a vector; empty ones with a dtype that changes no other's."""
+    """Return the numbers of one example as a vector; an empty one has a dtype that does not change the others'."""
     if isinstance(x, Tensor):
         array = (x.float() if x.is_floating_point() else x).numpy(force=True)
     else:

@@ -74,7 +74,7 @@ class JaggedTensor(Rows):
         lengths_dtype: torch.dtype = torch.int32,
     ) -> JaggedTensor:
         """
-        No rows.
+        Make a ``JaggedTensor`` without rows.
 
         Args:
             is_weighted: whether it has weights, of which there are none. Default False.
@@ -94,7 +94,7 @@ class JaggedTensor(Rows):
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> JaggedTensor:
         """
-        The rows given one by one.
+        Make a ``JaggedTensor`` of rows that are given one by one.
 
         Args:
             values: a list of at least one tensor ``[length, ...]``, of one device and dtype.
@@ -126,7 +126,7 @@ class JaggedTensor(Rows):
     @staticmethod
     def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> JaggedTensor:
         """
-        The first elements of each row of a matrix.
+        Make a ``JaggedTensor`` of the first elements of each row of a matrix.
 
         Args:
             values: ``[S, L, ...]``, any dtype.
@@ -162,7 +162,7 @@ class JaggedTensor(Rows):
 
     def to_dense(self) -> list[Tensor]:
         """
-        The values of each row: views.
+        Return the values of each row, as views.
 
         On CUDA the offsets are read back, so it waits for the device.
 
@@ -173,7 +173,7 @@ class JaggedTensor(Rows):
         return self._unbind(self._values)
 
     def to_dense_weights(self) -> list[Tensor] | None:
-        """The weights of each row, as :meth:`to_dense`; None if there are none."""
+        """Return the weights of each row, as :meth:`to_dense`; None if there are none."""
         return None if self._weights is None else self._unbind(self._weights)
 
     def _unbind(self, x: Tensor) -> list[Tensor]:
@@ -182,12 +182,12 @@ class JaggedTensor(Rows):
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """
-        The values as a matrix.
+        Return the values as a matrix, shorter rows padded.
 
         Args:
-            desired_length: its columns, L; longer rows are cut. Default: the length of the longest row, which on CUDA
-                is read back: without it nothing waits for the device.
-            padding_value: what the other elements are. Default 0.
+            desired_length: the number of columns, L; longer rows are cut. Default: the length of the longest row, which
+                on CUDA is read back. With ``desired_length`` nothing waits for the device.
+            padding_value: the value of the other elements. Default 0.
 
         Returns:
             ``[S, L, ...]``, with the dtype of the values. Differentiable.
@@ -195,7 +195,7 @@ class JaggedTensor(Rows):
         return jagged_to_padded(self._values, self.offsets(), desired_length, padding_value)
 
     def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
-        """The weights as a matrix, as :meth:`to_padded_dense`; None if there are none."""
+        """Return the weights as a padded matrix, as :meth:`to_padded_dense`; None if there are none."""
         if self._weights is None:
             return None
         return jagged_to_padded(self._weights, self.offsets(), desired_length, padding_value)

@@ -26,10 +26,10 @@ class KeyedJaggedTensor(KeyedRows):
     ``torch.compile`` and ``torch.export`` nothing is checked. ``str()`` is TorchRec's; where there are many values, or
     they are not on the CPU, it shows shapes, as ``repr()``.
 
-    What waits for a CUDA device is where values of one feature begin: :meth:`length_per_key`, :meth:`offset_per_key`
-    and what needs them, ``x[key]``, :meth:`to_dict`, :meth:`split` and :meth:`permute` to fewer features. They read it
-    back once and keep it. It is known beforehand where there is one feature, after :meth:`sync` on the CPU and
-    :meth:`to`, and from :meth:`from_jt_dict`. Nothing else waits.
+    Methods that must know where the values of one feature begin wait for a CUDA device: :meth:`length_per_key`,
+    :meth:`offset_per_key`, ``x[key]``, :meth:`to_dict`, :meth:`split` and :meth:`permute` to fewer features. The first
+    of them reads it back, and the object keeps it. It is known beforehand where there is one feature, after
+    :meth:`sync` on the CPU and :meth:`to`, and from :meth:`from_jt_dict`. Nothing else waits.
 
     Args:
         keys: F distinct strings, the features' names.
@@ -43,7 +43,7 @@ class KeyedJaggedTensor(KeyedRows):
         stride: the batch size B. Default: from the number of rows.
         stride_per_key_per_rank: for features with batches of different sizes: for each feature the sizes that its own
             adds up from, one for each process of a distributed program. Lists, or a tensor on the CPU.
-        stride_per_key: the same without processes: ``[2, 3]`` for two features with batches of 2 and 3 examples.
+        stride_per_key: for each feature its batch size: ``[2, 3]`` for two features with batches of 2 and 3 examples.
         length_per_key: for each feature the number of its ids, if known: nothing then waits for the device.
         lengths_offset_per_key, offset_per_key, index_per_key, jt_dict: TorchRec's caches, for its argument order; not
             used.
@@ -115,7 +115,7 @@ class KeyedJaggedTensor(KeyedRows):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
-        """The constructor with lengths, and :meth:`sync`. The arguments are those of the constructor."""
+        """Make a ``KeyedJaggedTensor`` from lengths, and :meth:`sync` it; see the class for the arguments."""
         return KeyedJaggedTensor(
             keys,
             values,
@@ -136,7 +136,7 @@ class KeyedJaggedTensor(KeyedRows):
         stride_per_key_per_rank: Sequence[Sequence[int]] | Tensor | None = None,
         inverse_indices: InverseIndices | None = None,
     ) -> KeyedJaggedTensor:
-        """The constructor with offsets, and :meth:`sync`. The arguments are those of the constructor."""
+        """Make a ``KeyedJaggedTensor`` from offsets, and :meth:`sync` it; see the class for the arguments."""
         return KeyedJaggedTensor(
             keys,
             values,
@@ -150,13 +150,14 @@ class KeyedJaggedTensor(KeyedRows):
     @staticmethod
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
         """
-        One feature for each name.
+        Make a ``KeyedJaggedTensor`` of one ``JaggedTensor`` for each feature.
 
         Args:
-            jt_dict: at least one; all weighted, or none. Dtypes that differ are promoted as by :func:`torch.cat`.
+            jt_dict: at least one feature by name; all weighted, or none. Dtypes that differ are promoted as by
+                :func:`torch.cat`.
 
         Raises:
-            ValueError: none; weights of some only.
+            ValueError: no feature; weights of some only.
 
         Features of different batch sizes are kept as such. Nothing waits for the device.
 
@@ -178,14 +179,14 @@ class KeyedJaggedTensor(KeyedRows):
     @staticmethod
     def concat(kjt_list: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         """
-        The features of several objects in one.
+        Join the features of several ``KeyedJaggedTensor`` in one.
 
         Args:
-            kjt_list: at least one; no key twice; all weighted, or none. Dtypes that differ are promoted as by
+            kjt_list: at least one object; no key twice; all weighted, or none. Dtypes that differ are promoted as by
                 :func:`torch.cat`.
 
         Raises:
-            ValueError: none; a key twice; weights of some only.
+            ValueError: no object; a key twice; weights of some only.
 
         Objects of different batch sizes give one whose features have different batch sizes. Inverse indices are
         dropped. Nothing waits for the device.
@@ -222,7 +223,7 @@ class KeyedJaggedTensor(KeyedRows):
         lengths_dtype: torch.dtype = torch.int32,
     ) -> KeyedJaggedTensor:
         """
-        No features.
+        Make a ``KeyedJaggedTensor`` without features.
 
         Args:
             is_weighted: whether it has weights, of which there are none. Default False.
@@ -236,7 +237,7 @@ class KeyedJaggedTensor(KeyedRows):
 
     @staticmethod
     def empty_like(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """No features, with the dtypes, device and batch size of another object, and weights if it has them."""
+        """Make an object without features, of the dtypes, device and batch size of ``kjt``; weighted if that is."""
         weights = None if kjt._weights is None else kjt._weights.new_empty(0)
         return KeyedJaggedTensor(
             [], kjt._values.new_empty(0), weights, lengths=kjt.lengths().new_empty(0), stride=kjt.stride()
@@ -245,26 +246,26 @@ class KeyedJaggedTensor(KeyedRows):
     # ---- Features ---------------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> JaggedTensor:
-        """The rows of one feature: views. Raises KeyError if there is none of the name. It may wait for a device."""
+        """Return one feature's rows, as views; raise ``KeyError`` if there is no such key. May wait for a device."""
         if key not in self._keys:
             raise KeyError(f"KeyedJaggedTensor: no key {key!r}, only {list(self._keys)}")
         index = self._keys.index(key)
         return self.split([index, 1, len(self._keys) - index - 1])[1]._rows()
 
     def to_dict(self) -> dict[str, JaggedTensor]:
-        """The rows of every feature: views. It may wait for a device."""
+        """Return the rows of every feature by its key, as views. May wait for a device."""
         return {part._keys[0]: part._rows() for part in self.split([1] * len(self._keys))}
 
     def _rows(self) -> JaggedTensor:
-        """The rows of all features."""
+        """Return the rows of all features as one ``JaggedTensor``."""
         return JaggedTensor._build(self._tensors(), ())
 
     def split(self, segments: Sequence[int]) -> list[KeyedJaggedTensor]:
         """
-        Split into objects of consecutive features.
+        Split the features into several objects, each of some consecutive features.
 
         Args:
-            segments: how many features each result has; they add up to F.
+            segments: the number of features of each result; they add up to F.
 
         Returns:
             Objects whose tensors are views. Inverse indices are dropped. It may wait for a CUDA device, but not if one
@@ -296,10 +297,10 @@ class KeyedJaggedTensor(KeyedRows):
 
     def permute(self, indices: Sequence[int], indices_tensor: Tensor | None = None) -> KeyedJaggedTensor:
         """
-        Choose features and their order.
+        Return an object of some of the features, in a given order.
 
         Args:
-            indices: places among the keys, distinct: those of the result's features, in order.
+            indices: the places of the result's features among the keys, in order; distinct.
             indices_tensor: TorchRec's copy of them on the device, for its argument order; not used.
 
         Returns:
@@ -342,7 +343,7 @@ class KeyedJaggedTensor(KeyedRows):
         return self._made(indices, values, weights, lengths, known)
 
     def _places(self, indices: list[int]) -> Tensor:
-        """Which value comes where when all features are reordered. Nothing waits for the device."""
+        """Return the place that each value comes from when all features are reordered, without waiting for a device."""
         # Views of single elements, not an index tensor: copying one to the device would wait for it.
         offsets = self.offsets()
         bounds = [offsets[row] for row in self.lengths_offset_per_key()]
@@ -354,7 +355,7 @@ class KeyedJaggedTensor(KeyedRows):
         return torch.arange(items, device=offsets.device) + (starts - moved[:-1]).index_select(0, feature)
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
-        """The object itself: lengths are a vector here always. TorchRec's name."""
+        """Return the object itself: here lengths always are a vector. The name is TorchRec's."""
         return self
 
     # ---- Devices ----------------------------------------------------------------------------------------------------
@@ -363,12 +364,12 @@ class KeyedJaggedTensor(KeyedRows):
         self, device: torch.device | str, non_blocking: bool = False, dtype: torch.dtype | None = None
     ) -> KeyedJaggedTensor:
         """
-        Copy the tensors to a device, as :meth:`torch.Tensor.to`. What :meth:`sync` found stays known.
+        Copy the tensors to a device, as :meth:`torch.Tensor.to`. The numbers that :meth:`sync` found stay known.
 
         Args:
             device: where to.
             non_blocking: whether not to wait for copies from pinned memory. Default False.
-            dtype: of the weights, if there are any. Default: theirs.
+            dtype: the new dtype of the weights, if there are any. Default: theirs.
         """
         moved = self._map(lambda x: x.to(device, non_blocking=non_blocking))
         if dtype is not None and moved._weights is not None:
@@ -381,6 +382,6 @@ class KeyedJaggedTensor(KeyedRows):
 
 
 def _reordered(x: Tensor, sizes: list[int], order: list[int]) -> Tensor:
-    """Parts of these sizes in another order."""
+    """Cut ``x`` into parts of these sizes, and join them in another order."""
     parts = x.split(sizes)
     return torch.cat([parts[i] for i in order])

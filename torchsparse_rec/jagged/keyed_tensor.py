@@ -24,7 +24,7 @@ class KeyedTensor(Node):
 
     Args:
         keys: K distinct strings.
-        length_per_key: K sizes in the dimension ``key_dim``; they add up to that of ``values``.
+        length_per_key: each key's size in the dimension ``key_dim``; the sizes add up to that of ``values``.
         values: any dtype and rank above ``key_dim``; without keys and elements any rank.
         key_dim: the dimension in which the tensors lie side by side. Default 1, after the batch.
         offset_per_key, index_per_key: TorchRec's caches, for its argument order; not used.
@@ -81,18 +81,18 @@ class KeyedTensor(Node):
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
     ) -> KeyedTensor:
         """
-        Lay tensors side by side.
+        Make a ``KeyedTensor`` of one tensor for each key, laid side by side.
 
         Args:
             keys: K distinct strings.
             tensors: K tensors of the same sizes but for dimension ``cat_dim``.
             key_dim: the dimension of :class:`KeyedTensor`. Default 1.
             cat_dim: the dimension to concatenate in: for several tensors ``key_dim``, which may be counted from the
-                end. It is there for TorchRec's argument order; TorchRec takes any, of which no key can be read then.
-                Default 1.
+                end. It is there for TorchRec's argument order; TorchRec takes any dimension, but no key can be read
+                from the result then. Default 1.
 
         Raises:
-            ValueError: not as many tensors as keys, none, or another ``cat_dim``.
+            ValueError: no tensors, not as many as keys, or another ``cat_dim``.
 
         Example:
             >>> KeyedTensor.from_tensor_list(["a", "b"], [torch.zeros(2, 1), torch.ones(2, 2)]).values()
@@ -109,34 +109,34 @@ class KeyedTensor(Node):
         return KeyedTensor(keys, [x.shape[key_dim] for x in tensors], torch.cat(list(tensors), key_dim), key_dim)
 
     def keys(self) -> list[str]:
-        """The keys, in order."""
+        """Return the keys, in order."""
         return list(self._keys)
 
     def values(self) -> Tensor:
-        """The one tensor that holds all."""
+        """Return the one tensor that holds all keys' tensors side by side."""
         return self._values
 
     def key_dim(self) -> int:
-        """The dimension in which the tensors lie side by side."""
+        """Return the dimension in which the tensors lie side by side."""
         return self._key_dim
 
     def length_per_key(self) -> list[int]:
-        """The size of each key's tensor in that dimension."""
+        """Return the size of each key's tensor in dimension ``key_dim``."""
         return list(self._length_per_key)
 
     def offset_per_key(self) -> list[int]:
-        """Where each key's tensor begins in that dimension, and the end."""
+        """Return where each key's tensor begins in dimension ``key_dim``, and the end."""
         return [0, *accumulate(self._length_per_key)]
 
     def __getitem__(self, key: str) -> Tensor:
-        """The tensor of a key: a view. Raises KeyError if there is none."""
+        """Return the tensor of a key, a view; raise ``KeyError`` if there is none."""
         if key not in self._keys:
             raise KeyError(f"KeyedTensor: no key {key!r}, only {list(self._keys)}")
         index = self._keys.index(key)
         return self._values.narrow(self._key_dim, self.offset_per_key()[index], self._length_per_key[index])
 
     def to_dict(self) -> dict[str, Tensor]:
-        """The tensor of every key: views."""
+        """Return the tensor of every key, as views."""
         if not self._keys:
             return {}
         return dict(zip(self._keys, self._values.split(self._length_per_key, self._key_dim), strict=True))
@@ -144,11 +144,11 @@ class KeyedTensor(Node):
     @staticmethod
     def regroup(keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]]) -> list[Tensor]:
         """
-        Lay the tensors of several objects side by side in other groups.
+        Concatenate the tensors of several ``KeyedTensor`` by groups of keys.
 
         Args:
             keyed_tensors: objects with the same ``key_dim`` and, but for that dimension, the same sizes.
-            groups: for each result its keys, in order, at least one. A key may be in several groups or in none.
+            groups: the keys of each result, in order, at least one. A key may be in several groups or in none.
 
         Returns:
             One tensor for each group. Differentiable; one pass over memory for each group.
@@ -184,7 +184,7 @@ class KeyedTensor(Node):
         keyed_tensors: Sequence[KeyedTensor], groups: Sequence[Sequence[str]], keys: Sequence[str]
     ) -> dict[str, Tensor]:
         """
-        :meth:`regroup`, with a name for each group.
+        Concatenate tensors by groups of keys, as :meth:`regroup`, and name each group.
 
         Args:
             keyed_tensors: as in :meth:`regroup`.

@@ -18,12 +18,12 @@ def differentiable(
     Register an operator's derivative, and return the operator as the public functions should call it.
 
     ``torch.library.register_autograd`` serves compilation and export. Its way through an eager call takes some 20 us,
-    more than a small lookup itself, and it refuses torch.func. What is returned takes an ``autograd.Function`` with
-    the same two functions instead, where nothing is traced, and goes straight to the kernel where no gradient is
+    more than a small lookup itself, and it refuses torch.func. The returned function takes an ``autograd.Function``
+    with the same two functions instead, where nothing is traced, and goes straight to the kernel where no gradient is
     asked for.
 
     Args:
-        name: of the operator, in csrc/library.cpp; its arguments must hold no lists of tensors.
+        name: the operator's, in csrc/library.cpp; its arguments must hold no lists of tensors.
         backward: as for ``torch.library.register_autograd``.
         setup_context: likewise; ``inputs`` holds every argument of the schema.
     """

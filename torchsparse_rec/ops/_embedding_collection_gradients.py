@@ -1,4 +1,4 @@
-"""Derivatives of the gradients of :mod:`.embedding_collection`: table by table, for those who differentiate twice."""
+"""Second derivatives of :mod:`.embedding_collection`: those of its gradients, table by table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Lookup(NamedTuple):
 
 
 def _lookups(lists: tuple, dims: list[int], results: Tensor) -> Iterator[_Lookup]:
-    """Every lookup with its part of ``results``, which has the shape of the output."""
+    """Yield every lookup with its part of ``results``, which has the shape of the output."""
     tables, keys, modes, bags, _, side_by_side = lists
     begin = 0
     for table, key, mode in zip(tables, keys, modes, strict=True):
@@ -43,7 +43,7 @@ def _joined(parts: list[Tensor], side_by_side: bool) -> Tensor:
 
 
 def _picked_maxima(table: Tensor, indices: Tensor, argmax: Tensor) -> Tensor:
-    """``table[indices[argmax]]`` element by element, zero where a bag is empty."""
+    """Return ``table[indices[argmax]]`` element by element, zero where a bag is empty."""
     if indices.shape[0] == 0 or table.shape[0] == 0:
         return table.new_zeros(argmax.shape)
     empty = argmax < 0
@@ -53,10 +53,10 @@ def _picked_maxima(table: Tensor, indices: Tensor, argmax: Tensor) -> Tensor:
 
 def _transposed(ctx: Any, tables: dict[int, tuple[Tensor, Tensor, int]]) -> tuple[Tensor, Tensor | None]:
     """
-    Gradients of the sum of ``<table, gradient of that table>`` with respect to ``grad`` and ``per_sample_weights``.
+    Differentiate the sum of ``<table, that table's gradient>`` with respect to ``grad`` and ``per_sample_weights``.
 
     The gradient of pooled lookups is linear in ``grad``, and its transpose is the lookups themselves. ``tables``: for
-    those that count, the table to look up, the indices as its rows, and the one of them that is padding.
+    each table that counts, the table to look up, the indices as its rows, and the row that is padding.
     """
     grad, offsets, per_sample_weights, argmax = ctx.saved_tensors[:4]
     bags, side_by_side = ctx.lists[3], ctx.lists[5]
@@ -92,12 +92,12 @@ def _save(ctx: Any, inputs: tuple, rows: list[Tensor]) -> None:
 
 
 def dense_setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    """Of ``embedding_collection_dense_backward``."""
+    """Save what the derivative of ``embedding_collection_dense_backward`` needs."""
     _save(ctx, inputs, [])
 
 
 def dense_backward(ctx: Any, grads: list[Tensor]) -> tuple:
-    """Of ``embedding_collection_dense_backward``."""
+    """Differentiate ``embedding_collection_dense_backward``."""
     indices, padding = ctx.saved_tensors[4], ctx.lists[4]
     tables = {k: (x, indices, padding[k]) for k, (x, want) in enumerate(zip(grads, ctx.wanted, strict=True)) if want}
     grad_grad, weights_grad = _transposed(ctx, tables)
@@ -105,18 +105,18 @@ def dense_backward(ctx: Any, grads: list[Tensor]) -> tuple:
 
 
 def sparse_setup_context(ctx: Any, inputs: tuple, output: tuple[list[Tensor], list[Tensor]]) -> None:
-    """Of ``embedding_collection_sparse_backward``."""
+    """Save what the derivative of ``embedding_collection_sparse_backward`` needs."""
     ctx.mark_non_differentiable(*output[1])
     _save(ctx, inputs, output[1])
 
 
 def sparse_backward(ctx: Any, grads: list[Tensor], _rows: Any) -> tuple:
-    """Of ``embedding_collection_sparse_backward``: its tables have only the rows that occur, and one for padding."""
+    """Differentiate ``embedding_collection_sparse_backward``: in tables of the rows that occur, and one for padding."""
     indices, *rows = ctx.saved_tensors[4:]
     tables = {}
     for k, (values, own, want) in enumerate(zip(grads, rows, ctx.wanted, strict=True)):
         if want:
-            # The row for padding is the first: how many there are is not known before.
+            # The row for padding is the first: the number of rows is known only at run time.
             positions = (torch.searchsorted(own, indices) + 1).masked_fill(indices == ctx.lists[4][k], 0)
             tables[k] = torch.cat([values.new_zeros(1, values.shape[1]), values]), positions, 0
     grad_grad, weights_grad = _transposed(ctx, tables)
@@ -124,7 +124,7 @@ def sparse_backward(ctx: Any, grads: list[Tensor], _rows: Any) -> tuple:
 
 
 def weights_setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    """Of ``embedding_collection_weights_backward``."""
+    """Save what the derivative of ``embedding_collection_weights_backward`` needs."""
     grad, weights, states, last_steps, history, indices, offsets, per_sample_weights, pooled, *lists = inputs
     ctx.lists, ctx.counts, ctx.behind = tuple(lists[:6]), (len(states), len(last_steps)), history is not None
     # torch takes an empty list for one of tensors, whose gradients are a list too.
@@ -135,7 +135,11 @@ def weights_setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _weights_composite(
     lists: tuple, grad: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor, pooled: Tensor, tables: list[Tensor]
 ) -> Tensor:
-    """The operator in torch's own differentiable operations: each lookup over all items, most of them as padding."""
+    """
+    Compute ``embedding_collection_weights_backward`` in torch's differentiable operations.
+
+    Each lookup takes all items, most of them as padding.
+    """
     dims, total = [table.shape[1] for table in tables], sum(lists[3])
     bag_of_item = torch.repeat_interleave(
         torch.arange(total, device=offsets.device), offsets.diff(), output_size=indices.shape[0]
@@ -162,7 +166,7 @@ def _weights_composite(
 
 
 def weights_backward(ctx: Any, result_grad: Tensor) -> tuple:
-    """Of ``embedding_collection_weights_backward``."""
+    """Differentiate ``embedding_collection_weights_backward``."""
     if ctx.behind:
         raise RuntimeError("embedding_collection_weights_backward: rows that are behind cannot be differentiated twice")
     grad, indices, offsets, per_sample_weights, pooled, *tables = ctx.saved_tensors

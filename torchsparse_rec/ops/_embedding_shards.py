@@ -1,4 +1,4 @@
-"""Fake kernels and derivatives of the operators behind :mod:`.embedding_lookup`."""
+"""Fake kernels and derivatives of the operators that :mod:`.embedding_lookup` calls."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _pruned_bags_backward(ctx, weights_grad, _indices, _offsets, _positions):
 
 
 def _by_shard(values: Tensor, rows: Tensor, sizes: list[int]) -> list[Tensor]:
-    """A sparse gradient of the whole table as those of its shards: rows are sorted, so each has a stretch of them."""
+    """Split a table's sparse gradient into its shards': rows are sorted, so each shard has a stretch of them."""
     if len(sizes) == 1:
         stretches, firsts = [(0, rows.shape[0])], [0]
     else:
@@ -176,7 +176,7 @@ def _shards_backward(ctx, grad):
 
 
 def _norms(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row, with 1 in place of 0 so that the derivative is zero there; and which rows those are."""
+    """Return each row's norm, 1 in place of 0 so that the derivative is zero there; and which rows those are."""
     squares = (x * x).sum(1, keepdim=True)
     zero = squares == 0
     return torch.where(zero, torch.ones_like(squares), squares).sqrt(), zero
@@ -234,7 +234,7 @@ def _shards_weights_backward(ctx, result_grad):
 
 
 pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
-# Tables that come in a list would not be seen by a Function: these take the registered way alone.
+# An autograd.Function does not see tables that come in a list: these operators take the registered way alone.
 torch.library.register_autograd(
     "torchsparse_rec::embedding_bag_shards", _shards_backward, setup_context=_shards_setup_context
 )

@@ -1,4 +1,4 @@
-"""What may be hashed: integers, or strings in the forms in which they come, each brought to bytes and offsets."""
+"""Inputs of hashes: integers, or strings in the forms in which they come, each brought to bytes and offsets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 if TYPE_CHECKING:
     import pyarrow
 
-#: What the functions of the family take.
+#: Whatever the hash functions take: integers or strings.
 Hashable: TypeAlias = Union[Tensor, np.ndarray, Sequence[str | bytes], "pyarrow.Array", "pyarrow.ChunkedArray"]
 
 
 class Hashes(NamedTuple):
-    """A hash function, by its operators."""
+    """A hash function: its operators on integers and on strings."""
 
-    #: For errors.
+    #: Its name in errors.
     name: str
     integers: Callable[[Tensor], Tensor]
-    #: Of bytes and offsets.
+    #: Takes bytes and offsets.
     strings: Callable[[Tensor, Tensor], Tensor]
 
 
 def hash_any(x: Hashable, hashes: Hashes) -> Tensor:
-    """The hashes of x, in its shape."""
+    """Hash x, elementwise, by the operator for its kind of elements."""
     if isinstance(x, Tensor):
         return hashes.integers(x)
     if isinstance(x, np.ndarray):
@@ -44,7 +44,7 @@ def hash_any(x: Hashable, hashes: Hashes) -> Tensor:
 
 
 def _hash_numpy(x: np.ndarray, hashes: Hashes) -> Tensor:
-    """Integers as a tensor; fixed-width bytes by their lengths; other strings as a list."""
+    """Hash a numpy array: integers as a tensor, fixed-width bytes by their lengths, other strings as a list."""
     if x.dtype.kind in "iu":
         native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(x.shape)
         return hashes.integers(torch.from_numpy(native if native.flags.writeable else native.copy()))
@@ -56,7 +56,7 @@ def _hash_numpy(x: np.ndarray, hashes: Hashes) -> Tensor:
 
 
 def _hash_fixed_width(x: np.ndarray, hashes: Hashes) -> Tensor:
-    """A contiguous vector of numpy dtype S: its elements without their trailing NULs."""
+    """Hash a contiguous vector of numpy dtype S: its elements without their trailing NULs."""
     width = x.dtype.itemsize
     lengths = np.char.str_len(x)
     padded = x.view(np.uint8).reshape(x.size, width) if width else np.empty((x.size, 0), np.uint8)
@@ -65,7 +65,7 @@ def _hash_fixed_width(x: np.ndarray, hashes: Hashes) -> Tensor:
 
 
 def _hash_list(x: Sequence[Any], hashes: Hashes) -> Tensor:
-    """Strings one after the other in one buffer."""
+    """Hash a list of strings, copied one after the other into one buffer."""
     pieces: Sequence[str] | Sequence[bytes] = x
     text = _ascii(x)
     if text is None:
@@ -78,7 +78,7 @@ def _hash_list(x: Sequence[Any], hashes: Hashes) -> Tensor:
 
 
 def _ascii(x: Sequence[Any]) -> bytearray | None:
-    """The bytes of ASCII strings, each as long as its string; None where an element is something else."""
+    """Join ASCII strings, each as many bytes as characters; None where an element is something else."""
     try:
         joined = "".join(x)
     except TypeError:
@@ -87,7 +87,7 @@ def _ascii(x: Sequence[Any]) -> bytearray | None:
 
 
 def _encode(item: Any, position: int, name: str) -> bytes:
-    """The bytes of one element."""
+    """Return the bytes of one element; ``str`` becomes UTF-8."""
     if isinstance(item, bytes):
         return item
     if not isinstance(item, str):
@@ -99,14 +99,14 @@ def _encode(item: Any, position: int, name: str) -> bytes:
 
 
 def _offsets(lengths: np.ndarray) -> Tensor:
-    """Where each of the strings of these lengths begins, and where the last ends."""
+    """Return where each of the strings of these lengths begins, and where the last ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return torch.from_numpy(offsets)
 
 
 def _hash_arrow(x: Any, hashes: Hashes) -> Tensor:
-    """A pyarrow Array or ChunkedArray; the user's own import of pyarrow is the only one."""
+    """Hash a pyarrow Array or ChunkedArray. Only here is pyarrow imported: the user has done so before."""
     import pyarrow
 
     if isinstance(x, pyarrow.ChunkedArray):
@@ -132,7 +132,7 @@ def _hash_arrow(x: Any, hashes: Hashes) -> Tensor:
 
 
 def _hash_arrow_chunk(chunk: Any, wide: bool, hashes: Hashes) -> Tensor:
-    """A chunk in Arrow's layout, whose offsets have 64 bits if `wide`; the value buffer is read where it is."""
+    """Hash a chunk in Arrow's layout, with 64-bit offsets if `wide`; the value buffer is read where it is."""
     _, offsets_buffer, values = chunk.buffers()
     if len(chunk) == 0:
         return torch.empty(0, dtype=torch.int64)

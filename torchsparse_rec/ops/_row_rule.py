@@ -33,7 +33,7 @@ class Rule(IntEnum):
 def update(
     rule: Rule, weight: Tensor, states: tuple[Tensor, ...], grad: Tensor, indices: Tensor, hyperparameters: list[float]
 ) -> Tensor:
-    """One call of the operator. As torch's optimizers do, it refuses to be part of a graph."""
+    """Step rows by ``row_update`` and return ``weight``. As torch's optimizers, it refuses to be part of a graph."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (weight, *states, grad)):
         raise RuntimeError(
             "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
@@ -44,7 +44,7 @@ def update(
         weight, state0, state1, state2, grad, indices, int(rule), hyperparameters
     )
     if not torch.compiler.is_compiling():
-        # So that a graph that has saved a written tensor notices, as it does for torch's own operators.
+        # A graph that has saved a written tensor must notice, as it does with torch's own operators.
         torch.autograd.graph.increment_version([x for x in (weight, *states) if not x.is_inference()])
     return weight
 
@@ -60,4 +60,4 @@ def _row_update_fake(
     rule: int,
     hyperparameters: list[float],
 ) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""

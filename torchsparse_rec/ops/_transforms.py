@@ -1,7 +1,7 @@
 """
 ``torch.func`` for operators whose arguments hold lists of tensors.
 
-What ``torch.library.register_autograd`` makes is refused by torch.func's gradients, and forward-mode derivatives see no
+torch.func's gradients refuse what ``torch.library.register_autograd`` makes, and forward-mode derivatives see no
 tensors in lists: they would be zero. Within a transform an operator is an ``autograd.Function`` of all its tensors, one
 by one, as in :func:`._autograd.differentiable`.
 """
@@ -21,13 +21,13 @@ _TRANSFORMED: dict[str, Any] = {}
 
 
 def register(name: str, backward: Callable[..., Any], setup_context: Callable[[Any, Any, Any], None]) -> None:
-    """As ``torch.library.register_autograd``, which it calls, and for :func:`call` too."""
+    """Register a derivative as ``torch.library.register_autograd`` does, and for :func:`call` too."""
     torch.library.register_autograd(f"torchsparse_rec::{name}", backward, setup_context=setup_context)
     _TRANSFORMED[name] = _transformed(name, backward, setup_context)
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """An operator that was registered here, whether or not there is a transform."""
+    """Call an operator that :func:`register` knows, within a transform of torch.func or without."""
     if is_transformed() and not torch.compiler.is_compiling():
         layout = _Layout(arguments)
         return layout.of_outputs(_TRANSFORMED[name].apply(layout, *pytree.tree_leaves(arguments)))
@@ -35,7 +35,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 class _Layout:
-    """How the arguments and results of one call are put together from what its Function takes and gives."""
+    """The layout of one call's arguments and results, which its Function takes and gives as a flat list of tensors."""
 
     outputs: pytree.TreeSpec
 
@@ -51,7 +51,7 @@ class _Layout:
 
 
 class _Context:
-    """The Function's context as the operator's functions expect it."""
+    """The context of a Function, as the operator's ``backward`` and ``setup_context`` expect it."""
 
     def __init__(self, ctx: Any, layout: _Layout) -> None:
         vars(self).update(ctx=ctx, layout=layout)
@@ -82,7 +82,7 @@ def _transformed(name: str, backward: Callable[..., Any], setup_context: Callabl
     def gradients(ctx: Any, *grads: Any) -> tuple:
         layout = ctx.layout
         given = layout.of_outputs(grads)
-        # Only several results have a gradient each: one that is a list has a list.
+        # The backward of several results takes a gradient for each; that of one result, which may be a list, takes one.
         results = backward(_Context(ctx, layout), *(given if isinstance(given, tuple) else (given,)))
         flat: list = [None]  # of layout
         for leaves, grad in zip(layout.leaves, results, strict=True):

@@ -1,5 +1,5 @@
 """
-What ``torch.vmap`` makes of the operators.
+Rules of ``torch.vmap`` for the operators.
 
 Every operator has a rule. Unless its family says more by :func:`elementwise` or :func:`columns`, it is called once per
 element of the batch and the results are stacked; what it writes into must be batched. Results whose sizes depend on
@@ -23,7 +23,7 @@ _RULED: set[str] = set()
 
 
 def elementwise(name: str) -> None:
-    """The batch is one more dimension of argument 0, the operator's only tensor: one call."""
+    """Batch an operator in one call: the batch is one more dimension of argument 0, its only tensor."""
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         return _operator(name)(*arguments), in_dims[0]
@@ -33,10 +33,10 @@ def elementwise(name: str) -> None:
 
 def columns(name: str, results: tuple[bool, ...] | None = None) -> None:
     """
-    Where argument 0 alone is batched, the batch is one more trailing column of each of its rows: one call.
+    Batch an operator in one call where argument 0 alone is batched: as one more trailing column of each of its rows.
 
     Args:
-        name: of the operator, which treats every column of ``[V, ...]`` alike.
+        name: the operator's, which treats every column of ``[V, ...]`` alike.
         results: which of its results have those columns; default: its one result.
     """
 
@@ -80,7 +80,7 @@ def _register(name: str, rule: _Rule) -> None:
 def _one_by_one(
     name: str, info: Any, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> tuple[Any, tuple[int, ...] | int | None]:
-    """One call per element of the batch."""
+    """Call the operator once per element of the batch, and stack the results."""
     if info.batch_size == 0:
         raise ValueError(f"{name}: torch.vmap must have a batch of at least 1, got 0")
     written = _written(name, in_dims, arguments)
@@ -101,7 +101,7 @@ def _one_by_one(
 
 
 def _written(name: str, in_dims: Sequence[Any], arguments: Sequence[Any]) -> dict[int, str]:
-    """The names of the tensors that the operator writes, by place; all must be batched."""
+    """Return the names of the tensors that the operator writes, by place; all must be batched."""
     result = {}
     for place, argument in enumerate(arguments_of(_operator(name))):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
@@ -119,19 +119,19 @@ def _tensors(argument: Any) -> list[Tensor]:
 
 
 def _dims(dim: Any, argument: Any) -> list[int | None]:
-    """The batch's dimension in each of an argument's tensors."""
+    """Return the batch's dimension in each of an argument's tensors."""
     return list(dim) if isinstance(dim, (list, tuple)) else [dim] * len(_tensors(argument))
 
 
 def _select(value: Any, dim: Any, index: int) -> Any:
-    """The part of an argument that belongs to one element of the batch."""
+    """Return the part of an argument that belongs to one element of the batch."""
     if isinstance(value, (list, tuple)) and isinstance(dim, (list, tuple)):
         return [_select(x, d, index) for x, d in zip(value, dim, strict=True)]
     return value if dim is None else value.select(dim, index)
 
 
 def _joined(name: str, calls: Sequence[Any]) -> tuple[Any, Any]:
-    """The calls' results, which are tensors or lists or tuples of such, each stacked; and the place of the batch."""
+    """Stack the calls' results, which are tensors or lists or tuples of such; return the batch's place in each too."""
     if isinstance(calls[0], Tensor):
         return _stacked(name, calls), 0
     joined = [_joined(name, results) for results in zip(*calls, strict=True)]

@@ -1,4 +1,4 @@
-"""Numbers by the bucket they fall into. Composed of :func:`torch.bucketize`."""
+"""Buckets of numbers. Composed of :func:`torch.bucketize`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 def bucketize(x: Tensor, boundaries: Tensor | Sequence[float]) -> Tensor:
     """
-    Find for each number its bucket: how many boundaries are not above it.
+    Return the bucket of each number: the number of boundaries that are not above it.
 
     Bucket ``b`` is ``boundaries[b - 1] <= x < boundaries[b]``; NaN falls into the last bucket.
 

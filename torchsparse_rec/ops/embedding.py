@@ -201,7 +201,7 @@ def _(
 
 
 def _weight_grad(sparse: bool, grad: Tensor, *arguments) -> Tensor:
-    """The gradient of a table, in the layout asked for; ``arguments`` are those of the backward operators."""
+    """Return a table's gradient, sparse or dense; ``arguments`` are those of the backward operators."""
     num_embeddings = arguments[4]
     if not sparse:
         return _dense_backward(grad, *arguments)
@@ -289,7 +289,7 @@ def _transposed(
     weights_need_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """
-    Gradients of ``<table, backward(grad, weights)>`` with respect to ``grad`` and ``per_sample_weights``.
+    Differentiate ``<table, backward(grad, weights)>`` with respect to ``grad`` and ``per_sample_weights``.
 
     The backward of a pooled lookup is linear in ``grad``, and its transpose is the lookup itself, in ``table``.
     """
@@ -311,7 +311,7 @@ def _transposed(
 
 def _occurrences(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """
-    How often each of ``size`` rows occurs, at least 1: the divisor of ``scale_grad_by_freq``.
+    Count how often each of ``size`` rows occurs, at least 1: the divisor of ``scale_grad_by_freq``.
 
     Padding may be the row after the last.
     """
@@ -368,7 +368,7 @@ def _sparse_backward_backward(ctx, values_grad, _rows_grad):
 
 
 def picked_rows(weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
-    """``weight[indices]``, where ``padding_idx`` may be no row."""
+    """Return ``weight[indices]``, where ``padding_idx`` may be no row."""
     if padding_idx == weight.shape[0]:
         weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
     return weight[indices]
@@ -385,7 +385,7 @@ def weights_backward_composite(
     padding_idx: int,
 ) -> Tensor:
     """
-    ``embedding_weights_backward`` in torch's own differentiable operations.
+    Compute ``embedding_weights_backward`` in torch's own differentiable operations.
 
     ``picked`` are the rows looked up: an [N, D] temporary.
     """
@@ -411,7 +411,11 @@ def weights_backward_composite(
 def partial_derivatives(
     result: Tensor, inputs: list[Tensor], needed: list[bool], result_grad: Tensor, create_graph: bool
 ) -> list[Tensor | None]:
-    """Gradients with respect to the inputs that need one. They are aliases: only the part through ``result`` counts."""
+    """
+    Differentiate ``result`` with respect to the inputs that need a gradient; None for the others.
+
+    The inputs are aliases: only the part of a gradient that goes through ``result`` counts.
+    """
     wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
     grads: tuple[Tensor | None, ...] = ()
     if wanted:

@@ -40,9 +40,9 @@ def embedding_collection(
     sparse: bool = False,
 ) -> Tensor:
     """
-    Look up many features in many tables and pool them per bag, in one pass over everything.
+    Look up many features in many tables and pool the rows of each bag, in one pass.
 
-    The input has features, called keys here: key ``k`` owns ``bags[k]`` consecutive bags of ``offsets``, and their
+    Features are called keys here: key ``k`` owns ``bags[k]`` consecutive bags of ``offsets``, and their
     ids. Lookup ``l`` pools the bags of key ``keys[l]`` in table ``tables[l]`` by ``modes[l]``, exactly as
     :func:`embedding_bag` does. Lookups may share tables and keys.
 
@@ -110,7 +110,11 @@ def _padding(padding_idx: Sequence[int | None] | None, tables: int) -> list[int]
 
 
 def _check_devices(operator: str, weights: Sequence[Tensor]) -> None:
-    """One table on ``meta`` is enough for the fake kernel to run, whose results must not pass for real ones."""
+    """
+    Raise ``ValueError`` if tables are on different devices.
+
+    One table on ``meta`` is enough for the fake kernel to run, whose results must not pass for real ones.
+    """
     for k, weight in enumerate(weights):
         if weight.device != weights[0].device:
             raise ValueError(
@@ -279,17 +283,17 @@ def _(
 
 
 class _Saved:
-    """What the gradients of one call need besides tensors."""
+    """Whatever the gradients of one call need besides tensors."""
 
     def __init__(self, weights: Sequence[Tensor], lists: tuple, sparse: bool, rule: tuple | None = None) -> None:
         self.num_embeddings = [weight.shape[0] for weight in weights]
         self.dims = [weight.shape[1] for weight in weights]
         self.lists = lists  # tables, keys, modes, bags, padding_idx, side_by_side
         self.sparse = sparse
-        self.rule = rule  # of rows that were brought up to date for the lookup: rule, hyperparameters, step, base
+        self.rule = rule  # that flushed stale rows for the lookup: rule, hyperparameters, step, base
 
     def table_gradients(self, grad: Tensor, inputs: tuple, wanted: list[bool]) -> list[Tensor | None]:
-        """``inputs``: indices, offsets, per_sample_weights, argmax."""
+        """Return the wanted tables' gradients. ``inputs``: indices, offsets, per_sample_weights, argmax."""
         if not any(wanted):
             return [None] * len(wanted)
         arguments = (grad, *inputs, self.num_embeddings, self.dims, *self.lists, wanted)
@@ -308,7 +312,7 @@ class _Saved:
 
 
 def _call(name: str, arguments: tuple) -> Any:
-    """Straight to the kernel, unless there is someone who wants to see the operator."""
+    """Call an operator: its kernel directly, unless autograd, a compiler or a mode wants to see the operator."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed() or is_watched():
         return call(name, *arguments)
     with below_autograd():
@@ -318,7 +322,12 @@ def _call(name: str, arguments: tuple) -> Any:
 def _save(
     ctx: Any, saved: _Saved, inputs: tuple, output: tuple[Tensor, Tensor], tables: Sequence[Tensor], weighted: bool
 ) -> None:
-    """``inputs``: indices, offsets, per_sample_weights; ``tables``: what the gradient of these weights reads again."""
+    """
+    Save what the gradients of a lookup need.
+
+    ``inputs``: indices, offsets, per_sample_weights. ``tables``: the tensors that the gradient of per_sample_weights
+    reads again.
+    """
     pooled, argmax = output
     ctx.mark_non_differentiable(argmax)
     ctx.saved = saved
@@ -371,18 +380,18 @@ def _current_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor
 
 
 def _current_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
-    """With respect to the tables as they were looked up, up to date: what an optimizer takes for their gradient."""
+    """Differentiate with respect to the up-to-date tables: optimizers take that for the gradient of the stored ones."""
     grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[0]), ctx.needs_input_grad[6])
     states, last_steps = ([None] * count for count in ctx.counts)
     return grads, states, last_steps, None, None, None, weights_grad, *(None,) * 10
 
 
 class _Lookup(torch.autograd.Function):
-    """The same for eager calls: the registered way takes them more time than a small lookup itself."""
+    """The lookup with its gradients, for eager calls, to which the registered way costs more than a small lookup."""
 
     @staticmethod
     def forward(ctx: Any, lists: tuple, sparse: bool, indices: Any, offsets: Any, per_sample_weights: Any, *weights):
-        """``weights`` come last, one by one: a list of them would not be seen."""
+        """Look up; ``weights`` come last, one by one, since autograd does not see tensors in a list."""
         with below_autograd():
             output = _ops.embedding_collection.default(weights, indices, offsets, per_sample_weights, *lists, sparse)
         weighted = ctx.needs_input_grad[4]
@@ -391,7 +400,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _argmax: Any) -> tuple:
-        """As of :func:`_lookup_backward`."""
+        """Return the gradients of ``per_sample_weights`` and of each of ``weights``."""
         grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[5:]), ctx.needs_input_grad[4])
         return None, None, None, None, weights_grad, *grads
 
@@ -409,7 +418,7 @@ def lookup(
     side_by_side: bool,
     sparse: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The operator ``embedding_collection`` as modules should call it: its arguments, with little on the way."""
+    """Call the operator ``embedding_collection``, with its arguments, by the shortest way: modules call it so."""
     lists = (tables, keys, modes, bags, padding_idx, side_by_side)
     inputs = (indices, offsets, per_sample_weights)
     if torch.compiler.is_compiling() or is_transformed() or is_watched():

@@ -36,13 +36,13 @@ def embedding_lookup(
     sparse: bool = False,
 ) -> Tensor:
     """
-    Look up rows of a table that may be split into shards, optionally clipped to a norm.
+    Look up rows of a table that may be split into shards, optionally clipping each row to a norm.
 
     Args:
         params: the table, ``[V, ...]``, float16, bfloat16, float32 or float64; or the list of its shards, each
-            ``[V_s, ...]``. No copy of them is made.
+            ``[V_s, ...]``. Shards are not copied.
         ids: any shape, int32 or int64, in ``[0, V)``.
-        partition_strategy: where row ``id`` of ``n`` shards is. ``"mod"``: row ``id // n`` of shard ``id % n``.
+        partition_strategy: in which of ``n`` shards row ``id`` is. ``"mod"``: row ``id // n`` of shard ``id % n``.
             ``"div"``: shards hold consecutive ids, the first ``V % n`` of them one more than the others. Ignored
             for one shard.
         max_norm: a row ``x`` is multiplied with ``max_norm / max(||x||, max_norm)`` as it is read, and the derivative
@@ -93,7 +93,7 @@ def embedding_lookup_sparse(
     nan_weights: bool = False,
 ) -> Tensor:
     """
-    Look up rows of a table and combine those of each row of sparse ids, in one pass.
+    Look up a table's rows for the ids of each row of a sparse tensor, and combine them by sum, mean or sqrtn.
 
     With ``x_i`` the row of ``ids[i]`` (clipped to ``max_norm``, if that is given) and ``w_i = weights[i]``, or 1, a
     result is ``sum(w x)`` (sum), ``sum(w x) / sum(w)`` (mean) or ``sum(w x) / sqrt(sum(w^2))`` (sqrtn). A row without
@@ -103,18 +103,18 @@ def embedding_lookup_sparse(
         params: as in :func:`embedding_lookup`.
         ids: ``[N]``, int32 or int64, in ``[0, V)``.
         row_ids: ``[N]``, int32 or int64, not decreasing, in ``[0, num_rows)``: the row of each id. A column of a matrix
-            of indices will do as it is.
+            of indices is not copied.
         offsets: ``[num_rows + 1]``, int32 or int64, instead of ``row_ids``: row ``r`` has
             ``ids[offsets[r] : offsets[r + 1]]``.
-        num_rows: must be given with ``row_ids``.
-        weights: ``[N]``, floating. Of another dtype than ``params`` they are cast to it, but for half types to float32,
-            in which all is then computed, at the cost of a row for each id.
+        num_rows: the number of rows; must be given with ``row_ids``, and not with ``offsets``.
+        weights: ``[N]``, floating. Weights of another dtype than ``params`` are cast to it; where ``params`` are of a
+            half type, to float32, in which all is then computed, at the cost of a copied row for each id.
         combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``.
         partition_strategy: as in :func:`embedding_lookup`.
         max_norm: as in :func:`embedding_lookup`.
         sparse: as in :func:`embedding_lookup`.
-        nan_weights: whether weights may be NaN, which their rows then are, gradients too. Default: an error. With it
-            weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
+        nan_weights: whether weights may be NaN; results and gradients of their rows then are NaN too. Default: a NaN is
+            an error. With it weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
 
     Returns:
         ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
@@ -163,9 +163,10 @@ def safe_embedding_lookup_sparse(
     nan_weights: bool = False,
 ) -> Tensor:
     """
-    :func:`embedding_lookup_sparse` that leaves out invalid ids and fills rows without any.
+    Look up rows by sparse ids and combine them, leaving out invalid ids and filling empty rows with a default id.
 
-    Left out are negative ids and, unless the combiner is ``"sum"``, entries whose weight is not positive.
+    This is :func:`embedding_lookup_sparse` without the negative ids and, unless the combiner is ``"sum"``, without the
+    entries whose weight is not positive.
 
     Args:
         params: as in :func:`embedding_lookup`.
@@ -173,9 +174,10 @@ def safe_embedding_lookup_sparse(
         row_ids: as in :func:`embedding_lookup_sparse`, but in any order.
         offsets: as in :func:`embedding_lookup_sparse`.
         num_rows: as in :func:`embedding_lookup_sparse`.
-        weights: as in :func:`embedding_lookup_sparse`; NaN counts as not positive where such are left out.
+        weights: as in :func:`embedding_lookup_sparse`; where weights that are not positive are left out, NaN is
+            too.
         combiner: as in :func:`embedding_lookup_sparse`.
-        default_id: the id, of weight 1, of a row in which none is left; default: such a row gives zeros.
+        default_id: the id, of weight 1, that a row gets in which no id is left; default: such a row gives zeros.
         partition_strategy: as in :func:`embedding_lookup`.
         max_norm: as in :func:`embedding_lookup`.
         sparse: as in :func:`embedding_lookup`.
@@ -239,7 +241,7 @@ def _shards(params: Tensor | Sequence[Tensor]) -> list[Tensor]:
 
 
 class _FlatRows(torch.autograd.Function):
-    """A table of rank other than 2 as a matrix, for sparse gradients: torch cannot reshape those."""
+    """A reshape of a table of rank other than 2 to a matrix, for sparse gradients: torch cannot reshape those."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor) -> Tensor:
@@ -276,7 +278,7 @@ def _rows_of(row_ids: Tensor | None, num_rows: int | None) -> tuple[Tensor, int]
 
 
 def _places(shards: list[Tensor], ids: Tensor, partition_strategy: str, keep_padding: bool) -> Tensor:
-    """The ids as rows of the shards laid end to end."""
+    """Return the ids as rows of the shards laid end to end."""
     if len(shards) == 1:
         return ids
     if partition_strategy not in _STRATEGIES:
@@ -313,14 +315,14 @@ def _pool(
 
 
 def _rows(shards: list[Tensor], indices: Tensor, padding: int, max_norm: float | None, sparse: bool) -> Tensor:
-    """A row for each index; zeros for padding."""
+    """Look up a row for each index; zeros for padding."""
     return _ops.embedding_bag_shards.default(
         shards, indices, None, None, _reduction.SUM, padding, _clip(max_norm), sparse
     )
 
 
 def _pool_with_nan(rows: Tensor, offsets: Tensor, weights: Tensor, mode: int) -> Tensor:
-    """The reductions step by step, as arithmetic has them: our kernels refuse a NaN among the weights."""
+    """Pool rows step by step in torch's operations, where NaN weights are allowed: our kernels refuse them."""
     wide = torch.float32 if rows.dtype in _HALVES else rows.dtype
     weights = weights.to(wide)
     total = segment_sum(rows.to(wide) * weights.unsqueeze(1), offsets=offsets)

@@ -36,11 +36,11 @@ _REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 def fingerprint64(x: Hashable) -> Tensor:
     """
-    FarmHash Fingerprint64 of integers' text or of strings: the same on every machine, and in every release.
+    Hash integers' decimal text, or strings, to 64 bits by FarmHash Fingerprint64.
 
-    What is hashed is that of :func:`to_hash_bucket_fast`. The hash is an unsigned number of 64 bits; since torch has
-    few operators on those, it is given as the int64 of the same bits: half of all hashes are negative. Not
-    differentiable.
+    The hash is the same on every machine, and in every release. Integers and strings are hashed by the same bytes as
+    in :func:`to_hash_bucket_fast`. The hash is an unsigned number of 64 bits; since torch has few operators on those,
+    it is given as the int64 of the same bits: half of all hashes are negative. Not differentiable.
 
     Args:
         x: integers or strings, as for :func:`to_hash_bucket_fast`.
@@ -66,7 +66,9 @@ def fingerprint64(x: Hashable) -> Tensor:
 
 def string_fingerprint64(bytes: Tensor, offsets: Tensor) -> Tensor:
     """
-    :func:`fingerprint64` of ``bytes[offsets[i]:offsets[i + 1]]``. Not differentiable.
+    Hash byte strings ``bytes[offsets[i]:offsets[i + 1]]`` to 64 bits by FarmHash Fingerprint64.
+
+    :func:`fingerprint64` takes other forms of strings, and integers. Not differentiable.
 
     Args:
         bytes: ``[M]``, uint8, as for :func:`string_to_hash_bucket_fast`.
@@ -95,7 +97,7 @@ def string_fingerprint64(bytes: Tensor, offsets: Tensor) -> Tensor:
 
 def fingerprint_cat64(x: Tensor, y: Tensor) -> Tensor:
     """
-    Join two fingerprints to one: the step with which :func:`cross_hashed` goes from column to column.
+    Combine two 64-bit fingerprints into one, as ``cross_hashed`` combines the values of a cross.
 
     Args:
         x: int64, the bits of unsigned numbers, as of :func:`fingerprint64`.
@@ -123,13 +125,13 @@ def fingerprint_cat64(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """The upper bits brought down; torch's shift of int64 copies the sign, a hash's does not."""
+    """Return ``x ^ (x >> 47)`` of unsigned numbers; torch's shift of int64 copies the sign, a hash's does not."""
     return x ^ ((x >> 47) & 0x1FFFF)
 
 
 def to_hash_bucket_fast(x: Hashable, num_buckets: int) -> Tensor:
     """
-    Map integers or strings to buckets, as TensorFlow does: Fingerprint64 of the text, modulo ``num_buckets``.
+    Map integers or strings to buckets by FarmHash Fingerprint64 of the text, modulo ``num_buckets``.
 
     An integer is hashed as its decimal text (``-12`` as ``b"-12"``), whatever its dtype, without making the text. A
     string is hashed as its bytes, ``str`` as UTF-8; NULs and invalid UTF-8 count. Not differentiable.
@@ -166,7 +168,7 @@ def to_hash_bucket_fast(x: Hashable, num_buckets: int) -> Tensor:
 
 def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int) -> Tensor:
     """
-    Map byte strings to buckets: Fingerprint64 of ``bytes[offsets[i]:offsets[i + 1]]``, modulo ``num_buckets``.
+    Map byte strings ``bytes[offsets[i]:offsets[i + 1]]`` to buckets by Fingerprint64, modulo ``num_buckets``.
 
     The strings lie as Arrow holds them: all their bytes in one tensor, and where each begins and ends in another.
     Not differentiable.
@@ -203,7 +205,7 @@ def string_to_hash_bucket_fast(bytes: Tensor, offsets: Tensor, num_buckets: int)
 
 def to_hash_bucket_strong(x: Hashable, num_buckets: int, key: Sequence[int]) -> Tensor:
     """
-    Map integers or strings to buckets by SipHash-2-4 of the text, modulo ``num_buckets``.
+    Map integers or strings to buckets by SipHash-2-4 of the text with a key, modulo ``num_buckets``.
 
     Whoever does not know the key cannot choose texts that fall into the same bucket. Not differentiable.
 
@@ -233,7 +235,9 @@ def to_hash_bucket_strong(x: Hashable, num_buckets: int, key: Sequence[int]) -> 
 
 def string_to_hash_bucket_strong(bytes: Tensor, offsets: Tensor, num_buckets: int, key: Sequence[int]) -> Tensor:
     """
-    :func:`to_hash_bucket_strong` of ``bytes[offsets[i]:offsets[i + 1]]``. Not differentiable.
+    Map byte strings ``bytes[offsets[i]:offsets[i + 1]]`` to buckets by SipHash-2-4 with a key, modulo ``num_buckets``.
+
+    :func:`to_hash_bucket_strong` takes other forms of strings, and integers. Not differentiable.
 
     Args:
         bytes: ``[M]``, uint8, as for :func:`string_to_hash_bucket_fast`.
@@ -269,7 +273,7 @@ def to_hash_bucket(x: Hashable, num_buckets: int) -> Tensor:
     """
     Map integers or strings to buckets by MurmurHash64A of the text, modulo ``num_buckets``.
 
-    The hash of TensorFlow's oldest programs; newer ones take :func:`to_hash_bucket_fast`. Not differentiable.
+    TensorFlow's oldest programs use this hash; newer ones use :func:`to_hash_bucket_fast`. Not differentiable.
 
     Args:
         x: integers or strings, as for :func:`to_hash_bucket_fast`.
@@ -296,7 +300,9 @@ def to_hash_bucket(x: Hashable, num_buckets: int) -> Tensor:
 
 def string_to_hash_bucket(bytes: Tensor, offsets: Tensor, num_buckets: int) -> Tensor:
     """
-    :func:`to_hash_bucket` of ``bytes[offsets[i]:offsets[i + 1]]``. Not differentiable.
+    Map byte strings ``bytes[offsets[i]:offsets[i + 1]]`` to buckets by MurmurHash64A, modulo ``num_buckets``.
+
+    :func:`to_hash_bucket` takes other forms of strings, and integers. Not differentiable.
 
     Args:
         bytes: ``[M]``, uint8, as for :func:`string_to_hash_bucket_fast`.
@@ -327,7 +333,7 @@ def string_to_hash_bucket(bytes: Tensor, offsets: Tensor, num_buckets: int) -> T
 
 
 def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor:
-    """X through the operators `name` and string_`name`."""
+    """Hash x by the operators ``name``, for integers, and ``string_<name>``, for strings."""
     check_num_buckets(name, num_buckets)
     of_integers, of_strings = getattr(_ops, name).default, getattr(_ops, "string_" + name).default
     return hash_any(
@@ -341,7 +347,7 @@ def _hash_buckets(name: str, x: Hashable, num_buckets: int, *key: int) -> Tensor
 
 
 def check_num_buckets(name: str, num_buckets: int) -> None:
-    """What the operators cannot say, since they cannot be given it; they check the rest."""
+    """Raise ``ValueError`` if ``num_buckets`` is too large for operators to be given; they check the rest."""
     if isinstance(num_buckets, int) and num_buckets >= 2**63:
         raise ValueError(f"{name}: num_buckets must be below 2 ** 63, got {num_buckets}")
 

@@ -32,7 +32,7 @@ def cross_hashed(
     columns: Sequence[Column], num_buckets: int = 0, hash_key: int | None = DEFAULT_HASH_KEY
 ) -> tuple[Tensor, Tensor]:
     """
-    Cross columns: every combination of one value of each, row by row, hashed to one number.
+    Hash every combination of one value of each column, row by row, to one number: a feature cross.
 
     Row ``b`` of the result has the product of the columns' numbers of values in row ``b``, the last column's value
     changing fastest; it is empty if any column's row is. Integers are crossed as they are, strings as their
@@ -45,8 +45,8 @@ def cross_hashed(
             * a pair ``(values, offsets)``: integers ``[M]`` or as many strings, and int64 ``[B + 1]``: row ``b`` has
               ``values[offsets[b]:offsets[b + 1]]``.
         num_buckets: hashes are reduced modulo this number, at least 1, below 2 ** 63; 0: modulo 2 ** 63 - 1.
-        hash_key: what the hash starts with: any integer of 64 bits, signed or unsigned. None: with the
-            first column's value itself.
+        hash_key: the number that the hash starts with, any integer of 64 bits, signed or unsigned. None: the hash
+            starts with the first column's value itself.
 
     Returns:
         ``(values, offsets)``: the crosses, int64 ``[N]``, and where each row of them begins and ends, int64
@@ -80,7 +80,7 @@ def cross_hashed(
 
 
 def _column(position: int, column: Column) -> tuple[Tensor, Tensor]:
-    """One column in the form of the operator's schema."""
+    """Return one column as (values, offsets), the form of the operator's schema; a matrix has empty offsets."""
     given: Any = column
     offsets: Tensor | None = None
     if isinstance(column, tuple) and len(column) == 2 and isinstance(column[1], Tensor):
@@ -103,7 +103,7 @@ def _as_integers(x: Tensor) -> Tensor:
 
 
 def _as_int64(word: int) -> int:
-    """The int64 of the same bits."""
+    """Return the int64 of the same bits."""
     return word - 2**64 if word >= 2**63 else word
 
 

@@ -15,7 +15,7 @@ from .unique import unique
 
 
 class IndexedRows(NamedTuple):
-    """What :func:`deduplicate_rows` returns."""
+    """The result of :func:`deduplicate_rows`: distinct indices and the sum of the rows of each."""
 
     #: ``[U, ...]``, the sum of the rows of each distinct index, dtype of the input.
     values: Tensor
@@ -25,7 +25,7 @@ class IndexedRows(NamedTuple):
 
 def deduplicate_rows(values: Tensor, indices: Tensor) -> IndexedRows:
     """
-    Add up the rows that share an index.
+    Add up the rows of ``values`` that share an index: one row for each distinct index.
 
     Args:
         values: ``[N, ...]``, float16, bfloat16, float32, float64 or any integer dtype; half types are summed in
@@ -42,7 +42,7 @@ def deduplicate_rows(values: Tensor, indices: Tensor) -> IndexedRows:
 
     On CUDA it waits for the device, so CUDA graphs cannot capture it.
 
-    Source: ``tf.IndexedSlices`` as TensorFlow's optimizers merge them.
+    Source: ``tf.IndexedSlices``, as TensorFlow's optimizers merge them.
 
     Example:
         >>> deduplicate_rows(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([7, 4, 7]))
@@ -56,12 +56,12 @@ def deduplicate_rows(values: Tensor, indices: Tensor) -> IndexedRows:
 
 def indexed_slices_to_dense(values: Tensor, indices: Tensor, num_rows: int) -> Tensor:
     """
-    Write rows to their places in a tensor of zeros, adding up those that share one.
+    Add the rows of ``values`` to a tensor of zeros, each at its index.
 
     Args:
         values: as of :func:`deduplicate_rows`.
         indices: ``[N]``, int32 or int64, below ``num_rows``; a row whose index is negative is left out.
-        num_rows: rows of the result.
+        num_rows: the number of rows of the result.
 
     Returns:
         ``[num_rows, ...]`` with the dtype of ``values``. Differentiable in ``values``, twice.
@@ -83,7 +83,7 @@ def indexed_slices_to_dense(values: Tensor, indices: Tensor, num_rows: int) -> T
 
 def indexed_slices_norm(values: Tensor, indices: Tensor) -> Tensor:
     """
-    The Euclidean norm of the rows after those that share an index have been added up: that of the dense tensor.
+    Compute the Euclidean norm of the rows after adding up those that share an index: the dense tensor's norm.
 
     (The norm of ``values`` itself is another one as soon as an index repeats. Gradient clipping wants this one.)
 

@@ -23,12 +23,12 @@ _ops = torch.ops.torchsparse_rec
 
 def row_ids_to_offsets(row_ids: Tensor, num_rows: int) -> Tensor:
     """
-    Find where each row begins among items sorted by row, and where the last ends.
+    Convert the row ids of items sorted by row to offsets: where each row begins, and where the last ends.
 
     Args:
         row_ids: ``[N]``, int32 or int64: the row of each item, sorted; rows may be missing. Any stride: a column of a
             sparse tensor's indices is not copied.
-        num_rows: how many rows there are.
+        num_rows: the number of rows.
 
     Returns:
         ``[num_rows + 1]``, int64, from 0 to N. Not differentiable.
@@ -50,11 +50,11 @@ def row_ids_to_offsets(row_ids: Tensor, num_rows: int) -> Tensor:
 
 def offsets_to_row_ids(offsets: Tensor, num_items: int | None = None) -> Tensor:
     """
-    The row of each item.
+    Convert the offsets of rows to row ids: the row of each item.
 
     Args:
         offsets: ``[S + 1]``, int32 or int64, from 0 to ``num_items``, never decreasing.
-        num_items: how many items there are; default: the last offset, which on CUDA is read back.
+        num_items: the number of items; default: the last offset, which on CUDA is read back.
 
     Returns:
         ``[num_items]``, int64, sorted. Not differentiable.
@@ -81,7 +81,7 @@ def offsets_to_row_ids(offsets: Tensor, num_items: int | None = None) -> Tensor:
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
     """
-    Add up the lengths of rows.
+    Convert the lengths of rows to offsets: 0, and the running sums of the lengths.
 
     Args:
         lengths: ``[S]``, an integer dtype, not negative (negative ones give offsets that decrease, which every
@@ -107,7 +107,7 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
 
 def offsets_to_lengths(offsets: Tensor) -> Tensor:
     """
-    The lengths of rows.
+    Convert the offsets of rows to their lengths.
 
     Args:
         offsets: ``[S + 1]``, an integer dtype.
@@ -142,7 +142,7 @@ def _check_integer_vector(function: str, argument: str, x: Tensor) -> None:
 
 def padded_to_jagged(padded: Tensor, padding_value: float = 0) -> tuple[Tensor, Tensor]:
     """
-    Drop the padding of a matrix.
+    Convert a padded matrix to jagged rows, ``(values, offsets)``: drop every element that equals the padding value.
 
     Args:
         padded: ``[S, L]``, any dtype but complex.
@@ -156,6 +156,8 @@ def padded_to_jagged(padded: Tensor, padding_value: float = 0) -> tuple[Tensor, 
 
     On CUDA the number of values is read back, so it waits for the device.
 
+    Source: ``tf.RaggedTensor.from_tensor`` with ``padding``, which drops the elements at the end of a row only.
+
     Example:
         >>> padded_to_jagged(torch.tensor([[3, 1, 0], [0, 0, 0], [4, 0, 0]]))
         (tensor([3, 1, 4]), tensor([0, 2, 2, 3]))
@@ -168,7 +170,7 @@ def padded_to_jagged(padded: Tensor, padding_value: float = 0) -> tuple[Tensor, 
 
 def jagged_to_padded(values: Tensor, offsets: Tensor, length: int | None = None, padding_value: float = 0) -> Tensor:
     """
-    Write rows of different lengths into a matrix.
+    Convert jagged rows, ``(values, offsets)``, to a matrix: shorter rows are padded, longer ones cut.
 
     Args:
         values: ``[N, ...]``, any dtype.
@@ -176,7 +178,7 @@ def jagged_to_padded(values: Tensor, offsets: Tensor, length: int | None = None,
             are padding.
         length: columns of the result, ``L``; longer rows are cut. Default: the length of the longest row, which on
             CUDA is read back.
-        padding_value: what the other elements are.
+        padding_value: the value of all other elements.
 
     Returns:
         ``[S, L, ...]``, with the dtype of ``values``. Differentiable in ``values``.
@@ -215,7 +217,7 @@ def jagged_to_padded(values: Tensor, offsets: Tensor, length: int | None = None,
 
 def sparse_to_jagged(indices: Tensor, values: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
-    The rows of a sparse tensor whose entries are sorted by row.
+    Convert a sparse tensor whose entries are sorted by row to jagged rows, ``(values, offsets)``.
 
     Args:
         indices: ``[N, R]``, int32 or int64: the first column is the row, sorted. Other columns are not looked at.
@@ -230,6 +232,8 @@ def sparse_to_jagged(indices: Tensor, values: Tensor, num_rows: int) -> tuple[Te
         ValueError: rows that decrease (see :func:`sparse_reorder`); wrong shapes or dtypes.
 
     On CUDA nothing waits for the device, and CUDA graphs can capture it.
+
+    Source: ``tf.RaggedTensor.from_sparse``, which checks the other columns too.
 
     Example:
         >>> indices = torch.tensor([[0, 0], [0, 1], [2, 0]])
@@ -246,7 +250,7 @@ def sparse_to_jagged(indices: Tensor, values: Tensor, num_rows: int) -> tuple[Te
 
 def jagged_to_sparse(values: Tensor, offsets: Tensor, length: int | None = None) -> tuple[Tensor, Tensor, tuple]:
     """
-    Rows of different lengths as a sparse tensor of rank 2.
+    Convert jagged rows, ``(values, offsets)``, to a sparse tensor of rank 2: its indices, values and shape.
 
     Args:
         values: ``[N]``, any dtype.
@@ -286,7 +290,7 @@ def jagged_to_sparse(values: Tensor, offsets: Tensor, length: int | None = None)
 
 def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
     """
-    The values and offsets of a nested tensor.
+    Convert a ``torch.nested`` tensor of layout ``torch.jagged`` to jagged rows, ``(values, offsets)``.
 
     Args:
         nested: ``torch.nested`` with the layout ``torch.jagged``, ragged in its second dimension.
@@ -319,11 +323,11 @@ def nested_to_jagged(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 def jagged_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
     """
-    Rows of different lengths as a nested tensor.
+    Convert jagged rows, ``(values, offsets)``, to a ``torch.nested`` tensor of layout ``torch.jagged``, a view.
 
     Args:
         values: ``[N, ...]``, any dtype.
-        offsets: ``[S + 1]``, int32 or int64. As by ``torch.nested``, they are not checked.
+        offsets: ``[S + 1]``, int32 or int64. They are not checked, nor does ``torch.nested`` check them.
 
     Returns:
         ``torch.nested`` with the layout ``torch.jagged``, a view of ``values``. Differentiable in ``values``.
@@ -332,6 +336,8 @@ def jagged_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
         ValueError: a wrong rank or dtype.
 
     On CUDA nothing waits for the device.
+
+    Source: ``torch.nested.nested_tensor_from_jagged``.
 
     Example:
         >>> nested = jagged_to_nested(torch.tensor([3, 1, 4]), torch.tensor([0, 2, 3]))

@@ -24,7 +24,7 @@ __all__ = [
     "to_byte_planes",
 ]
 
-# Why the frames end, as in csrc/record.h.
+# The reasons why the frames end, in the order of FrameFault in csrc/record.h.
 _FAULTS = (None, "incomplete", "length_crc", "data_crc")
 
 _ops = torch.ops.torchsparse_rec
@@ -33,10 +33,10 @@ _REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 def crc32c(buffers: Sequence[Tensor]) -> Tensor:
     """
-    CRC-32C of the bytes of each tensor: the check of TFRecord, iSCSI and ext4.
+    Compute the CRC-32C of the bytes of each tensor: the checksum of TFRecord, iSCSI and ext4.
 
     Buffers are computed in parallel, large ones in pieces, by the processor's instruction where it has one. Not
-    masked: what TFRecord stores is a rotation of it. Not differentiable.
+    masked: TFRecord stores a rotation of it. Not differentiable.
 
     Args:
         buffers: tensors on the CPU, of any dtype and shape. One that is not contiguous is copied first: its elements
@@ -47,7 +47,7 @@ def crc32c(buffers: Sequence[Tensor]) -> Tensor:
 
     Raises:
         ValueError: if a tensor is not on the CPU, or sparse.
-        TypeError: for one tensor instead of several, or what is none.
+        TypeError: for one tensor instead of a sequence, or an element that is no tensor.
 
     Source:
         RFC 3720, appendix B.4; ``crc32c::Value`` of TensorFlow.
@@ -69,7 +69,7 @@ def crc32c(buffers: Sequence[Tensor]) -> Tensor:
 
 def to_byte_planes(x: Tensor) -> Tensor:
     """
-    Put the lowest bytes of all elements side by side, then the next ones, and so on: a form that compresses better.
+    Put the lowest bytes of all elements side by side, then the next ones, and so on: they compress better then.
 
     Bytes of the same significance resemble each other: the high bytes of ids are mostly zeros, those of floats mostly
     the same few exponents. Not differentiable.
@@ -99,11 +99,13 @@ def to_byte_planes(x: Tensor) -> Tensor:
 
 def from_byte_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
     """
-    The elements whose bytes :func:`to_byte_planes` has set apart. Not differentiable.
+    Put the bytes of elements together again that ``to_byte_planes`` has set apart.
+
+    Not differentiable.
 
     Args:
         planes: ``[bytes of an element, N]``, uint8, on the CPU.
-        dtype: of the elements; their bytes must be as many as there are planes.
+        dtype: the elements' dtype, which must have as many bytes as there are planes.
 
     Returns:
         ``[N]``, of ``dtype``.
@@ -134,22 +136,22 @@ def from_byte_planes(planes: Tensor, dtype: torch.dtype) -> Tensor:
 
 def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, parts: Tensor) -> Tensor:
     """
-    The elements of many arrays at once, whose byte planes lie anywhere in some buffers: what decodes a column file.
+    Join byte planes, which lie anywhere in some buffers, to the elements of many arrays at once, in place.
 
-    Not differentiable.
+    Column files are decoded so. Not differentiable.
 
     Args:
         out: ``[B]``, uint8, on the CPU, contiguous, in none of the sources' memory. It receives the elements of all
-            arrays, each array from the next multiple of 64 bytes on, with zeros between; what it has beyond is left
-            alone. For its size see the parts.
+            arrays, each array from the next multiple of 64 bytes on, with zeros between; bytes beyond them are left
+            alone. ``parts`` say how large it must be.
         sources: uint8 vectors, on the CPU.
         planes: ``[P, 3]``, int64, on the CPU: rows ``(source, start, bits)``: where in which source a plane begins.
             With 8 bits its bytes are there; with 0 the one byte that all of them are; with 1 to 7 bits all bytes are
             below ``2 ** bits`` and stored as bit planes, in ``bits * ceil(N / 8)`` bytes: for each block of 1,024 of
             them, or what is left, ``M = ceil(block / 8)`` bytes for each bit, so that bit q of the block's byte
             ``r * M + t`` is bit r of its stored byte ``q * M + t``.
-        parts: ``[Q, 2]``, int64, on the CPU: rows ``(bytes of an element, N)``, one for each array. Its planes, as many
-            as an element has bytes, which are 1, 2, 4 or 8, are the next ones.
+        parts: ``[Q, 2]``, int64, on the CPU: rows ``(bytes of an element, N)``, one for each array. Its planes are the
+            next rows of ``planes``, as many as an element has bytes: 1, 2, 4 or 8.
 
     Returns:
         ``out``.
@@ -183,13 +185,14 @@ def join_byte_planes_(out: Tensor, sources: Sequence[Tensor], planes: Tensor, pa
 
 class FrameStatus(NamedTuple):
     """
-    How far :func:`tfrecord_frames` came.
+    The place and the reason at which ``tfrecord_frames`` stopped.
 
     Attributes:
         fault: None if the bytes end with a record; ``"incomplete"`` if they end within one; ``"length_crc"`` or
             ``"data_crc"`` if a record does not fit its checksum.
-        end: the byte after the last good record: where the fault is.
-        needed: the bytes of the record at ``end``, its frame included, as far as is known: of an incomplete header 16.
+        end: the byte after the last good record, where the fault is.
+        needed: the number of bytes of the record at ``end``, its frame included, as far as is known: 16 where its
+            header is incomplete.
 
     Example:
         >>> import torch
@@ -205,21 +208,23 @@ class FrameStatus(NamedTuple):
 
 def tfrecord_frames(bytes: Tensor, *, verify: bool = True) -> tuple[Tensor, FrameStatus]:
     """
-    Find the records of a TFRecord file, or of a part of one that begins with a record. Not differentiable.
+    Find the records of a TFRecord file, or of a part of one that begins with a record.
+
+    Not differentiable.
 
     Args:
         bytes: ``[M]``, uint8, on the CPU.
         verify: compare the checksums of the records' lengths and of their data.
 
     Returns:
-        ``(ranges, status)``: int64 ``[n, 2]``, where each whole record's data begin and end; and what stopped at which
-        byte, which is for the caller to judge: an incomplete record may be what the file goes on with.
+        ``(ranges, status)``: int64 ``[n, 2]``, where each whole record's data begin and end; and a
+        :class:`FrameStatus`, which the caller must judge: the file may go on with the rest of an incomplete record.
 
     Raises:
         ValueError: if ``bytes`` is not a uint8 vector on the CPU.
 
     Source:
-        tensorflow/core/lib/io/record_reader.h.
+        ``tf.data.TFRecordDataset``; tensorflow/core/lib/io/record_reader.h.
 
     Example:
         >>> import torch
@@ -239,20 +244,22 @@ def tfrecord_frames(bytes: Tensor, *, verify: bool = True) -> tuple[Tensor, Fram
 
 def tfrecord_framed(bytes: Tensor, offsets: Tensor) -> Tensor:
     """
-    Put byte strings into TFRecord's frames: length, its checksum, data, their checksum. Not differentiable.
+    Put byte strings into TFRecord's frames: length, checksum of the length, data, checksum of the data.
+
+    Not differentiable.
 
     Args:
         bytes: ``[M]``, uint8, on the CPU.
         offsets: ``[n + 1]``, int64: record i is ``bytes[offsets[i]:offsets[i + 1]]``.
 
     Returns:
-        uint8: what a TFRecord file with these records holds; files may be joined.
+        uint8: the bytes of a TFRecord file with these records; files may be joined.
 
     Raises:
         ValueError: for a wrong dtype or rank, or offsets that decrease or leave ``[0, M]``.
 
     Source:
-        tensorflow/core/lib/io/record_writer.h.
+        ``tf.io.TFRecordWriter``; tensorflow/core/lib/io/record_writer.h.
 
     Example:
         >>> import torch
@@ -266,7 +273,7 @@ def tfrecord_framed(bytes: Tensor, offsets: Tensor) -> Tensor:
 
 
 def check_cpu(operator: str, name: str, x: Tensor) -> None:
-    """Raise unless this is a tensor whose elements lie in the memory of the CPU."""
+    """Raise ``TypeError`` or ``ValueError`` unless x is a dense tensor on the CPU."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{operator}: {name} must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided:

@@ -23,7 +23,7 @@ __all__ = ["ExampleColumn", "ExampleError", "ExampleValues", "encode_examples", 
 _ops = torch.ops.torchsparse_rec
 _REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
-# As in csrc/record_example.h.
+# The numbers are those of csrc/record_example.h.
 _DTYPES = {"int64": 0, "int32": 1, "float32": 2, "bytes": 3}
 _TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "bytes": torch.uint8}
 _ANY_NUMBER = -1
@@ -37,14 +37,14 @@ _WIRE_TYPES = {3: "a group", 4: "a group's end", 6: "an unknown wire type", 7: "
 @dataclass(frozen=True)
 class ExampleColumn:
     """
-    What :func:`parse_examples` is to make of one feature.
+    A feature's type, for ``parse_examples`` and ``encode_examples``.
 
     Args:
         dtype: ``"int64"``, ``"int32"`` (of an int64 feature whose values fit), ``"float32"`` or ``"bytes"``.
-        size: the values of every record, fewer than ``2 ** 31``; None: any number of them.
+        size: the number of values of every record, below ``2 ** 31``; None: any number of them.
         default: the ``size`` values of a record without the feature; None: such a record is an error, unless
-            ``nullable``. A column of any number has none: such a record has no values.
-        nullable: whether a record may lack the feature: ``ExampleValues.present`` tells.
+            ``nullable``. With ``size`` None there is no default: a record without the feature has no values.
+        nullable: whether a record may lack the feature: ``ExampleValues.present`` says which do.
 
     Raises:
         ValueError: for another dtype, a size out of range, or a default that does not fit.
@@ -80,10 +80,10 @@ class ExampleColumn:
 
 class ExampleValues(NamedTuple):
     """
-    One feature of n records, as a column: what :func:`parse_examples` gives and :func:`encode_examples` takes.
+    One feature of n records, as a column: ``parse_examples`` returns it, ``encode_examples`` takes it.
 
     Attributes:
-        values: ``[n * size]``, or all records' values one after the other; of strings all their bytes, as uint8.
+        values: ``[n * size]``, or all records' values one after the other; for strings all their bytes, as uint8.
         string_offsets: int64, where each string begins in ``values``, and where the last ends; None for numbers.
         row_offsets: ``[n + 1]``, int64, where each record's values (strings) begin; None if all have as many.
         present: ``[n]``, bool, which records have the feature; None: all.
@@ -104,12 +104,12 @@ class ExampleValues(NamedTuple):
 
 class ExampleError(ValueError):
     """
-    A message that is no Example, or not one with the columns that are asked for.
+    A message that is no ``tf.train.Example``, or one that lacks the columns asked for.
 
     Attributes:
-        record: the number of the record among those given, from 0. Of several faults it need not be the first: those of
-            messages and of numbers of a fixed count are found before those of strings and of lists of any length.
-        offset: the byte of all that were given at which the fault is.
+        record: the number of the record among those given, from 0. Of several faults it need not be the first: faults
+            of messages and of numbers of a fixed count are found before those of strings and of lists of any length.
+        offset: the position of the fault among all bytes given.
         problem: what is wrong, in words.
     """
 
@@ -118,26 +118,27 @@ class ExampleError(ValueError):
         super().__init__(f"parse_examples: record {record}: byte {offset}: {problem}")
 
     def __reduce__(self) -> tuple:
-        """As its arguments."""
+        """Pickle the error as its arguments."""
         return ExampleError, (self.record, self.offset, self.problem)
 
 
 def parse_examples(bytes: Tensor, ranges: Tensor, columns: Mapping[str, ExampleColumn]) -> dict[str, ExampleValues]:
     """
-    Read serialized ``tf.train.Example`` messages straight into columns.
+    Parse serialized ``tf.train.Example`` messages into columns.
 
-    The rules are those of ``tf.io.parse_example``: of a feature that a message holds twice the last counts (for columns
-    of a fixed size the last that is not empty), features that are not asked for are skipped, packed and unpacked lists
-    are read. In an entry that has its value twice, which ``tf.io.parse_example`` refuses, the last counts. Not
-    differentiable.
+    The rules are those of ``tf.io.parse_example``: where a message holds a feature twice, the last one counts (for
+    columns of a fixed size the last that is not empty); features that are not asked for are skipped; packed and
+    unpacked lists are read. In an entry that has its value twice, which ``tf.io.parse_example`` refuses, the last
+    counts. Not differentiable.
 
     Args:
         bytes: ``[M]``, uint8, on the CPU.
-        ranges: ``[n, 2]``, int64: record i is ``bytes[ranges[i, 0]:ranges[i, 1]]``; what :func:`tfrecord_frames` gives.
-        columns: by the features' names.
+        ranges: ``[n, 2]``, int64: record i is ``bytes[ranges[i, 0]:ranges[i, 1]]``. :func:`tfrecord_frames` returns
+            such ranges.
+        columns: the columns to read, by their features' names.
 
     Returns:
-        The columns, by the same names in the same order.
+        The values of each column, by the same names in the same order.
 
     Raises:
         ExampleError: (a ValueError) for a record that is no Example, lacks a feature, or has one of another kind,
@@ -182,14 +183,14 @@ def encode_examples(
     values: Mapping[str, ExampleValues], columns: Mapping[str, ExampleColumn], rows: int
 ) -> tuple[Tensor, Tensor]:
     """
-    Write columns as serialized ``tf.train.Example`` messages: the inverse of :func:`parse_examples`.
+    Encode columns as serialized ``tf.train.Example`` messages: the inverse of ``parse_examples``.
 
     Features are in the order of ``columns``, numbers are packed, and a feature that a row lacks is left out. Not
     differentiable.
 
     Args:
-        values: of the columns, by their names.
-        columns: by the features' names; ``default`` and ``nullable`` are not looked at.
+        values: the values of each column, by its feature's name.
+        columns: the columns, by their features' names; ``default`` and ``nullable`` are not looked at.
         rows: the number of messages.
 
     Returns:
@@ -199,7 +200,7 @@ def encode_examples(
         ValueError: for values whose dtypes, sizes or offsets do not fit or are missing, or a message of 2 GiB or more.
 
     Source:
-        tensorflow/core/example/example.proto; protobuf's encoding.
+        ``tf.train.Example.SerializeToString``; tensorflow/core/example/example.proto; protobuf's encoding.
 
     Example:
         >>> import torch
@@ -228,7 +229,7 @@ def encode_examples(
 
 
 def _is_count(value: Any, most: int) -> bool:
-    """Whether this is an integer in ``[0, most]``."""
+    """Say whether ``value`` is an integer in ``[0, most]``."""
     try:
         return 0 <= operator.index(value) <= most
     except TypeError:
@@ -243,7 +244,7 @@ def _checked_columns(op: str, columns: Mapping[str, ExampleColumn]) -> list[Exam
 
 
 def _parts(name: str, spec: ExampleColumn, column: ExampleValues, rows: int) -> list[Tensor]:
-    """A column's four tensors for the encoder; those that it lacks are empty."""
+    """Return a column's four tensors for the encoder; those that it lacks are empty."""
     op = f"encode_examples: feature {name!r}"
     if not isinstance(column, ExampleValues):
         raise TypeError(f"{op} must be ExampleValues, got {type(column).__name__}")
@@ -266,7 +267,7 @@ def _parts(name: str, spec: ExampleColumn, column: ExampleValues, rows: int) -> 
 
 
 def _strings(texts: Sequence[bytes]) -> tuple[Tensor, Tensor]:
-    """Byte strings as one tensor of bytes and where each begins."""
+    """Join byte strings to one tensor of bytes; return it and where each string begins."""
     whole = b"".join(texts)
     data = torch.frombuffer(bytearray(whole), dtype=torch.uint8) if whole else torch.empty(0, dtype=torch.uint8)
     lengths = torch.tensor([0, *map(len, texts)], dtype=torch.int64)
@@ -282,7 +283,7 @@ def _names(op: str, columns: Mapping[str, ExampleColumn]) -> tuple[Tensor, Tenso
 
 
 def _is_text(name: str) -> bool:
-    """Whether it has no half of a surrogate pair, which UTF-8 does not have."""
+    """Say whether a name is text: it has no half of a surrogate pair, which UTF-8 cannot encode."""
     return name == name.encode(errors="replace").decode()
 
 
@@ -298,7 +299,7 @@ def _absent(column: ExampleColumn) -> int:
 
 
 def _default(column: ExampleColumn) -> tuple[Tensor, Tensor]:
-    """The values of a record without the feature, and of strings where each begins."""
+    """Return the values of a record without the feature, and for strings where each begins."""
     given = [] if column.default is None else list(column.default)
     dtype = _TORCH_DTYPES[column.dtype]
     # torch would cut fractions off, and `bytes` make as many zeros as a number says.
@@ -325,7 +326,7 @@ def _error(fault: list[int], columns: Mapping[str, ExampleColumn]) -> ExampleErr
 
 
 def _problem(kind: int, detail: int, column: ExampleColumn | None) -> str:
-    """The words for an ExampleFault of csrc/record_example.h."""
+    """Describe an ExampleFault of csrc/record_example.h in words."""
     wanted = "" if column is None else _KIND_OF_DTYPE[column.dtype]
     size = 0 if column is None else column.size
     wire = _WIRE_TYPES.get(detail & 7, "a field number of 0" if detail >> 3 == 0 else "a tag of more than 32 bits")

@@ -1,5 +1,5 @@
 """
-Family ``row_optimizer``: optimizer steps on tables of which a step sees few rows, as if it saw them all.
+Family ``row_optimizer``: optimizer steps on tables of which a step sees few rows, with the results of dense steps.
 
 Contract and formulas: csrc/row_optimizer*.h. Kernels: csrc/cpu/row_optimizer.cpp, csrc/cuda/row_optimizer.cu.
 """
@@ -38,10 +38,10 @@ OPTIMIZER_RULES = {
     "lamb": 9,
 }
 _NAMES = {number: name for name, number in OPTIMIZER_RULES.items()}
-#: How many hyperparameters each has.
+#: The number of hyperparameters of each rule.
 _HYPERPARAMETERS = dict(zip(OPTIMIZER_RULES, (5, 4, 4, 7, 7, 5, 6, 6, 4, 5), strict=True))
 
-#: Numbers that the history keeps of a block of steps: a row of it.
+#: The columns of a history, which has a row for each block of steps.
 HISTORY_COLUMNS = 8
 
 _ops = torch.ops.torchsparse_rec
@@ -49,14 +49,16 @@ _ops = torch.ops.torchsparse_rec
 
 def new_history(steps: int, device: torch.device | str | None = None) -> Tensor:
     """
-    Make room for the idle maps of some steps, for :func:`row_optimizer_advance_` to fill.
+    Make an empty history of optimizer steps: room for what each of them does to rows without gradient.
+
+    :func:`row_optimizer_advance_` fills it, step by step.
 
     Args:
-        steps: their number, from the base on.
-        device: that of the tables; default: torch's.
+        steps: the number of steps, from the base on.
+        device: the tables' device; default: torch's.
 
     Returns:
-        ``[2 * steps, 8]``, float64. More room later: a larger one whose first rows are copies of this one's.
+        ``[2 * steps, 8]``, float64. To make room for more steps later, copy it to the first rows of a larger one.
 
     Example:
         >>> new_history(4).shape
@@ -67,14 +69,14 @@ def new_history(steps: int, device: torch.device | str | None = None) -> Tensor:
 
 def idle_motion(rule: int, hyperparameters: Sequence[float]) -> str:
     """
-    Say what a step without gradient does to a row.
+    Say what an optimizer's step does to a row without gradient: nothing, or it changes its states, or its weight.
 
     Args:
         rule: one of ``OPTIMIZER_RULES``' numbers.
         hyperparameters: the rule's, in its order.
 
     Returns:
-        ``"none"``; ``"states"``: they change, the weight does not; or ``"weight"``: it changes too.
+        ``"none"``; ``"states"``: the states change, the weight does not; or ``"weight"``: the weight changes too.
 
     Raises:
         ValueError: no such rule, another number of hyperparameters, or no closed form of many such steps: ``lamb``, and
@@ -128,19 +130,20 @@ def row_optimizer_update_(
     rounding_seeds: Sequence[int] = (),
 ) -> None:
     """
-    Do an optimizer's step on the rows of some tables that have gradients, in place, and first what they have missed.
+    Do an optimizer's step on the rows of some tables that have gradients, in place, after flushing these rows.
 
-    A row that no step names moves all the same where the rule says so (momentum, Adam, weight decay): it is caught up
-    when a later step names it, by a closed form, whatever the number of steps between. :func:`row_optimizer_current`
-    tells what it is meanwhile. The results are those of the dense optimizer. Not differentiable.
+    A dense optimizer also moves a row in steps that do not name it where the rule says so (momentum, Adam, weight
+    decay). Here the row is stale after such steps, until a later step names it: that flushes the row first, by a closed
+    form, whatever the number of steps between. :func:`row_optimizer_current` returns up-to-date values meanwhile. The
+    results are those of the dense optimizer. Not differentiable.
 
     Args:
         weights: K tables ``[V, D]``, float16, bfloat16, float32 or float64, all alike; written. Their rows may be any
             distance apart.
         states: table after table the states of the rule, in its order, ``[V, D]``, those per row ``[V]``; float32,
             for float64 weights float64; written.
-        last_steps: K times int32 ``[V]``: the step through which each row is done, counted from ``base``; written. Or
-            none: then no row is caught up.
+        last_steps: K times int32 ``[V]``: the step through which each row is up to date, counted from ``base``;
+            written. Or none: then no row is flushed.
         history: the steps from ``base`` to ``step - 1``, as :func:`row_optimizer_advance_` left it. None without
             ``last_steps``.
         rows: K times int64 ``[U]``, strictly increasing; None: all rows. Without ``last_steps``, a named row whose
@@ -149,8 +152,8 @@ def row_optimizer_update_(
         rule: one of ``OPTIMIZER_RULES``' numbers.
         hyperparameters: the rule's, in the order of csrc/row_optimizer.h.
         step: the number of this step, from 1.
-        base: the step at which all rows were current and the history began.
-        grad_scale: one element: what the gradients are multiplied by.
+        base: the step at which all rows were up to date and the history began.
+        grad_scale: one element, a factor of all gradients.
         maximize: whether to ascend.
         rounding_seeds: for float16 and bfloat16 weights, one per table: round to a neighbour at random, so that the
             mean is right. Default: to the nearest.
@@ -205,10 +208,10 @@ def row_optimizer_advance_(
     history: Tensor, *, rule: int, hyperparameters: Sequence[float], step: int, base: int = 0
 ) -> None:
     """
-    Append to a history what step ``step`` does to rows without gradient, after the updates of that step.
+    Append to a history what step ``step`` does to rows without gradient; call it after that step's updates.
 
     Args:
-        history: of :func:`new_history`, with room for ``step - base`` steps; written.
+        history: made by :func:`new_history`, with room for ``step - base`` steps; written.
         rule: one of ``OPTIMIZER_RULES``' numbers, the same in all steps.
         hyperparameters: the rule's, at this step.
         step: the number of the step, from 1: one more than at the last call.
@@ -242,11 +245,13 @@ def row_optimizer_current(
     base: int = 0,
 ) -> Tensor:
     """
-    Give rows of a table as they are after step ``step``, the steps that named them and those that did not. No gradient.
+    Return rows of a table as they are after step ``step``, stale ones brought up to date; nothing is written.
+
+    The result has no gradient.
 
     Args:
         weight: ``[V, D]``, read only, as are all others; see :func:`row_optimizer_update_`.
-        states: those of this table.
+        states: this table's states.
         last_step: int32 ``[V]``.
         history: the steps from ``base`` to ``step``.
         rows: int64 ``[U]``, in any order; they may repeat.
@@ -292,7 +297,7 @@ def row_optimizer_make_current_(
     rounding_seeds: Sequence[int] = (),
 ) -> None:
     """
-    Catch up every row of some tables through step ``step``, in place.
+    Flush every row of some tables through step ``step``, in place.
 
     Args:
         weights, states, last_steps, history, rule, base, rounding_seeds: as for :func:`row_optimizer_update_`.
@@ -324,7 +329,7 @@ def row_optimizer_make_current_(
 
 
 def _refuse_gradients(tensors: tuple[Tensor, ...]) -> None:
-    """As torch's optimizers do."""
+    """Raise ``RuntimeError`` where a tensor requires grad and grad mode is enabled, as torch's optimizers do."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         raise RuntimeError(
             "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
@@ -333,7 +338,7 @@ def _refuse_gradients(tensors: tuple[Tensor, ...]) -> None:
 
 
 def _tell_autograd(written: tuple[Tensor, ...]) -> None:
-    """So that a graph that has saved a written tensor notices, as it does for torch's own operators."""
+    """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
 
@@ -354,12 +359,12 @@ def _update_fake(
     maximize: bool,
     rounding_seeds: list[int],
 ) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""
 
 
 @torch.library.register_fake("torchsparse_rec::row_optimizer_advance_")
 def _advance_fake(history: Tensor, rule: int, hyperparameters: list[float], step: int, base: int) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""
 
 
 @torch.library.register_fake("torchsparse_rec::row_optimizer_current")
@@ -389,9 +394,9 @@ def _make_current_fake(
     base: int,
     rounding_seeds: list[int],
 ) -> None:
-    """Everything is written in place."""
+    """Return nothing: the operator writes in place."""
 
 
-# Not differentiable, and said so: lookups have gradients of their own, which current values are a part of.
+# Not differentiable, and registered as such: lookups, which read up-to-date values, have gradients of their own.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _AUTOGRAD.impl("row_optimizer_current", torch.library.fallthrough_kernel)

@@ -28,7 +28,7 @@ __all__ = [
 
 def sparse_apply_gradient_descent_(weight: Tensor, grad: Tensor, indices: Tensor, *, lr: float) -> Tensor:
     """
-    Gradient descent on some rows, in place: ``w -= lr * g``.
+    Update rows of a table by gradient descent, in place: ``w -= lr * g``.
 
     Items of one row are applied one after another, in the order of ``indices``; here, as for every function of this
     family, the result is that of one call per item, bit for bit. Rows that ``indices`` does not name stay as they are.
@@ -73,7 +73,7 @@ def sparse_apply_momentum_(
     nesterov: bool = False,
 ) -> Tensor:
     """
-    Gradient descent with momentum on some rows, in place: ``m = momentum * m + g``, ``w -= lr * m``.
+    Update rows of a table by momentum, in place: ``m = momentum * m + g``, ``w -= lr * m``.
 
     With ``nesterov``: ``w -= lr * g + lr * momentum * m``. The momentum of rows that ``indices`` does not name does not
     decay.
@@ -82,10 +82,11 @@ def sparse_apply_momentum_(
         weight, grad, indices, lr: as for :func:`sparse_apply_gradient_descent_`.
         momentum_buffer: shape and dtype of ``weight``, written in place: ``m``.
         momentum: the share of ``m`` that stays.
-        nesterov: whether to look ahead.
+        nesterov: whether to take Nesterov's step, by the second formula.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyMomentum``.
 
@@ -110,7 +111,7 @@ def sparse_apply_keras_momentum_(
     nesterov: bool = False,
 ) -> Tensor:
     """
-    Momentum as Keras has it, with the learning rate inside: ``m = momentum * m - lr * g``, ``w += m``.
+    Update rows of a table by Keras's momentum, in place: ``m = momentum * m - lr * g``, ``w += m``.
 
     With ``nesterov``: ``w += momentum * m - lr * g``.
 
@@ -118,10 +119,11 @@ def sparse_apply_keras_momentum_(
         weight, grad, indices, lr: as for :func:`sparse_apply_gradient_descent_`.
         momentum_buffer: shape and dtype of ``weight``, written in place: ``m``.
         momentum: the share of ``m`` that stays.
-        nesterov: whether to look ahead.
+        nesterov: whether to take Nesterov's step, by the second formula.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyKerasMomentum``.
 
@@ -149,7 +151,7 @@ def sparse_apply_adagrad_(
     update_accumulator: bool = True,
 ) -> Tensor:
     """
-    Adagrad on some rows, in place: ``a += g * g``, ``w -= lr * g / (sqrt(a) + eps)``.
+    Update rows of a table by Adagrad, in place: ``a += g * g``, ``w -= lr * g / (sqrt(a) + eps)``.
 
     A row that occurs several times adds the square of each of its gradients, not of their sum.
 
@@ -160,7 +162,8 @@ def sparse_apply_adagrad_(
         update_accumulator: whether ``a`` grows, or is only used.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdagrad`` (``eps`` 0), ``tf.raw_ops.ResourceSparseApplyAdagradV2``.
 
@@ -187,7 +190,7 @@ def sparse_apply_adagrad_da_(
     l2: float = 0.0,
 ) -> Tensor:
     """
-    Adagrad with dual averaging on some rows, in place: the weight follows from the sums alone.
+    Update rows of a table by Adagrad with dual averaging, in place: the sums of gradients determine the weight.
 
     ``s += g``, ``q += g * g``, ``w = -shrunk(s / step, l1) / (l2 + sqrt(q) / (step * lr))``, where ``shrunk(x, l1)``
     is ``x`` moved towards zero by ``l1``, and zero where it is not further away.
@@ -200,7 +203,8 @@ def sparse_apply_adagrad_da_(
         l1: strength of the l1 penalty; ``l2`` of the l2 penalty.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdagradDA``.
 
@@ -227,7 +231,7 @@ def sparse_apply_adadelta_(
     eps: float = 1e-6,
 ) -> Tensor:
     """
-    Adadelta on some rows, in place.
+    Update rows of a table by Adadelta, in place.
 
     ``v = rho * v + (1 - rho) * g * g``, ``d = sqrt(u + eps) / sqrt(v + eps) * g``, ``w -= lr * d``,
     ``u = rho * u + (1 - rho) * d * d``.
@@ -239,7 +243,8 @@ def sparse_apply_adadelta_(
         rho: the share of the averages that stays. ``eps`` keeps their roots apart from zero.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdadelta``.
 
@@ -268,7 +273,7 @@ def sparse_apply_ftrl_(
     multiply_linear_by_lr: bool = False,
 ) -> Tensor:
     """
-    Follow the regularized leader, proximal, on some rows, in place.
+    Update rows of a table by FTRL-proximal (follow the regularized leader), in place.
 
     With ``p = -lr_power``: ``b = a + g * g``, ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``,
     ``w = (clamp(z, -l1, l1) - z) / (b**p / lr + 2 * l2)``, ``a = b``.
@@ -285,8 +290,8 @@ def sparse_apply_ftrl_(
         multiply_linear_by_lr: whether ``linear`` holds ``lr * z`` in place of ``z``.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there, and ValueError for
-        hyperparameters outside their range.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`, and ValueError for hyperparameters outside their range.
 
     Source: ``tf.raw_ops.ResourceSparseApplyFtrl`` and ``ResourceSparseApplyFtrlV2``.
 
@@ -312,7 +317,7 @@ def sparse_apply_proximal_adagrad_(
     l2: float = 0.0,
 ) -> Tensor:
     """
-    Proximal Adagrad on some rows, in place.
+    Update rows of a table by proximal Adagrad, in place.
 
     ``a += g * g``, ``r = lr / sqrt(a)``, ``w = shrunk(w - r * g, r * l1) / (1 + r * l2)``, where ``shrunk(x, y)`` is
     ``x`` moved towards zero by ``y``, and zero where it is not further away.
@@ -325,8 +330,8 @@ def sparse_apply_proximal_adagrad_(
         l2: strength of the l2 penalty, >= 0.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there, and ValueError for
-        hyperparameters outside their range.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`, and ValueError for hyperparameters outside their range.
 
     Source: ``tf.raw_ops.ResourceSparseApplyProximalAdagrad``.
 
@@ -344,16 +349,18 @@ def sparse_apply_proximal_gradient_descent_(
     weight: Tensor, grad: Tensor, indices: Tensor, *, lr: float, l1: float = 0.0, l2: float = 0.0
 ) -> Tensor:
     """
-    Proximal gradient descent on some rows, in place: ``w = shrunk(w - lr * g, lr * l1) / (1 + lr * l2)``.
+    Update rows of a table by proximal gradient descent, with l1 and l2 penalties, in place.
 
-    ``shrunk(x, y)`` is ``x`` moved towards zero by ``y``, and zero where it is not further away.
+    ``w = shrunk(w - lr * g, lr * l1) / (1 + lr * l2)``, where ``shrunk(x, y)`` is ``x`` moved towards
+    zero by ``y``, and zero where it is not further away.
 
     Args:
         weight, grad, indices, lr: as for :func:`sparse_apply_gradient_descent_`.
         l1: strength of the l1 penalty; ``l2`` of the l2 penalty.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyProximalGradientDescent``.
 
@@ -379,7 +386,7 @@ def sparse_apply_rmsprop_(
     eps: float = 1e-10,
 ) -> Tensor:
     """
-    RMSProp on some rows, in place, with ``eps`` inside the root.
+    Update rows of a table by RMSProp with ``eps`` inside the root, in place.
 
     ``v = rho * v + (1 - rho) * g * g``, ``m = momentum * m + lr / sqrt(v + eps) * g``, ``w -= m``.
 
@@ -392,7 +399,8 @@ def sparse_apply_rmsprop_(
         eps: added to the average, under the root.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyRMSProp``.
 
@@ -420,7 +428,7 @@ def sparse_apply_centered_rmsprop_(
     eps: float = 1e-10,
 ) -> Tensor:
     """
-    RMSProp on some rows, in place, with the estimated variance for the average square.
+    Update rows of a table by centered RMSProp, in place: it divides by the root of the estimated variance.
 
     ``v = rho * v + (1 - rho) * g * g``, ``a = rho * a + (1 - rho) * g``,
     ``m = momentum * m + lr / sqrt(v + eps - a * a) * g``, ``w -= m``.
@@ -435,7 +443,8 @@ def sparse_apply_centered_rmsprop_(
         eps: added to the variance, under the root.
 
     Returns:
-        ``weight``. On CUDA nothing waits for the device. Errors as there.
+        ``weight``. On CUDA nothing waits for the device. Errors as of
+        :func:`sparse_apply_gradient_descent_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyCenteredRMSProp``.
 

@@ -42,7 +42,7 @@ def _segment_reduce(
     offsets: Tensor | None,
     reduction: int,
 ) -> Tensor:
-    """One of the three reductions, over segment ids or over offsets."""
+    """Compute one of the three reductions, over segment ids or over offsets."""
     if segment_ids is not None and offsets is not None:
         raise ValueError("exactly one of segment_ids and offsets must be given, got both")
     if segment_ids is not None:
@@ -135,7 +135,7 @@ def sparse_segment_sqrt_n(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    Sum the rows ``data[indices]`` within each segment and divide by the square root of the number of entries.
+    Sum the rows ``data[indices]`` within each segment, divided by the square root of their number.
 
     Arguments, result and errors as :func:`sparse_segment_sum`.
 
@@ -186,7 +186,7 @@ def sparse_segment_sum_grad(
     grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, *, out: Tensor | None = None
 ) -> Tensor:
     """
-    The gradient of :func:`sparse_segment_sum` with respect to ``data``, dense.
+    Return the gradient of ``sparse_segment_sum`` with respect to ``data``, as a dense tensor.
 
     ``result[v]`` is the sum of ``grad[segment_ids[i]]`` over the ``i`` with ``indices[i] == v``.
 
@@ -224,9 +224,10 @@ def sparse_segment_mean_grad(
     grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, *, out: Tensor | None = None
 ) -> Tensor:
     """
-    The gradient of :func:`sparse_segment_mean` with respect to ``data``, dense.
+    Return the gradient of ``sparse_segment_mean`` with respect to ``data``, as a dense tensor.
 
-    As :func:`sparse_segment_sum_grad`, with each entry divided by the number of entries of its segment.
+    Arguments, result and errors as :func:`sparse_segment_sum_grad`; each entry is divided by the number of entries of
+    its segment.
 
     Source: ``tf.raw_ops.SparseSegmentMeanGrad``.
 
@@ -243,10 +244,10 @@ def sparse_segment_sqrt_n_grad(
     grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, *, out: Tensor | None = None
 ) -> Tensor:
     """
-    The gradient of :func:`sparse_segment_sqrt_n` with respect to ``data``, dense.
+    Return the gradient of ``sparse_segment_sqrt_n`` with respect to ``data``, as a dense tensor.
 
-    As :func:`sparse_segment_sum_grad`, with each entry divided by the square root of the number of entries of its
-    segment.
+    Arguments, result and errors as :func:`sparse_segment_sum_grad`; each entry is divided by the square root of the
+    number of entries of its segment.
 
     Source: ``tf.raw_ops.SparseSegmentSqrtNGrad``.
 
@@ -268,12 +269,12 @@ def sparse_segment_sum_grad_v2(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_segment_sum` with respect to ``data``: only the rows that have entries.
+    Return the gradient of ``sparse_segment_sum`` with respect to ``data``: only the rows with entries, and their ids.
 
     Args:
         grad: as in :func:`sparse_segment_sum_grad`.
-        indices: likewise.
-        segment_ids: likewise.
+        indices: as in :func:`sparse_segment_sum_grad`.
+        segment_ids: as in :func:`sparse_segment_sum_grad`.
         dense_output_dim0: rows of ``data`` in the forward operation.
         out: ``(values, rows)`` to write into; both are resized as torch's ``out=`` does. They share no memory with the
             other tensors or each other, and where they are resized no storage.
@@ -308,7 +309,10 @@ def sparse_segment_mean_grad_v2(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_segment_mean`: only rows with entries. See :func:`sparse_segment_sum_grad_v2`.
+    Return the gradient of ``sparse_segment_mean`` with respect to ``data``: only the rows with entries, and their ids.
+
+    Arguments, result and errors as :func:`sparse_segment_sum_grad_v2`; each entry is divided by the number of entries
+    of its segment.
 
     Source: ``tf.raw_ops.SparseSegmentMeanGradV2``.
 
@@ -329,7 +333,10 @@ def sparse_segment_sqrt_n_grad_v2(
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_segment_sqrt_n`: only rows with entries. See :func:`sparse_segment_sum_grad_v2`.
+    Return the gradient of ``sparse_segment_sqrt_n`` with respect to ``data``: only rows with entries, and their ids.
+
+    Arguments, result and errors as :func:`sparse_segment_sum_grad_v2`; each entry is divided by the square root of the
+    number of entries of its segment.
 
     Source: ``tf.raw_ops.SparseSegmentSqrtNGradV2``.
 
@@ -401,7 +408,7 @@ def _reduce_backward(ctx, grad):
 
 
 def _transposed(values: Tensor, positions: Tensor, segment_ids: Tensor, num_segments: int, reduction: int) -> Tensor:
-    """The gradient of a gradient operator: the forward reduction, with its entries put in the order of segments."""
+    """Differentiate a gradient operator: its transpose is the forward reduction of entries sorted by segment."""
     order = torch.argsort(segment_ids, stable=True)
     return _sparse_segment_reduce(values, positions[order], segment_ids[order], num_segments, reduction)
 

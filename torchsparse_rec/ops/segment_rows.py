@@ -43,7 +43,7 @@ def segment_sum(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    Sum the rows of each segment: ``out[s] = sum(data[i] for segment_ids[i] == s)``.
+    Sum the rows of each segment, given by sorted ids or offsets: ``out[s] = sum(data[i] for segment_ids[i] == s)``.
 
     Args:
         data: ``[N, ...]``, float16, bfloat16, float32, float64 or any integer dtype; half types are summed in float32
@@ -84,7 +84,7 @@ def segment_mean(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    Average the rows of each segment.
+    Average the rows of each segment, given by sorted ids or offsets.
 
     Arguments, result and errors as :func:`segment_sum`; the mean of integers is the wrapped sum divided by
     the number of rows, cut towards zero (the number wraps in the dtype too; where it wraps to 0 so does the mean).
@@ -106,7 +106,7 @@ def segment_sqrt_n(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    Sum the rows of each segment and divide by the square root of their number.
+    Sum the rows of each segment, given by sorted ids or offsets, divided by the square root of their number.
 
     Arguments, result and errors as :func:`segment_sum`; no integers.
 
@@ -127,7 +127,7 @@ def segment_max(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    The largest element of each column in each segment; a NaN wins over all.
+    Return the elementwise maximum of the rows of each segment, given by sorted ids or offsets; a NaN wins over all.
 
     Arguments, result and errors as :func:`segment_sum`.
 
@@ -150,7 +150,7 @@ def segment_min(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    The smallest element of each column in each segment; a NaN wins over all.
+    Return the elementwise minimum of the rows of each segment, given by sorted ids or offsets; a NaN wins over all.
 
     Arguments, result and errors as :func:`segment_sum`, gradient as :func:`segment_max`.
 
@@ -171,14 +171,14 @@ def segment_prod(
     offsets: Tensor | None = None,
 ) -> Tensor:
     """
-    Multiply the rows of each segment; a segment without rows is 1.
+    Multiply the rows of each segment, given by sorted ids or offsets; a segment without rows is 1.
 
     Arguments, result and errors as :func:`segment_sum`.
 
-    The gradient is the product of the others, with zeros too: of one zero it is what that row alone receives, with two
-    no row receives anything. It divides the product of all but zeros, and so overflows where that does. The gradient
-    of the gradient is made by torch's operators and takes memory for about ten tensors like ``data``; where ``data``
-    has zeros it must not be differentiated again.
+    A row's gradient is the product of the other rows, with zeros too: with one zero in a column that row alone receives
+    a gradient, with two no row does. It divides the product of all but zeros, and so overflows where that does. The
+    gradient of the gradient is made by torch's operators and takes memory for about ten tensors like ``data``; where
+    ``data`` has zeros it must not be differentiated again.
 
     Source: ``tf.math.segment_prod``.
 
@@ -194,7 +194,7 @@ def segment_prod(
 
 def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """
-    Sum the rows of each segment, whose ids come in any order: ``out[s] = sum(data[i] for segment_ids[i] == s)``.
+    Sum the rows of each segment, given by ids in any order: ``out[s] = sum(data[i] for segment_ids[i] == s)``.
 
     Args:
         data: ``[I..., R...]``, float16, bfloat16, float32, float64 or any integer dtype; half types are summed in
@@ -227,7 +227,7 @@ def unsorted_segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int) -
 
 def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """
-    Average the rows of each segment.
+    Average the rows of each segment, given by ids in any order.
 
     Arguments, result and errors as :func:`unsorted_segment_sum`; the mean of integers is the wrapped sum
     divided by the number of rows, cut towards zero (the number wraps in the dtype too; where it wraps to 0 so does the
@@ -244,7 +244,7 @@ def unsorted_segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int) 
 
 def unsorted_segment_sqrt_n(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """
-    Sum the rows of each segment and divide by the square root of their number.
+    Sum the rows of each segment, given by ids in any order, divided by the square root of their number.
 
     Arguments, result and errors as :func:`unsorted_segment_sum`; no integers.
 
@@ -259,7 +259,7 @@ def unsorted_segment_sqrt_n(data: Tensor, segment_ids: Tensor, num_segments: int
 
 def unsorted_segment_max(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """
-    The largest element of each column in each segment; a NaN wins over all.
+    Return the elementwise maximum of the rows of each segment, given by ids in any order; a NaN wins over all.
 
     Arguments, result and errors as :func:`unsorted_segment_sum`, gradient as :func:`segment_max`.
 
@@ -274,7 +274,7 @@ def unsorted_segment_max(data: Tensor, segment_ids: Tensor, num_segments: int) -
 
 def unsorted_segment_min(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """
-    The smallest element of each column in each segment; a NaN wins over all.
+    Return the elementwise minimum of the rows of each segment, given by ids in any order; a NaN wins over all.
 
     Arguments, result and errors as :func:`unsorted_segment_sum`, gradient as :func:`segment_max`.
 
@@ -289,7 +289,7 @@ def unsorted_segment_min(data: Tensor, segment_ids: Tensor, num_segments: int) -
 
 def unsorted_segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
     """
-    Multiply the rows of each segment; a segment without rows is 1.
+    Multiply the rows of each segment, given by ids in any order; a segment without rows is 1.
 
     Arguments, result and errors as :func:`unsorted_segment_sum`, gradient as :func:`segment_prod`.
 
@@ -363,7 +363,7 @@ def _unsorted_backward(ctx, grad):
 
 
 # A gradient's own gradients, sorted and unsorted alike: reduce(values, reduction) is the forward operator over the same
-# segments, share(rows, data, reduction) its gradient, and upstream what the gradient's result receives.
+# segments, share(rows, data, reduction) its gradient, and upstream the gradient with respect to the gradient's result.
 _Reduce = Callable[[Tensor, int], Tensor]
 _Share = Callable[[Tensor, Tensor | None, int], Tensor]
 
@@ -371,7 +371,7 @@ _Share = Callable[[Tensor, Tensor | None, int], Tensor]
 def _gradients(
     upstream: Tensor, grad: Tensor, data: Tensor | None, reduction: int, reduce: _Reduce, share: _Share
 ) -> tuple[Tensor, Tensor | None]:
-    """With respect to ``grad`` and ``data``."""
+    """Return the gradients of a gradient operator with respect to its ``grad`` and ``data``."""
     if data is None or reduction not in _NEEDS_DATA:
         return reduce(upstream, reduction), None
     weights = share(torch.ones_like(grad), data, reduction)  # the gradient is grad times these
@@ -382,7 +382,7 @@ def _gradients(
 
 
 def _product_of_all_but_two(upstream: Tensor, grad: Tensor, data: Tensor, reduce: _Reduce, share: _Share) -> Tensor:
-    """``grad[s] * sum(upstream[i] * (product of the rows but i and k) for i != k)`` for each row k, zeros or not."""
+    """Return ``grad[s] * sum(upstream[i] * (product of rows but i and k) for i != k)`` for each row k, zeros or not."""
 
     def sums(values: Tensor) -> Tensor:
         return share(reduce(values, _reduction.SUM), None, _reduction.SUM)

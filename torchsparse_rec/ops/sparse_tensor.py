@@ -1,5 +1,5 @@
 """
-Family ``sparse_tensor``: what is done to (indices, values, shape) itself.
+Family ``sparse_tensor``: operators on a sparse tensor's (indices, values, shape).
 
 Contract: csrc/sparse_tensor.h. Kernels: csrc/cpu/sparse_tensor*.cpp, csrc/cuda/sparse_tensor*.cu. Conversions to and
 from other forms of rows are in :mod:`.jagged`.
@@ -22,7 +22,7 @@ _ops = torch.ops.torchsparse_rec
 
 class FilledRows(NamedTuple):
     """
-    What :func:`sparse_fill_empty_rows` returns.
+    The result of :func:`sparse_fill_empty_rows`.
 
     Example:
         >>> filled = sparse_fill_empty_rows(torch.tensor([[1, 2]]), torch.tensor([5.0]), 2, -1.0)
@@ -30,32 +30,32 @@ class FilledRows(NamedTuple):
         tensor([ True, False])
     """
 
-    #: ``[M, R]``, grouped by row.
+    #: ``[M, R]``: the indices of all entries, filled ones too, grouped by row.
     indices: Tensor
-    #: ``[M]``.
+    #: ``[M]``: the value of each of these entries.
     values: Tensor
     #: ``[num_rows]``, bool: which rows were empty.
     empty_row_indicator: Tensor
-    #: ``[N]``, int64: where each entry went.
+    #: ``[N]``, int64: the place of each given entry among the results.
     reverse_index_map: Tensor
 
 
 class RaggedFilledRows(NamedTuple):
     """
-    What :func:`ragged_fill_empty_rows` returns.
+    The result of :func:`ragged_fill_empty_rows`.
 
     Example:
         >>> ragged_fill_empty_rows(torch.tensor([1]), torch.tensor([5.0]), 2, -1.0).value_rowids
         tensor([0, 1])
     """
 
-    #: ``[M]``, int64, sorted.
+    #: ``[M]``, int64, sorted: the row of each value, filled ones too.
     value_rowids: Tensor
-    #: ``[M]``.
+    #: ``[M]``: these values.
     values: Tensor
     #: ``[nrows]``, bool: which rows were empty.
     empty_row_indicator: Tensor
-    #: ``[N]``, int64: where each value went.
+    #: ``[N]``, int64: the place of each given value among the results.
     reverse_index_map: Tensor
 
 
@@ -63,7 +63,7 @@ class RaggedFilledRows(NamedTuple):
 
 
 def resolved_shape(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
-    """``new_shape`` with its one -1, if any, replaced by what the number of elements asks for."""
+    """Return ``new_shape`` with its one -1, if any, replaced by the size that the number of elements asks for."""
     places = [d for d, size in enumerate(new_shape) if size == -1]
     if not places:
         return list(new_shape)
@@ -87,7 +87,7 @@ def resolved_shape(shape: Sequence[int], new_shape: Sequence[int]) -> list[int]:
 
 def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[int]) -> Tensor:
     """
-    Find where the entries of a sparse tensor are when its elements, in row-major order, get another shape.
+    Return the indices of a sparse tensor's entries after its elements, in row-major order, get another shape.
 
     The values stay as they are: entry ``i`` stays entry ``i``.
 
@@ -121,7 +121,7 @@ def sparse_reshape(indices: Tensor, shape: Sequence[int], new_shape: Sequence[in
 
 def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor | float) -> FilledRows:
     """
-    Give every row without entries one: ``default_value`` at ``[row, 0, ...]``.
+    Give every row of a sparse tensor that has no entry one: ``default_value`` at ``[row, 0, ...]``.
 
     Args:
         indices: ``[N, R]``, int64, in any order; the first column is the row. Other columns are not checked.
@@ -159,7 +159,7 @@ def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, defau
 
 def sparse_fill_empty_rows_grad(reverse_index_map: Tensor, grad_values: Tensor) -> tuple[Tensor, Tensor]:
     """
-    The gradient of :func:`sparse_fill_empty_rows`.
+    Return the gradients of ``sparse_fill_empty_rows`` with respect to its values and its default value.
 
     Args:
         reverse_index_map: ``[N]``, int64, in ``[0, M)``; positions may repeat.
@@ -193,7 +193,7 @@ def ragged_fill_empty_rows(
     Args:
         value_rowids: ``[N]``, int64: the row of each value, in any order.
         values: ``[N]``, any dtype.
-        nrows: how many rows there are.
+        nrows: the number of rows.
         default_value: a number, or a scalar tensor with the dtype and device of ``values``.
 
     Returns:
@@ -222,7 +222,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def _selected(values: Tensor, positions: Tensor) -> Tensor:
-    """``values[positions]``; torch itself selects from the signed dtypes of these widths only."""
+    """Return ``values[positions]``, of unsigned dtypes too: torch selects from the signed ones of their widths only."""
     if values.dtype in _SIGNED:
         return values.view(_SIGNED[values.dtype]).index_select(0, positions).view(values.dtype)
     return values.index_select(0, positions)
@@ -266,7 +266,7 @@ def sparse_reorder(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[Tensor, Tensor]:
     """
-    Keep the entries of a sparse tensor that a mask names.
+    Keep the entries of a sparse tensor where a mask is true.
 
     Args:
         indices: ``[N, R]``.
@@ -305,13 +305,13 @@ def sparse_to_dense(
     validate: bool = True,
 ) -> Tensor:
     """
-    Write the entries of a sparse tensor into a dense one.
+    Convert a sparse tensor to a dense one: its values at their indices, ``default_value`` elsewhere.
 
     Args:
         indices: ``[N, R]``, int64.
         shape: ``R`` sizes.
         values: ``[N]``, any dtype.
-        default_value: what the other elements are: a number, or a scalar tensor with the dtype and device of
+        default_value: the value of the other elements: a number, or a scalar tensor with the dtype and device of
             ``values``.
         validate: whether indices must be sorted and distinct. Without it they may come in any order, and of several
             entries with one index the last counts.
@@ -407,7 +407,7 @@ def _fill_grad_backward(ctx, grad_values, grad_default):
 
 
 def _elements(indices: Tensor, shape: Sequence[int]) -> Tensor:
-    """The number of each entry's element in row-major order; of indices outside a shape, that of the nearest inside."""
+    """Return each entry's position in row-major order; an index outside the shape counts as the nearest inside."""
     elements = indices.new_zeros(indices.shape[0])
     for d, size in enumerate(shape):
         elements = elements * size + indices[:, d].clamp(0, size - 1)

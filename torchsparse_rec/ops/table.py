@@ -1,5 +1,5 @@
 """
-Family ``table``: keys of any range to the rows of a table that grows, in tensors.
+Family ``table``: an index, held in tensors, from keys of any range to the rows of a table that grows.
 
 Contract and layout: csrc/table.h. Kernels: csrc/cpu/table.cpp, csrc/cpu/table_rows.cpp, csrc/cuda/table*.cu. The rows
 themselves: table_rows.py. These are the parts that :class:`torchsparse_rec.nn.EmbeddingVariable` is made of; most
@@ -30,21 +30,21 @@ _ops = torch.ops.torchsparse_rec
 
 
 class InsertedRows(NamedTuple):
-    """What :func:`table_find_or_insert_` returns."""
+    """The result of :func:`table_find_or_insert_`."""
 
     #: The row of each key, ``[N]`` int64; -1 where it is missing and was not inserted.
     rows: Tensor
-    #: At positions that inserted their key its new row, else -1; ``[N]`` int64.
+    #: At each position that inserted its key, the inserted row; elsewhere -1; ``[N]`` int64.
     born: Tensor
 
 
 def table_find(index: Tensor, entries: Tensor, ids: Tensor) -> Tensor:
     """
-    Find the rows of keys.
+    Look up the rows of keys in a table's index; -1 where a key is missing.
 
     Args:
-        index: int32, of :func:`table_rehash`.
-        entries: ``[rows, 2]`` int64: of each row its key and ``version * 2**32 + frequency``, -1 where it is free.
+        index: int32, made by :func:`table_rehash`.
+        entries: ``[rows, 2]`` int64: each row's key and ``version * 2**32 + frequency``, -1 where it is free.
         ids: the keys, ``[N]``, int32 or int64.
 
     Returns:
@@ -82,22 +82,23 @@ def table_find_or_insert_(
     count: bool = False,
 ) -> InsertedRows:
     """
-    Find the rows of keys, and insert those that are missing, in place.
+    Look up the rows of keys in a table's index, and insert the keys that are missing, in place.
 
     The k-th new key, in the order of first appearance, gets the k-th row that is free: first those of ``free_rows``,
     then those never used. The result and the state do not depend on the number of threads.
 
     Args:
         index: as of :func:`table_find`, written.
-        entries: likewise, written.
+        entries: as of :func:`table_find`, written.
         counters: ``[8]`` int64, written: how many rows have ever been used, how many of ``free_rows`` have been taken,
-            how often a key found no room, how many keys have been inserted; the rest is yours.
+            how often a key found no room, how many keys have been inserted; the rest is the caller's.
         free_rows: ``[F]`` int32, rows below ``counters[0]`` that are free, ascending.
         ids: the keys, ``[N]``, int32 or int64.
         allowed: ``[N]`` bool: at which positions a missing key is inserted. Default: at all.
-        frequencies: ``[N]`` int32: what a new row's frequency starts from, at the position that inserts it. Default: it
-            is counted.
-        version: becomes the version of all rows that are found or inserted; -1 (default): of none, new ones have 0.
+        frequencies: ``[N]`` int32: the frequency from which a row starts that this position inserts. Default: 0, to
+            which ``count`` adds.
+        version: the new version of all rows that are found or inserted; -1 (default): rows keep theirs, inserted ones
+            have 0.
         count: whether every occurrence adds one to its row's frequency. Default False.
 
     Returns:
@@ -108,7 +109,7 @@ def table_find_or_insert_(
 
     On CUDA nothing waits for the device. A key that finds no room has row -1, and ``counters[2]`` says so.
 
-    Source: TensorFlow's ``MutableDenseHashTable``, DeepRec's ``EmbeddingVariable``.
+    Source: ``tf.lookup.experimental.DenseHashTable.insert``, DeepRec's ``EmbeddingVariable``.
 
     Example:
         >>> entries, counters = torch.full((4, 2), -1), torch.zeros(8, dtype=torch.int64)
@@ -134,25 +135,25 @@ def tables_find_or_insert_(
     count: bool = False,
 ) -> InsertedRows:
     """
-    Find and insert the keys of several tables in one call, in place, each in its part of ``ids``.
+    Look up and insert the keys of several tables in one call, in place: each table's keys are a part of ``ids``.
 
     Args:
-        index: of each table, as of :func:`table_find_or_insert_`, as are the three that follow; no two may be one.
-        entries: see there.
-        counters: see there.
-        free_rows: see there.
+        index: one for each table, as of :func:`table_find_or_insert_`; no two may be the same.
+        entries: one for each table, likewise.
+        counters: one for each table, likewise.
+        free_rows: one for each table, likewise.
         ids: the keys of all tables, ``[N]``, int32 or int64.
         begins: where each table's keys begin: parts ascend and do not overlap.
-        ends: where they end.
-        versions: of each table, as of :func:`table_find_or_insert_`.
-        count: as there.
+        ends: where each table's keys end.
+        versions: one for each table, as of :func:`table_find_or_insert_`.
+        count: as of :func:`table_find_or_insert_`.
 
     Returns:
-        A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts rows has the ids, and born -1.
+        A tuple ``(rows, born)``, see :class:`InsertedRows`; outside of all parts ``rows`` has the ids, and ``born`` -1.
 
     Raises:
-        ValueError: wrong shapes, dtypes, layouts or counters; parts that are none; tensors that share memory, as of
-            one table named twice.
+        ValueError: wrong shapes, dtypes, layouts or counters; ``begins`` and ``ends`` that are no ascending
+            parts of ``ids``; tensors that share memory, as where a table is named twice.
 
     On CUDA nothing waits for the device.
 
@@ -174,13 +175,13 @@ def tables_find_or_insert_(
 
 def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """
-    Erase keys, in place: their rows become free.
+    Erase keys from a table's index, in place: their rows become free.
 
     Args:
         index: as of :func:`table_find`, written.
-        entries: likewise, written.
+        entries: as of :func:`table_find`, written.
         ids: the keys, ``[N]``, int32 or int64; missing and repeated ones are no error.
-        mask: ``[N]`` bool: which to erase. Default: all.
+        mask: ``[N]`` bool: which keys to erase. Default: all.
 
     Returns:
         ``[N]`` int64: the rows that have become free; -1 where there was nothing to erase.
@@ -205,16 +206,16 @@ def table_erase_(index: Tensor, entries: Tensor, ids: Tensor, *, mask: Tensor | 
 
 def table_rehash(entries: Tensor, counters: Tensor, buckets: int, *, seed: int = 0) -> Tensor:
     """
-    Make a new index of all keys of a table.
+    Make a new index of all keys of a table, of a given number of buckets.
 
-    Where a key belongs is known to who has read this code: one who may choose keys can fill a part of the index with
-    them. With a seed that nobody else knows, nobody can.
+    Without a seed, whoever has read this code knows where a key belongs, and can choose keys that fill a part of the
+    index. With a seed that nobody else knows, nobody can.
 
     Args:
         entries: as of :func:`table_find`.
         counters: as of :func:`table_find_or_insert_`: keys that find no room in the index are counted in its third.
-        buckets: of 12 slots each; 9 keys a bucket is a good load.
-        seed: of the hash, 64 bits, kept in the index. Default 0: the hash that all tables without a seed have.
+        buckets: the number of buckets, of 12 slots each; 9 keys a bucket is a good load.
+        seed: the hash's seed, 64 bits, kept in the index. Default 0: the hash of all tables without a seed.
 
     Returns:
         ``[buckets, 16]`` int32; with a seed ``[(buckets + 1) * 16]``.
@@ -236,14 +237,14 @@ def count_min_sketch_(
     sketch: Tensor, ids: Tensor, *, mask: Tensor | None = None, num_hashes: int = 4, count: bool = True
 ) -> Tensor:
     """
-    Count keys in a counting Bloom filter, in place, and say how often each has come at most.
+    Count keys in a counting Bloom filter, in place, and return how often each has occurred at most.
 
     Args:
         sketch: ``[W]``, int8, int16, int32 or int64, at first zeros: the counters, written. Full ones stay as they are.
         ids: the keys, ``[N]``, int32 or int64.
-        mask: ``[N]`` bool: which count. Default: all.
-        num_hashes: counters of a key, in [1, 64]. Default 4.
-        count: False only asks. Default True.
+        mask: ``[N]`` bool: which keys count. Default: all.
+        num_hashes: the number of counters of a key, in [1, 64]. Default 4.
+        count: whether to add to the counters; False only reads them. Default True.
 
     Returns:
         ``[N]`` int32: never less than how often the key has been counted, this call included; more with a probability
@@ -295,6 +296,6 @@ def _count_min_sketch_fake(sketch, ids, mask, num_hashes, count):
     return ids.new_empty(ids.shape, dtype=torch.int32)
 
 
-# Not differentiable, and said so: calls pass the autograd keys by, at no cost.
+# Not differentiable, and registered as such: calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _AUTOGRAD.impl("table_find", torch.library.fallthrough_kernel)

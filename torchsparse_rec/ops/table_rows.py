@@ -1,5 +1,5 @@
 """
-Family ``table``: the rows of keys, how they begin, are read and written.
+Family ``table``: initial values, lookups and assignments of the rows of keys.
 
 Contract: csrc/table.h. Kernels: csrc/cpu/table_rows.cpp, csrc/cuda/table_rows.cu. Keys: table.py.
 """
@@ -32,17 +32,19 @@ def table_initialize_(
     seed: int = 0,
 ) -> None:
     """
-    Write the initial values of rows: functions of the seed, the key and the column alone, the same on every device.
+    Write the initial values of rows, in place: functions of the seed, the key and the column alone.
+
+    They are the same on every device.
 
     Args:
         weight: ``[R, D]``, float16, bfloat16, float32 or float64, written.
         rows: ``[M]`` int64, distinct; negative ones are left out.
-        keys: the key of each, ``[M]``, int32 or int64.
+        keys: the key of each row, ``[M]``, int32 or int64.
         values: ``[P, D]``, dtype of ``weight``: a key starts from row ``key mod P`` of them. Default: by ``kind``.
         kind: ``"constant"`` (the default), ``"uniform"``, ``"normal"`` or ``"truncated_normal"``, which keeps within
             two standard deviations.
-        parameters: the value; or low and high; or mean and standard deviation. Default: 0.
-        seed: of the random kinds.
+        parameters: the constant; or low and high; or mean and standard deviation. Default: 0.
+        seed: the random kinds' seed.
 
     Raises:
         IndexError: a row that the weight does not have (on CUDA it is left out and recorded).
@@ -78,18 +80,19 @@ def table_lookup(
     seed: int = 0,
 ) -> Tensor:
     """
-    Read the rows of keys, in one pass; nothing is inserted.
+    Look up the rows of keys in a table, in one pass; a missing key has its initial value, and is not inserted.
 
     Args:
         index: as of :func:`table_find`.
-        entries: likewise.
+        entries: as of :func:`table_find`.
         weight: ``[R, D]``, float16, bfloat16, float32 or float64; with ``missing`` also uint8.
         ids: the keys, ``[N]``, int32 or int64.
-        missing: ``[D]``, what missing keys have. Default: their initial values, as of :func:`table_initialize_`.
-        values: as of :func:`table_initialize_`, as are all that follow.
-        kind: see there.
-        parameters: see there.
-        seed: see there.
+        missing: ``[D]``, the row that missing keys read. Default: their initial values, as of
+            :func:`table_initialize_`.
+        values: as of :func:`table_initialize_`.
+        kind: as of :func:`table_initialize_`.
+        parameters: as of :func:`table_initialize_`.
+        seed: as of :func:`table_initialize_`.
 
     Returns:
         ``[N, D]``, dtype of ``weight``. It has no gradient.
@@ -117,7 +120,7 @@ def table_lookup(
 
 def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
     """
-    Write rows, in place: ``weight[rows[i]] = values[i]``; of several values for a row the last.
+    Write rows of a table in place: ``weight[rows[i]] = values[i]``; of several values for a row the last counts.
 
     Args:
         weight: ``[R, D]``, float16, bfloat16, float32, float64 or uint8, written.
@@ -130,6 +133,8 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
         ValueError: wrong shapes or dtypes; tensors that share memory.
 
     On CUDA nothing waits for the device.
+
+    Source: ``tf.raw_ops.ResourceScatterUpdate``, which does not say which of several values counts.
 
     Example:
         >>> weight = torch.zeros(2, 2)
@@ -149,7 +154,7 @@ def _check_written(weight: Tensor) -> None:
 
 
 def _note_written(weight: Tensor) -> None:
-    """So that a graph that has saved the tensor notices, as it does for torch's own operators."""
+    """Tell autograd of the write, so that a graph that has saved ``weight`` notices, as with torch's own operators."""
     if not torch.compiler.is_compiling() and not weight.is_inference():
         torch.autograd.graph.increment_version(weight)
 
@@ -175,6 +180,6 @@ def _table_assign_fake(weight, rows, values):
     return None
 
 
-# Not differentiable, and said so: calls pass the autograd keys by, at no cost.
+# Not differentiable, and registered as such: calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _AUTOGRAD.impl("table_lookup", torch.library.fallthrough_kernel)

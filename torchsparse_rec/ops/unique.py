@@ -15,7 +15,7 @@ from .. import _library as _library  # loads the schemas
 
 
 class Unique(NamedTuple):
-    """What :func:`unique` returns."""
+    """The result of :func:`unique`."""
 
     #: Distinct values, or slices, in order of first appearance, ``[U]``, dtype of the input.
     values: Tensor
@@ -24,7 +24,7 @@ class Unique(NamedTuple):
 
 
 class UniqueWithCounts(NamedTuple):
-    """What :func:`unique_with_counts` returns."""
+    """The result of :func:`unique_with_counts`."""
 
     #: Distinct values, or slices, in order of first appearance, ``[U]``, dtype of the input.
     values: Tensor
@@ -36,7 +36,7 @@ class UniqueWithCounts(NamedTuple):
 
 def unique(x: Tensor, dim: int | None = None) -> Unique:
     """
-    Find the distinct values of a vector, in the order of their first appearance; or with ``dim`` the distinct slices.
+    Find the distinct values of a vector, or slices of a tensor along ``dim``, in the order of first appearance.
 
     Unlike :func:`torch.unique` nothing is sorted, so ``values[inverse]`` is ``x`` and the first value is ``x[0]``.
     The result is a function of ``x`` alone: it does not depend on the number of threads. Not differentiable.
@@ -74,7 +74,7 @@ def unique(x: Tensor, dim: int | None = None) -> Unique:
 
 def unique_with_counts(x: Tensor, dim: int | None = None) -> UniqueWithCounts:
     """
-    Find the distinct values of a vector, or slices, in the order of their first appearance, and count each.
+    Find and count the distinct values of a vector, or slices of a tensor, in the order of first appearance.
 
     Args:
         x: ids, ``[N]``, any integer dtype, signed or unsigned; with ``dim`` any rank but 0.
@@ -112,7 +112,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def take_slices(x: Tensor, dim: int, positions: Tensor) -> Tensor:
-    """``x.index_select(dim, positions)``, which does not take every unsigned dtype: their bits go the same way."""
+    """Return ``x.index_select(dim, positions)``, of unsigned dtypes too: torch does not take all of them."""
     return x.view(_SIGNED.get(x.dtype, x.dtype)).index_select(dim, positions).view(x.dtype)
 
 
@@ -135,7 +135,7 @@ def _unique_rows_fake(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return firsts, x.new_empty(x.shape[0], dtype=torch.int64), torch.empty_like(firsts)
 
 
-# Not differentiable, and said so: integers have no gradient, so calls pass the autograd keys by, at no cost.
+# Not differentiable, and registered as such: integers have no gradient, so calls pass the autograd keys by, at no cost.
 _AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
 _AUTOGRAD.impl("unique", torch.library.fallthrough_kernel)
 _AUTOGRAD.impl("unique_with_counts", torch.library.fallthrough_kernel)
