@@ -18,7 +18,7 @@ from .memory import new_zeros
 
 __all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "catch_up"]
 
-# The step of rows that are up to date as of the beginning of the optimizer's history, or later.
+# The step of rows that are up to date as of the step at which the optimizer's history begins.
 BEFORE_HISTORY = -1
 
 
