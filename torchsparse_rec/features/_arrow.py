@@ -126,7 +126,7 @@ def _at(buffer: Any, dtype: torch.dtype, offset: int, count: int) -> Tensor:
     """Return ``count`` elements of a buffer as a tensor in the buffer's memory; the buffer must outlive the tensor."""
     if count == 0 or buffer is None:
         return torch.empty(0, dtype=dtype)
-    # By address, since torch warns of buffers that are read-only.
+    # By address: given the buffer itself, torch would warn that it is read-only.
     start = buffer.address + offset * dtype.itemsize
     memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
     return torch.frombuffer(memory, dtype=dtype)

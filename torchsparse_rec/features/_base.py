@@ -30,7 +30,7 @@ class Column:
         True
     """
 
-    #: The fields that hold other columns.
+    #: The names of the fields that hold other columns.
     PARENTS: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:

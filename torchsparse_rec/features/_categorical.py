@@ -140,7 +140,7 @@ class VocabularyListCategoricalColumn(VocabularyColumn):
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether the vocabulary is still to be found."""
+        """Whether ``adapt()`` must still find the vocabulary."""
         return self.vocabulary_list is None
 
 
@@ -326,7 +326,7 @@ def categorical_column_with_vocabulary_file(
     Args:
         key: the feature.
         vocabulary_file: a text file, one word in each line.
-        vocabulary_size: how many lines count. Default: all.
+        vocabulary_size: how many lines, from the first on, are words. Default: all.
         dtype: ``"string"`` (default) or an integer dtype.
         default_value: as for :func:`categorical_column_with_vocabulary_list`.
         num_oov_buckets: as for :func:`categorical_column_with_vocabulary_list`.

@@ -30,7 +30,7 @@ _EPSILON = 1e-7  # the least standard deviation, as in Keras
 
 
 class _Function:
-    """A function with a configuration."""
+    """The base class of functions of a tensor that have a JSON form."""
 
     def __post_init__(self) -> None:
         make_fields_plain(self)

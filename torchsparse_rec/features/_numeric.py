@@ -38,7 +38,7 @@ class NumbersColumn(DenseColumn):
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether mean and variance are still to be found."""
+        """Whether ``adapt()`` must still find mean and variance."""
         return False
 
     @property
@@ -72,7 +72,7 @@ class NumericColumn(NumbersColumn):
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether mean and variance are still to be found."""
+        """Whether ``adapt()`` must still find mean and variance."""
         return isinstance(self.normalizer_fn, Standardize) and self.normalizer_fn.mean is None
 
 
@@ -132,7 +132,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether the boundaries are still to be found."""
+        """Whether ``adapt()`` must still find the boundaries."""
         return self.boundaries is None
 
 

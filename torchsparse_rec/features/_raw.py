@@ -48,7 +48,7 @@ class Raw:
 
     @property
     def kind(self) -> str:
-        """``"string"``, ``"integer"``, ``"float"`` or ``"bool"``."""
+        """The kind of the values: ``"string"``, ``"integer"``, ``"float"`` or ``"bool"``."""
         if isinstance(self.values, Strings):
             return "string"
         dtype = self.values.dtype

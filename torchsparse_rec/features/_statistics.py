@@ -13,7 +13,7 @@ from ._raw import Strings
 
 
 class WordCounts:
-    """How often each word occurs."""
+    """Counts of how often each word occurs."""
 
     def __init__(self) -> None:
         self._strings: dict[bytes, int] = {}
@@ -50,7 +50,7 @@ class WordCounts:
             self._strings[word] = self._strings.get(word, 0) + count
 
     def remove(self, word: Any) -> None:
-        """Forget a word."""
+        """Remove a word from the counts."""
         if isinstance(word, bytes):
             self._strings.pop(word, None)
         elif not isinstance(word, str) and len(self._numbers):

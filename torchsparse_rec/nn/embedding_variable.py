@@ -54,7 +54,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
 
     Args:
         embedding_dim: elements of a row, at least 1.
-        name: for errors and files. Default: ``"embedding_variable"``.
+        name: of the table, for errors and files. Default: ``"embedding_variable"``.
         key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
         initializer: initial values: :class:`Constant`, :class:`Uniform`, :class:`Normal` or :class:`TruncatedNormal` of
             :mod:`torchsparse_rec.nn`; a number; ``P`` rows, of which a key gets row ``key mod P``; or a function that
@@ -64,7 +64,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``.
         capacity: the initial number of rows. Default 1024.
         seed: of random initializers. Default: derived from the name, so that tables of different names differ.
-        device: where the table lives.
+        device: of the table. Default: torch's default device, or the GPU if the first tier is HBM.
         dtype: float16, bfloat16, float32 (default) or float64.
         grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
 
@@ -263,7 +263,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         with self._guard.writing():
             rows = self.keys.find(ids)
             where = (rows >= 0).nonzero().flatten()
-            self._note_written(ids[where])  # a step may follow, and versions do not say so
+            self._note_written(ids[where])  # the optimizer may move these rows, but their versions do not change
             absent = self._absent(ids, rows)
             kind = self._gradient_kind(self._stored_weight(), len(where))
             return absent.index_copy(0, where, self._values(rows[where], kind))

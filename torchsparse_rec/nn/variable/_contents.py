@@ -33,10 +33,10 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
 
     Args:
         path: of the manifest, for errors.
-        metadata: with an embedding_dim and a key_dtype that have been checked.
+        metadata: of the version; its embedding_dim and key_dtype have been checked already.
 
     Raises:
-        CheckpointError: otherwise.
+        CheckpointError: if no variable writes such metadata; the error names the file.
     """
     for name, most in (("global_step", _MOST - 1), ("evicted", 2**63 - 1), ("optimizer_steps", _MOST - 1)):
         value = metadata.get(name)
@@ -63,8 +63,9 @@ class ContentChecks:
 
     Args:
         embedding_dim: of the variable.
-        key_dtype: likewise.
-        states: of its optimizer, by name: whether the state has one number for each row, not ``embedding_dim`` of them.
+        key_dtype: of the variable.
+        states: of the variable's optimizer, by name: whether a state has one number for each row, instead of
+            ``embedding_dim`` numbers.
     """
 
     def __init__(self, embedding_dim: int, key_dtype: torch.dtype, states: Mapping[str, bool]) -> None:
@@ -76,12 +77,12 @@ class ContentChecks:
         Raise ``CheckpointError`` unless a shard can be restored.
 
         Args:
-            path: of its file, for errors.
-            name: what its writer called it.
-            tensors: what it holds.
+            path: of the shard's file, for errors.
+            name: of the shard: rows, erased, candidates or sketch.
+            tensors: of the shard, by name.
 
         Raises:
-            CheckpointError: otherwise.
+            CheckpointError: if the shard cannot be restored; the error names the file.
         """
         wanted = _SHARDS.get(name)
         if wanted is None:

@@ -16,7 +16,7 @@ _LOAD = 9
 _BUCKET_WORDS = 16
 # Buckets of a region, where there are at least two regions. All get equally many keys, so all have the same size.
 _REGION_BUCKETS = 64
-# How many hashes are tried for the same keys.
+# How many hashes are tried before keys that collide are an error.
 MOST_HASHES = 4
 
 
@@ -25,10 +25,11 @@ def new_index(owner: str, entries: Tensor, counters: Tensor, seed: int = 0) -> T
     Make an index of all keys of a table, see :func:`ops.table_rehash`. On CUDA it waits for the device.
 
     Args:
-        owner: for errors.
+        owner: the table's name, for errors.
         entries: of the table.
-        counters: likewise.
-        seed: of its hash. Default: 0, none. Where keys find no room, further hashes get seeds that nobody can foresee.
+        counters: of the table.
+        seed: of the index's hash. Default: 0, none. Where keys find no room, further hashes get seeds that nobody can
+            foresee.
 
     Raises:
         RuntimeError: keys collide under every hash.

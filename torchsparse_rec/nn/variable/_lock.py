@@ -1,4 +1,4 @@
-"""A file that one object of one process has locked."""
+"""A lock file that one object of one process holds."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class CheckpointError(ValueError):
 
     Args:
         path: of the file that is refused.
-        problem: what is wrong with it.
+        problem: what is wrong with the file.
 
     Example:
         >>> from torchsparse_rec.nn.variable.checkpoint import CheckpointError
@@ -55,7 +55,7 @@ class VersionInfo:
         kind: ``"full"``, or ``"delta"``, which applies on top of ``base``; None if the manifest cannot be read.
         base: the number of the version below a delta; else None.
         metadata: as it was given to the writer.
-        shards: how many files of tensors it has.
+        shards: how many files of tensors the version has.
         nbytes: the bytes of these files together.
         problem: None, or why the version cannot be restored, as far as is known without reading its shards.
 

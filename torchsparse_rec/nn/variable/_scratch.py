@@ -71,5 +71,5 @@ class ScratchFolder:
         (self.path / LOCK).unlink(missing_ok=True)
         release_lock(self._descriptor)
         if self._made:
-            with suppress(OSError):  # somebody else's files are in it
+            with suppress(OSError):  # other files are in the folder
                 self.path.rmdir()

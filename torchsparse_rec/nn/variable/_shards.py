@@ -39,7 +39,7 @@ def safetensors(user: str) -> Any:
         user: the function that needs it, for the error.
 
     Raises:
-        ImportError: if it is not installed, with the name of the extra.
+        ImportError: if safetensors is not installed; the error names the extra.
     """
     return extra_module("safetensors.torch", "checkpoint", user)
 
@@ -67,7 +67,7 @@ def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[
     """
     module, stored, storages = safetensors("CheckpointStore.writer"), {}, set()
     for key, tensor in tensors.items():
-        # safetensors keeps that name for itself.
+        # safetensors reserves the name __metadata__.
         if not isinstance(key, str) or key in ("", "__metadata__"):
             raise ValueError(f"Writer.write: shard {name!r} must name its tensors by strings, got {key!r}")
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.dtype not in _DTYPES.values():
@@ -148,7 +148,7 @@ def check_file(path: Path, nbytes: int | None = None) -> None:
     Raise ``CheckpointError`` unless ``path`` is a regular file, of ``nbytes`` bytes if given.
 
     Raises:
-        CheckpointError: otherwise.
+        CheckpointError: if there is no such file, or it has another size; the error names the file.
     """
     try:
         status = os.stat(path)

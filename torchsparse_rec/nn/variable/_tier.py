@@ -61,7 +61,7 @@ class Tier(ABC):
 
     def get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """
-        Read records.
+        Read the records of keys.
 
         Args:
             keys: int64 ``[N]``, distinct.

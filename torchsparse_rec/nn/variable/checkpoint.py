@@ -125,7 +125,7 @@ class CheckpointStore:
         Open a version for reading, with the versions that it is on top of.
 
         Args:
-            version: its number. Default None: the newest, whether it is damaged or not.
+            version: the version's number. Default None: the newest, whether it is damaged or not.
 
         Returns:
             The full version and the deltas on top of it, in order.

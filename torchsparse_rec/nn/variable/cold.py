@@ -203,7 +203,7 @@ class ColdRows:
         if not len(here):
             return 0
         part, steps = self._layout.unpack(here, records[found])
-        # The rows of this step's other ids must not make room for these.
+        # Rows of this step's other ids must not be demoted to make room for these.
         make_room = partial(owner._find_room, protected=rows[rows >= 0])
         self._write(part, steps, torch.full_like(here, owner.global_step), make_room)
         for tier in self._tiers:

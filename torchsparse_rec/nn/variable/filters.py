@@ -14,11 +14,11 @@ __all__ = ["CounterAdmission", "SketchAdmission", "admission_of"]
 
 class CounterAdmission(torch.nn.Module):
     """
-    Counts keys that have no row yet, one by one.
+    Admission by exact counts of the keys that have no row yet.
 
     Args:
         name: of the owner, for errors.
-        option: says how often a key must occur.
+        option: has the number of occurrences after which a key is admitted.
         device: of the counts.
     """
 
@@ -76,10 +76,10 @@ class CounterAdmission(torch.nn.Module):
 
 class SketchAdmission(torch.nn.Module):
     """
-    Counts keys in a counting Bloom filter.
+    Admission by a counting Bloom filter of the keys that have no row yet.
 
     Args:
-        option: its sizes.
+        option: has the number of occurrences after which a key is admitted, and the filter's sizes.
         device: of the filter.
     """
 

@@ -42,7 +42,7 @@ class Guard:
         self._readers = 0  # readers that hold the lock
         self._blocked = 0  # readers that wait
         self._turn = 0  # how often blocked readers have been let in
-        self._writer: int | None = None  # the thread that writes
+        self._writer: int | None = None  # the thread that holds the lock for writing
         self._depth = 0
         self._waiting = 0  # writers that wait
         self._is_torn = False

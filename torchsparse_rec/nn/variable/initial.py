@@ -126,7 +126,7 @@ class InitialRows(torch.nn.Module):
             self.numbers = tuple(float(x) for x in vars(chosen).values())
         elif callable(chosen):
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices' too
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the devices' generators
                 values = torch.zeros(option.default_value_dim, embedding_dim, dtype=dtype)
                 made = chosen(values)
             if isinstance(made, Tensor) and made is not values:
@@ -146,7 +146,7 @@ class InitialRows(torch.nn.Module):
                 "EmbeddingVariable: initializer must be a number, rows, a function that fills a tensor, Constant, "
                 f"Uniform, Normal or TruncatedNormal, got {type(chosen).__name__}"
             )
-        # A copy: the caller's may change.
+        # A copy, since the caller may change the tensor.
         self.register_buffer("values", None if values is None else values.clone().to(device))
 
     def options(self, dtype: torch.dtype) -> dict[str, Any]:

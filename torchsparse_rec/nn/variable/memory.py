@@ -1,4 +1,4 @@
-"""Memory of tables that grow."""
+"""Allocation of memory for tables that grow."""
 
 from __future__ import annotations
 

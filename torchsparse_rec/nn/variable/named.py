@@ -27,7 +27,7 @@ def get_embedding_variable(
     Return the variable of a name: made at the first call, and returned again as long as it is referenced.
 
     Args:
-        name: its name.
+        name: of the variable.
         embedding_dim: as of :class:`EmbeddingVariable`, as are all further arguments.
         key_dtype: as of :class:`EmbeddingVariable`.
         initializer: as of :class:`EmbeddingVariable`.

@@ -229,7 +229,7 @@ def catch_up(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_st
     Args:
         clock: of the table, with a history.
         values: ``[N, D]``.
-        states: of the optimizer, by name.
+        states: the optimizer's states of these rows, by name.
         last_step: ``[N]`` int32, on the device of the values: the position in the history from which each row needs it.
     """
     assert clock.history is not None and clock.kind is not None

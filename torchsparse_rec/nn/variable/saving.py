@@ -20,9 +20,9 @@ from .parts import Part, select
 
 __all__ = ["Saving"]
 
-# Rows in one shard of a checkpoint, and at once in memory beside the table.
+# Rows in one shard of a checkpoint; so many are copied at once while a table is saved.
 _ROWS = 1 << 19
-# How many keys are noted for a delta, where the table has fewer rows.
+# The most keys noted for a delta, unless the table has more rows.
 _MOST_NOTED = 1 << 20
 
 
