@@ -174,7 +174,8 @@ class Saving(VariablePart):
         Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
 
         If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
-        changed. If more keys have gone than the table has rows, and more than 2^20, a full version is written.
+        changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
+        a full version may be written.
 
         Args:
             path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
