@@ -1,5 +1,5 @@
 """
-Raw columns to ids and dense numbers: TensorFlow's feature columns, as small objects that JSON holds, and one module.
+TensorFlow's feature columns: small objects with a JSON form, and one module that makes ids and numbers of raw columns.
 
 See docs/features.md.
 """

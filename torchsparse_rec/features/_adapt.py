@@ -1,4 +1,4 @@
-"""Vocabularies, boundaries, means and variances from a stream of batches."""
+"""``adapt``: vocabularies, boundaries, means and variances from a stream of batches; and their place in a state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CPU = torch.device("cpu")
 def adapted(
     columns: Sequence[Column], batches: Iterable[Any], max_distinct: int, drop_missing: bool
 ) -> dict[Column, Column]:
-    """What each column that needs it becomes."""
+    """Return, for each column that needs ``adapt``, the column completed from the batches."""
     waiting = {
         column: _collector(column, max_distinct, drop_missing)
         for column in columns
         if getattr(column, "needs_adapt", False)
     }
-    # A bucketized column's numbers are normalized first: not before that is known.
+    # A bucketized column's numbers are normalized first, so mean and variance must be known before.
     for column in waiting:
         if isinstance(column, BucketizedColumn) and column.source_column.needs_adapt:
             raise ValueError(
@@ -78,7 +78,7 @@ class _Words:
 
 
 class _Boundaries:
-    """Collects quantiles."""
+    """Collects the boundaries of a bucketized column."""
 
     def __init__(self, column: BucketizedColumn) -> None:
         self._column = column
@@ -98,7 +98,7 @@ class _Boundaries:
 
 
 class _MeanAndVariance:
-    """Collects means and variances of each element."""
+    """Collects mean and variance of each element of a numeric column."""
 
     def __init__(self, column: NumericColumn) -> None:
         if len(column.shape) != 1:
@@ -135,7 +135,7 @@ def _collector(column: Any, max_distinct: int, drop_missing: bool) -> Any:
 
 
 def _numbers(column: NumericColumn, batch: Batch) -> Any:
-    """``[B, width]``, float32, as the column gives them; NaN where one is missing and there is no default."""
+    """Return a column's numbers of a batch, ``[B, width]`` float32; NaN where one is missing without a default."""
     from ._evaluate import Evaluation
 
     raw = batch.raw(column.key, column.name)
@@ -148,7 +148,7 @@ def _numbers(column: NumericColumn, batch: Batch) -> Any:
 
 
 def with_leaves(column: Any, found: Mapping[Column, Column]) -> Any:
-    """A column with others in the place of those that it is made from."""
+    """Return a column with the columns in it replaced as ``found`` says."""
     if column in found:
         return found[column]
     changed = {}
@@ -172,12 +172,12 @@ def _is_adaptable(column: Column) -> bool:
 
 
 def _adaptable(columns: Sequence[Column]) -> list[Column]:
-    """Each once. Of a bucketized column only what adapt() finds counts, not the numbers under it."""
+    """Return the distinct columns whose vocabulary, boundaries or mean ``adapt`` could find."""
     return list(dict.fromkeys(column for column in columns if _is_adaptable(column)))
 
 
 def to_state(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """What adapt() finds, of every column for which it could."""
+    """Return, for each column that ``adapt`` could complete, what it finds, as plain data."""
     return [_learned(column) for column in _adaptable(columns)]
 
 
@@ -196,7 +196,7 @@ def _learned(column: Any) -> dict[str, Any]:
 
 
 def from_state(columns: Sequence[Column], states: Sequence[Mapping[str, Any]]) -> dict[Column, Column]:
-    """What each column becomes by :func:`to_state` of the same columns."""
+    """Return each column completed from a state that :func:`to_state` returned for the same columns."""
     own = _adaptable(columns)
     names, theirs = [column.name for column in own], [state["column"] for state in states]
     if names != theirs:

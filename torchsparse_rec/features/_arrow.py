@@ -13,16 +13,16 @@ from ._raw import Raw, Strings
 
 
 def is_arrow(x: Any) -> bool:
-    """Whether it is an object of pyarrow, which need not be installed."""
+    """Say whether ``x`` is an object of pyarrow, which need not be installed."""
     return type(x).__module__.partition(".")[0] == "pyarrow"
 
 
 def raw_of_arrow(x: Any, name: str) -> Raw:
     """
-    A column of pyarrow.
+    Return a pyarrow array as a raw column.
 
     Scalars give one value per example, fixed-size lists ``k``, lists any number. Nulls are missing. The tensors may
-    lie in the array's memory, which the result keeps alive and must not be written to.
+    share the array's memory, which the result keeps alive: do not write to them.
     """
     import pyarrow as pa
 
@@ -62,7 +62,7 @@ def _of_fixed(x: Any, name: str) -> Raw:
 def _of_lists(x: Any, name: str) -> Raw:
     import pyarrow.compute as pc
 
-    # Null lists may have values behind them: flatten() leaves these out, and a null's length counts as 0.
+    # A null list may still have values in memory: flatten() skips them, and the null's length counts as 0.
     lengths = pc.list_value_length(x).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(x) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -71,7 +71,7 @@ def _of_lists(x: Any, name: str) -> Raw:
 
 
 def _flat(x: Any, name: str) -> tuple[Tensor | Strings, Tensor | None, Any]:
-    """An array without lists: its values, where they are no nulls, and what owns their memory."""
+    """Return the values of an array without lists, a mask that is false for nulls, and the owner of the memory."""
     import pyarrow as pa
 
     kind = x.type
@@ -99,7 +99,7 @@ def _flat(x: Any, name: str) -> tuple[Tensor | Strings, Tensor | None, Any]:
         raise ValueError(f"column {name!r}: must hold numbers or strings, or lists of them, got {kind}")
     dtype = {"halffloat": torch.float16, "float": torch.float32, "double": torch.float64}.get(text)
     dtype = dtype or getattr(torch, text)
-    # What lies under a null may be anything: numbers are made 0, so that no result depends on it.
+    # The number stored at a null may be anything: 0 replaces it, so that no result depends on it.
     numbers = x.fill_null(0) if x.null_count and not pa.types.is_float16(kind) else x
     return _at(numbers.buffers()[1], dtype, numbers.offset, len(numbers)), valid, numbers
 
@@ -112,21 +112,21 @@ def _as_binary(x: Any, text: str) -> Any:
 
 
 def _strings(x: Any) -> Strings:
-    """Of an array of large binaries."""
+    """Return the strings of an array of large binaries."""
     _, offsets, values = x.buffers()
     if len(x) == 0 or offsets is None:
         return Strings(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     bounds = _at(offsets, torch.int64, x.offset, len(x) + 1)
     first, last = int(bounds[0]), int(bounds[-1])
-    # Of a slice only its own bytes, which are brought to the device: what it was cut from may be much larger.
+    # Only the slice's own bytes, which are copied to the device: the whole array may be much larger.
     return Strings(_at(values, torch.uint8, first, last - first), bounds if first == 0 else bounds - first)
 
 
 def _at(buffer: Any, dtype: torch.dtype, offset: int, count: int) -> Tensor:
-    """So many elements of a buffer, read where they are. The buffer must outlive the tensor."""
+    """Return ``count`` elements of a buffer as a tensor in the buffer's memory; the buffer must outlive the tensor."""
     if count == 0 or buffer is None:
         return torch.empty(0, dtype=dtype)
-    # By address, since torch warns of buffers that are read-only.
+    # By address: given the buffer itself, torch would warn that it is read-only.
     start = buffer.address + offset * dtype.itemsize
     memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
     return torch.frombuffer(memory, dtype=dtype)

@@ -1,4 +1,4 @@
-"""What all columns have: a name, the raw features they read, and a configuration that JSON can hold."""
+"""The base classes of columns: name, raw features and configuration; and checks of columns' arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 @dataclass(frozen=True, eq=False, repr=False)
 class Column:
     """
-    One column: what becomes of one or several raw features. Immutable, hashable, with a JSON form.
+    A column: how one or several raw features are transformed. Immutable, hashable, with a JSON form.
 
     Example:
         >>> import json
@@ -30,7 +30,7 @@ class Column:
         True
     """
 
-    #: The fields that hold other columns.
+    #: The names of the fields that hold other columns.
     PARENTS: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -39,11 +39,11 @@ class Column:
 
     @property
     def name(self) -> str:
-        """What it is called in results and errors: TensorFlow's name for it."""
+        """The column's name in results and errors, the same as TensorFlow's."""
         raise TypeError(f"{type(self).__name__} has no name")
 
     def parents(self) -> list[Column]:
-        """The columns that it is made from."""
+        """Return the columns that this column is made from."""
         found: list[Column] = []
         for field in self.PARENTS:
             value = getattr(self, field)
@@ -51,11 +51,11 @@ class Column:
         return found
 
     def features(self) -> list[str]:
-        """The raw features that it reads."""
+        """Return the names of the raw features that the column reads."""
         return [feature for parent in self.parents() for feature in parent.features()]
 
     def leaves(self) -> Iterator[Column]:
-        """All columns in it that are made from no other, in order."""
+        """Yield the columns at the bottom of this one, which are made from no other column, in order."""
         if not self.parents():
             yield self
         for parent in self.parents():
@@ -63,7 +63,7 @@ class Column:
 
     def to_config(self) -> dict[str, Any]:
         """
-        What :meth:`from_config` makes an equal column from: plain data that JSON holds, in TensorFlow's form.
+        Return plain data for JSON, in TensorFlow's form, from which :meth:`from_config` makes an equal column.
 
         Raises:
             ValueError: for a function that has no configuration, such as a lambda as a normalizer.
@@ -73,12 +73,12 @@ class Column:
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Column:
-        """A column from :meth:`to_config`'s result, or TensorFlow's ``serialize_feature_column``'s."""
+        """Make a column from the result of :meth:`to_config`, or of TensorFlow's ``serialize_feature_column``."""
         return column_from_config(config)
 
     @classmethod
     def _from_fields(cls: type[ColumnT], values: dict[str, Any]) -> ColumnT:
-        """From the fields of a configuration, other columns in it already made."""
+        """Make a column from the fields of a configuration, in which other columns are already made."""
         known = {field.name for field in fields(cls)}
         for field in fields(cls):
             if field.default is MISSING and field.name not in values:
@@ -95,7 +95,7 @@ class Column:
         return self is other or (type(self) is type(other) and self._values() == cast(Column, other)._values())
 
     def __hash__(self) -> int:
-        # Kept: a vocabulary of a million words is hashed once, not at every lookup of its column.
+        # Cached: a vocabulary of a million words is hashed once, not whenever its column is looked up.
         found = self.__dict__.get("_hash")
         if found is None:
             found = hash((type(self), self._values()))
@@ -103,7 +103,7 @@ class Column:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        # Strings have other hashes in other processes.
+        # Without the cached hash: strings have other hashes in other processes.
         return {field: value for field, value in self.__dict__.items() if field != "_hash"}
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class CategoricalColumn(Column):
 
     @property
     def num_buckets(self) -> int:
-        """How many ids there are: the rows of its table."""
+        """How many ids there are, which is the number of rows of the column's table."""
         raise TypeError(f"{type(self).__name__} has no buckets")
 
 
@@ -151,7 +151,7 @@ class DenseColumn(Column):
 
 def column_from_config(config: Any) -> Column:
     """
-    A column from its configuration.
+    Make a column from its configuration.
 
     Args:
         config: ``{"class_name": ..., "config": {...}}``, as of :meth:`Column.to_config` or of TensorFlow's
@@ -181,12 +181,12 @@ def column_from_config(config: Any) -> Column:
 
 
 def _is_class(name: Any) -> bool:
-    """Whether it names a kind of column with fields of its own, and no kind of kinds."""
+    """Say whether a name is that of a class of columns with fields of its own, not of an abstract class."""
     return isinstance(name, str) and "__dataclass_fields__" in vars(CLASSES.get(name, object))
 
 
 def _revived(value: Any) -> Any:
-    """Columns from their configurations, tuples from lists."""
+    """Return a field's value from plain data: columns made from their configurations, tuples from lists."""
     if isinstance(value, Mapping) and _is_class(value.get("class_name")):
         return column_from_config(value)
     if isinstance(value, (list, tuple)):
@@ -195,7 +195,7 @@ def _revived(value: Any) -> Any:
 
 
 def _plain(value: Any, column: Column, field: str) -> Any:
-    """A field's value as JSON has it."""
+    """Return a field's value as plain data for JSON."""
     if isinstance(value, Column):
         return value.to_config()
     if isinstance(value, tuple):
@@ -210,11 +210,11 @@ def _plain(value: Any, column: Column, field: str) -> Any:
     return value
 
 
-# ---- What the functions that make or take columns check -------------------------------------------------------------
+# ---- Checks of the functions that make or take columns --------------------------------------------------------------
 
 
 def checked_columns(function: str, argument: str, columns: Any, kind: type[ColumnT]) -> list[ColumnT]:
-    """Columns of one kind, of which one need not be in a list."""
+    """Return a list of columns after checking their kind; a single column need not be in a list."""
     found: list[Any] = [columns] if isinstance(columns, Column) else list(columns)
     for position, column in enumerate(found):
         if not isinstance(column, kind):
@@ -226,14 +226,14 @@ def checked_columns(function: str, argument: str, columns: Any, kind: type[Colum
 
 
 def check_key(key: Any) -> str:
-    """A feature's name."""
+    """Return a feature's name, or raise ``ValueError`` if it is no string or empty."""
     if not isinstance(key, str) or not key:
         raise ValueError(f"key must be a string that is not empty, got {key!r}")
     return key
 
 
 def dtype_name(dtype: Any, key: str) -> str:
-    """Of a name or of torch's, numpy's or TensorFlow's dtype: one of the names of this module, or ``"string"``."""
+    """Return the name of torch's, numpy's or TensorFlow's dtype: in ``INTEGERS``, in ``FLOATS`` or ``"string"``."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
     if isinstance(dtype, type):
         name = "string" if issubclass(dtype, (str, bytes)) else {int: "int64", float: "float32"}.get(dtype, name)
@@ -243,7 +243,7 @@ def dtype_name(dtype: Any, key: str) -> str:
 
 
 def check_string_or_int(dtype: Any, key: str) -> str:
-    """The dtype of a categorical column."""
+    """Return the name of a categorical column's dtype, or raise ``ValueError`` if it is a float."""
     name = dtype_name(dtype, key)
     if name in FLOATS:
         raise ValueError(f"column {key!r}: dtype must be 'string' or an integer, got {name!r}")
@@ -251,7 +251,7 @@ def check_string_or_int(dtype: Any, key: str) -> str:
 
 
 def check_count(what: str, value: Any, least: int, key: str) -> int:
-    """An integer of 64 bits that is not too small."""
+    """Return an integer, or raise ``ValueError`` unless it is in ``[least, 2 ** 63)``."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
         raise ValueError(f"column {key!r}: {what} must be an integer of at least {least}, got {value!r}")
     if int(value) >= 2**63:

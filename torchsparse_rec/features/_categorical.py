@@ -1,4 +1,4 @@
-"""Columns of ids that are made from one feature: identity, hash buckets, vocabularies."""
+"""Columns of ids made from one feature: identity, hash buckets, vocabularies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ._words import as_list, check_distinct, checked_words, encoded, integer_of,
 
 
 class LeafColumn(CategoricalColumn):
-    """A categorical column that reads one feature, whose name it has."""
+    """A categorical column that reads one feature, and has the feature's name."""
 
     key: str
 
     @property
     def name(self) -> str:
-        """The feature's."""
+        """The feature's name."""
         return self.key
 
     def features(self) -> list[str]:
-        """The one feature that it reads."""
+        """Return the name of the one feature that the column reads."""
         return [self.key]
 
 
@@ -73,14 +73,14 @@ class HashedCategoricalColumn(LeafColumn):
 
 
 class VocabularyColumn(LeafColumn):
-    """What both columns of vocabularies have."""
+    """The base class of both kinds of columns with a vocabulary."""
 
     dtype: str
     default_value: int
     num_oov_buckets: int
 
     def words(self) -> list[bytes] | list[int]:
-        """The vocabulary in order, strings as bytes."""
+        """Return the vocabulary in order, strings as bytes."""
         raise TypeError(f"{type(self).__name__} has no words")
 
     def _check_oov(self) -> None:
@@ -126,7 +126,7 @@ class VocabularyListCategoricalColumn(VocabularyColumn):
         self._check_oov()
 
     def words(self) -> list[bytes] | list[int]:
-        """The vocabulary in order, strings as bytes."""
+        """Return the vocabulary in order, strings as bytes."""
         if self.vocabulary_list is None:
             raise ValueError(
                 f"column {self.key!r}: vocabulary_list must be given, or found by adapt(), before it is used"
@@ -135,12 +135,12 @@ class VocabularyListCategoricalColumn(VocabularyColumn):
 
     @property
     def num_buckets(self) -> int:
-        """The vocabulary's and the buckets of what is not in it."""
+        """The size of the vocabulary plus ``num_oov_buckets``."""
         return len(self.words()) + self.num_oov_buckets
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether the vocabulary is still to be found."""
+        """Whether ``adapt()`` must still find the vocabulary."""
         return self.vocabulary_list is None
 
 
@@ -179,7 +179,7 @@ class VocabularyFileCategoricalColumn(VocabularyColumn):
         check_count("vocabulary_size", self.vocabulary_size, 1, self.key)
 
     def words(self) -> list[bytes] | list[int]:
-        """The first ``vocabulary_size`` lines, strings as bytes."""
+        """Return the first ``vocabulary_size`` lines, strings as bytes."""
         lines = self._lines()
         assert self.vocabulary_size is not None
         if len(lines) < self.vocabulary_size:
@@ -217,7 +217,7 @@ class VocabularyFileCategoricalColumn(VocabularyColumn):
 
     @property
     def num_buckets(self) -> int:
-        """The vocabulary's and the buckets of what is not in it."""
+        """The size of the vocabulary plus ``num_oov_buckets``."""
         assert self.vocabulary_size is not None and self.num_oov_buckets is not None
         return self.vocabulary_size + self.num_oov_buckets
 
@@ -226,14 +226,14 @@ def categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> IdentityCategoricalColumn:
     """
-    Integers that are ids already, in ``[0, num_buckets)``.
+    Make a column of integers that are ids already, in ``[0, num_buckets)``.
 
-    Negative ones are left out; larger ones are an IndexError of the lookup, which names them.
+    Negative ids are left out; larger ids make the lookup raise an ``IndexError`` that names them.
 
     Args:
         key: the feature.
         num_buckets: how many ids there are.
-        default_value: what ids outside ``[0, num_buckets)`` become instead.
+        default_value: replaces ids outside ``[0, num_buckets)``. Default: none.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -252,12 +252,12 @@ def categorical_column_with_hash_bucket(
     key: str, hash_bucket_size: int, dtype: Any = "string"
 ) -> HashedCategoricalColumn:
     """
-    Hashes: of strings by their bytes, of integers by their decimal text, on the device where they are.
+    Make a column of ids that are hashes of strings' bytes or of integers' decimal text.
 
     Args:
         key: the feature.
         hash_bucket_size: the number of buckets.
-        dtype: ``"string"`` (default), or an integer dtype: what the feature holds.
+        dtype: of the feature: ``"string"`` (default), or an integer dtype.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -283,18 +283,18 @@ def categorical_column_with_vocabulary_list(
     max_tokens: int | None = None,
 ) -> VocabularyListCategoricalColumn:
     """
-    The places of strings or integers in a list.
+    Make a column of ids that are the places of strings or integers in a list.
 
-    What is not in it gets ``default_value``, or one of ``num_oov_buckets`` further ids by its hash. Negative ids are
-    left out.
+    A value that is not in the list gets ``default_value``, or one of ``num_oov_buckets`` further ids by its hash.
+    Negative ids are left out.
 
     Args:
         key: the feature.
         vocabulary_list: distinct strings or integers. None: ``adapt()`` finds them, the most frequent first.
         dtype: ``"string"`` or an integer dtype. Default: that of the list; without one ``"string"``.
-        default_value: the id of what is not in the list. Default -1: none.
-        num_oov_buckets: instead of a default: how many ids there are for what is not in the list.
-        max_tokens: how many ``adapt()`` finds at most. Default: all.
+        default_value: the id of values that are not in the list. Default -1: none.
+        num_oov_buckets: instead of a default, the number of ids for values that are not in the list. Default 0.
+        max_tokens: how many words ``adapt()`` finds at most. Default: all.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -321,19 +321,19 @@ def categorical_column_with_vocabulary_file(
     file_format: str | None = None,
 ) -> VocabularyFileCategoricalColumn:
     """
-    The lines of a file that strings or integers stand in, from 0 on.
+    Make a column of ids that are the numbers of the lines of a file, from 0 on, that hold strings or integers.
 
     Args:
         key: the feature.
         vocabulary_file: a text file, one word in each line.
-        vocabulary_size: how many lines count. Default: all.
+        vocabulary_size: how many lines, from the first on, are words. Default: all.
         dtype: ``"string"`` (default) or an integer dtype.
         default_value: as for :func:`categorical_column_with_vocabulary_list`.
-        num_oov_buckets: likewise.
+        num_oov_buckets: as for :func:`categorical_column_with_vocabulary_list`.
         file_format: None. TensorFlow's files of gzipped records are not read.
 
     Raises:
-        ValueError: for arguments that TensorFlow refuses too; a file that cannot be read; a word twice.
+        ValueError: for arguments that TensorFlow refuses too; a file that cannot be read; a repeated word.
 
     Source: ``tf.feature_column.categorical_column_with_vocabulary_file``.
 

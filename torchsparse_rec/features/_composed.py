@@ -1,4 +1,4 @@
-"""Columns that are made from others: crosses, weights, sequences and indicators."""
+"""Columns made from other columns: crosses, weights, sequences and indicators."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class CrossedColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """Those of its keys, sorted, with ``_X_`` between them."""
+        """The names of the keys, sorted, with ``_X_`` between them."""
         return "_X_".join(sorted(key if isinstance(key, str) else key.name for key in self.flat_keys()))
 
     def flat_keys(self) -> list[str | CategoricalColumn]:
-        """Its keys, crosses among them replaced by theirs."""
+        """Return the keys, with crosses among them replaced by their own keys."""
         return [x for key in self.keys for x in (key.flat_keys() if isinstance(key, CrossedColumn) else [key])]
 
     def features(self) -> list[str]:
-        """Those of its keys."""
+        """Return the names of the features that the keys read."""
         return [x for key in self.flat_keys() for x in ([key] if isinstance(key, str) else key.features())]
 
     @property
@@ -90,16 +90,16 @@ class WeightedCategoricalColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """The column's, ``_weighted_by_`` and the weights'."""
+        """The name of the column of ids, ``_weighted_by_`` and the name of the weights' feature."""
         return f"{self.categorical_column.name}_weighted_by_{self.weight_feature_key}"
 
     def features(self) -> list[str]:
-        """The column's, and the weights."""
+        """Return the names of the features of the ids and of the weights."""
         return [*self.categorical_column.features(), self.weight_feature_key]
 
     @property
     def num_buckets(self) -> int:
-        """The column's."""
+        """How many ids the column without weights or steps has."""
         return self.categorical_column.num_buckets
 
 
@@ -120,12 +120,12 @@ class SequenceCategoricalColumn(CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """The column's."""
+        """The name of the column whose ids are in sequences."""
         return self.categorical_column.name
 
     @property
     def num_buckets(self) -> int:
-        """The column's."""
+        """How many ids the column without weights or steps has."""
         return self.categorical_column.num_buckets
 
 
@@ -142,12 +142,12 @@ class IndicatorColumn(DenseColumn):
 
     @property
     def name(self) -> str:
-        """The column's, and ``_indicator``."""
+        """The name of the column of ids, and ``_indicator``."""
         return f"{self.categorical_column.name}_indicator"
 
     @property
     def width(self) -> int:
-        """One for each id."""
+        """The number of ids: each has one number."""
         return self.categorical_column.num_buckets
 
 
@@ -155,16 +155,16 @@ def crossed_column(
     keys: Sequence[str | CategoricalColumn], hash_bucket_size: int, hash_key: int | None = None
 ) -> CrossedColumn:
     """
-    The combinations of several features' values, hashed: each value of one with each of the others.
+    Make a column of hashed combinations of several features' values: each value of one with each of the others.
 
     Args:
-        keys: at least two: names of features, taken as they are, or categorical columns, whose ids are taken; crosses
+        keys: at least two: names of features, whose values are combined, or categorical columns, whose ids are; crosses
             among them are replaced by their keys.
         hash_bucket_size: the number of buckets.
-        hash_key: what the hash starts with. Default, and 0: TensorFlow's.
+        hash_key: the hash's initial value. Default, and 0: TensorFlow's.
 
-    The order counts, and as in TensorFlow: first what has rows of any length (columns, and features given as such),
-    then the features named by a string that were given as tensors, arrays or lists of one value (or ``k``) each.
+    The hash takes the keys in TensorFlow's order: first categorical columns, and features given as rows of any length;
+    then features given as tensors, arrays or lists of one value (or ``k``) per example.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too, and for weighted columns and sequences.
@@ -184,17 +184,17 @@ def weighted_categorical_column(
     categorical_column: CategoricalColumn, weight_feature_key: str, dtype: Any = "float32"
 ) -> WeightedCategoricalColumn:
     """
-    Ids with a weight each, which their rows are multiplied with before they are pooled.
+    Make a column of ids with weights, by which a lookup multiplies their rows before it pools them.
 
     Args:
         categorical_column: of the ids.
         weight_feature_key: the feature with the weights, one for each id.
         dtype: of the weights. Default float32.
 
-    A column used with the combiners mean or sqrtn leaves out ids whose weight is not above 0, as TensorFlow does.
+    With the combiners mean and sqrtn, ids whose weight is not above 0 are left out, as in TensorFlow.
 
     Raises:
-        ValueError: for arguments that TensorFlow refuses too; when used, for other numbers of weights than ids.
+        ValueError: for arguments that TensorFlow refuses too; when used, if an example has not one weight for each id.
 
     Source: ``tf.feature_column.weighted_categorical_column``.
 
@@ -211,11 +211,11 @@ def weighted_categorical_column(
 
 def indicator_column(categorical_column: CategoricalColumn) -> IndicatorColumn:
     """
-    How often each id occurs in an example, or the sum of its weights: ``num_buckets`` dense numbers.
+    Make a column of ``num_buckets`` dense numbers: how often each id occurs in an example, or the sum of its weights.
 
     Args:
-        categorical_column: of the ids; those that are negative or too large do not count. Of a sequence each step has
-            its numbers: they go to ``Features.sequence_dense``.
+        categorical_column: of the ids; negative ids and those that are too large do not count. For a sequence, each
+            step gets its own numbers, in ``Features.sequence_dense``.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.

@@ -1,4 +1,4 @@
-"""Columns whose ids have a table: embeddings of their own and shared ones."""
+"""Columns whose ids have a table, of their own or shared with other columns."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class EmbeddingColumn(Column):
 
     @property
     def name(self) -> str:
-        """The column's, and ``_embedding``."""
+        """The name of the column of ids, and ``_embedding``."""
         return f"{self.categorical_column.name}_embedding"
 
     @property
     def table_name(self) -> str:
-        """That of its table."""
+        """The name of the column's table."""
         return self.name
 
     @classmethod
     def _from_fields(cls, values: dict[str, Any]) -> Any:
-        # TensorFlow's: what the checkpoint of an estimator was, and the choice of a lookup that prunes nothing.
+        # Fields that only TensorFlow has: the checkpoint of an estimator, and a choice of lookups.
         for field in ("ckpt_to_load_from", "tensor_name_in_ckpt"):
             if values.pop(field, None) is not None:
                 raise ValueError(f"EmbeddingColumn: {field} must be None: load the table's weights instead")
@@ -55,7 +55,7 @@ class EmbeddingColumn(Column):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SharedEmbeddingColumn(Column):
-    """Ids with a table that other columns have too: see :func:`shared_embeddings`."""
+    """Ids with a table that other columns share: see :func:`shared_embeddings`."""
 
     PARENTS: ClassVar[tuple[str, ...]] = ("categorical_column",)
 
@@ -73,12 +73,12 @@ class SharedEmbeddingColumn(Column):
 
     @property
     def name(self) -> str:
-        """The column's, and ``_shared_embedding``."""
+        """The name of the column of ids, and ``_shared_embedding``."""
         return f"{self.categorical_column.name}_shared_embedding"
 
     @property
     def table_name(self) -> str:
-        """That of the table that it shares."""
+        """The name of the shared table."""
         return self.shared_embedding_collection_name
 
 
@@ -92,17 +92,17 @@ def embedding_column(
     trainable: bool = True,
 ) -> EmbeddingColumn:
     """
-    Ids with a table of their own, see :meth:`FeatureTransform.embedding_bag_configs`.
+    Make a column of ids with a table of their own, see :meth:`FeatureTransform.embedding_bag_configs`.
 
     Args:
         categorical_column: of the ids; a sequence goes to :meth:`FeatureTransform.embedding_configs`.
         dimension: of the table's rows.
-        combiner: how the rows of an example become one: ``"mean"`` (default), ``"sum"`` or ``"sqrtn"``.
+        combiner: how the rows of an example are pooled: ``"mean"`` (default), ``"sum"`` or ``"sqrtn"``.
         initializer: what fills the table: :class:`TruncatedNormal`, :class:`RandomNormal`, :class:`RandomUniform`,
             :class:`Constant`, or any function of a tensor, which cannot be written as a configuration. Default:
             ``TruncatedNormal(stddev=1 / sqrt(dimension))``.
-        max_norm: the largest norm with which a row counts, see :class:`EmbeddingBagConfig`.
-        trainable: whether the table learns; see :meth:`FeatureTransform.freeze`.
+        max_norm: the norm to which a lookup scales longer rows down, see :class:`EmbeddingBagConfig`. Default: none.
+        trainable: whether the table is trained; see :meth:`FeatureTransform.freeze`. Default True.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too, and for an unknown combiner.
@@ -129,18 +129,18 @@ def shared_embeddings(
     trainable: bool = True,
 ) -> list[SharedEmbeddingColumn]:
     """
-    Several columns of ids with one table.
+    Make several columns of ids that share one table.
 
     Args:
-        categorical_columns: of one kind, perhaps weighted or sequences, with the same number of buckets. Several must
-            not have to be completed by ``adapt()``, which finds a vocabulary for each.
-        dimension: as for :func:`embedding_column`, as the other arguments.
-        combiner: likewise.
-        initializer: likewise.
+        categorical_columns: of one kind, perhaps weighted or sequences, with the same number of buckets. If they are
+            several, none may need ``adapt()``, which would find a different vocabulary for each.
+        dimension: as for :func:`embedding_column`.
+        combiner: as for :func:`embedding_column`.
+        initializer: as for :func:`embedding_column`.
         shared_embedding_collection_name: the table's name. Default: the columns' sorted names and
             ``shared_embedding``, with ``_`` between them.
-        max_norm: likewise.
-        trainable: likewise.
+        max_norm: as for :func:`embedding_column`.
+        trainable: as for :func:`embedding_column`.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.

@@ -1,4 +1,4 @@
-"""What each kind of column makes of a batch: ids, or dense numbers."""
+"""The evaluation of columns on a batch: ids, or dense numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ._vocabulary import Vocabulary, hashed, oov_ids
 
 
 class Evaluation:
-    """One batch on its way through the columns; what several columns need is made once."""
+    """One batch while columns transform it; results that several columns need are computed once."""
 
     def __init__(self, batch: Batch, lookups: dict[Any, torch.nn.Module], drop_missing: bool) -> None:
         self.batch, self._lookups, self.drops_missing = batch, lookups, drop_missing
@@ -36,7 +36,7 @@ class Evaluation:
     # ---- Ids --------------------------------------------------------------------------------------------------------
 
     def ids(self, column: CategoricalColumn) -> Ids:
-        """The ids of a column, those that are missing marked, negative ones as they are."""
+        """Return the ids of a column: missing ones masked by ``keep``, negative ones unchanged."""
         found = self._ids.get(column)
         if found is None:
             found = self._ids[column] = self._made(column)
@@ -63,16 +63,16 @@ class Evaluation:
         )
 
     def steps(self, column: CategoricalColumn) -> Ids:
-        """The ids of a sequence, each in its place: ``num_buckets`` where a step has none, as for negative ids."""
+        """Return the ids of a sequence, each at its step; ``num_buckets`` where a step's id is missing or negative."""
         ids, nothing = self.ids(column), column.num_buckets
-        # An id that is too large stays so.
+        # An id of num_buckets is too large, and must stay so.
         values = ids.values + (ids.values == nothing)
         if ids.prune and has_negative(values):
             values = torch.where(values < 0, nothing, values)
         return in_places(replace(ids, values=values, prune=False, borrowed=False), nothing, column.name)
 
     def raw_for(self, column: Any) -> Raw:
-        """The raw feature of a column that reads one, of the right kind."""
+        """Return the raw feature of a column that reads one, and check its kind."""
         raw = self.batch.raw(column.key, column.name)
         wanted = "string" if getattr(column, "dtype", "int64") == "string" else "integer"
         if raw.kind == wanted:
@@ -83,7 +83,7 @@ class Evaluation:
         return raw.blank(wanted)
 
     def ids_of(self, column: Any, values: Tensor | Strings) -> Tensor:
-        """What an identity, hashed or vocabulary column makes of values."""
+        """Return the ids, int64, that an identity, hashed or vocabulary column gives to values."""
         if isinstance(column, HashedCategoricalColumn):
             return hashed(values, column.hash_bucket_size)
         if isinstance(column, VocabularyColumn):
@@ -97,7 +97,7 @@ class Evaluation:
         return torch.where((ids < 0) | (ids >= column.number_buckets), column.default_value, ids)
 
     def present(self, raw: Raw) -> Tensor | None:
-        """Where values are not missing; None: everywhere, as a look at the smallest one may show."""
+        """Return a mask of the values that are not missing; None: none is missing."""
         if not self.drops_missing or raw.width is None:
             return raw.valid
         if raw.valid is None and isinstance(raw.values, Tensor) and not _may_be_marked(raw.values):
@@ -124,7 +124,7 @@ class Evaluation:
             weights = torch.where(raw.valid, weights, 0)
         if (raw.offsets is None) == (ids.layouts[0][1] is None) and _same_layout(ids, raw, column):
             return replace(ids, weights=weights)
-        # Of one form each: what is missing goes from each of them first, of weights as TensorFlow has it what is 0.
+        # Ids and weights have different forms: drop missing ids, and weights of 0, as TensorFlow does; then compare.
         values, offsets, _ = ids.compact()
         loose = Ids(weights, raw.batch, [(raw.width, raw.offsets)], None if raw.width is None else weights != 0)
         weights, their_offsets, _ = loose.compact()
@@ -159,7 +159,7 @@ class Evaluation:
     # ---- Dense numbers ----------------------------------------------------------------------------------------------
 
     def dense(self, column: Any) -> Tensor:
-        """``[B, width]``, float32."""
+        """Return the dense numbers of a column, ``[B, width]`` float32."""
         if isinstance(column, NumericColumn):
             return self.numbers(column)
         if isinstance(column, BucketizedColumn):
@@ -170,7 +170,7 @@ class Evaluation:
         return self._counts(column)
 
     def numbers(self, column: NumericColumn) -> Tensor:
-        """A numeric column's numbers, normalized."""
+        """Return the normalized numbers of a numeric column, ``[B, width]`` float32."""
         raw = self._number_raw(column)
         _check_width(raw, column)
         assert isinstance(raw.values, Tensor)
@@ -182,11 +182,11 @@ class Evaluation:
         return x.to(torch.float32)
 
     def buckets(self, column: BucketizedColumn) -> Tensor:
-        """``[B, elements]``: the bucket of each number, int64."""
+        """Return the bucket of each number, ``[B, elements]`` int64."""
         return torch.bucketize(self.numbers(column.source_column), self._lookups[column].boundaries, right=True)  # type: ignore[arg-type]
 
     def dense_steps(self, column: SequenceNumericColumn | IndicatorColumn) -> JaggedTensor:
-        """Steps of numbers, or of counts."""
+        """Return the numbers, or the counts of ids, of each step of a sequence."""
         if isinstance(column, IndicatorColumn):
             values, offsets, _ = self.steps(column.categorical_column).compact()
             each = torch.arange(column.width, device=values.device)
@@ -195,7 +195,7 @@ class Evaluation:
         assert isinstance(raw.values, Tensor)
         given = raw.values
         if not given.is_floating_point() and (raw.valid is not None or raw.places is not None):
-            given = given.to(torch.float32)  # which has room for the default
+            given = given.to(torch.float32)  # which can hold the default
         steps = Ids(given, raw.batch, [(raw.width, raw.offsets)], raw.valid, places=raw.places)
         values, offsets, _ = in_places(steps, column.default_value, column.name, column.width).compact()
         lengths = offsets.diff()
@@ -211,7 +211,7 @@ class Evaluation:
         values = values.reshape(values.shape[0] // column.width, *column.shape)
         if column.normalizer_fn is not None:
             values = _normalized(values, column)
-        # A copy: the numbers may lie in the batch's own memory.
+        # A copy: the numbers may share the batch's memory.
         return JaggedTensor(values.to(torch.float32, copy=True), lengths=lengths)
 
     def _number_raw(self, column: Any) -> Raw:
@@ -229,13 +229,13 @@ class Evaluation:
             counted = counted & ids.keep
         places = torch.where(counted, ids.row_ids() * width + ids.values, ids.batch * width)
         weights = torch.ones_like(ids.values, dtype=torch.float32) if ids.weights is None else ids.weights
-        # One place more, for what does not count. Sums are in the order of the ids, on every device.
+        # One more place, for ids that do not count. Sums are in the order of the ids, on every device.
         sums = ops.unsorted_segment_sum(weights.to(torch.float32), places, ids.batch * width + 1)
         return sums[:-1].reshape(ids.batch, width)
 
 
 def prunes(column: CategoricalColumn) -> bool:
-    """Whether a column's ids may be negative, which tables have no rows for."""
+    """Say whether a column's ids may be negative; tables have no rows for these."""
     if isinstance(column, IdentityCategoricalColumn):
         return column.default_value is None
     if isinstance(column, VocabularyColumn):
@@ -246,12 +246,12 @@ def prunes(column: CategoricalColumn) -> bool:
 
 
 def _may_be_marked(values: Tensor) -> bool:
-    """Whether integers may hold the mark of a missing one."""
+    """Say whether values are integers among which -1 may mark missing ones."""
     return values.dtype.is_signed and not values.is_floating_point() and has_negative(values)
 
 
 def _same_layout(ids: Ids, raw: Raw, column: WeightedCategoricalColumn) -> bool:
-    """Whether ids and weights lie alike, so that they belong together place by place."""
+    """Say whether ids and weights have the same layout, so that they belong together place by place."""
     width, offsets = ids.layouts[0]
     if offsets is None:
         return width == raw.width
@@ -270,7 +270,7 @@ def _refuse_lengths(column: WeightedCategoricalColumn, lengths: Tensor, others: 
 
 
 def _cross_values(raw: Raw, column: CrossedColumn) -> Tensor:
-    """What the hash of a cross is made of: strings' fingerprints, integers as they are."""
+    """Return the int64 values that a cross hashes: strings' fingerprints, integers as they are."""
     if isinstance(raw.values, Strings):
         return ops.string_fingerprint64(*raw.values)
     if raw.kind == "float" and not raw.is_all_null():
@@ -279,7 +279,7 @@ def _cross_values(raw: Raw, column: CrossedColumn) -> Tensor:
 
 
 def _normalized(x: Tensor, column: Any) -> Tensor:
-    """Numbers by a column's function, which must keep their number. A user's own may write into its argument."""
+    """Apply a column's normalizer, which must keep the number of elements. A user's own gets a copy to write to."""
     made = column.normalizer_fn(x if is_own(column.normalizer_fn) else x.clone())
     if made.numel() != x.numel():
         raise ValueError(f"column {column.name!r}: normalizer_fn must keep the shape, got {list(made.shape)}")
@@ -287,7 +287,7 @@ def _normalized(x: Tensor, column: Any) -> Tensor:
 
 
 def _check_width(raw: Raw, column: NumericColumn) -> None:
-    """Whether every example has as many numbers as the column; none has a number too many where there are none."""
+    """Raise ``ValueError`` unless every example has ``column.width`` numbers, in the column's shape."""
     given = f"{raw.width}"
     if raw.places is not None:
         given = "a sparse tensor with holes"

@@ -1,4 +1,4 @@
-"""What numbers go through and tables start as: small functions that JSON can hold."""
+"""Normalizers of numbers and initializers of tables: small functions with a JSON form."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _EPSILON = 1e-7  # the least standard deviation, as in Keras
 
 
 class _Function:
-    """A function with a configuration."""
+    """The base class of functions of a tensor that have a JSON form."""
 
     def __post_init__(self) -> None:
         make_fields_plain(self)
 
     def to_config(self) -> dict[str, Any]:
-        """What an equal one is made from."""
+        """Return plain data for JSON, from which an equal function is made."""
         return {"class_name": type(self).__name__, "config": asdict(self)}  # type: ignore[call-overload]
 
 
@@ -46,14 +46,14 @@ class _Function:
 @dataclass(frozen=True)
 class Standardize(_Function):
     """
-    ``(x - mean) / max(sqrt(variance), 1e-7)`` in float32.
+    A normalizer: ``(x - mean) / max(sqrt(variance), 1e-7)`` in float32.
 
     Args:
-        mean: a number, or one for each element of the feature. Default: None: ``adapt()`` finds it.
-        variance: likewise, not negative.
+        mean: a number, or one for each element of the feature. Default None: ``adapt()`` finds it.
+        variance: as ``mean``, but not negative.
 
     Raises:
-        ValueError: for one without the other, other numbers of means than of variances, or what is no such number.
+        ValueError: for one argument without the other, different numbers of means and variances, or a wrong value.
 
     Source: ``keras.layers.Normalization``.
 
@@ -82,14 +82,14 @@ class Standardize(_Function):
             object.__setattr__(self, "_deviation", deviation.tolist())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The standardized numbers."""
+        """Return the standardized numbers."""
         if self.mean is None or self.variance is None:
             raise ValueError("Standardize: mean and variance must be given, or found by adapt(), before it is used")
         return (x.to(torch.float32) - _on(self.mean, x)) / _on(self._deviation, x)  # type: ignore[attr-defined]
 
 
 def _numbers(field: str, value: Any) -> float | tuple[float, ...] | None:
-    """A mean or a variance: one number, or a tuple of them."""
+    """Return a mean or a variance as one number, or as a tuple of numbers."""
     if value is None:
         return None
     numbers = np.asarray(value.tolist() if hasattr(value, "tolist") else value, dtype=object).reshape(-1).tolist()
@@ -100,13 +100,13 @@ def _numbers(field: str, value: Any) -> float | tuple[float, ...] | None:
 
 
 def _on(values: float | Sequence[float], x: Tensor) -> Tensor | float:
-    """Numbers beside a tensor. A single one needs no copy to its device, which would wait for it."""
+    """Return numbers on a tensor's device; one number stays Python's, since copying it would wait for the device."""
     if isinstance(values, (int, float)):
         return values
     if len(values) == 1:
         return values[0]
     numbers = torch.tensor(values, dtype=torch.float32)
-    # One for each element of an example, or for each place of its last dimension.
+    # One number for each element of an example, or for each place of its last dimension.
     if x.dim() > 2 and len(values) == math.prod(x.shape[1:]):
         numbers = numbers.reshape(x.shape[1:])
     return numbers.to(x.device, non_blocking=True)
@@ -115,10 +115,10 @@ def _on(values: float | Sequence[float], x: Tensor) -> Tensor | float:
 @dataclass(frozen=True)
 class Log(_Function):
     """
-    ``log(x + shift)`` in float32.
+    A normalizer: ``log(x + shift)`` in float32.
 
     Args:
-        shift: what is added before. Default 1.
+        shift: is added before the logarithm. Default 1.
 
     Example:
         >>> Log()(torch.tensor([0.0]))
@@ -128,18 +128,18 @@ class Log(_Function):
     shift: float = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The logarithms."""
+        """Return the logarithms."""
         return torch.log(x.to(torch.float32) + self.shift)
 
 
 @dataclass(frozen=True)
 class Clip(_Function):
     """
-    Numbers moved into a range. NaN stays.
+    A normalizer that clips numbers to a range. NaN stays.
 
     Args:
-        low: its lower end. Default: none.
-        high: its upper end. Default: none.
+        low: the lower end of the range. Default: none.
+        high: the upper end of the range. Default: none.
 
     Example:
         >>> Clip(0, 10)(torch.tensor([-5.0, 3.0, 99.0]))
@@ -150,17 +150,17 @@ class Clip(_Function):
     high: float | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The numbers in range."""
+        """Return the clipped numbers."""
         return x if self.low is None and self.high is None else x.clamp(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Compose(_Function):
     """
-    Normalizers one after the other.
+    A normalizer that applies several normalizers, one after the other.
 
     Args:
-        normalizers: any of this module.
+        normalizers: any functions of a tensor, in order.
 
     Example:
         >>> Compose((Clip(0), Log()))(torch.tensor([-5.0, 0.0]))
@@ -173,13 +173,13 @@ class Compose(_Function):
         object.__setattr__(self, "normalizers", tuple(map(as_normalizer, self.normalizers)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The result of the last."""
+        """Return the result of the last normalizer."""
         for normalizer in self.normalizers:
             x = normalizer(x)
         return x
 
     def to_config(self) -> dict[str, Any]:
-        """What an equal one is made from."""
+        """Return plain data for JSON, from which an equal function is made."""
         configs = []
         for normalizer in self.normalizers:
             if not hasattr(normalizer, "to_config"):
@@ -192,19 +192,19 @@ _NORMALIZERS = {x.__name__: x for x in (Standardize, Log, Clip, Compose)}
 
 
 def as_normalizer(value: Any) -> Callable[[Tensor], Tensor] | None:
-    """A normalizer, or what its configuration says."""
+    """Return a normalizer as it is, or make it from its configuration; None stays None."""
     return _made("normalizer_fn", value, _NORMALIZERS)
 
 
 def is_own(normalizer: Any) -> bool:
-    """Whether it is one of this module's throughout, which write into no argument."""
+    """Say whether a normalizer consists of this module's only, none of which writes to its argument."""
     if isinstance(normalizer, Compose):
         return all(map(is_own, normalizer.normalizers))
     return isinstance(normalizer, (Standardize, Log, Clip))
 
 
 def is_complete(normalizer: Any) -> bool:
-    """Whether no Standardize in it lacks its mean and variance."""
+    """Say whether every ``Standardize`` in a normalizer has its mean and variance."""
     if isinstance(normalizer, Compose):
         return all(map(is_complete, normalizer.normalizers))
     return not isinstance(normalizer, Standardize) or normalizer.mean is not None
@@ -216,7 +216,7 @@ def is_complete(normalizer: Any) -> bool:
 @dataclass(frozen=True)
 class TruncatedNormal(_Function):
     """
-    Rows of a normal distribution, numbers further than two standard deviations from the mean drawn again.
+    An initializer that draws from a normal distribution, within two standard deviations of the mean.
 
     Args:
         mean: default 0.
@@ -233,7 +233,7 @@ class TruncatedNormal(_Function):
     stddev: float = 1.0
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """Fill the table."""
+        """Fill a table in place, and return it."""
         low, high = self.mean - 2 * self.stddev, self.mean + 2 * self.stddev
         return torch.nn.init.trunc_normal_(weight, self.mean, self.stddev, low, high)
 
@@ -241,7 +241,7 @@ class TruncatedNormal(_Function):
 @dataclass(frozen=True)
 class RandomNormal(_Function):
     """
-    Rows of a normal distribution.
+    An initializer that draws from a normal distribution.
 
     Args:
         mean: default 0.
@@ -256,18 +256,18 @@ class RandomNormal(_Function):
     stddev: float = 1.0
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """Fill the table."""
+        """Fill a table in place, and return it."""
         return torch.nn.init.normal_(weight, self.mean, self.stddev)
 
 
 @dataclass(frozen=True)
 class RandomUniform(_Function):
     """
-    Rows of a uniform distribution.
+    An initializer that draws from a uniform distribution.
 
     Args:
-        minval: its lower end. Default -0.05.
-        maxval: its upper end. Default 0.05.
+        minval: the distribution's lower end. Default -0.05.
+        maxval: the distribution's upper end. Default 0.05.
 
     Example:
         >>> bool(RandomUniform(0, 1)(torch.empty(100)).min() >= 0)
@@ -278,14 +278,14 @@ class RandomUniform(_Function):
     maxval: float = 0.05
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """Fill the table."""
+        """Fill a table in place, and return it."""
         return torch.nn.init.uniform_(weight, self.minval, self.maxval)
 
 
 @dataclass(frozen=True)
 class Constant(_Function):
     """
-    Rows of one number.
+    An initializer that sets all elements to one number.
 
     Args:
         value: default 0.
@@ -298,7 +298,7 @@ class Constant(_Function):
     value: float = 0.0
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """Fill the table."""
+        """Fill a table in place, and return it."""
         return torch.nn.init.constant_(weight, self.value)
 
 
@@ -307,7 +307,7 @@ _SAME = {"Zeros": Constant(0.0), "Ones": Constant(1.0)}
 
 
 def as_initializer(value: Any, dimension: int) -> Callable[[Tensor], Any]:
-    """An initializer, or what its configuration says, or a column's default."""
+    """Return an initializer as it is, or make it from its configuration; None gives a column's default."""
     if value is None:
         return TruncatedNormal(0.0, 1 / math.sqrt(dimension))
     if isinstance(value, Mapping) and value.get("class_name") in _SAME:
@@ -326,7 +326,7 @@ def _made(argument: str, value: Any, known: Mapping[str, Any]) -> Callable[..., 
         or value.get("class_name") not in list(known)
     ):
         raise ValueError(f"{argument} must be callable, or the configuration of one of {sorted(known)}, got {value!r}")
-    # TensorFlow's have a seed and a dtype too: the table's own count here.
+    # TensorFlow's configurations also have a seed and a dtype; here those of the table apply.
     arguments = {field: x for field, x in value["config"].items() if field not in ("seed", "dtype")}
     for field, x in arguments.items():
         arguments[field] = tuple(x) if isinstance(x, list) else x

@@ -1,4 +1,4 @@
-"""Features that one call serves: integers of several columns that are hashed alike, or are ids already."""
+"""Groups of features evaluated in one call: integers of several columns that hash alike, or that are ids already."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ._tables import Feature
 
 @dataclass
 class Group:
-    """Features next to each other. With more than one, their columns differ in nothing but the raw feature."""
+    """Features that are evaluated together. If there are several, their columns only differ in the raw feature."""
 
     features: list[Feature]
 
 
 def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
-    """Features in groups, in order of each group's first."""
+    """Group features, in the order of each group's first; without ``merge`` each feature is a group."""
     found: dict[Any, Group] = {}
     for feature in features:
         kind = _kind(feature.column) if merge else None
@@ -34,7 +34,7 @@ def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
 
 
 def _kind(column: Any) -> tuple | None:
-    """What columns of one group have in common."""
+    """Return the properties that columns of one group share; None: the column is a group by itself."""
     if isinstance(column, HashedCategoricalColumn) and column.dtype != "string":
         return ("hash", column.hash_bucket_size)
     if isinstance(column, IdentityCategoricalColumn):
@@ -45,7 +45,7 @@ def _kind(column: Any) -> tuple | None:
 def evaluate_groups(
     evaluation: Evaluation, groups: Sequence[Group], assembler: Assembler, kind: str
 ) -> KeyedJaggedTensor:
-    """The ids of all features."""
+    """Return the ids of all features of the groups, in one ``KeyedJaggedTensor``."""
     pieces: list[Ids] = []
     dropped: list[Tensor | None] = []
     for group in groups:
@@ -62,14 +62,14 @@ def evaluate_groups(
 
 
 def _merged(evaluation: Evaluation, group: Group) -> Ids | None:
-    """The ids of a group by one call on all its integers; None where no dtype holds them all."""
+    """Evaluate a group by one call on the integers of all its features; return None if no dtype holds them all."""
     raws = [evaluation.raw_for(feature.column) for feature in group.features]
     column = group.features[0].column
     values = _concatenated([raw.values for raw in raws], isinstance(column, IdentityCategoricalColumn))  # type: ignore[misc]
     if values is None:
         return None
     prune = prunes(column) and evaluation.drops_missing
-    # Of identity columns without a default, the mark of a missing value goes with all negative ids.
+    # In identity columns without a default, -1 for a missing value is dropped with all negative ids.
     marks = evaluation.drops_missing and not prune and values.dtype.is_signed and has_negative(values)
     ids = evaluation.ids_of(column, values)
     layouts = [(raw.width, raw.offsets) for raw in raws]
@@ -77,7 +77,7 @@ def _merged(evaluation: Evaluation, group: Group) -> Ids | None:
 
 
 def _present(raws: Sequence[Raw], values: Tensor, marks: bool) -> Tensor | None:
-    """Where no value of all columns is missing: a null or, of fixed forms, marked. None: nowhere."""
+    """Return a mask of the values that are neither null nor, in columns of fixed width, -1; None: none is missing."""
     if all(raw.valid is None for raw in raws):
         if not marks:
             return None
@@ -93,7 +93,7 @@ def _present(raws: Sequence[Raw], values: Tensor, marks: bool) -> Tensor | None:
 
 
 def _concatenated(values: list[Tensor], to_int64: bool) -> Tensor | None:
-    """All columns' integers, in one dtype; None where none holds them all, or a mark would be lost in it."""
+    """Concatenate integers in one dtype; return None if no dtype holds them all, or -1 would not stay -1."""
     dtypes = {x.dtype for x in values}
     if len(dtypes) == 1:
         return torch.cat(values)

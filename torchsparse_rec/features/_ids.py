@@ -1,4 +1,4 @@
-"""Ids of several columns, and how they become a ``KeyedJaggedTensor``."""
+"""Ids of columns, and their assembly into a ``KeyedJaggedTensor``."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 from ..jagged import KeyedJaggedTensor
 from ..ops.jagged import lengths_to_offsets
 
-#: How one column's rows lie: so many ids per example, or rows that begin at offsets.
+#: The layout of one column's rows: a number of ids per example, or the offsets at which rows begin.
 Layout = tuple[int | None, Tensor | None]
 
 
 @dataclass
 class Ids:
-    """Ids of one column, or of several columns one after the other, all of as many examples."""
+    """Ids of one column, or of several columns one after the other, all with the same number of examples."""
 
     values: Tensor
     batch: int
     layouts: list[Layout]
-    #: False where there is no id. None: everywhere.
+    #: False where an id is missing. None: no id is missing.
     keep: Tensor | None = None
     weights: Tensor | None = None
-    #: Whether negative ids are left out of tables. In crosses they count.
+    #: Whether negative ids are left out of lookups. Crosses keep them.
     prune: bool = False
-    #: Whether the values may lie in the batch's own memory.
+    #: Whether the values may share the batch's memory.
     borrowed: bool = False
-    #: The step of each id, where they do not follow one another.
+    #: The step of each id, if steps are skipped. None: ids follow one another.
     places: Tensor | None = None
 
     def lengths(self) -> Tensor:
-        """Of all rows, ids that are not kept counted."""
+        """Return the lengths of all rows, including ids that are not kept."""
         parts = [
             torch.full((self.batch,), width or 0, dtype=torch.int64, device=self.values.device)
             if offsets is None
@@ -43,14 +43,14 @@ class Ids:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def compact(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values that are kept, where their rows begin, and their weights."""
+        """Return the values that are kept, the offsets of their rows, and their weights."""
         offsets = lengths_to_offsets(self.lengths())
         if self.keep is None:
             return self.values, offsets, self.weights
         return _kept(self.values, offsets, self.weights, self.keep)
 
     def row_ids(self) -> Tensor:
-        """The row of each id, kept or not."""
+        """Return the row of each id, kept or not, int64."""
         width, offsets = self.layouts[0]
         count = self.values.shape[0]
         if offsets is None:
@@ -61,12 +61,12 @@ class Ids:
 
 def in_places(ids: Ids, filler: float | int, name: str, step: int = 1) -> Ids:
     """
-    Sequences with every value in its place, and ``filler`` where there is none.
+    Return sequences with each value at its place, and ``filler`` at places without a value.
 
-    A row ends with the last value that is there, and with the whole of its step, where one has several values.
+    A row ends with its last value that is not missing; where a step has several values, with the end of that step.
 
     Raises:
-        ValueError: for two values in one place, naming the column.
+        ValueError: for two values at one place; the error names the column.
     """
     if ids.keep is None and ids.places is None:
         return ids
@@ -102,27 +102,27 @@ def _check_places(targets: Tensor, rows: Tensor, places: Tensor, name: str) -> N
 def _kept(
     values: Tensor, offsets: Tensor, weights: Tensor | None, keep: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    # These calls and no indices by a mask: they are several times as fast on the CPU.
+    # masked_select, not an index by a mask: it is several times as fast on the CPU.
     kept = torch.masked_select(values, keep)
     return kept, _before(keep).index_select(0, offsets), None if weights is None else torch.masked_select(weights, keep)
 
 
 def _before(keep: Tensor) -> Tensor:
-    """How many are kept before each place, and in all."""
+    """Return how many values are kept before each place, and in total, int64 ``[N + 1]``."""
     found = torch.zeros(keep.shape[0] + 1, dtype=torch.int64, device=keep.device)
     torch.cumsum(keep, 0, out=found[1:])
     return found
 
 
 def has_negative(values: Tensor) -> bool:
-    """Whether a number is below 0. On CUDA yes is answered without looking: a mask then costs less than waiting."""
+    """Say whether a number is below 0; on CUDA always True, since a mask costs less than waiting for the answer."""
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return True
     return values.numel() > 0 and bool(values.min() < 0)
 
 
 class Assembler:
-    """Makes the ``KeyedJaggedTensor`` of some features, and remembers the offsets of rows of fixed lengths."""
+    """Makes the ``KeyedJaggedTensor`` of some features, and caches the offsets of rows of fixed lengths."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self.keys = tuple(keys)
@@ -133,11 +133,11 @@ class Assembler:
 
     def __call__(self, pieces: Sequence[Ids], dropped: Sequence[Tensor | None]) -> KeyedJaggedTensor:
         """
-        All features' ids.
+        Return the ids of all features.
 
         Args:
-            pieces: in the order of the keys.
-            dropped: of each piece, further places that count no more (weights that are not above 0).
+            pieces: ids of the features, in the order of the keys.
+            dropped: for each piece, a mask of further ids to drop (those whose weights are not above 0), or None.
         """
         batch, device = pieces[0].batch, pieces[0].values.device
         masks = [_mask(piece, without) for piece, without in zip(pieces, dropped, strict=True)]
@@ -159,11 +159,11 @@ class Assembler:
         return KeyedJaggedTensor(self.keys, values, weights, offsets=offsets, stride=batch, length_per_key=known)
 
     def _regular(self, batch: int, widths: tuple[int, ...], device: torch.device) -> Tensor:
-        """The offsets of rows of these lengths. Training batches are all alike: the last one's are kept."""
+        """Return the offsets of rows of fixed lengths; the last ones are cached, since training batches are alike."""
         if torch.compiler.is_compiling():
             return _regular_offsets(batch, widths, device)
         wanted = (batch, widths, device)
-        # Read once: other threads may put other batches' offsets there meanwhile.
+        # Read once: other threads may replace the cached offsets meanwhile.
         known = self._known
         if known is None or known[0] != wanted:
             known = self._known = wanted, _regular_offsets(batch, widths, device)
@@ -181,7 +181,7 @@ def _regular_offsets(batch: int, widths: tuple[int, ...], device: torch.device) 
 
 
 def _mask(piece: Ids, without: Tensor | None) -> Tensor | None:
-    """What stays of a piece; None if all does."""
+    """Return a mask of the ids of a piece that are kept; None if all are."""
     mask = piece.keep
     if piece.prune and has_negative(piece.values):
         mask = piece.values >= 0 if mask is None else mask & (piece.values >= 0)
@@ -193,7 +193,7 @@ def _mask(piece: Ids, without: Tensor | None) -> Tensor | None:
 def _compacted(
     pieces: Sequence[Ids], masks: Sequence[Tensor | None], offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All pieces' values that stay, where their rows begin, and their weights. What stays whole is only moved."""
+    """Return the kept values of all pieces, the offsets of their rows, and their weights."""
     values: list[Tensor] = []
     bounds: list[Tensor] = []
     weights: list[Tensor] = []
@@ -202,7 +202,7 @@ def _compacted(
         count, rows = piece.values.shape[0], piece.batch * len(piece.layouts)
         ends, looks = [count], mask is not None and mask.device.type == "cpu" and count > 0
         if looks:
-            # On the CPU a look at each column is cheap, and few of them have something missing.
+            # On the CPU a check of each column is cheap, and few columns have missing values.
             ends = (offsets[row : row + rows + 1 : piece.batch][1:] - begin).tolist()
         start = 0
         for end in ends:
@@ -226,5 +226,5 @@ def _compacted(
 
 
 def _is_all(mask: Tensor) -> bool:
-    """Whether a mask is true everywhere. The smallest byte is found many times as fast as ``all()``."""
+    """Say whether a mask is true everywhere. The minimum of its bytes is many times as fast as ``all()``."""
     return mask.numel() == 0 or bool(mask.view(torch.uint8).min())

@@ -1,4 +1,4 @@
-"""The forms in which users hold a raw column, each brought to :class:`Raw`."""
+"""The forms in which users give a raw column, and their conversion to :class:`Raw`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMS = (
 
 
 class Batch:
-    """Raw columns by name: a mapping, or a RecordBatch or Table of pyarrow. Each is read once, and put on a device."""
+    """Raw columns by name: a mapping, or pyarrow's RecordBatch or Table. Each is read once, and copied to a device."""
 
     def __init__(self, batch: Any, device: torch.device) -> None:
         if isinstance(batch, Mapping):
@@ -40,7 +40,7 @@ class Batch:
         self._raw: dict[str, Raw] = {}
 
     def raw(self, name: str, column: str | None = None, shaped: bool = False) -> Raw:
-        """A raw column on the device, of one or two dimensions unless it may be ``shaped``."""
+        """Return a raw column on the device; unless ``shaped``, raise ``ValueError`` for more than two dimensions."""
         found = self._raw.get(name)
         if found is None:
             if name not in self._columns:
@@ -65,10 +65,10 @@ class Batch:
 
 def read_raw(x: Any, name: str) -> Raw:
     """
-    A raw column.
+    Convert a user's column to a raw column.
 
     Raises:
-        ValueError: for none of the forms, naming the column.
+        ValueError: for a column in none of the known forms; the error names the column.
     """
     if isinstance(x, Tensor):
         return _of_tensor(x, name)
@@ -119,7 +119,7 @@ def _of_jagged(values: Tensor, offsets: Tensor, name: str) -> Raw:
 
 
 def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
-    """Values in any flat form, and where rows begin."""
+    """Convert values in any flat form, and the offsets at which rows begin."""
     flat = read_raw(values, name)
     bounds = _native(offsets) if isinstance(offsets, np.ndarray) and offsets.dtype.kind in "iu" else offsets
     if flat.width != 1:
@@ -143,7 +143,7 @@ def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
 
 
 def _of_sparse(x: Any, name: str) -> Raw:
-    """``compat.tensorflow.SparseTensor``: rows, and where they have holes the place of each value."""
+    """Convert a ``compat.tensorflow.SparseTensor`` to rows; if rows have holes, note each value's place."""
     indices, shape = x.indices, x.dense_shape.tolist()
     if len(shape) == 3 and 1 in shape[1:]:
         indices = indices[:, [0, 2 if shape[1] == 1 else 1]]
@@ -179,7 +179,7 @@ def _of_numpy(x: np.ndarray, name: str) -> Raw:
             items = x.data.copy()
             items[np.ma.getmaskarray(x)] = None
             return _of_numpy(items, name)
-        # What lies under a mask may be anything: it is made the same everywhere.
+        # Values under a mask may be anything: one value replaces them all.
         found = _of_numpy(x.filled(x.dtype.type()), name)
         there = torch.from_numpy(~np.ma.getmaskarray(x).reshape(-1))
         return replace(found, valid=there if found.valid is None else there & found.valid)
@@ -194,9 +194,9 @@ def _of_numpy(x: np.ndarray, name: str) -> Raw:
 
 
 def _native(x: np.ndarray) -> Tensor:
-    """Numbers as a tensor: in the array's own memory, unless that is read-only or of another byte order."""
+    """Return numbers as a tensor, in the array's memory unless that is read-only or of another byte order."""
     native = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-    # torch warns of memory that is read-only; what it would warn of, writing to it, is never done.
+    # A copy of read-only memory: torch would warn of it, although nothing here writes to it.
     return torch.from_numpy(native if native.flags.writeable else native.copy())
 
 
@@ -221,7 +221,7 @@ def _is_row(x: Any) -> bool:
 
 
 def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | None]:
-    """Numbers or strings, None among them for missing ones."""
+    """Return the numbers or strings of a flat list, and a mask that is false for None; no mask without None."""
     valid = None
     if any(item is None for item in x):
         there = np.fromiter((item is not None for item in x), bool, len(x))
@@ -244,12 +244,12 @@ def _flat_list(x: Sequence[Any], name: str) -> tuple[Tensor | Strings, Tensor | 
 
 
 def _is_number(item: Any) -> bool:
-    """Whether it is a number of at most 64 bits."""
+    """Say whether an item is a number of at most 64 bits."""
     return isinstance(item, (int, float, np.number)) and not (isinstance(item, int) and not -(2**63) <= item < 2**64)
 
 
 def strings_of_list(x: Sequence[Any], name: str) -> Strings:
-    """``str`` as UTF-8, ``bytes`` as they are."""
+    """Convert a list of strings: ``str`` to UTF-8, ``bytes`` as they are."""
     try:
         pieces = [item if isinstance(item, bytes) else item.encode() for item in x]
     except (AttributeError, UnicodeEncodeError) as error:

@@ -17,7 +17,7 @@ Normalizer = Callable[[Tensor], Tensor]
 
 
 class NumbersColumn(DenseColumn):
-    """What both columns have that read one feature of numbers, whose name they have."""
+    """The base class of columns that read one feature of numbers, and have the feature's name."""
 
     key: str
     shape: tuple[int, ...]
@@ -38,21 +38,21 @@ class NumbersColumn(DenseColumn):
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether mean and variance are still to be found."""
+        """Whether ``adapt()`` must still find mean and variance."""
         return False
 
     @property
     def name(self) -> str:
-        """The feature's."""
+        """The feature's name."""
         return self.key
 
     @property
     def width(self) -> int:
-        """The product of its shape: the numbers of an example, or of one step of a sequence."""
+        """The product of the shape: the numbers of an example, or of one step of a sequence."""
         return math.prod(self.shape)
 
     def features(self) -> list[str]:
-        """The one feature that it reads."""
+        """Return the name of the one feature that the column reads."""
         return [self.key]
 
 
@@ -72,7 +72,7 @@ class NumericColumn(NumbersColumn):
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether mean and variance are still to be found."""
+        """Whether ``adapt()`` must still find mean and variance."""
         return isinstance(self.normalizer_fn, Standardize) and self.normalizer_fn.mean is None
 
 
@@ -110,7 +110,7 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     @property
     def name(self) -> str:
-        """The feature's, and ``_bucketized``."""
+        """The feature's name, and ``_bucketized``."""
         return f"{self.source_column.name}_bucketized"
 
     @property
@@ -122,17 +122,17 @@ class BucketizedColumn(DenseColumn, CategoricalColumn):
 
     @property
     def num_buckets(self) -> int:
-        """Those of all elements of the feature."""
+        """The buckets of all elements of the feature together."""
         return self.depth * self.source_column.shape[0]
 
     @property
     def width(self) -> int:
-        """One for each bucket."""
+        """The number of buckets: each has one number."""
         return self.num_buckets
 
     @property
     def needs_adapt(self) -> bool:
-        """Whether the boundaries are still to be found."""
+        """Whether ``adapt()`` must still find the boundaries."""
         return self.boundaries is None
 
 
@@ -155,18 +155,18 @@ def numeric_column(
     normalizer_fn: Normalizer | None = None,
 ) -> NumericColumn:
     """
-    Numbers, as they are or normalized.
+    Make a column of numbers, as they are or normalized.
 
     Args:
         key: the feature.
         shape: of one example. Default ``(1,)``.
-        default_value: what a missing number is (a null; NaN is a number and stays), one for all or one for each
-            element. Default: a missing number is an error.
+        default_value: replaces missing numbers (nulls; NaN is a number and stays): one number, or one for each element.
+            Default: a missing number is an error.
         dtype: of the feature in files, for :func:`parse_example_features`: a name or a dtype. Default float32. Inputs
             may have any dtype; results are float32.
-        normalizer_fn: what the numbers go through: :class:`Standardize`, :class:`Log`, :class:`Clip`,
-            :class:`Compose` of such, or any function of a tensor, which cannot be written as a configuration.
-            ``Standardize()`` without numbers, and by itself, gets them from ``adapt()``.
+        normalizer_fn: transforms the numbers: :class:`Standardize`, :class:`Log`, :class:`Clip`, :class:`Compose` of
+            these, or any function of a tensor, which cannot be written as a configuration. ``adapt()`` finds mean and
+            variance of a ``Standardize()`` without arguments, if it is not in a :class:`Compose`. Default: none.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -191,17 +191,17 @@ def bucketized_column(
     epsilon: float = 0.01,
 ) -> BucketizedColumn:
     """
-    Numbers by the bucket they fall into: dense as one-hot vectors, or ids for an embedding, an indicator or a cross.
+    Make a column of the buckets of numbers: one-hot, or as ids for an embedding, an indicator or a cross.
 
-    Bucket ``b`` is ``boundaries[b - 1] <= x < boundaries[b]``, compared in float32; NaN falls into the last one. The
-    second element of a feature has the ids after those of the first, and so on.
+    Bucket ``b`` is ``boundaries[b - 1] <= x < boundaries[b]``, compared in float32; NaN falls into the last bucket. The
+    ids of a feature's second element follow those of the first, and so on.
 
     Args:
         source_column: a :func:`numeric_column` of one dimension.
         boundaries: ascending, no two equal.
-        num_bins: instead of boundaries: how many buckets, whose boundaries ``adapt()`` finds, about equally many
-            numbers in each. Where boundaries coincide there are fewer. (Keras's, not TensorFlow's.)
-        epsilon: how far off these may be, as a fraction of the numbers. Default 0.01.
+        num_bins: instead of boundaries, the number of buckets; ``adapt()`` finds boundaries with about equally many
+            numbers in each. Fewer if boundaries coincide. (An argument of Keras, not of TensorFlow.)
+        epsilon: the error of these boundaries, as a fraction of the numbers. Default 0.01.
 
     Raises:
         ValueError: for arguments that TensorFlow refuses too.
@@ -226,19 +226,20 @@ def sequence_numeric_column(
     normalizer_fn: Normalizer | None = None,
 ) -> SequenceNumericColumn:
     """
-    Sequences of numbers: a :class:`JaggedTensor` of float32, ``[N, *shape]``, in ``Features.sequence_dense``.
+    Make a column of sequences of numbers: a float32 :class:`JaggedTensor` in ``Features.sequence_dense``.
 
     Args:
         key: the feature: rows of any length.
-        shape: of one step. Default ``(1,)``; of ``(2,)``, a row of 6 numbers has 3 steps.
-        default_value: what a number is that is missing before others; and the padding, for
-            :meth:`JaggedTensor.to_padded_dense`.
+        shape: of one step; the values are ``[N, *shape]``. Default ``(1,)``; with ``(2,)``, a row of 6 numbers has 3
+            steps.
+        default_value: replaces numbers that are missing before others; pass it to :meth:`JaggedTensor.to_padded_dense`
+            as padding too.
         dtype: as for :func:`numeric_column`.
-        normalizer_fn: as for :func:`numeric_column`, but a ``Standardize`` must have its numbers.
+        normalizer_fn: as for :func:`numeric_column`, but a ``Standardize`` must have mean and variance.
 
     Raises:
-        ValueError: for arguments that TensorFlow refuses too, and a ``Standardize()`` without numbers; when used, for a
-            row whose length is no multiple of the numbers of a step.
+        ValueError: for arguments that TensorFlow refuses too, and for ``Standardize()`` without arguments; when used,
+            for a row whose length is no multiple of the numbers of a step.
 
     Source: ``tf.feature_column.sequence_numeric_column``.
 
@@ -293,7 +294,7 @@ def _checked_boundaries(boundaries: Any, key: str) -> tuple[float, ...]:
 
 
 def _default(value: Any, shape: tuple[int, ...], dtype: str, key: str) -> Any:
-    """One default for each element, nested as the shape is."""
+    """Return one default for each element, in tuples nested as the shape is; None stays None."""
     if value is None:
         return None
     if hasattr(value, "tolist"):
@@ -311,7 +312,7 @@ def _default(value: Any, shape: tuple[int, ...], dtype: str, key: str) -> Any:
 
 
 def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
-    """The numbers of a nested list of this shape; None if it is none."""
+    """Return the numbers of a nested list of this shape; None if the value is no such list."""
     if not shape:
         return [value] if isinstance(value, (int, float)) else None
     if not isinstance(value, (list, tuple)) or len(value) != shape[0]:

@@ -1,4 +1,4 @@
-"""What columns read from files of ``tf.train.Example``."""
+"""The features that columns read from files of ``tf.train.Example``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ._numeric import NumericColumn, SequenceNumericColumn
 
 def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
     """
-    The features that columns read, for :class:`torchsparse_rec.data.TFRecordReader`.
+    Return the features that columns read, for :class:`torchsparse_rec.data.TFRecordReader`.
 
     Args:
-        columns: as for :class:`FeatureTransform`; linear ones too.
+        columns: those of a :class:`FeatureTransform`, ``linear_columns`` too.
 
     Returns:
-        By name, :class:`FixedLenFeature` of numeric columns, with their defaults, and :class:`VarLenFeature` of all
+        A dict by name: a :class:`FixedLenFeature` with the default for numeric columns, a :class:`VarLenFeature` for
         others. Files hold integers as int64 and other numbers as float32, whatever the columns' dtypes.
 
     Raises:
-        ValueError: for what is no column, or two that read one feature in different ways.
+        ValueError: for an item that is no column, or two columns that read one feature in different ways.
 
     Source: ``tf.feature_column.make_parse_example_spec``.
 

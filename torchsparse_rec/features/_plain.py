@@ -1,4 +1,4 @@
-"""Arguments as Python's own numbers and texts, which JSON holds and which are equal whatever they were given as."""
+"""Conversion of arguments to plain Python numbers and strings, which JSON can hold and which compare equal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 
 def set_field(x: Any, field: str, value: Any) -> None:
-    """Of a frozen dataclass that is being made."""
+    """Set a field of a frozen dataclass, in its ``__post_init__``."""
     object.__setattr__(x, field, value)
 
 
 def make_fields_plain(x: Any) -> None:
-    """Of a frozen dataclass that is being made: numpy's scalars, also in lists and tuples."""
+    """Convert numpy scalars in the fields of a frozen dataclass, in its ``__post_init__``."""
     for field in fields(x):
         value = getattr(x, field.name)
         new = plain(value)
@@ -23,7 +23,7 @@ def make_fields_plain(x: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A numpy scalar as Python's, in a list or tuple too; all else as it is."""
+    """Convert a numpy scalar to a Python number, also in lists and tuples; return other values as they are."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)) and any(isinstance(item, (np.generic, list, tuple)) for item in value):

@@ -1,4 +1,4 @@
-"""One raw column of a batch, in the one form that the rest works on."""
+"""One raw column of a batch, in the form to which all inputs are converted."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class Strings(NamedTuple):
-    """Strings as Arrow has them: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``."""
+    """Strings in Arrow's layout: string ``i`` is ``bytes[offsets[i] : offsets[i + 1]]``."""
 
     bytes: Tensor
     offsets: Tensor
 
     def to(self, device: torch.device) -> Strings:
-        """The same on a device."""
+        """Return the strings on a device."""
         return Strings(self.bytes.to(device, non_blocking=True), self.offsets.to(device, non_blocking=True))
 
     def lengths(self) -> Tensor:
-        """In bytes."""
+        """Return the lengths of the strings, in bytes."""
         return self.offsets.diff()
 
     def __len__(self) -> int:
@@ -32,40 +32,40 @@ class Raw:
     """A raw column: ``width`` values per example, or rows that begin at ``offsets``."""
 
     name: str
-    #: Flat: of example after example.
+    #: The values of all examples, one after the other.
     values: Tensor | Strings
     batch: int
     width: int | None = None
     offsets: Tensor | None = None
-    #: False where a value is missing. None: there are all.
+    #: False where a value is missing. None: no value is missing.
     valid: Tensor | None = None
-    #: What the memory of the values belongs to.
+    #: The object that owns the memory of the values, kept alive here.
     owner: Any = None
-    #: Of sparse tensors whose rows have holes: the step of each value. None: values follow one another.
+    #: The step of each value, for sparse tensors whose rows have holes. None: values follow one another.
     places: Tensor | None = None
-    #: What an example has: the sizes of all dimensions but the first. None: no array with dimensions was given.
+    #: The shape of an example: all dimensions but the first. None: no array with dimensions was given.
     shape: tuple[int, ...] | None = None
 
     @property
     def kind(self) -> str:
-        """``"string"``, ``"integer"``, ``"float"`` or ``"bool"``."""
+        """The kind of the values: ``"string"``, ``"integer"``, ``"float"`` or ``"bool"``."""
         if isinstance(self.values, Strings):
             return "string"
         dtype = self.values.dtype
         return "bool" if dtype == torch.bool else "float" if dtype.is_floating_point else "integer"
 
     def count(self) -> int:
-        """How many values there are, missing ones too."""
+        """Return the number of values, including missing ones."""
         return len(self.values) if isinstance(self.values, Strings) else self.values.shape[0]
 
     def is_all_null(self) -> bool:
-        """Whether there is no value at all, so that the kind does not matter."""
+        """Say whether all values are missing, so that the kind does not matter."""
         return self.count() == 0 or (
             self.valid is not None and self.valid.device.type != "meta" and not bool(self.valid.any())
         )
 
     def blank(self, kind: str) -> Raw:
-        """As many values of another kind: zeros, or empty strings. For what is all null."""
+        """Return the same column, all null, with values of another kind: zeros, or empty strings."""
         count = self.count()
         device = self.values.bytes.device if isinstance(self.values, Strings) else self.values.device
         zeros = torch.zeros(count + (kind == "string"), dtype=torch.int64, device=device)
@@ -73,16 +73,17 @@ class Raw:
         return replace(self, values=Strings(text, zeros) if kind == "string" else zeros)
 
     def to(self, device: torch.device) -> Raw:
-        """The same on a device."""
+        """Return the column on a device."""
         values: Any = self.values.to(device) if isinstance(self.values, Strings) else _moved(self.values, device)
         offsets, valid, places = (_moved(x, device) for x in (self.offsets, self.valid, self.places))
         return replace(self, values=values, offsets=offsets, valid=valid, places=places)
 
     def present(self) -> Tensor | None:
         """
-        Where values are not missing: no nulls and, of one or ``width`` values per example, no ``-1`` and no ``""``.
+        Return a mask of values that are neither null nor, with ``width`` values per example, ``-1`` or ``""``.
 
-        Rows of any length keep these, as TensorFlow's sparse tensors do; so do unsigned integers.
+        Rows of any length keep ``-1`` and ``""``, as TensorFlow's sparse tensors do, and unsigned integers have no such
+        mark. None: no value is missing.
         """
         if self.width is None:
             return self.valid

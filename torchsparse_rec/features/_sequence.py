@@ -1,4 +1,4 @@
-"""The functions that make sequences of ids."""
+"""The functions that make columns of sequences of ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def sequence_categorical_column_with_identity(
     key: str, num_buckets: int, default_value: int | None = None
 ) -> SequenceCategoricalColumn:
     """
-    Sequences of ids, whose rows are not pooled: they go to ``Features.sequence``.
+    Make a column of sequences of ids, whose rows are not pooled, for ``Features.sequence``.
 
-    A step keeps its place if its id is negative, or missing before others: its id becomes ``num_buckets``, the row of
-    zeros that tables of :meth:`FeatureTransform.embedding_configs` end with.
+    A step whose id is negative, or missing before others, keeps its place: its id becomes ``num_buckets``, which is the
+    last row, of zeros, in tables of :meth:`FeatureTransform.embedding_configs`.
 
     Args: as for :func:`categorical_column_with_identity`.
 
@@ -39,7 +39,7 @@ def sequence_categorical_column_with_hash_bucket(
     key: str, hash_bucket_size: int, dtype: Any = "string"
 ) -> SequenceCategoricalColumn:
     """
-    Sequences of hashes. Args: as for :func:`categorical_column_with_hash_bucket`.
+    Make a column of sequences of hashed ids, with the arguments of :func:`categorical_column_with_hash_bucket`.
 
     Source: ``tf.feature_column.sequence_categorical_column_with_hash_bucket``.
 
@@ -60,7 +60,9 @@ def sequence_categorical_column_with_vocabulary_list(
     max_tokens: int | None = None,
 ) -> SequenceCategoricalColumn:
     """
-    Sequences of places in a list. Args: as for :func:`categorical_column_with_vocabulary_list`.
+    Make a column of sequences of places in a list.
+
+    Args: as for :func:`categorical_column_with_vocabulary_list`.
 
     Source: ``tf.feature_column.sequence_categorical_column_with_vocabulary_list``.
 
@@ -84,7 +86,9 @@ def sequence_categorical_column_with_vocabulary_file(
     dtype: Any = "string",
 ) -> SequenceCategoricalColumn:
     """
-    Sequences of lines of a file. Args: as for :func:`categorical_column_with_vocabulary_file`, in this other order.
+    Make a column of sequences of line numbers of a file.
+
+    Args: as for :func:`categorical_column_with_vocabulary_file`, but in this order.
 
     Source: ``tf.feature_column.sequence_categorical_column_with_vocabulary_file``.
 

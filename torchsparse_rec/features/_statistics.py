@@ -13,7 +13,7 @@ from ._raw import Strings
 
 
 class WordCounts:
-    """How often each word occurs."""
+    """Counts of how often each word occurs."""
 
     def __init__(self) -> None:
         self._strings: dict[bytes, int] = {}
@@ -24,7 +24,7 @@ class WordCounts:
         return len(self._strings) + len(self._numbers)
 
     def add(self, values: Tensor | Strings, present: Tensor | None = None) -> None:
-        """Count a batch's words, of those that are present."""
+        """Count the words of a batch that are not missing."""
         if isinstance(values, Strings):
             self._add_strings(values, present)
             return
@@ -36,11 +36,11 @@ class WordCounts:
         self._counts = summed
 
     def _add_strings(self, values: Strings, present: Tensor | None) -> None:
-        """Equal strings have equal fingerprints: only one of each is made a Python object."""
+        """Count strings by their fingerprints, so that only one of each becomes a Python object."""
         hashes = ops.string_fingerprint64(*values)
         lengths = values.lengths()
         places = torch.arange(len(values)) if present is None else present.nonzero()[:, 0]
-        # Strings of one fingerprint but different lengths are told apart; of one length too, by none but their maker.
+        # Strings of one fingerprint and different lengths are told apart; collisions of one length are not.
         keys = torch.stack([hashes[places], lengths[places]], 1).numpy()
         _, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
         chosen = places.numpy()[first]
@@ -50,7 +50,7 @@ class WordCounts:
             self._strings[word] = self._strings.get(word, 0) + count
 
     def remove(self, word: Any) -> None:
-        """Forget a word."""
+        """Remove a word from the counts."""
         if isinstance(word, bytes):
             self._strings.pop(word, None)
         elif not isinstance(word, str) and len(self._numbers):
@@ -58,14 +58,14 @@ class WordCounts:
             self._numbers, self._counts = self._numbers[kept], self._counts[kept]
 
     def count(self, word: Any) -> int:
-        """How often a word occurred."""
+        """Return how often a word occurred."""
         if isinstance(word, bytes):
             return self._strings.get(word, 0)
         found = self._counts[self._numbers == word]
         return int(found[0]) if len(found) else 0
 
     def by_frequency(self, most: int | None = None) -> list[bytes] | list[int]:
-        """The most frequent words first, the greater first among equally frequent ones, as Keras has them."""
+        """Return the words, the most frequent first, of equally frequent ones the greater first, as Keras does."""
         if self._strings:
             words: Any = sorted(self._strings, key=lambda word: (self._strings[word], word), reverse=True)
         else:
@@ -82,7 +82,7 @@ class Moments:
         self._squares = np.zeros(width)
 
     def add(self, x: np.ndarray) -> None:
-        """Add rows: the sums of squares of two parts are joined by the distance of their means."""
+        """Add the rows of a matrix; sums of squares are combined by the distance of the means."""
         there = ~np.isnan(x)
         counts = there.sum(0)
         some = np.maximum(counts, 1)
@@ -97,12 +97,12 @@ class Moments:
         self.counts = total
 
     def result(self) -> tuple[list[float], list[float]]:
-        """Means and variances, of the whole population."""
+        """Return means and variances, as of a whole population."""
         return self._mean.tolist(), (self._squares / np.maximum(self.counts, 1)).tolist()
 
 
 class Quantiles:
-    """Approximate quantiles: Keras's summaries, with its numbers."""
+    """Approximate quantiles by Keras's algorithm, with equal results."""
 
     def __init__(self, epsilon: float) -> None:
         self.epsilon = epsilon
@@ -116,12 +116,12 @@ class Quantiles:
             self.summary = merged(summarized(numbers, self.epsilon), self.summary, self.epsilon)
 
     def boundaries(self, num_bins: int) -> list[float]:
-        """Between so many parts with about equally many numbers."""
+        """Return the boundaries of ``num_bins`` buckets with about equally many numbers in each."""
         return compressed(self.summary, 1.0 / num_bins)[0, :-1].tolist()
 
 
 def summarized(values: np.ndarray, epsilon: float) -> np.ndarray:
-    """``[2, n]``: numbers that stand for all values, and how many each stands for."""
+    """Return a summary, ``[2, n]``: numbers that stand for all values, and how many values each stands for."""
     ordered = np.sort(values.reshape(-1))
     step = max(ordered.size / (1.0 / epsilon), 1)
     kept = ordered[int(step - 1) :: int(step)]
@@ -129,13 +129,13 @@ def summarized(values: np.ndarray, epsilon: float) -> np.ndarray:
 
 
 def merged(one: np.ndarray, other: np.ndarray, epsilon: float) -> np.ndarray:
-    """The summary of both summaries' values."""
+    """Return the summary of the values of two summaries."""
     both = np.concatenate((one, other), axis=1)
     return compressed(np.take(both, np.argsort(both[0]), axis=1), epsilon)
 
 
 def compressed(summary: np.ndarray, epsilon: float) -> np.ndarray:
-    """A summary of about ``1 / epsilon`` numbers."""
+    """Return a summary compressed to about ``1 / epsilon`` numbers."""
     if summary.shape[1] * epsilon < 1:
         return summary
     percents = epsilon + np.arange(0.0, 1.0, epsilon)

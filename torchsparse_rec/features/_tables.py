@@ -1,4 +1,4 @@
-"""Which features the tables of a model have, and how the tables are described."""
+"""The tables of a model: their features, and their configs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ._functions import Constant
 
 
 class Feature(NamedTuple):
-    """One key of a ``KeyedJaggedTensor``."""
+    """A key of a ``KeyedJaggedTensor``, and the column of its ids."""
 
     key: str
     column: CategoricalColumn
-    #: Whether ids whose weights are not above 0 are left out, as lookups by mean and sqrtn do.
+    #: Whether ids whose weights are not above 0 are left out, as the combiners mean and sqrtn need it.
     drops_weights: bool = False
 
 
@@ -57,7 +57,7 @@ class Tables:
         taken = {feature.key: feature for feature in self.features[kind]}
         key = column.name
         if key in taken and taken[key].column == column:
-            # One column for lookups that drop weights and for others: two features.
+            # A column used both by lookups that drop weights and by others becomes two features.
             key += "@mean" if drops else "@sum"
         if key in taken:
             raise ValueError(
@@ -68,14 +68,14 @@ class Tables:
         self.features[kind].append(Feature(key, column, drops))
 
     def bag_configs(self, kind: str) -> list[EmbeddingBagConfig]:
-        """The tables whose lookups are pooled."""
+        """Return the configs of the tables whose lookups are pooled."""
         return [
             EmbeddingBagConfig(pooling=sharing[0].combiner, **self._arguments(name, sharing, kind))
             for name, sharing in self._of_kind(kind)
         ]
 
     def results(self, kind: str) -> dict[str, str]:
-        """By embedding column, the name of its result in that of the collection of ``bag_configs(kind)``."""
+        """Return, by embedding column, its key in the result of the collection of ``bag_configs(kind)``."""
         configs = self.bag_configs(kind) if kind in self._kinds.values() else []
         names = {
             (config.name, feature): name
@@ -93,7 +93,7 @@ class Tables:
         return self._keys[kind, column, _drops(column, embedding.combiner)]
 
     def sequence_configs(self) -> list[EmbeddingConfig]:
-        """The tables whose lookups are not."""
+        """Return the configs of the tables whose lookups are not pooled."""
         return [
             EmbeddingConfig(padding_idx=arguments["num_embeddings"], **_with_one_more(arguments))
             for name, sharing in self._of_kind("sequence")
@@ -101,7 +101,7 @@ class Tables:
         ]
 
     def _of_kind(self, kind: str) -> list[tuple[str, list[Any]]]:
-        """The tables that take ids of a kind; ValueError if there are columns of such ids and none has a table."""
+        """Return the tables that look up ids of a kind; raise ``ValueError`` if there are such ids but no table."""
         found = [(name, sharing) for name, sharing in self._by_name.items() if self._kinds[name] == kind]
         alone = [column.name for column in self._alone if _kind(column) == kind]
         if alone and not found:
@@ -112,7 +112,7 @@ class Tables:
         return found
 
     def linear_configs(self, kind: str) -> list[EmbeddingBagConfig]:
-        """The tables of one number per id."""
+        """Return the configs of the linear columns' tables, which have one number per id."""
         return [
             EmbeddingBagConfig(
                 column.num_buckets,
@@ -139,17 +139,17 @@ class Tables:
 
 
 def _with_one_more(arguments: dict[str, Any]) -> dict[str, Any]:
-    """A table with a last row for steps without an id."""
+    """Return a table's arguments with one more row, for steps without an id."""
     return arguments | {"num_embeddings": arguments["num_embeddings"] + 1}
 
 
 def _dotless(name: str) -> str:
-    """The names of parameters have dots between their parts."""
+    """Replace dots by underscores, since names of parameters have dots between their parts."""
     return name.replace(".", "_")
 
 
 def _check_dotless(names: Sequence[str]) -> None:
-    """Refuse tables that only dots tell apart."""
+    """Raise ``ValueError`` if two tables' names only differ in dots."""
     found: dict[str, str] = {}
     for name in names:
         other = found.setdefault(_dotless(name), name)
@@ -168,7 +168,7 @@ def _kind(column: CategoricalColumn) -> str:
 
 
 def _kind_of(name: str, sharing: list[Any]) -> str:
-    """Where a table's ids come from: all of its columns together, since a table is in one collection."""
+    """Return the kind of a table's ids, which is one for all its columns, since a table is in one collection."""
     kinds = {_kind(x.categorical_column) for x in sharing}
     if "sequence" in kinds and len(kinds) > 1:
         raise ValueError(f"shared_embeddings {name!r}: columns must be all sequences or none, got both")
@@ -180,7 +180,7 @@ def _drops(column: CategoricalColumn, combiner: str) -> bool:
 
 
 def _check_sharing(name: str, sharing: list[Any]) -> None:
-    """Columns of one table must say the same of it."""
+    """Raise ``ValueError`` unless all columns of a table describe it in the same way."""
     for column in sharing[1:]:
         for field in ("num_buckets", "dimension", "combiner", "initializer", "max_norm", "trainable"):
             others, mine = (

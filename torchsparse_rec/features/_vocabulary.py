@@ -14,11 +14,12 @@ from ._raw import Strings
 
 class Vocabulary(torch.nn.Module):
     """
-    Finds words' places: for strings by the sorted fingerprints and a comparison of the bytes, for integers by
-    themselves. Its buffers go where the module goes, and are no part of its state: they are made from the words.
+    Finds the places of words: strings by sorted fingerprints and a comparison of bytes, integers by sorted values.
+
+    The buffers move with the module, and are not in its state, since they are made from the words.
 
     Args:
-        words: distinct: all ``bytes``, or all integers of 64 bits.
+        words: distinct words, all ``bytes`` or all integers of 64 bits.
     """
 
     keys: Tensor
@@ -39,12 +40,12 @@ class Vocabulary(torch.nn.Module):
         keys, places = keys.sort()
         for name, buffer in (("keys", keys), ("places", places), ("text", strings.bytes), ("bounds", strings.offsets)):
             self.register_buffer(name, buffer, persistent=False)
-        # Two words of one fingerprint are next to each other: so many must be compared.
+        # Words of one fingerprint are neighbours: the longest run says how many to compare.
         runs = torch.unique_consecutive(keys, return_counts=True)[1]
         self._longest_run = int(runs.max()) if self.of_strings and len(runs) else 1
 
     def forward(self, values: Tensor | Strings) -> Tensor:
-        """The place of each value, int64; -1 for what is not in the vocabulary."""
+        """Return the place of each value, int64; -1 for values that are not in the vocabulary."""
         if isinstance(values, Strings):
             return self._of_strings(values)
         values = values.to(torch.int64)
@@ -67,7 +68,7 @@ class Vocabulary(torch.nn.Module):
         return found
 
     def _equal(self, values: Strings, places: Tensor) -> Tensor:
-        """Whether each value is the word at its place, byte by byte."""
+        """Return a mask of the values that equal the word at their place, byte by byte."""
         starts, lengths = values.offsets[:-1], values.lengths()
         their_starts, their_lengths = self.bounds[:-1][places], self.bounds.diff()[places]
         same = lengths == their_lengths
@@ -80,12 +81,12 @@ class Vocabulary(torch.nn.Module):
         return same & ~wrong
 
     def extra_repr(self) -> str:
-        """How many words."""
+        """Return the number of words."""
         return f"{self.size}"
 
 
 def oov_ids(places: Tensor, values: Tensor | Strings, size: int, num_oov: int, default: int) -> Tensor:
-    """TensorFlow's ids of what is not in a vocabulary: a default, or further ids by the hash of the text."""
+    """Replace places of -1 as TensorFlow does: by a default, or by one of ``num_oov`` further ids by a hash."""
     if num_oov == 0:
         return places if default == -1 else torch.where(places < 0, default, places)
     if num_oov == 1:
@@ -96,7 +97,7 @@ def oov_ids(places: Tensor, values: Tensor | Strings, size: int, num_oov: int, d
 
 
 def hashed(values: Tensor | Strings, num_buckets: int) -> Tensor:
-    """TensorFlow's hash buckets: of strings by their bytes, of integers by their text."""
+    """Return TensorFlow's hash buckets: of strings by their bytes, of integers by their decimal text."""
     if isinstance(values, Strings):
         return ops.string_to_hash_bucket_fast(values.bytes, values.offsets, num_buckets)
     return ops.to_hash_bucket_fast(values, num_buckets)

@@ -1,4 +1,4 @@
-"""The words of vocabularies: as text and as bytes, in lists and in files."""
+"""The words of vocabularies: as ``str`` and as bytes, from lists and from files."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _ENCODING = ("utf-8", "surrogateescape")
 
 
 def encoded(word: str) -> bytes:
-    """As UTF-8; what :func:`decoded` made of other bytes as these bytes."""
+    """Encode a word as UTF-8, the inverse of :func:`decoded`, also for bytes that were no UTF-8."""
     return word.encode(*_ENCODING)
 
 
 def decoded(word: bytes) -> str:
-    """As str, so that JSON holds it; what is no UTF-8 in lone surrogates, as file names are in Python."""
+    """Decode UTF-8 for JSON; other bytes become lone surrogates, as in Python's file names."""
     return word.decode(*_ENCODING)
 
 
 def as_list(words: Any) -> list[Any]:
-    """Of a list, an array or a tensor."""
+    """Return the items of a list, an array or a tensor as a list."""
     return words.tolist() if hasattr(words, "tolist") else list(words)
 
 
 def checked_words(words: Any, key: str) -> tuple[Any, ...]:
-    """A vocabulary of one kind of words, no two equal: all str, or all int."""
+    """Return a vocabulary as a tuple, all ``str`` or all ``int``; raise ``ValueError`` if words mix or repeat."""
     words = tuple(as_list(words))
     if not words:
         raise ValueError(f"column {key!r}: vocabulary_list must not be empty")
@@ -61,7 +61,7 @@ def _text(word: str | bytes, key: str) -> str:
 
 
 def check_distinct(words: Sequence[Any], what: str) -> None:
-    """Refuse a word that is there twice."""
+    """Raise ``ValueError`` if a word is repeated."""
     if len(set(words)) == len(words):
         return
     first: dict[Any, int] = {}
@@ -74,17 +74,17 @@ def check_distinct(words: Sequence[Any], what: str) -> None:
 
 
 def lines_of(file: str | Path) -> list[bytes]:
-    """A file's lines as TensorFlow's tables read them: one carriage return at the end is no part of a line."""
+    """Return a file's lines as TensorFlow's tables read them: without one carriage return at the end of each."""
     lines = [line.removesuffix(b"\r") for line in Path(file).read_bytes().split(b"\n")]
     return lines[:-1] if not lines[-1] else lines
 
 
 def integer_of(line: bytes) -> int:
     """
-    The integer of a line, in the decimal forms that TensorFlow reads.
+    Parse the integer of a line, in the decimal forms that TensorFlow reads.
 
     Raises:
-        ValueError: for all else, and for what 64 bits do not hold.
+        ValueError: for any other line, and for integers that do not fit in 64 bits.
     """
     if not re.fullmatch(rb"\s*[+-]?[0-9]+\s*", line):
         raise ValueError("no integer")

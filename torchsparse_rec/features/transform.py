@@ -1,4 +1,4 @@
-"""``FeatureTransform``: raw columns of a batch to the ids of tables and to dense numbers."""
+"""``FeatureTransform``: makes ids for tables, and dense numbers, from the raw columns of a batch."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ __all__ = ["FeatureTransform", "Features"]
 
 class Features(NamedTuple):
     """
-    What :class:`FeatureTransform` makes of a batch. What there is no column for is None.
+    The result of :class:`FeatureTransform` for a batch. A field without a column is None.
 
     Args:
         dense: ``[B, D]``, float32: numeric, bucketized and indicator columns, side by side, sorted by name.
         sparse: ids for an :class:`EmbeddingBagCollection` of ``embedding_bag_configs()``.
-        weighted: ids with weights, for one with ``is_weighted=True`` of ``weighted_embedding_bag_configs()``.
+        weighted: ids with weights, for an :class:`EmbeddingBagCollection` of ``weighted_embedding_bag_configs()`` with
+            ``is_weighted=True``.
         sequence: ids for an :class:`EmbeddingCollection` of ``embedding_configs()``. A step without an id has the
-            number of the column's buckets, which is the row of zeros that these tables end with.
-        sequence_dense: by column, the numbers of ``sequence_numeric_column``, and of indicators of sequences.
+            column's number of buckets as id, which is the last row, of zeros, in these tables.
+        sequence_dense: by column, the numbers of ``sequence_numeric_column`` and of indicators of sequences.
 
     Example:
         >>> Features(dense=torch.ones(2, 3)).sparse is None
@@ -51,7 +52,7 @@ class Features(NamedTuple):
 
 
 class _Boundaries(torch.nn.Module):
-    """A bucketized column's boundaries, on the module's device; made from the column, so no part of its state."""
+    """A bucketized column's boundaries, on the module's device; not in its state, since the column has them."""
 
     boundaries: Tensor
 
@@ -65,38 +66,38 @@ class FeatureTransform(torch.nn.Module):
     Turns a batch of raw columns into the ids of tables and a matrix of dense numbers, with TensorFlow's results.
 
     Args:
-        columns: what a model's tables and dense layers get: embedding, shared embedding, numeric, bucketized (dense:
-            one-hot) and indicator columns. A categorical column alone gives ids and no table. No two of one name.
+        columns: of a model's tables and dense layers: embedding, shared embedding, numeric, bucketized (dense:
+            one-hot) and indicator columns. A categorical column alone gives ids and no table. Names are distinct.
         linear_columns: categorical columns, bucketized ones among them, for the wide part of a model: their tables
             have one number per id, see :meth:`linear_bag_configs`.
-        linear_combiner: how the numbers of an example become one: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
+        linear_combiner: how the numbers of an example are pooled: ``"sum"`` (default), ``"mean"`` or ``"sqrtn"``.
         drop_missing: whether ``-1`` and ``""`` of columns with a fixed number of values per example mean a missing
             value, and identity columns leave out negative ids, as in TensorFlow (default). False: integers are taken
-            as they are. This saves a look at every id on the CPU; on CUDA nothing then waits for the device, unless
-            a vocabulary without ``num_oov_buckets``, strings, nulls, weights or crosses of rows are there;
-            ``torch.compile(fullgraph=True)`` needs it.
+            as they are. This saves a check of every id on the CPU; on CUDA nothing then waits for the device, except
+            for vocabularies without ``num_oov_buckets``, strings, nulls, weights and crosses of rows of any length;
+            ``torch.compile(fullgraph=True)`` needs False.
 
     Shape:
         ``batch``: a mapping from features to columns, or a pyarrow ``RecordBatch`` or ``Table``. A column is
 
         * a tensor, a numpy array (masked ones too) or a list ``[B]`` or ``[B, k]`` of numbers, or of strings (arrays
-          and lists); for numeric columns also ``[B, *shape]``, and rows that are all as long as the column is wide;
+          and lists); for numeric columns also ``[B, *shape]``, and rows whose lengths all equal the column's width;
         * rows of any length: a :class:`JaggedTensor`, a ``torch.nested`` jagged tensor, a list of lists, a
           ``SparseTensor`` or ``RaggedTensor`` of :mod:`torchsparse_rec.compat.tensorflow`, or ``(values, offsets)``
-          with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an array, is always this;
-          rows go into a list);
+          with ``values`` in any of the flat forms (a tuple of two, the second a tensor or an array, is always taken
+          as this; give two rows in a list);
         * a pyarrow array: scalars, fixed-size lists (``k``) or lists (rows), dictionary-encoded or not; nulls are
           missing, as ``None`` is in lists.
 
-        The result is :class:`Features`, on the module's device: everything is brought there first.
+        The result is :class:`Features`, on the module's device, to which everything is copied first.
 
     Raises:
         ValueError: a feature that is missing, of another kind or number of values than the column needs, or of
             another number of examples; a missing number without ``default_value``. Errors name the column.
 
-    Ids outside a table are found by its lookup, which names them. NaN stays NaN, and falls into the last bucket.
+    The lookup checks ids, and names those outside its table. NaN stays NaN, and falls into the last bucket.
 
-    What :meth:`adapt` has found is in ``state_dict()``; the columns themselves are in :meth:`to_config`.
+    ``state_dict()`` has the results of :meth:`adapt`; :meth:`to_config` has the columns themselves.
 
     Source: ``tf.feature_column``; ``keras.layers.DenseFeatures`` of TensorFlow 2.12, whose order ``dense`` has.
 
@@ -143,7 +144,7 @@ class FeatureTransform(torch.nn.Module):
             raise ValueError(f"FeatureTransform: linear_combiner must be one of {COMBINERS}, got {linear_combiner!r}")
         self.linear_combiner = linear_combiner
         self.drop_missing = drop_missing
-        # Tells where the module is, whatever columns it has.
+        # Its device is the module's, whatever columns there are.
         self.register_buffer("_home", torch.empty(0), persistent=False)
         self._lookups = torch.nn.ModuleList()
         self._prepare()
@@ -151,7 +152,7 @@ class FeatureTransform(torch.nn.Module):
     # ---- Preparation ------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Everything that follows from the columns, which :meth:`adapt` replaces."""
+        """Make everything that depends on the columns, which :meth:`adapt` replaces."""
         self._unready = [column.name for column in self._all_columns() if getattr(column, "needs_adapt", False)]
         self._tables = Tables(self.columns, self.linear_columns, self.linear_combiner)
         self._groups: dict[str, list[Group]] = {
@@ -175,8 +176,9 @@ class FeatureTransform(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> FeatureTransform:
         """
-        What moves or casts modules. Vocabularies and boundaries only go where the module goes: they are no weights to
-        be rounded by ``half()``, nor memory that ``to_empty()`` may leave without values.
+        Move or cast the module; vocabularies and boundaries are only moved.
+
+        Otherwise ``half()`` would round boundaries, and ``to_empty()`` would leave vocabularies without values.
         """
         lookups = self._modules.pop("_lookups")
         try:
@@ -204,7 +206,7 @@ class FeatureTransform(torch.nn.Module):
     # ---- A batch ----------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Any) -> Features:
-        """Transform a batch; see the class."""
+        """Transform a batch, see :class:`FeatureTransform`."""
         if self._unready:
             raise ValueError(
                 f"FeatureTransform: adapt() must find what column {self._unready[0]!r} needs before it is used"
@@ -226,15 +228,15 @@ class FeatureTransform(torch.nn.Module):
             steps or None,
         )
 
-    # ---- What a model is made from ----------------------------------------------------------------------------------
+    # ---- Configs of a model's tables ---------------------------------------------------------------------------------
 
     @property
     def dense_width(self) -> int:
-        """D: how many dense numbers an example has."""
+        """The number of dense numbers of an example, D."""
         return sum(column.width for column in self._dense)
 
     def dense_slices(self) -> dict[str, slice]:
-        """Where each dense column is in ``Features.dense``, by its name."""
+        """Return the slice of each dense column in ``Features.dense``, by the column's name."""
         found, start = {}, 0
         for column in self._dense:
             found[column.name] = slice(start, start + column.width)
@@ -248,12 +250,12 @@ class FeatureTransform(torch.nn.Module):
         Put dense columns and looked-up embeddings side by side, all sorted by their columns' names.
 
         Args:
-            features: what the module made of a batch.
-            pooled: what the collection of ``embedding_bag_configs()`` made of ``features.sparse``.
-            weighted: what that of ``weighted_embedding_bag_configs()`` made of ``features.weighted``.
+            features: the module's result for a batch.
+            pooled: the result of the collection of ``embedding_bag_configs()`` for ``features.sparse``.
+            weighted: the result of the collection of ``weighted_embedding_bag_configs()`` for ``features.weighted``.
 
         Returns:
-            ``[B, D]``. Sequences are not in it.
+            ``[B, D]``, without sequences.
 
         Raises:
             ValueError: for embedding columns whose results are not given.
@@ -285,36 +287,39 @@ class FeatureTransform(torch.nn.Module):
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """
-        The tables of ``Features.sparse``, for an :class:`EmbeddingBagCollection`; shared ones once, with all features.
+        Return the configs of the tables of ``Features.sparse``, for an :class:`EmbeddingBagCollection`.
+
+        A shared table has one config, with all its features.
 
         Raises:
-            ValueError: for a column that ``adapt()`` has not seen; if there are categorical columns, and none has an
+            ValueError: for a column that still needs ``adapt()``; if there are categorical columns, but none has an
                 embedding column.
         """
         return self._tables.bag_configs("sparse")
 
     def weighted_embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Those of ``Features.weighted``, for an :class:`EmbeddingBagCollection` with ``is_weighted=True``."""
+        """Return the configs of the tables of ``Features.weighted``, for a collection with ``is_weighted=True``."""
         return self._tables.bag_configs("weighted")
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """
-        Those of ``Features.sequence``, for an :class:`EmbeddingCollection`.
+        Return the configs of the tables of ``Features.sequence``, for an :class:`EmbeddingCollection`.
 
-        Each has a row more than its column has ids: ``padding_idx``, zeros that learn nothing, for steps without an id.
+        Each table has one more row than its column has ids, its ``padding_idx``: zeros that are not trained, for steps
+        without an id.
         """
         return self._tables.sequence_configs()
 
     def linear_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Tables of ``linear_columns`` without weights: one number per id, 0 at first, as ``tf``'s ``linear_model``."""
+        """Return the configs of tables of ``linear_columns`` without weights: one number per id, initially 0."""
         return self._tables.linear_configs("sparse")
 
     def weighted_linear_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The same of ``linear_columns`` with weights, whose ids are in ``Features.weighted``."""
+        """Return the configs of tables of ``linear_columns`` with weights, whose ids are in ``Features.weighted``."""
         return self._tables.linear_configs("weighted")
 
     def freeze(self, collection: torch.nn.Module) -> None:
-        """Let the tables of columns that are not ``trainable`` learn no more, in a collection made of the configs."""
+        """Stop training the tables of columns with ``trainable=False``, in a collection made of the configs."""
         for name, parameter in collection.named_parameters():
             # A collection's parameters end in a table's name and ".weight".
             if name.split(".")[-2:-1] and name.split(".")[-2] in self._tables.frozen:
@@ -326,21 +331,21 @@ class FeatureTransform(torch.nn.Module):
         """
         Find vocabularies, boundaries, means and variances that the columns were made without, in one pass.
 
-        Vocabularies are sorted by frequency, the most frequent first, of equally frequent words the greater first; of
-        numbers, boundaries that about equally many lie between; means and variances of each element. Missing values
-        and NaN do not count. What columns already have stays.
+        Vocabularies are sorted by frequency, the most frequent word first, of equally frequent words the greater first.
+        Boundaries have about equally many numbers between them. Mean and variance are those of each element. Missing
+        values and NaN do not count. Columns that are complete stay as they are.
 
         Args:
-            batches: as for the module, all of them; read once. Memory does not grow with their number but with the
-                number of different words.
-            max_distinct: the most different words that a column may have.
+            batches: all batches, as for the module; read once. Memory grows with the number of different words, not
+                with the number of batches.
+            max_distinct: the largest number of different words of a column.
 
         Returns:
             The module itself.
 
         Raises:
-            ValueError: for no batches; more words than ``max_distinct``; a column without any value, or whose numbers
-                have several dimensions; boundaries of numbers whose mean is to be found in the same pass.
+            ValueError: for no batches; more different words than ``max_distinct``; a column without any value, or whose
+                numbers have several dimensions; boundaries of numbers whose mean would be found in the same pass.
 
         Source: ``adapt`` of ``keras.layers.StringLookup``, ``IntegerLookup``, ``Discretization``, ``Normalization``.
 
@@ -363,7 +368,7 @@ class FeatureTransform(torch.nn.Module):
     # ---- State ------------------------------------------------------------------------------------------------------
 
     def to_config(self) -> dict[str, Any]:
-        """What :meth:`from_config` makes an equal module from: plain data that JSON holds."""
+        """Return plain data for JSON, from which :meth:`from_config` makes an equal module."""
         return {
             "columns": [column.to_config() for column in self.columns],
             "linear_columns": [column.to_config() for column in self.linear_columns],
@@ -374,10 +379,10 @@ class FeatureTransform(torch.nn.Module):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FeatureTransform:
         """
-        A module from :meth:`to_config`.
+        Make a module from the result of :meth:`to_config`.
 
         Raises:
-            ValueError: for what is no such configuration.
+            ValueError: for a wrong configuration.
 
         Example:
             >>> import json
@@ -393,11 +398,11 @@ class FeatureTransform(torch.nn.Module):
         return cls(columns, linear, **values)  # type: ignore[arg-type]
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What ``adapt`` has found, for ``state_dict``."""
+        """Return the results of :meth:`adapt`, for ``state_dict()``."""
         return {"adapted": to_state(self._all_columns())}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """What ``get_extra_state`` gave, of a module with the same columns; ValueError for anything else."""
+        """Take over the state of a module with the same columns; raise ``ValueError`` for any other state."""
         if not isinstance(state, Mapping) or "adapted" not in state:
             raise ValueError(
                 f"FeatureTransform: a state must be a dict with what adapt() found, got {repr(state):.200}"
@@ -405,12 +410,12 @@ class FeatureTransform(torch.nn.Module):
         self._replace(from_state(self._all_columns(), state["adapted"]))
 
     def extra_repr(self) -> str:
-        """The columns."""
+        """Return the names of the columns."""
         return ", ".join(column.name for column in [*self.columns, *self.linear_columns])
 
 
 def _checked(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
-    """Columns of one kind, no two of one name."""
+    """Return a list of columns; raise ``ValueError`` unless they are of one kind and have distinct names."""
     found = checked_columns("FeatureTransform", argument, columns, kind)
     names: dict[str, Column] = {}
     for column in found:
@@ -424,15 +429,15 @@ def _checked(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
 
 
 def _has_steps(column: DenseColumn) -> bool:
-    """Whether its numbers are those of the steps of sequences."""
+    """Say whether a column's numbers belong to the steps of sequences."""
     if isinstance(column, IndicatorColumn):
         return isinstance(column.categorical_column, SequenceCategoricalColumn)
     return isinstance(column, SequenceNumericColumn)
 
 
 def _lookup_of(column: Column) -> torch.nn.Module | None:
-    """What a column needs on the device."""
-    # They need the values: a module made under torch.device("meta") moves there afterwards.
+    """Return the module with the buffers that a column needs on the device: vocabulary or boundaries; else None."""
+    # On the CPU, even under torch.device("meta"): the values are needed. The module is moved afterwards.
     with torch.device("cpu"):
         if isinstance(column, VocabularyColumn):
             return Vocabulary(column.words())

@@ -44,27 +44,27 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
     """
     A lookup table for ids of any range, without a vocabulary: a row is made when its id first comes.
 
-    In ``train()``, unknown ids get a row, as far as the filter admits them; frequencies are counted, and versions, the
-    steps of the last lookup, are noted. In ``eval()`` nothing is written: an unknown id has the value that it would
-    begin with, or where there is a filter ``default_value_no_permission``. How a row begins is a function of the seed
-    and the id, so the order in which ids come does not matter.
+    In ``train()``, unknown ids that the filter admits get a row; each id's lookups are counted (its frequency), and the
+    step of the last one is noted (its version). In ``eval()`` nothing is written: an unknown id has the initial value
+    that its row would get, or ``default_value_no_permission`` where there is a filter. Initial values are a function of
+    the seed and the id, so the order in which ids come does not matter.
 
     The table grows by doubling. ``weight`` remains the same Parameter, with more rows; optimizers of
-    :mod:`torchsparse_rec.optim` follow, with their states. (Those of torch do not know about rows that come and go.)
+    :mod:`torchsparse_rec.optim` grow their states with it. (torch's optimizers cannot know that rows come and go.)
 
     Args:
         embedding_dim: elements of a row, at least 1.
-        name: for errors and files. Default: ``"embedding_variable"``.
+        name: of the table, for errors and files. Default: ``"embedding_variable"``.
         key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
-        initializer: how rows begin: :class:`Constant`, :class:`Uniform`, :class:`Normal` or :class:`TruncatedNormal` of
-            :mod:`torchsparse_rec.nn`; a number; rows, of which a key has number ``key mod P``; or a function that fills
-            a tensor in place. Default: as ``ev_option.init_option`` says, or a truncated normal distribution of
+        initializer: initial values: :class:`Constant`, :class:`Uniform`, :class:`Normal` or :class:`TruncatedNormal` of
+            :mod:`torchsparse_rec.nn`; a number; ``P`` rows, of which a key gets row ``key mod P``; or a function that
+            fills a tensor in place. Default: as ``ev_option.init_option`` says, or a truncated normal distribution of
             standard deviation 1, as in DeepRec.
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
-        target_gpu: the number of the GPU that has the table; -1 (default): ``device`` says where.
-        capacity: rows at first. Default 1024.
-        seed: of random initializers. Default: made of the name, so that tables of different names differ.
-        device: where the table lives.
+        target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``.
+        capacity: the initial number of rows. Default 1024.
+        seed: of random initializers. Default: derived from the name, so that tables of different names differ.
+        device: of the table. Default: torch's default device, or the GPU if the first tier is HBM.
         dtype: float16, bfloat16, float32 (default) or float64.
         grad_mode: as of :class:`Embedding`; None (default) is ``"sparse"``.
 
@@ -73,11 +73,11 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         a jagged nested tensor.
 
     Raises:
-        RuntimeError: a capacity that does not hold the ids of one step.
+        RuntimeError: the capacity is less than the ids of one step.
         ValueError: wrong sizes, dtypes or options.
 
-    Without an optimizer of ours every lookup in ``train()`` counts as a step of its own: with a capacity, look up all
-    ids of a step at once then. Rows must not be erased between a backward and its optimizer step. Under
+    Without an optimizer of :mod:`torchsparse_rec.optim` every lookup in ``train()`` counts as a step of its own: with a
+    capacity, look up all ids of a step at once then. Do not erase keys between a backward and its optimizer step. Under
     ``torch.compile`` the lookup breaks the graph: a table that grows cannot be part of one.
 
     Source: DeepRec's ``EmbeddingVariable``.
@@ -134,7 +134,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         self.admission = admission_of(self.name, option.filter_option, device)
         if option.capacity is not None:
             capacity = min(capacity, option.capacity + int(self.admission is not None))
-        # Where there is a filter, row 0 stands for all keys that are not admitted.
+        # Where there is a filter, keys that are not admitted share row 0.
         self.keys = KeyRows(self.name, capacity, reserved=int(self.admission is not None), device=device)
         seed = zlib.crc32(self.name.encode()) if seed is None else seed
         self.initial = InitialRows(initializer, option.init_option, embedding_dim, seed, dtype, device)
@@ -159,7 +159,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
     # ---- Lookups -----------------------------------------------------------------------------------------------------
 
     def forward(self, input: Tensor) -> Tensor:
-        """Look up ``input``; see the class."""
+        """Look up the rows of ``input``, see :class:`EmbeddingVariable`."""
         if torch.compiler.is_exporting():
             return self._look_up_in_program(input)
         if torch.compiler.is_compiling():
@@ -184,16 +184,15 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
     @torch.no_grad()
     def lookup(self, input: Tensor) -> Tensor:
         """
-        Look up without training, whatever the mode: nothing is inserted, counted or moved.
+        Look up without training, in either mode: nothing is inserted, counted or moved between tiers.
 
-        May be called from any number of threads beside one that trains; every row is wholly from before or after an
-        update.
+        Any number of threads may call it while another one trains; each row is wholly from before or after an update.
 
         Args:
             input: as for the module.
 
         Returns:
-            As of the module, without a gradient.
+            As from the module, without a gradient.
 
         Example:
             >>> EmbeddingVariable(2, initializer=0.5).lookup(torch.tensor([3]))
@@ -219,7 +218,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         return values.reshape(*input.shape, self.embedding_dim)
 
     def _rows_of_storage(self, ids: Tensor) -> Tensor:
-        """What keys have, where no row is behind or elsewhere."""
+        """Return the values of keys, where no row is stale or in another tier."""
         weight = self._stored_weight()
         return ops.table_lookup(
             self.keys.index,
@@ -231,7 +230,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         )
 
     def _look_up_in_program(self, input: Tensor) -> Tensor:
-        """Look up in a program that is being exported, which has the keys and rows as they are now."""
+        """Look up for ``torch.export``: the exported program contains the keys and rows as they are now."""
         check_ids("EmbeddingVariable", input)
         why = None
         if self.training:
@@ -247,11 +246,11 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         return self._rows_of_storage(self._as_keys(input)).reshape(*input.shape, self.embedding_dim)
 
     def train(self, mode: bool = True):
-        """As :meth:`torch.nn.Module.train`. Rows need not be brought up to date: lookups read what they are now."""
+        """Set the mode as :meth:`torch.nn.Module.train` does. Stale rows stay: lookups read them up to date."""
         return torch.nn.Module.train(self, mode)
 
     def _values(self, rows: Tensor, kind: str) -> Tensor:
-        """The rows of the weight, with a gradient of a kind."""
+        """Return some rows of the weight, with a gradient of a kind."""
         weight = self._stored_weight()
         if self._is_plain(weight, kind):
             return look_up(weight, rows, None, False, kind == "sparse")
@@ -260,11 +259,11 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         )
 
     def _values_of_present(self, ids: Tensor) -> Tensor:
-        """As :meth:`lookup`, with a gradient to the rows that are in the first tier: no others are touched."""
+        """Look up without inserting, with a gradient to rows of the first tier; other rows stay where they are."""
         with self._guard.writing():
             rows = self.keys.find(ids)
             where = (rows >= 0).nonzero().flatten()
-            self._note_written(ids[where])  # a step may follow, and versions do not say so
+            self._note_written(ids[where])  # the optimizer may move these rows, but their versions do not change
             absent = self._absent(ids, rows)
             kind = self._gradient_kind(self._stored_weight(), len(where))
             return absent.index_copy(0, where, self._values(rows[where], kind))
@@ -277,13 +276,13 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         return input.reshape(-1)
 
     def _no_permission(self, weight: Tensor) -> Tensor | None:
-        """What a key that is not admitted has; None where all are."""
+        """Return the values of a key that is not admitted; None without a filter."""
         if self.admission is None:
             return None
         return weight.new_full((self.embedding_dim,), self._default())
 
     def _absent(self, ids: Tensor, rows: Tensor) -> Tensor:
-        """The values of keys without a row here; those of the others are not looked at."""
+        """Return the values of keys without a row in the first tier; other positions have undefined values."""
         weight = self._stored_weight().detach()
         missing = self._no_permission(weight)
         values = self.initial.rows_of(ids, weight, rows < 0) if missing is None else missing.repeat(len(ids), 1)
@@ -293,33 +292,33 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
 
     @property
     def auto(self) -> AutoChoice:
-        """What ``grad_mode="auto"`` has found out."""
+        """The choice that ``grad_mode="auto"`` has made."""
         return self._auto
 
-    # ---- What an optimizer tells: see optim/_tables.py's Growing -----------------------------------------------------
+    # ---- Calls from an optimizer: see Growing in optim/_tables.py ----------------------------------------------------
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Rows are written in here: nobody reads."""
+        """Hold the table's lock for writing: no other thread reads or writes rows inside."""
         with self._guard.writing():
             yield
 
     def lock_number(self) -> int:
-        """Of the lock: who takes several begins with the lowest."""
+        """Return the number of the table's lock; a thread takes several locks in ascending order."""
         return self._guard.number
 
     def steps(self) -> None:
-        """A step of the optimizer begins."""
+        """Prepare for a step of the optimizer: initialise the rows of keys that a filter has just admitted."""
         if self._newcomers:
             with self._guard.writing():
                 self._let_in()
 
     def stepped(self) -> None:
-        """A step of the optimizer has ended."""
+        """Count a step that the optimizer has ended."""
         self.global_step += 1
 
     def history_ends(self) -> None:
-        """Rows elsewhere must follow now what idle rows have missed."""
+        """Flush the rows of other tiers, before the optimizer forgets its history."""
         if self.cold is not None:
             self.cold.make_current()
 
@@ -331,10 +330,10 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
 
     def __getstate__(self) -> dict[str, Any]:
         """
-        For copies and pickles.
+        Return the state for copies and pickles.
 
         Raises:
-            TypeError: rows are on disk.
+            TypeError: if rows are on disk.
         """
         if self.cold is not None and self.cold.has_files():
             raise TypeError(
@@ -347,7 +346,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """See :meth:`__getstate__`."""
+        """Take over the result of :meth:`__getstate__`."""
         super().__setstate__(state)
         seen, self._eviction = self.__dict__.get("_eviction", 0), Eviction(self)
         self._eviction.seen = seen
@@ -356,7 +355,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
             self.cold.put(Part.of_tensors(cold, self._stored_weight().device))  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
-        """What it was made with."""
+        """Return the arguments that ``repr`` shows."""
         mode = "" if self.grad_mode is None else f", grad_mode={self.grad_mode!r}"
         return f"{self.embedding_dim}, name={self.name!r}{mode}"
 

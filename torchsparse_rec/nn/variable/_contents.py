@@ -1,4 +1,4 @@
-"""What a checkpoint of a variable must hold: a checksum says only that it is what somebody wrote."""
+"""Checks of what a variable's checkpoint holds: a checksum only says that the bytes are those that were written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._manifest import CheckpointError
 
 __all__ = ["ContentChecks", "check_metadata", "seen_of"]
 
-# Of frequencies; steps, and versions, are below it.
+# The largest frequency; steps and versions are below it.
 _MOST = 2**31 - 1
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -29,14 +29,14 @@ _SHARDS = {
 
 def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     """
-    Raise unless a variable may have written the metadata of a version.
+    Raise ``CheckpointError`` unless a variable may have written a version's metadata.
 
     Args:
         path: of the manifest, for errors.
-        metadata: with an embedding_dim and a key_dtype that have been checked.
+        metadata: of the version; its embedding_dim and key_dtype have been checked already.
 
     Raises:
-        CheckpointError: otherwise.
+        CheckpointError: if no variable writes such metadata; the error names the file.
     """
     for name, most in (("global_step", _MOST - 1), ("evicted", 2**63 - 1), ("optimizer_steps", _MOST - 1)):
         value = metadata.get(name)
@@ -53,35 +53,36 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def seen_of(state: Mapping[str, Any]) -> int:
-    """The step of the last lookup, by what was saved; versions of before say only which step came next."""
+    """Return the step of the last lookup from a saved state; older formats only say which step came next."""
     return state.get("seen", max(state["global_step"] - 1, 0))
 
 
 class ContentChecks:
     """
-    Checks of the shards of a chain, one after the other.
+    Checks the shards of a checkpoint, one after the other.
 
     Args:
         embedding_dim: of the variable.
-        key_dtype: likewise.
-        states: of its optimizer, by name: whether it has one number for each row, not a row of them.
+        key_dtype: of the variable.
+        states: of the variable's optimizer, by name: whether a state has one number for each row, instead of
+            ``embedding_dim`` numbers.
     """
 
     def __init__(self, embedding_dim: int, key_dtype: torch.dtype, states: Mapping[str, bool]) -> None:
         self._embedding_dim, self._key_dtype = embedding_dim, key_dtype
-        self._per_row = dict(states)  # those of other names too, as the first shard has them
+        self._per_row = dict(states)  # states of other names too, with the form that they have in the first shard
 
     def check_shard(self, path: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
         """
-        Raise unless a shard can be restored.
+        Raise ``CheckpointError`` unless a shard can be restored.
 
         Args:
-            path: of its file, for errors.
-            name: what its writer called it.
-            tensors: what it holds.
+            path: of the shard's file, for errors.
+            name: of the shard: rows, erased, candidates or sketch.
+            tensors: of the shard, by name.
 
         Raises:
-            CheckpointError: otherwise.
+            CheckpointError: if the shard cannot be restored; the error names the file.
         """
         wanted = _SHARDS.get(name)
         if wanted is None:

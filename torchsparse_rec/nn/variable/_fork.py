@@ -1,4 +1,4 @@
-"""What a process that is forked must put in order: it has copies of locks, and none of the threads that held them."""
+"""Calls in a forked process, whose objects have copies of locks but none of the threads that held them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["tell_of_forks"]
 
 class _Forked(Protocol):
     def after_fork(self) -> None:
-        """In the process that was forked: there is but the thread that forked."""
+        """Put the object in order in the forked process, which has no thread but the one that forked."""
 
 
 _known: weakref.WeakSet[_Forked] = weakref.WeakSet()
 
 
 def tell_of_forks(known: _Forked) -> None:
-    """Have an object's ``after_fork`` called in every process that is forked from this one."""
+    """Register an object whose ``after_fork`` is called in every process that is forked from this one."""
     _known.add(known)
 
 

@@ -11,12 +11,12 @@ from ... import ops
 
 __all__ = ["MOST_HASHES", "crowded", "new_index", "seed_of", "unforeseen"]
 
-# Keys a bucket holds when a table is full: three quarters of its 12 slots.
+# Keys in each bucket, on average, when a table is full: three quarters of its 12 slots.
 _LOAD = 9
 _BUCKET_WORDS = 16
-# Of a region, where there are at least two. All get as many keys, so that none may be smaller than another.
+# Buckets of a region, where there are at least two regions. All get equally many keys, so all have the same size.
 _REGION_BUCKETS = 64
-# How many hashes are tried for the same keys.
+# How many hashes are tried before keys that collide are an error.
 MOST_HASHES = 4
 
 
@@ -25,10 +25,11 @@ def new_index(owner: str, entries: Tensor, counters: Tensor, seed: int = 0) -> T
     Make an index of all keys of a table, see :func:`ops.table_rehash`. On CUDA it waits for the device.
 
     Args:
-        owner: for errors.
+        owner: the table's name, for errors.
         entries: of the table.
-        counters: likewise.
-        seed: of its hash. Default: none. Where keys crowd, the index has one that nobody can foresee.
+        counters: of the table.
+        seed: of the index's hash. Default: 0, none. Where keys find no room, further hashes get seeds that nobody can
+            foresee.
 
     Raises:
         RuntimeError: keys collide under every hash.
@@ -46,7 +47,7 @@ def new_index(owner: str, entries: Tensor, counters: Tensor, seed: int = 0) -> T
 
 
 def crowded(owner: str, failed: int, rows: int) -> RuntimeError:
-    """What is said of keys that find no room in the index of a table of so many rows, whatever its hash."""
+    """Return the error for keys that find no room in the index of a table of ``rows`` rows under any hash."""
     return RuntimeError(
         f"{owner}: {failed} keys collide with others in an index of {_buckets_for(rows)} buckets for {rows} rows, "
         f"under each of {MOST_HASHES} hashes: they must have been chosen by one who knew them"
@@ -59,10 +60,10 @@ def _buckets_for(rows: int) -> int:
 
 
 def seed_of(index: Tensor) -> int:
-    """What chose its hash; 0: it has none. On CUDA it waits for the device."""
+    """Return the seed of an index's hash; 0: it has none. On CUDA it waits for the device."""
     return 0 if index.dim() == 2 else int(index[-_BUCKET_WORDS:].view(torch.int64)[0])
 
 
 def unforeseen() -> int:
-    """A seed that nobody knows; never 0."""
+    """Return a random seed that nobody can foresee; never 0."""
     return int.from_bytes(os.urandom(8), "little", signed=True) | 1

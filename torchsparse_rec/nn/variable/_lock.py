@@ -1,4 +1,4 @@
-"""A file that one object of one process has locked."""
+"""A lock file that one object of one process holds."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ __all__ = ["release_lock", "take_lock"]
 
 def take_lock(path: Path, busy: Callable[[str], str]) -> int:
     """
-    Lock a file, made if it is not there, until :func:`release_lock` or the end of the process.
+    Lock a file until :func:`release_lock` or the end of the process; create it if it is missing.
 
-    Its content is the number of the process: whatever else is there under its name is neither followed nor written.
+    The file contains the process's id. A link, or anything but a regular file, under its name is refused.
 
     Args:
-        path: of the file. Who holds the lock may remove it.
-        busy: the error's text, given the process that holds the lock.
+        path: of the file, which the holder of the lock may remove.
+        busy: makes the error's text from the id of the process that holds the lock.
 
     Returns:
         The file's descriptor.
 
     Raises:
-        BlockingIOError: somebody else holds it, in this process or another one; it names the folder.
-        OSError: it cannot be made, or is a link or no regular file; it names the file.
+        BlockingIOError: the lock is held already, in this process or another one; the error names the folder.
+        OSError: the file cannot be made, or is a link or no regular file; the error names the file.
     """
-    import fcntl  # POSIX's alone, as are these locks
+    import fcntl  # only on POSIX systems, as are these locks
 
     while True:
         descriptor = _opened(path)
         try:
-            # Of the open file, not of the process: two of one process exclude each other too.
+            # The lock belongs to the open file, not to the process: two holders in one process exclude each other too.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it may have removed it before we had it: then it locks nothing.
+            # The last holder may have removed the file before we locked it: then the lock guards nothing.
             if _is_at(path, descriptor):
-                # Who it is only helps a person: on a full disk it is not said.
+                # The id only helps people: on a full disk the file stays empty.
                 with suppress(OSError):
                     os.ftruncate(descriptor, 0)
                     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -76,7 +76,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def release_lock(descriptor: int) -> None:
-    """Let go of it. Not only closed: a process that was forked meanwhile has it open too."""
+    """Release a lock of :func:`take_lock`. Closing is not enough: a process forked meanwhile has the file open too."""
     import fcntl
 
     fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -1,8 +1,8 @@
 """
-What a version of a checkpoint says of itself: its manifest, one JSON object with the checksum of its own bytes.
+The manifest, which describes one version of a checkpoint: a JSON object with the checksum of its own bytes.
 
-The manifest is all that a reader trusts before it has read a shard. Its last entry is the CRC-32C of all bytes before
-that entry, written in one form only, so that no byte of the file can change unseen.
+A reader trusts nothing else before it has read a shard. The last entry is the CRC-32C of all bytes before that entry,
+in one fixed form, so that a change of any byte of the file is detected.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ KINDS = ("full", "delta")
 
 class CheckpointError(ValueError):
     """
-    A checkpoint that is damaged, or not whole.
+    An error that names a damaged or missing file of a checkpoint.
 
     Args:
         path: of the file that is refused.
-        problem: what is wrong with it.
+        problem: what is wrong with the file.
 
     Example:
         >>> from torchsparse_rec.nn.variable.checkpoint import CheckpointError
@@ -38,7 +38,7 @@ class CheckpointError(ValueError):
 
     def __init__(self, path: str | Path, problem: str):
         self.path, self.problem = str(path), problem
-        # Both are its arguments, so that it can be pickled.
+        # Pickling needs both as arguments.
         super().__init__(self.path, problem)
 
     def __str__(self) -> str:
@@ -54,10 +54,10 @@ class VersionInfo:
         number: of the version, from 1 on.
         kind: ``"full"``, or ``"delta"``, which applies on top of ``base``; None if the manifest cannot be read.
         base: the number of the version below a delta; else None.
-        metadata: what its writer was given.
-        shards: how many files of tensors it has.
-        nbytes: their bytes together.
-        problem: None, or why it cannot be restored, as far as can be said without reading its shards.
+        metadata: as it was given to the writer.
+        shards: how many files of tensors the version has.
+        nbytes: the bytes of these files together.
+        problem: None, or why the version cannot be restored, as far as is known without reading its shards.
 
     Example:
         >>> from torchsparse_rec.nn.variable.checkpoint import VersionInfo
@@ -76,7 +76,7 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tensors: the name its writer gave it, and what must be found in it (tensors: dtype and shape)."""
+    """A file of tensors: the shard's name, size and checksum, and each tensor's dtype and shape."""
 
     name: str
     file: str
@@ -87,7 +87,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A version. A delta names its base by number and by the checksum of its manifest: another will not do."""
+    """The manifest of a version. A delta names its base by its number and by the checksum of the base's manifest."""
 
     number: int
     kind: str
@@ -97,13 +97,13 @@ class Manifest:
     shards: list[Shard]
 
     def info(self, problem: str | None = None) -> VersionInfo:
-        """What callers see of it."""
+        """Return what users see of the version, with a ``problem`` if there is one."""
         nbytes = sum(shard.nbytes for shard in self.shards)
         return VersionInfo(self.number, self.kind, self.base, self.metadata, len(self.shards), nbytes, problem)
 
 
 class _Bytes:
-    """Bytes as numpy takes them for writable memory: torch warns of any other, and a copy costs more than the sum."""
+    """Bytes that numpy takes for writable memory: torch warns of any other, and a copy costs more than the checksum."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -112,18 +112,18 @@ class _Bytes:
 
 
 def checksum(data: bytes) -> str:
-    """The CRC-32C of bytes as 8 hexadecimal digits."""
+    """Return the CRC-32C of bytes as 8 hexadecimal digits."""
     value = int(crc32c([torch.from_numpy(np.asarray(_Bytes(data)))])[0]) if data else 0
     return f"{value:08x}"
 
 
 def shard_file(index: int) -> str:
-    """The name of a version's shard, from 0 on."""
+    """Return the file name of a version's shard ``index``, counted from 0."""
     return f"shard-{index:05d}.safetensors"
 
 
 def encode(manifest: Manifest) -> tuple[bytes, str]:
-    """The bytes of the manifest's file, and its checksum, by which deltas name it."""
+    """Return the bytes of a manifest's file, and the manifest's checksum, by which deltas name their base."""
     content = json.dumps({"format": FORMAT, "format_version": VERSION, **asdict(manifest)})[:-1].encode()
     crc = checksum(content)
     return content + _end(crc), crc
@@ -135,7 +135,7 @@ def _end(crc: str) -> bytes:
 
 def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
     """
-    A manifest and its checksum.
+    Return the manifest that a file's bytes hold, and its checksum.
 
     Args:
         data: the bytes of the file.
@@ -143,11 +143,11 @@ def decode(data: bytes, path: Path, number: int) -> tuple[Manifest, str]:
         number: of the version whose manifest it must be.
 
     Raises:
-        CheckpointError: if a byte is not as it was written, or it is no manifest of that version.
+        CheckpointError: if a byte has changed, or the bytes are no manifest of that version.
     """
     split = max(len(data) - len(_end("00000000")), 0)
     crc = checksum(data[:split])
-    # Compared as bytes: of a number, "A" for "a" would go unseen.
+    # Compared as bytes: as a number, "A" in place of "a" would go undetected.
     if data[split:] != _end(crc):
         raise CheckpointError(path, "the checksum of the manifest is wrong: it is damaged, cut or of something else")
     try:
@@ -177,10 +177,10 @@ def _parsed(fields: dict[str, Any]) -> Manifest:
             _check_type(f"a tensor of {shard.file}", described, list)
     if manifest.kind not in KINDS or (manifest.base is not None) != (manifest.kind == "delta"):
         raise ValueError(f"kind {manifest.kind!r} with base {manifest.base!r}")
-    # A base is older: so no chain goes in circles.
+    # A base is older than its delta, so no chain goes in circles.
     if manifest.base is not None and not 0 < manifest.base < manifest.number:
         raise ValueError(f"version {manifest.number} with base {manifest.base}")
-    # Names are known: none leads out of the folder.
+    # Only known names, so that none leads out of the folder.
     if [shard.file for shard in shards] != [shard_file(index) for index in range(len(shards))]:
         raise ValueError(f"shards in files {[shard.file for shard in shards]}")
     return manifest

@@ -1,4 +1,4 @@
-"""A folder that one object of one process has for itself, and that leaves nothing behind."""
+"""A scratch folder that one object of one process has for itself, and that is removed after use."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOCK, ROWS = "cold_rows.lock", "cold_rows.mdb"
 
 class ScratchFolder:
     """
-    Take a folder, made if it is not there, and clear what a process that died has left in it.
+    A locked folder, created if it is missing, and cleared of the rows that a process that died has left in it.
 
-    Only files of the names above are ever removed; the folder itself only if it was made here.
+    Only files named ``LOCK`` or ``ROWS`` are ever removed; the folder itself only if this object created it.
 
     Args:
-        owner: for whom, named in errors.
+        owner: who uses the folder, for errors.
         path: the folder.
 
     Raises:
-        BlockingIOError: it is taken, by this process or another one that lives.
-        OSError: it cannot be made or written.
+        BlockingIOError: the folder is in use by this process or another live one.
+        OSError: the folder cannot be made or written.
     """
 
     def __init__(self, owner: str, path: str | os.PathLike[str]):
@@ -41,10 +41,10 @@ class ScratchFolder:
 
     def reserve(self, begin: int, end: int) -> None:
         """
-        Have room on the disk for bytes ``begin`` to ``end`` of the rows.
+        Reserve disk space for bytes ``begin`` to ``end`` of the file of rows.
 
         Raises:
-            OSError: there is none; what is there stays as it is.
+            OSError: the disk has no room; the file stays as it is.
         """
         with open(self.rows, "r+b") as file:
             try:
@@ -62,14 +62,14 @@ class ScratchFolder:
                 raise OSError(error.errno, text, str(self.path)) from None
 
     def disk_bytes(self) -> int:
-        """What the rows take on the disk."""
+        """Return how many bytes the file of rows takes on the disk."""
         return self.rows.stat().st_blocks * 512
 
     def release(self) -> None:
-        """Give the folder back, without the rows."""
+        """Remove the rows, release the lock, and remove the folder if it was created here and is empty."""
         self.rows.unlink(missing_ok=True)
         (self.path / LOCK).unlink(missing_ok=True)
         release_lock(self._descriptor)
         if self._made:
-            with suppress(OSError):  # somebody else's files are in it
+            with suppress(OSError):  # other files are in the folder
                 self.path.rmdir()

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: written so that they survive a loss of power, read so that what is checked is what is used."""
+"""Files of a checkpoint: they survive a loss of power once written, and the bytes that are checked are those used."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ._manifest import CheckpointError, Shard, checksum
 
 MANIFEST = "manifest.json"
 PARTIAL_MANIFEST = ".manifest.json.partial"
-#: The files of a version: what else lies in its folder is not ours to remove.
+#: The files of a version; any other file in its folder is not ours to remove.
 _OURS = re.compile(r"shard-\d{5,}\.safetensors|manifest\.json|\.manifest\.json\.partial")
-#: What all readers of safetensors know, and tables consist of.
+#: The dtypes that all readers of safetensors know and that tables have.
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -33,20 +33,20 @@ _DTYPES = {
 
 def safetensors(user: str) -> Any:
     """
-    The module ``safetensors.torch``, which belongs to the extra ``checkpoint``.
+    Return the module ``safetensors.torch``, which belongs to the extra ``checkpoint``.
 
     Args:
         user: the function that needs it, for the error.
 
     Raises:
-        ImportError: if it is not installed, with the name of the extra.
+        ImportError: if safetensors is not installed; the error names the extra.
     """
     return extra_module("safetensors.torch", "checkpoint", user)
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let the system's errors name the file: those of reading and writing do not by themselves."""
+    """Add the file's name to an ``OSError`` of reading or writing that lacks it."""
     try:
         yield
     except OSError as error:
@@ -60,14 +60,14 @@ def naming(path: Path) -> Iterator[None]:
 
 def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, tuple[str, list[int]]]]:
     """
-    The bytes of a shard, and its tensors' dtypes and shapes.
+    Return the bytes of a shard's file, and its tensors' dtypes and shapes.
 
     Raises:
         ValueError: for tensors that cannot be stored.
     """
     module, stored, storages = safetensors("CheckpointStore.writer"), {}, set()
     for key, tensor in tensors.items():
-        # safetensors keeps that name for itself.
+        # safetensors reserves the name __metadata__.
         if not isinstance(key, str) or key in ("", "__metadata__"):
             raise ValueError(f"Writer.write: shard {name!r} must name its tensors by strings, got {key!r}")
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.dtype not in _DTYPES.values():
@@ -77,17 +77,17 @@ def encode_shard(name: str, tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[
                 f"{', '.join(_DTYPES)}, got {found}"
             )
         host = tensor.detach().to("cpu").contiguous()
-        # It refuses tensors that share memory, of which the reader would have two.
+        # safetensors refuses tensors that share memory.
         storage = host.untyped_storage().data_ptr()
         stored[key] = host.clone() if storage in storages else host
         storages.add(storage)
     described = {key: (str(t.dtype).removeprefix("torch."), list(t.shape)) for key, t in stored.items()}
-    # Into memory, not into the file: its own errors of files have no number, and the checksum is of what was meant.
+    # Into memory first: safetensors' errors of files have no errno, and the checksum must be of the bytes meant.
     return module.save(stored), described
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """A new file with these bytes, brought to the disk."""
+    """Write a new file with these bytes, and sync it to the disk."""
     with naming(path), open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -95,7 +95,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder with those above it, where missing, brought to the disk."""
+    """Make a folder and those above it that are missing, and sync them to the disk."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         os.makedirs(path, exist_ok=True)
@@ -104,12 +104,12 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the names in a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems cannot, and need not.
+        # Some network file systems cannot sync folders, and need not.
         if error.errno != errno.EINVAL:
             raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
@@ -120,15 +120,15 @@ def sync_folder(path: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder has no files but such as versions have."""
+    """Say whether a folder has no files but those of a version."""
     return all(_OURS.fullmatch(name) for name in os.listdir(folder))
 
 
 def remove_version(folder: Path) -> None:
     """
-    Remove a version, the manifest first: at no time is it one that lacks a shard.
+    Remove a version, its manifest first, so that no version ever lacks a shard.
 
-    Files that no writer wrote stay, and the folder with them.
+    Files that no writer wrote stay, and so does the folder if it has any.
     """
     with suppress(FileNotFoundError):
         os.unlink(folder / MANIFEST)
@@ -145,10 +145,10 @@ def remove_version(folder: Path) -> None:
 
 def check_file(path: Path, nbytes: int | None = None) -> None:
     """
-    Raise unless there is a regular file, with this number of bytes.
+    Raise ``CheckpointError`` unless ``path`` is a regular file, of ``nbytes`` bytes if given.
 
     Raises:
-        CheckpointError: otherwise.
+        CheckpointError: if there is no such file, or it has another size; the error names the file.
     """
     try:
         status = os.stat(path)
@@ -162,11 +162,11 @@ def check_file(path: Path, nbytes: int | None = None) -> None:
 
 def read_file(path: Path) -> bytes:
     """
-    The bytes of a file.
+    Return the bytes of a file.
 
     Raises:
-        CheckpointError: if there is none.
-        OSError: if it cannot be read.
+        CheckpointError: if there is no such file.
+        OSError: if the file cannot be read.
     """
     check_file(path)
     try:
@@ -178,12 +178,12 @@ def read_file(path: Path) -> bytes:
 
 def read_bytes(folder: Path, shard: Shard) -> bytes:
     """
-    The bytes of a shard, which are those that were written.
+    Return the bytes of a shard, whose checksum has been verified.
 
-    They are in memory that is the process's own: a mapping would have the file read again later, unchecked.
+    They are copied into the process's own memory: a mapped file would be read again later, unchecked.
 
     Raises:
-        CheckpointError: if it is damaged, or missing.
+        CheckpointError: if the shard is damaged or missing.
     """
     path = folder / shard.file
     check_file(path, shard.nbytes)
@@ -195,20 +195,20 @@ def read_bytes(folder: Path, shard: Shard) -> bytes:
 
 def read_shard(folder: Path, shard: Shard) -> dict[str, Tensor]:
     """
-    The tensors of a shard.
+    Return the tensors of a shard by name.
 
     Raises:
-        CheckpointError: if it is damaged, missing, or not what the manifest says.
+        CheckpointError: if the shard is damaged, missing, or not what the manifest says.
     """
     data, module = read_bytes(folder, shard), safetensors("CheckpointStore.open")
     try:
         tensors = module.load(data)
     except MemoryError:
         raise
-    except Exception as error:  # Its own, which have no class in common, and Python's.
+    except Exception as error:  # safetensors' own errors, which have no class in common, and Python's
         raise CheckpointError(folder / shard.file, f"is no file of safetensors: {error!r}") from error
     found = {key: [str(t.dtype).removeprefix("torch."), list(t.shape)] for key, t in tensors.items()}
     if found != {key: list(described) for key, described in shard.tensors.items()}:
         raise CheckpointError(folder / shard.file, f"must hold {shard.tensors}, as the manifest says, got {found}")
-    # In the order they were written in, which safetensors does not keep.
+    # In the order of writing, which safetensors does not keep.
     return {key: tensors[key] for key in shard.tensors}

@@ -19,11 +19,11 @@ from ._fork import tell_of_forks
 
 class Tier(ABC):
     """
-    Records of one width by key: the contract of all tiers.
+    A store of records of one width by key: the contract of all tiers.
 
     Keys are int64 ``[N]`` on the CPU, of any value, each at most once in a call; records are uint8
-    ``[N, record_bytes]`` on the CPU. Any thread may call at any time: calls follow one another. A tier cannot be
-    pickled or copied.
+    ``[N, record_bytes]`` on the CPU. Any thread may call at any time: a lock runs one call at a time. A tier
+    cannot be pickled or copied.
 
     Args:
         record_bytes: bytes of a record, at least 1.
@@ -32,7 +32,7 @@ class Tier(ABC):
         ValueError: wrong arguments, here and in all methods.
     """
 
-    #: The one process that may use it; None: forked ones have copies of their own.
+    #: The id of the only process that may use the tier; None: forked processes have copies of their own.
     _process: int | None = None
 
     def __init__(self, record_bytes: int):
@@ -43,25 +43,25 @@ class Tier(ABC):
         tell_of_forks(self)
 
     def after_fork(self) -> None:
-        """In a process that was forked: whoever held the lock is not here."""
+        """Make a new lock in a forked process, which lacks the thread that may have held the old one."""
         self._lock = threading.RLock()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"{self._name} cannot be pickled or copied: it is scratch space of one process; save the table")
 
     def __len__(self) -> int:
-        """How many records there are."""
+        """Return the number of records."""
         with self._opened("len"):
             return self._count()
 
     def nbytes(self) -> int:
-        """Bytes of memory and of the disk that the tier takes."""
+        """Return how many bytes of memory and disk the tier takes."""
         with self._opened("nbytes"):
             return self._bytes()
 
     def get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """
-        Read records.
+        Read the records of keys.
 
         Args:
             keys: int64 ``[N]``, distinct.
@@ -75,7 +75,7 @@ class Tier(ABC):
 
     def put(self, keys: Tensor, records: Tensor) -> None:
         """
-        Write records, in the place of those that the keys had. If it raises, each key has the new one or the old one.
+        Write records; those of keys that are there are replaced. If it raises, each key has its new or its old record.
 
         Args:
             keys: int64 ``[N]``, distinct.
@@ -89,13 +89,13 @@ class Tier(ABC):
 
     def erase(self, keys: Tensor) -> int:
         """
-        Remove records.
+        Remove the records of keys.
 
         Args:
             keys: int64 ``[N]``, distinct; missing ones are no error.
 
         Returns:
-            How many there were.
+            How many of the keys had a record.
         """
         checked = self._checked_keys("erase", keys)
         with self._opened("erase"):
@@ -103,14 +103,14 @@ class Tier(ABC):
 
     def items(self, batch: int = 65536) -> Iterator[tuple[Tensor, Tensor]]:
         """
-        All records, in ascending order of their keys.
+        Iterate over all records, in ascending order of their keys.
 
         Args:
-            batch: how many at a time, at least 1.
+            batch: how many records at a time, at least 1.
 
         Yields:
-            Keys, int64 ``[M]``, and records, uint8 ``[M, record_bytes]``. Each batch is of one moment. Keys that are
-            put first while the iterator lives may be left out; those that are erased before their batch are.
+            Keys, int64 ``[M]``, and records, uint8 ``[M, record_bytes]``. Each batch is read in one locked
+            call. Keys inserted while the iterator lives may be left out; those erased before their batch are left out.
         """
         size = at_least_one(f"{self._name}.items: batch", batch)
         with self._opened("items"):
@@ -127,12 +127,12 @@ class Tier(ABC):
                 yield torch.from_numpy(batch)[found], records[found]
 
     def clear(self) -> None:
-        """Remove all records, and give back what they took."""
+        """Remove all records, and free their memory and disk space."""
         with self._opened("clear"):
             self._clear()
 
     def close(self) -> None:
-        """Give everything back; the tier is of no use after it. Closing twice is no error."""
+        """Release the tier's memory and files; it cannot be used afterwards. Closing twice is no error."""
         self._check_process("close")
         with self._lock:
             if self._is_open:
@@ -141,7 +141,7 @@ class Tier(ABC):
 
     @contextmanager
     def _opened(self, method: str) -> Iterator[None]:
-        """The lock, for a call on a tier that is open."""
+        """Hold the lock for one call; raise ``RuntimeError`` if the tier is closed or another process's."""
         self._check_process(method)
         with self._lock:
             if not self._is_open:
@@ -149,7 +149,7 @@ class Tier(ABC):
             yield
 
     def _check_process(self, method: str) -> None:
-        """Refuse a process forked from the tier's, before it waits for a lock that nobody may ever release."""
+        """Raise ``RuntimeError`` in a forked process, before it waits for a lock that nobody may ever release."""
         if self._process not in (None, os.getpid()):
             text = f"the tier belongs to process {self._process}, and this one is forked from it"
             raise RuntimeError(f"{self._name}.{method}: {text}")
@@ -157,7 +157,7 @@ class Tier(ABC):
     def _checked_keys(self, method: str, keys: Tensor) -> np.ndarray:
         self._check_tensor(method, "keys", keys, torch.int64, (keys.numel(),) if isinstance(keys, Tensor) else ())
         array = keys.contiguous().numpy()
-        # numpy's sort: torch's waits for the cores that others keep busy.
+        # numpy's sort: torch's uses several threads, and waits for cores that other threads keep busy.
         ordered = np.sort(array)
         if (repeated := ordered[1:] == ordered[:-1]).any():
             key = int(ordered[:-1][repeated][0])
@@ -194,7 +194,7 @@ class Tier(ABC):
 
 
 def at_least_one(what: str, value: Any) -> int:
-    """The value as an integer, if it is one above 0."""
+    """Return the value as an integer; raise ``ValueError`` unless it is one of at least 1."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""A version of a checkpoint while it is being written: nothing of it exists for others until it is committed."""
+"""A version of a checkpoint while it is being written: readers see nothing of it until it is committed."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ class Writer:
     A version that is being written: see :func:`CheckpointStore.writer`.
 
     Args:
-        store: whose version it will be.
+        store: to which the version will belong.
         kind: ``"full"`` or ``"delta"``.
-        metadata: as JSON gives it back.
-        base: of a delta; None: the newest version.
+        metadata: of the version, equal to what JSON reads back.
+        base: the version that a delta is on top of; None: the newest.
         on_phase: see :func:`CheckpointStore.writer`.
 
     Raises:
         BlockingIOError: when the block begins, if another writer is at work.
         CheckpointError: when the block begins, if the base of a delta is damaged.
         ValueError: when the block begins, if a delta has no base.
-        OSError: in ``write`` and ``commit``, if the disk is full or fails; it names the file. Nothing is published.
+        OSError: in ``write`` and ``commit``, if the disk is full or fails; the error names the file. Nothing is
+            published.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Writer:
             raise RuntimeError(f"Writer: must be entered once, but is {self._state}")
         path = self._store.path
         _shards.make_folder(path)
-        # It stays: removed, two writers could hold locks on two files of the same name.
+        # The lock's file is never removed: otherwise two writers could hold locks on two files of the same name.
         self._lock = take_lock(path / ".lock", _busy)
         try:
             self._on_phase("sweep")
@@ -102,16 +103,16 @@ class Writer:
         """
         Write one shard.
 
-        Its tensors are in memory twice meanwhile, and are copied from their device: of a large table, write parts.
+        Its tensors are copied from their device, and are in memory twice meanwhile: write a large table in parts.
 
         Args:
-            name: what readers get with the tensors. Need not differ from those of other shards.
+            name: of the shard, for readers; several shards may have the same name.
             tensors: by name: dense, of floats, integers or bool, on any device.
 
         Raises:
             ValueError: for tensors that cannot be stored.
             RuntimeError: outside the block, after a commit or an error.
-            OSError: if the disk is full or fails; it names the file.
+            OSError: if the disk is full or fails; the error names the file.
         """
         with self._step():
             index = len(self._shards)
@@ -124,14 +125,14 @@ class Writer:
 
     def commit(self) -> VersionInfo:
         """
-        Make the version exist, and then remove those that are not to be kept.
+        Publish the version, and then remove the older ones that are not to be kept.
 
         Returns:
             The version.
 
         Raises:
             RuntimeError: outside the block, after a commit or an error.
-            OSError: if the disk is full or fails; it names the file. Nothing is published.
+            OSError: if the disk is full or fails; the error names the file. Nothing is published.
 
         Warns:
             RuntimeWarning: if an older version could not be removed; the new one exists.
@@ -168,7 +169,7 @@ class Writer:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """After an error, what is written is not what was meant: it can no more be committed."""
+        """Check that the writer is open, and mark it failed if the step raises: it can then not be committed."""
         if self._state != "open":
             raise RuntimeError(f"Writer: must be open, as in its block before commit(), but is {self._state}")
         try:
@@ -179,7 +180,7 @@ class Writer:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """The system's errors, saying what has become of the checkpoint."""
+        """Make an ``OSError`` say that this version was not written, and that those before it are unchanged."""
         try:
             yield
         except OSError as error:
@@ -196,7 +197,7 @@ class Writer:
                 raise RuntimeError(f"Writer: version {self.number} was not written, since an error came before")
         finally:
             if self._state != "committed":
-                # What cannot be removed now is removed by the next writer.
+                # The next writer removes what cannot be removed now.
                 with suppress(OSError):
                     _shards.remove_version(self._folder)
             self._state = "closed"

@@ -1,4 +1,4 @@
-"""What the parts of an EmbeddingVariable may take for granted of it."""
+"""The attributes and methods of an EmbeddingVariable that each of its base classes may use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["VariablePart"]
 
 
 class VariablePart(torch.nn.Module):
-    """A part: the whole has all of these."""
+    """A base class of EmbeddingVariable; it declares, for type checkers, what the other base classes define."""
 
     if TYPE_CHECKING:
         name: str

@@ -1,11 +1,11 @@
 """
-Numbered versions of a checkpoint in a folder: written whole or not at all, and read unchanged or not at all.
+Numbered versions of a checkpoint in a folder: each is written whole or not at all, and read only if unchanged.
 
-``path/000012/manifest.json`` makes version 12 exist; beside it lie its ``shard-00000.safetensors``, and so on. A writer
-works in the hidden ``path/.000012.partial``, brings every file and folder to the disk, gives the folder its name, and
-then the manifest: that renaming is the only commit. A folder without a manifest is no version: readers do not see it,
-and the next writer removes it. ``path/.lock`` is held while a writer is at work; the system lets go of it for a process
-that is killed.
+Version 12 exists if ``path/000012/manifest.json`` does; beside it lie its ``shard-00000.safetensors``, and so on. A
+writer works in the hidden ``path/.000012.partial``, syncs every file and folder to the disk, renames the folder, and
+then the manifest: this last renaming is the commit. A folder without a manifest is no version: readers ignore it, and
+the next writer removes it. A writer holds ``path/.lock`` while it works; the system releases the lock of a process that
+is killed.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class CheckpointStore:
     """
     Numbered versions of a checkpoint under a folder, each full or a delta on top of an older one.
 
-    Any number of readers, and one writer at a time, in any processes of machines that share the folder's locks. Readers
-    take no lock: a version that is removed while it is read is an error that names the missing file.
+    There may be any number of readers and one writer at a time, in any processes of machines that share the folder's
+    locks. Readers take no lock: if a version is removed while it is read, the error names the missing file.
 
     Args:
         path: the folder, which the first writer makes.
-        keep: how many of the last restorable versions each new one leaves, itself included; and whatever these are on
-            top of. Default None: all.
+        keep: how many of the last restorable versions stay when a new one is committed, itself included; the versions
+            that these are on top of stay too. Default None: all.
 
     Raises:
         ValueError: if ``keep`` is less than 1.
@@ -81,12 +81,12 @@ class CheckpointStore:
 
     def versions(self) -> list[VersionInfo]:
         """
-        All versions, the oldest first; those that cannot be restored say why in ``problem``.
+        List all versions, the oldest first; those that cannot be restored say why in ``problem``.
 
-        Manifests are read, and the shards' sizes compared; checksums of shards are only when these are read.
+        Manifests are read, and the shards' sizes compared; a shard's checksum is only compared when it is read.
 
         Returns:
-            One for each manifest; none if the folder does not exist.
+            One :class:`VersionInfo` for each manifest; an empty list if the folder does not exist.
 
         Raises:
             OSError: if a manifest cannot be read.
@@ -101,7 +101,7 @@ class CheckpointStore:
                 if manifest.base is not None:
                     self._check_base(manifest, *found.get(manifest.base, (None, "")))
             except CheckpointError as error:
-                # Without its manifest, it was removed in the meantime.
+                # If its manifest is gone, the version was removed in the meantime.
                 if not os.path.lexists(self._folder(number) / MANIFEST):
                     continue
                 info = VersionInfo(number, info.kind, info.base, info.metadata, info.shards, info.nbytes, str(error))
@@ -110,10 +110,10 @@ class CheckpointStore:
 
     def latest(self) -> VersionInfo | None:
         """
-        The newest version, or None if there is none.
+        Return the newest version, or None if there is none.
 
         Raises:
-            CheckpointError: if it is damaged: it is not passed over for an older one. ``versions()`` lists them.
+            CheckpointError: if the newest version is damaged; no older one is returned instead. See ``versions()``.
         """
         versions = self.versions()
         if versions and versions[-1].problem is not None:
@@ -122,18 +122,18 @@ class CheckpointStore:
 
     def open(self, version: int | None = None) -> Chain:
         """
-        A version for reading, with all that it is on top of.
+        Open a version for reading, with the versions that it is on top of.
 
         Args:
-            version: its number. Default None: the newest, whether it is damaged or not.
+            version: the version's number. Default None: the newest, whether it is damaged or not.
 
         Returns:
             The full version and the deltas on top of it, in order.
 
         Raises:
             FileNotFoundError: if there is no version yet.
-            ValueError: if there is none of this number.
-            CheckpointError: if a manifest is damaged, or a file missing or of another size; it names the file.
+            ValueError: if there is no version of this number.
+            CheckpointError: if a manifest is damaged, or a file missing or of another size; the error names the file.
             ImportError: without safetensors.
         """
         _shards.safetensors("CheckpointStore.open")
@@ -154,16 +154,16 @@ class CheckpointStore:
         on_phase: Callable[[str], None] | None = None,
     ) -> Writer:
         """
-        A new version, to be written in a ``with`` block, at whose end it is committed.
+        Return a writer of a new version, for a ``with`` block, at whose end the version is committed.
 
         Args:
             kind: ``"full"`` or ``"delta"``.
-            metadata: what is to be found in its ``VersionInfo``: strings, numbers, lists and such mappings, as JSON has
-                them. Default: none.
+            metadata: for the version's ``VersionInfo``: a mapping of strings, numbers, lists and mappings that JSON can
+                hold. Default: empty.
             base: of a delta, the version that it is on top of. Default None: the newest.
-            on_phase: is called with each step's name before it: ``"sweep"``, of what killed writers left;
-                ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; then ``"committed"``, once that is
-                done; and ``"prune"``, of old versions.
+            on_phase: is called with the name of each phase before it begins: ``"sweep"``, which removes what killed
+                writers left; ``"write shard 0"`` and so on; ``"fsync"``; ``"rename manifest"``; ``"committed"``, after
+                the commit; and ``"prune"``, which removes old versions.
 
         Returns:
             The writer. Nothing is done before its block begins.
@@ -192,7 +192,7 @@ class CheckpointStore:
         return self.path / f"{number:06d}"
 
     def _numbers(self, committed: bool = True) -> list[int]:
-        """Of all versions, in ascending order; of all folders that have a version's name if not ``committed``."""
+        """Return the numbers of all versions, ascending; if not ``committed``, of all folders named so."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -209,7 +209,7 @@ class CheckpointStore:
             _shards.check_file(self._folder(manifest.number) / shard.file, shard.nbytes)
 
     def _check_base(self, manifest: Manifest, base: VersionInfo | None, crc: str) -> None:
-        """Raise unless a delta's base is there, restorable, and the one that it was written on top of."""
+        """Raise ``CheckpointError`` unless a delta's base exists, can be restored, and has the right checksum."""
         assert manifest.base is not None
         path = self._folder(manifest.base) / MANIFEST
         if base is None:
@@ -220,7 +220,7 @@ class CheckpointStore:
             raise CheckpointError(path, f"is not the one on top of which version {manifest.number} was written")
 
     def _chain(self, number: int) -> list[Manifest]:
-        """The manifests of a version and of all that it is on top of, the full one first."""
+        """Return the manifests of a version and of those that it is on top of, the full version first."""
         manifest, _ = self._manifest(number)
         chain = [manifest]
         while manifest.base is not None:
@@ -235,27 +235,27 @@ class CheckpointStore:
     # ---- What a writer does before and after ------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Remove what writers left that were killed. Only for who holds the lock."""
+        """Remove what killed writers have left. The caller must hold the lock."""
         for name in os.listdir(self.path):
             if _PARTIAL.fullmatch(name) and not (self.path / name).is_symlink():
                 _shards.remove_version(self.path / name)
         for number in set(self._numbers(committed=False)).difference(self._numbers()):
             folder = self._folder(number)
-            # A folder of somebody else may have a number for its name.
+            # A folder that no writer made may have a number for its name.
             if folder.is_dir() and not folder.is_symlink() and _shards.is_ours(folder):
                 _shards.remove_version(folder)
 
     def _prune(self) -> None:
-        """Remove what is older than the last versions to keep and not below any of them."""
+        """Remove the versions that are older than those to keep and that none of these is on top of."""
         versions = {info.number: info for info in self.versions()}
         kept = [number for number, info in versions.items() if info.problem is None][-(self.keep or 0) :]
         needed = set(kept)
-        # A base has a smaller number: each is added before it is looked at.
+        # A base has a smaller number than its delta, so it is added before the loop comes to it.
         for number in sorted(versions, reverse=True):
             base = versions[number].base
             if number in needed and base is not None:
                 needed.add(base)
-        # Deltas before what they are on top of: a crash in between leaves no delta without its base.
+        # Deltas are removed before their bases: a crash in between leaves no delta without its base.
         for number in sorted(versions, reverse=True):
             if kept and number < kept[0] and number not in needed:
                 _shards.remove_version(self._folder(number))
@@ -263,14 +263,14 @@ class CheckpointStore:
 
 class Chain:
     """
-    A version for reading, with all that it is on top of: see :func:`CheckpointStore.open`.
+    A version for reading, with the versions that it is on top of: see :func:`CheckpointStore.open`.
 
-    Iterated, it yields (the shard's VersionInfo, the shard's name, its tensors on the CPU) in the order of writing, the
-    full version first. One shard at a time is in memory. Each is verified before it is given out, those that follow are
-    not yet: fill what can be thrown away, or call :func:`Chain.verify` first.
+    Iteration yields (the shard's VersionInfo, the shard's name, its tensors on the CPU) in the order of writing, the
+    full version first. One shard at a time is in memory. Each is verified when it is read, so a later one may still be
+    damaged: read into something that can be thrown away, or call :func:`Chain.verify` first.
 
     Args:
-        store: whose version it is.
+        store: to which the versions belong.
         manifests: of the full version and of the deltas on top of it.
     """
 
@@ -285,23 +285,23 @@ class Chain:
         return self.versions[-1]
 
     def __len__(self) -> int:
-        """The number of shards."""
+        """Return the number of shards of all versions together."""
         return sum(info.shards for info in self.versions)
 
     def __iter__(self) -> Iterator[tuple[VersionInfo, str, dict[str, Tensor]]]:
         """
-        Read the shards.
+        Read the shards, one after the other.
 
         Raises:
-            CheckpointError: if one is damaged or missing; it names the file.
-            OSError: if one cannot be read; it names the file.
+            CheckpointError: if a shard is damaged or missing; the error names the file.
+            OSError: if a shard cannot be read; the error names the file.
         """
         shards = ((info, shard) for info, m in zip(self.versions, self._manifests, strict=True) for shard in m.shards)
         for (info, shard), (_, _, tensors) in zip(shards, self.read(), strict=True):
             yield info, shard.name, tensors
 
     def read(self) -> Iterator[tuple[Path, str, dict[str, Tensor]]]:
-        """The same, with the shard's file in place of its version."""
+        """Yield each shard's file, name and tensors, in the order of iteration."""
         for manifest in self._manifests:
             folder = self._store._folder(manifest.number)
             for shard in manifest.shards:
@@ -309,16 +309,16 @@ class Chain:
 
     @property
     def manifest_path(self) -> Path:
-        """Of the version that was asked for."""
+        """The path of the manifest of the version that was asked for."""
         return self._store._folder(self.version.number) / MANIFEST
 
     def verify(self) -> None:
         """
-        Read everything, and compare all checksums.
+        Read all shards, and compare their checksums.
 
         Raises:
-            CheckpointError: if a file is damaged or missing; it names the file.
-            OSError: if one cannot be read; it names the file.
+            CheckpointError: if a file is damaged or missing; the error names the file.
+            OSError: if a file cannot be read; the error names the file.
         """
         for manifest in self._manifests:
             for shard in manifest.shards:

@@ -1,8 +1,8 @@
 """
-Rows that are not in the first tier: they leave it when it is full, and come back when training looks them up.
+Rows outside of the first tier: they are demoted when it is full, and promoted again when training looks them up.
 
-A row is in one tier only. Outside of the first it is a record of bytes: values, optimizer states, frequency and
-version, and the optimizer step as of which it is current.
+A row is in one tier only. Outside of the first tier it is a record of bytes: values, optimizer states, frequency and
+version, and the optimizer step as of which it is up to date.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ["STATE_DICT_BYTES", "ColdRows", "cold_rows_of"]
 
-# Of rows outside of the first tier: what a state_dict holds at most.
+# The most bytes of rows outside of the first tier that a state_dict holds.
 STATE_DICT_BYTES = 2**31
 
-# Key, index and the numbers of a row in memory.
+# What a row takes in memory beside its values and states: key, index, frequency and version.
 _KEY_BYTES = 24
+# Where a tier is full, this share of it is spilled at once.
 _SHARE = 32
 _LEAST_ROWS = 16
 
 
 def cold_rows_of(owner: EmbeddingVariable) -> ColdRows | None:
-    """What a variable's options ask for; None where there is one tier."""
+    """Return the tiers below the first that a variable's options ask for; None where there is one tier."""
     tiers = owner.ev_option.storage_option.storage_type.tiers()
     return ColdRows(owner, tiers[1:]) if len(tiers) > 1 else None
 
@@ -66,14 +67,14 @@ class ColdRows:
         self._layout = self._layout_now()
         self._made = 0
         self._tiers = [self._new_tier(name) for name in names]
-        self._hits = dict.fromkeys(names, 0)  # of ids that training looked up
+        self._hits = dict.fromkeys(names, 0)  # ids that training looked up, by the tier that had them
         self._reader: ThreadPoolExecutor | None = None
         self._read_ahead: tuple[Tensor, Future] | None = None  # keys, ascending, and their records
-        self._changed: list[Tensor] = []  # keys, since the reading ahead began
+        self._changed: list[Tensor] = []  # keys that have changed since the reading ahead began
         tell_of_forks(self)
 
     def after_fork(self) -> None:
-        """In a process that was forked: whoever reads ahead is not here."""
+        """Forget what is read ahead, in a forked process, which lacks the thread that reads."""
         self._reader, self._read_ahead = None, None
 
     @property
@@ -86,7 +87,7 @@ class ColdRows:
     # ---- Records -----------------------------------------------------------------------------------------------------
 
     def _layout_now(self, states: Mapping[str, Tensor] | None = None) -> Layout:
-        """As long as no optimizer has states, with those that records have, or that are given here."""
+        """Return the layout with the optimizer's states; if it has none, with those given or of the records."""
         columns = OptimizerRows(self.owner._stored_weight()).columns()
         fields = {name: Field(name, x.dtype, tuple(x.shape[1:]), initial) for name, x, initial in columns}
         if not fields:
@@ -97,7 +98,7 @@ class ColdRows:
         )
 
     def _caught_up(self, records: Records) -> Part:
-        """The rows as they are now: an optimizer may have moved them meanwhile."""
+        """Return the rows of records brought up to date with the steps that they have missed."""
         part, steps = records
         weight = self.owner._stored_weight()
         rows = OptimizerRows(weight).table.rows
@@ -117,13 +118,13 @@ class ColdRows:
         if name == "DRAM":
             return DramTier(self._layout.record_bytes(), pin_memory=self.owner._stored_weight().is_cuda)
         assert self._option.storage_path is not None
-        # A name may have slashes; the folder is one of storage_path's all the same.
+        # A name may have slashes; the folder must lie directly in storage_path.
         name = re.sub("[/%\0]", lambda found: f"%{ord(found[0]):02X}", self.owner.name)
         folder = os.path.join(self._option.storage_path, f"{name}-{self._made}")
         return SsdTier(folder, self._layout.record_bytes())
 
     def _see_layout(self, states: Mapping[str, Tensor] | None = None) -> None:
-        """Where an optimizer has come, or has other states, the records get room for them."""
+        """Rewrite all records with another layout if the optimizer's states have no room in theirs."""
         layout = self._layout_now(states)
         if layout == self._layout:
             return
@@ -137,11 +138,11 @@ class ColdRows:
             before.close()
 
     def _get(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of distinct keys are here, and their records."""
+        """Return which of distinct keys have a record, bool ``[N]``, and their records."""
         return self._find(keys)[:2]
 
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, and which are in the first of these tiers."""
+        """Return which of distinct keys have a record, the records, and which are in the faster of these tiers."""
         found, records = self._tiers[0].get(keys)
         first = found.clone()
         if len(self._tiers) > 1:
@@ -167,26 +168,26 @@ class ColdRows:
             self._changed.append(keys)
 
     def _spill(self, count: int) -> None:
-        """The coldest rows go on to the last tier."""
+        """Move the ``count`` coldest records to the last tier."""
         often = self._option.cache_strategy is CacheStrategy.LFU
         entries = self._entries_of(self._tiers[0])
         gone = entries[coldest(entries, min(count, len(entries)), often), 0]
         try:
             self._tiers[1].put(gone, self._tiers[0].get(gone)[1])
         except BaseException:
-            self._tiers[1].erase(gone)  # they are where they were
+            self._tiers[1].erase(gone)  # the faster tier still has them
             raise
         self._tiers[0].erase(gone)
 
     # ---- Between the tiers -------------------------------------------------------------------------------------------
 
     def most_rows(self) -> int:
-        """Rows that the first tier may have."""
+        """Return how many rows the first tier may have."""
         each = self._layout_now().row_bytes() + _KEY_BYTES
         return max(self._option.storage_size[0] // each, _LEAST_ROWS)
 
     def promote(self, ids: Tensor) -> int:
-        """Bring the rows of a training step's ids to the first tier; how many of the ids were here."""
+        """Promote the rows of a training step's ids to the first tier; return how many of the ids had a record here."""
         owner = self.owner
         self._see_layout()
         if len(self):
@@ -202,7 +203,7 @@ class ColdRows:
         if not len(here):
             return 0
         part, steps = self._layout.unpack(here, records[found])
-        # The rows of this step's other ids must not make room for these.
+        # Rows of this step's other ids must not be demoted to make room for these.
         make_room = partial(owner._find_room, protected=rows[rows >= 0])
         self._write(part, steps, torch.full_like(here, owner.global_step), make_room)
         for tier in self._tiers:
@@ -214,11 +215,11 @@ class ColdRows:
         return hits
 
     def _write(self, part: Part, steps: Tensor, versions: Tensor, make_room: Callable[[int], None]) -> None:
-        """Into the first tier."""
+        """Write rows to the first tier, each up to date as of its optimizer step in ``steps``."""
         owner = self.owner
         weight = owner._stored_weight()
         device = weight.device
-        # As of this step, so that none of them makes room for the others.
+        # With this step as version, so that none of these rows is evicted to make room for the others.
         rows, _ = owner.keys.insert(part.keys.to(device), version=owner.global_step, make_room=make_room)
         owner.keys.entries[rows, 1] = packed(part.frequencies, versions).to(device)
         owner._inserted_before = -1
@@ -234,24 +235,24 @@ class ColdRows:
             )
 
     def demote(self, rows: Tensor, keys: Tensor) -> None:
-        """Rows of the first tier become records."""
+        """Move rows of the first tier to the next one, as records."""
         owner = self.owner
         self._see_layout()
         optimizer = OptimizerRows(owner._stored_weight())
         self._check_optimizer(optimizer)
-        # Not brought up to date: what they have missed is made up for at once when they are back, as it would be here.
+        # Stale rows are not flushed: once promoted, they catch up at once with what they missed, as in the first tier.
         values, states, steps = optimizer.stored(rows)
         part = Part(keys, values, *unpacked(owner.keys.entries[rows, 1]), states)
         try:
             self._put(keys.cpu(), self._layout.pack(part, steps))
         except BaseException:
             for tier in self._tiers:
-                tier.erase(keys.cpu())  # they are where they were
+                tier.erase(keys.cpu())  # the first tier still has them
             raise
         owner.keys.erase(keys)
 
     def read(self, ids: Tensor, rows: Tensor, values: Tensor) -> None:
-        """Write the values of ids that are here into ``values``; ``rows`` are those that the first tier has."""
+        """Write the values of ids with a record here into ``values``, where ``rows``, of the first tier, is -1."""
         where = (rows < 0).nonzero().flatten()
         if not len(where) or not len(self):
             return
@@ -265,7 +266,7 @@ class ColdRows:
     # ---- Reading ahead -----------------------------------------------------------------------------------------------
 
     def prefetch(self, ids: Tensor) -> None:
-        """Read the records of the next step's ids in the background."""
+        """Begin to read the records of the next step's ids in the background."""
         with self.owner._guard.writing():
             self._see_layout()
             self._forget_read_ahead()
@@ -277,7 +278,7 @@ class ColdRows:
             self._read_ahead = keys, self._reader.submit(self._find, keys)
 
     def _take_read_ahead(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As :meth:`_find`, with what has been read ahead."""
+        """Do as :meth:`_find`, taking the records that have been read ahead if they have not changed since."""
         if self._read_ahead is None:
             return self._find(keys)
         known, reading = self._read_ahead
@@ -304,7 +305,7 @@ class ColdRows:
     # ---- All rows ----------------------------------------------------------------------------------------------------
 
     def parts(self) -> Iterator[Part]:
-        """All rows, as they are now."""
+        """Yield all rows outside of the first tier, up to date."""
         self._see_layout()
         device = self.owner._stored_weight().device
         for tier in self._tiers:
@@ -315,13 +316,13 @@ class ColdRows:
                 yield Part(keys, values, frequencies, versions, states)
 
     def put(self, part: Part) -> None:
-        """Write rows that are current."""
+        """Write rows that are up to date."""
         self._see_layout(part.states)
         steps = torch.full((len(part.keys),), OptimizerRows(self.owner._stored_weight()).current_step())
         self._put(part.keys.cpu(), self._layout.pack(part, steps))
 
     def put_what_does_not_fit(self, part: Part) -> Part:
-        """Write the rows for which the first tier has no room; returns the others."""
+        """Write the rows for which the first tier has no room, and return the others."""
         keys = self.owner.keys
         new = keys.find(part.keys) < 0
         self.owner._grow_for(int(new.sum()))
@@ -331,7 +332,7 @@ class ColdRows:
         return select(part, fits)
 
     def erase(self, keys: Tensor) -> int:
-        """Forget keys; how many were here."""
+        """Erase keys, and return how many had a record here."""
         keys = ops.unique(keys.long().cpu()).values
         if not len(self) or not len(keys):
             return 0
@@ -344,12 +345,12 @@ class ColdRows:
         return len(here)
 
     def evict(self, goes: Callable[[Part], Tensor]) -> int:
-        """Forget the keys of which ``goes(part)`` is true; how many."""
+        """Erase the keys for which ``goes(part)`` is true, and return how many they were."""
         gone = [part.keys[goes(part)] for part in self.parts()]
         return self.erase(torch.cat(gone)) if gone else 0
 
     def entries(self) -> Tensor:
-        """Keys and their numbers, as those of :class:`KeyRows`, on the host."""
+        """Return the entries of all rows, as in :class:`KeyRows`, on the host: ``[N, 2]`` int64."""
         return torch.cat([self._entries_of(tier) for tier in self._tiers])
 
     def _entries_of(self, tier: Tier) -> Tensor:
@@ -357,7 +358,7 @@ class ColdRows:
         return torch.cat([torch.empty(0, 2, dtype=torch.int64), *pairs])
 
     def make_current(self) -> None:
-        """Bring all records up to date: what the steps so far did to idle rows is about to be forgotten."""
+        """Flush all records, before what the steps so far did to idle rows is forgotten."""
         self._forget_read_ahead()
         rows = OptimizerRows(self.owner._stored_weight()).table.rows
         if rows is None or rows.clock.history is None:
@@ -368,14 +369,14 @@ class ColdRows:
                 tier.put(keys, self._layout.pack(part, torch.full((len(keys),), BEFORE_HISTORY)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All rows, by the names of :meth:`Part.tensors`, on the host."""
+        """Return all rows as tensors on the host, by the names of :meth:`Part.tensors`."""
         parts = [part.tensors() for part in self.parts()]
         if not parts:
             return {}
         return {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Erase all records."""
         self._forget_read_ahead()
         for tier in self._tiers:
             tier.clear()
@@ -387,15 +388,15 @@ class ColdRows:
         return True
 
     def has_files(self) -> bool:
-        """Whether a tier is on disk."""
+        """Say whether a tier is on disk."""
         return "SSD" in self._names
 
     def nbytes(self) -> int:
-        """Memory and disk."""
+        """Return how many bytes of memory and disk the tiers take."""
         return sum(tier.nbytes() for tier in self._tiers)
 
     def stats(self, looked_up: int) -> dict[str, Any]:
-        """Of each tier."""
+        """Return rows, bytes and hit rate of each tier, as :meth:`EmbeddingVariable.stats` names them."""
         numbers: dict[str, Any] = {}
         for name, tier in zip(self._names, self._tiers, strict=True):
             name = name.lower()
@@ -404,7 +405,7 @@ class ColdRows:
         return numbers
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Close files and threads."""
         self._forget_read_ahead()
         if self._reader is not None:
             self._reader.shutdown()

@@ -1,4 +1,4 @@
-"""What users ask a variable: what it holds, and to hold more or less."""
+"""What a variable contains: counts, export, insertion, erasure, eviction and statistics."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ __all__ = ["Contents", "Export"]
 
 
 class Export(NamedTuple):
-    """What :meth:`EmbeddingVariable.export` returns, in the order of rows; its parts are in DeepRec's order."""
+    """The result of :meth:`EmbeddingVariable.export`, in the order of rows; its fields are in DeepRec's order."""
 
     #: ``[K]``, the variable's key_dtype.
     keys: Tensor
     #: ``[K, D]``.
     values: Tensor
-    #: The step of its last lookup in training, ``[K]`` int64; -1: none.
+    #: The step of each key's last lookup in training, ``[K]`` int64; -1: none.
     versions: Tensor
-    #: How often each has been looked up in training, ``[K]`` int64.
+    #: How often each key has been looked up in training, ``[K]`` int64.
     frequencies: Tensor
 
 
 class Contents(VariablePart):
-    """The part of an EmbeddingVariable that is about what it holds."""
+    """The base class of EmbeddingVariable with the methods that read or change its contents."""
 
     def total_count(self) -> int:
         """
-        How many keys have a row, in all tiers.
+        Count the keys that have a row, in all tiers.
 
         Returns:
             The number. On CUDA it waits for the device.
@@ -51,7 +51,7 @@ class Contents(VariablePart):
     @torch.no_grad()
     def export(self) -> Export:
         """
-        Everything that has been learnt: all keys, of all tiers.
+        Return all keys of all tiers, with their rows, versions and frequencies.
 
         Returns:
             An :class:`Export`.
@@ -74,13 +74,13 @@ class Contents(VariablePart):
         """
         Write rows: from pretrained vectors, or from another system's export.
 
-        Rows of keys that are there are overwritten, with their optimizer state reset; filters are not asked.
+        Rows of keys that are there are overwritten, and their optimizer state is reset. Filters do not apply.
 
         Args:
             keys: ``[K]`` integers, a tensor or array; of repeated ones the last counts.
             values: ``[K, D]``.
             frequencies: ``[K]``. Default: the filter's threshold, or 0.
-            versions: ``[K]``. Default: the step before the present one.
+            versions: ``[K]``. Default: the step before the current one.
 
         Raises:
             ValueError: wrong shapes or dtypes.
@@ -117,12 +117,12 @@ class Contents(VariablePart):
 
     def insert_export(self, tensors: Mapping[str, Any]) -> int:
         """
-        Insert rows of another system's export, as DeepRec and TensorFlow Recommenders Addons write it.
+        Insert the rows of another system's export, as DeepRec and TensorFlow Recommenders Addons write it.
 
         Args:
             tensors: arrays or tensors by name: for every ``<prefix>-keys`` the ``<prefix>-values``, and perhaps
-                ``<prefix>-freqs`` and ``<prefix>-versions``: DeepRec's names, of one variable or all its partitions.
-                What ``numpy.load`` gives for an ``.npz`` file will do.
+                ``<prefix>-freqs`` and ``<prefix>-versions``: DeepRec's names, of one variable or all its partitions;
+                also the result of ``numpy.load`` for an ``.npz`` file.
 
         Returns:
             How many rows were inserted.
@@ -160,7 +160,7 @@ class Contents(VariablePart):
         return inserted
 
     def _numbers_of(self, keys: Tensor, frequencies: Tensor | None, versions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What inserted rows have where nothing is given: they may be evicted before those of this step."""
+        """Return frequencies and versions for inserted rows; by default the version is the step before this one."""
         least = 0 if self.admission is None else self.admission.filter_freq
         frequencies = torch.full_like(keys, least, dtype=torch.int64) if frequencies is None else frequencies
         if versions is None:
@@ -171,8 +171,9 @@ class Contents(VariablePart):
         weight = self._stored_weight()
         known = self.keys.inserted
         if known == 0:
-            self._grow_for(len(keys))  # they are all new, but for those that are repeated
-        # As of this step, so that none of them makes room for the others; where none must, as what they will be.
+            self._grow_for(len(keys))  # all keys are new, except repeated ones
+        # With this step as version, so that none of these rows is evicted to make room for the others; where none can
+        # be, with the version that they will have.
         is_plain = known == 0 and frequencies is None and versions is None and self.ev_option.capacity is None
         rows, born = self.keys.insert(
             keys,
@@ -205,10 +206,10 @@ class Contents(VariablePart):
             self.admission.admitted(keys, torch.zeros_like(keys))
 
     def _given_keys(self, method: str, keys: Any) -> Tensor:
-        """``[K]`` int64, where the table is."""
+        """Check a caller's keys, and return them as ``[K]`` int64 on the table's device."""
         given = torch.as_tensor(keys, device=self._stored_weight().device)
         if given.numel() == 0 and not isinstance(keys, Tensor):
-            given = given.long()  # an empty list has no integers to be known by
+            given = given.long()  # an empty list becomes floats
         if given.dim() != 1 or given.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"EmbeddingVariable.{method}: keys must be int32 or int64 of rank 1, got {given.dtype} "
@@ -223,7 +224,7 @@ class Contents(VariablePart):
             raise ValueError(f"EmbeddingVariable.{argument} must be of the key_dtype, int32, got {bad}")
 
     def _given_numbers(self, argument: str, numbers: Any, count: int, least: int) -> Tensor | None:
-        """Frequencies or versions, ``[K]`` int64."""
+        """Check a caller's frequencies or versions, and return them as ``[K]`` int64; None stays None."""
         if numbers is None:
             return None
         given = torch.as_tensor(numbers, device=self._stored_weight().device)
@@ -243,13 +244,13 @@ class Contents(VariablePart):
     @torch.no_grad()
     def erase(self, keys: Any) -> int:
         """
-        Forget keys: their rows, their optimizer states, and their counts in a :class:`CounterFilter`.
+        Erase keys: their rows, their optimizer states, and their counts in a :class:`CounterFilter`.
 
         Args:
             keys: ``[K]`` integers; missing ones are no error.
 
         Returns:
-            How many had a row.
+            How many of the keys had a row.
 
         Example:
             >>> from torchsparse_rec.nn import EmbeddingVariable
@@ -266,11 +267,11 @@ class Contents(VariablePart):
                 erased += self.cold.erase(keys)
             if isinstance(self.admission, CounterAdmission):
                 self.admission.candidates.erase(keys)
-                self._note_erased(keys)  # those without a row, too
+                self._note_erased(keys)  # also those without a row
         return erased
 
     def _erase(self, keys: Tensor) -> int:
-        """Of the first tier."""
+        """Erase keys of the first tier, and return how many had a row in it."""
         rows = self.keys.erase(keys)
         if len(rows):
             self._note_erased(keys)
@@ -279,10 +280,10 @@ class Contents(VariablePart):
     @torch.no_grad()
     def evict(self) -> int:
         """
-        Evict what the options say should go; rows that wait for the present step stay.
+        Evict the keys that the evict options name; rows looked up in the current step stay.
 
         Returns:
-            How many keys have gone.
+            How many keys were evicted.
 
         Example:
             >>> from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, GlobalStepEvict
@@ -299,7 +300,7 @@ class Contents(VariablePart):
 
     def prefetch(self, input: Tensor) -> None:
         """
-        Begin to read rows of the next batch that are not in the first tier, in the background.
+        Begin to read, in the background, the rows of the next batch that are not in the first tier.
 
         Args:
             input: as for the module. Without tiers this does nothing.
@@ -310,13 +311,13 @@ class Contents(VariablePart):
 
     def stats(self) -> dict[str, Any]:
         """
-        Numbers to watch.
+        Return statistics by name.
 
         Returns:
-            ``keys`` with a row; ``admitted`` ever; ``filtered`` ids, looked up in training before they were admitted;
-            ``waiting`` keys that a :class:`CounterFilter` counts; ``evicted`` keys; ``failed`` ids that found no room;
+            ``keys`` with a row; keys ever ``admitted``; ids ``filtered``, looked up in training before admission;
+            ``waiting``: keys that a :class:`CounterFilter` counts; ``evicted`` keys; ``failed`` ids, without room;
             ``capacity`` in rows; ``global_step``; for each tier (``hbm``, ``dram``, ``ssd``) ``rows_*``, ``bytes_*``
-            (rows, keys and optimizer states) and ``hit_rate_*``, its share of the ids looked up in training;
+            (rows, keys and optimizer states) and ``hit_rate_*``, the tier's share of ids looked up in training;
             ``bytes_filter``. On CUDA it waits for the device.
 
         Example:

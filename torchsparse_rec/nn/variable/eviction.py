@@ -1,4 +1,4 @@
-"""Which keys lose their row, and when."""
+"""Eviction: which keys lose their row, and when."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Eviction", "coldest"]
 
-# Where a table is full, this share of it goes at once: to look for the coldest rows is a pass over all.
+# Where a table is full, this share of it is evicted at once: finding the coldest rows is a pass over all.
 _SHARE = 32
-# Rows that are looked at at once.
+# Rows that are read at once.
 _CHUNK = 1 << 18
-# So many at once torch leaves to one thread on a CPU: to wait for a second one, part by part, can take longer than all.
+# On a CPU torch leaves so few rows to one thread: waiting for a second thread, part by part, could take longer.
 _PART = 1 << 15
-# Of a rank, that are counted at once.
+# Bits of a rank that one histogram counts.
 _BITS = 11
 
 
 class Eviction:
     """
-    Evicts keys of one variable, as its options say.
+    Evicts keys of one variable by its evict options.
 
     Args:
         owner: the variable.
@@ -39,7 +39,7 @@ class Eviction:
         self._owner = weakref.ref(owner)
         self._options = owner.ev_option.evictions
         self.seen = 0
-        """The step of the last lookup, from which the schedule goes on."""
+        """The step of the last lookup, from which the schedule of evictions continues."""
         capacity = next((option for option in self._options if isinstance(option, LRUEvict)), None)
         self._most = 0 if capacity is None else capacity.capacity
         self._goes_by_frequency = isinstance(capacity, LFUEvict)
@@ -52,7 +52,7 @@ class Eviction:
         return owner
 
     def on_schedule(self) -> None:
-        """Before the first lookup of a step: evict where it is time."""
+        """Evict by the options that are due, before the first lookup of a step."""
         step, seen = self.owner.global_step, self.seen
         self.seen = step
         for option in self._options:
@@ -61,7 +61,7 @@ class Eviction:
                 self._run(option)
 
     def run(self) -> int:
-        """Evict by all options; how many keys have gone."""
+        """Evict by all options, and return how many keys were evicted."""
         return sum(self._run(option) for option in self._options)
 
     def _run(self, option: object) -> int:
@@ -80,18 +80,18 @@ class Eviction:
             if owner.cold is not None:
                 gone += owner.cold.evict(lambda part: part.values.double().square().sum(1) / 2 < threshold)
         else:
-            return 0  # capacities are kept all the time
+            return 0  # capacities are kept at each insertion
         owner._evicted += gone
         return gone
 
     def _halves(self, rows: Tensor) -> Tensor:
-        """Half the sum of squares of each row."""
+        """Return half the sum of squares of each row, float64 ``[N]``."""
         weight = self.owner._stored_weight().detach()
         parts = [weight.index_select(0, part).double().square().sum(1) / 2 for part in rows.split(_CHUNK)]
         return torch.cat(parts) if parts else weight.new_zeros(0, dtype=torch.float64)
 
     def _evict(self, goes) -> int:
-        """Evict the rows of which ``goes(rows, versions)`` is true, but those that wait for this step."""
+        """Evict rows of the first tier for which ``goes(rows, versions)`` is true, except those of the current step."""
         owner = self.owner
         rows = owner.keys.rows()
         versions = unpacked(owner.keys.entries[rows, 1])[1]
@@ -102,14 +102,14 @@ class Eviction:
 
     def make_room(self, wanted: int, protected: Tensor | None) -> None:
         """
-        Free rows of the first tier: to the next tier, or for good.
+        Free rows of the first tier: demote them to the next tier, or evict them where there is none.
 
         Args:
-            wanted: how many, at least.
-            protected: rows that must not go, beside those whose version is this step.
+            wanted: how many rows at least.
+            protected: rows that must stay, beside those whose version is the current step.
 
         Raises:
-            RuntimeError: the table does not hold the ids of one step.
+            RuntimeError: the capacity is less than the ids of one step.
         """
         owner = self.owner
         keys = owner.keys
@@ -127,13 +127,13 @@ class Eviction:
 
     def keep_capacity(self, coming: Tensor | None = None) -> None:
         """
-        Evict what is more than the capacity, of all tiers together: the keys that memory alone would evict.
+        Evict keys beyond the capacity, of all tiers together: the same keys as from a table in memory alone.
 
         Args:
-            coming: distinct keys that are about to come, or to be written anew. Default: none.
+            coming: distinct keys that are about to be inserted or overwritten. Default: none.
 
         Raises:
-            RuntimeError: the table does not hold the ids of one step.
+            RuntimeError: the capacity is less than the ids of one step.
         """
         owner = self.owner
         if owner.total_count() + (0 if coming is None else len(coming)) <= self._most:
@@ -148,20 +148,20 @@ class Eviction:
             owner._evicted += self._erase(entries[gone, 0])
 
     def shrink(self) -> None:
-        """As :meth:`keep_capacity`, of keys none of which waits for a step: those of a checkpoint."""
+        """Evict keys beyond the capacity after a checkpoint is restored; rows of the last step are not protected."""
         over = self.owner.total_count() - self._most
         if over > 0:
             entries = self._all_entries()
             self._erase(entries[~self.staying(entries, over), 0])
 
     def staying(self, entries: Tensor, over: int) -> Tensor:
-        """A mask of entries that is false for so many of the coldest, none of which waits for a step."""
+        """Return a mask of entries that is false for the ``over`` coldest; rows of the last step are not protected."""
         stays = torch.ones(len(entries), dtype=torch.bool, device=entries.device)
         stays[coldest(entries, over, self._goes_by_frequency)] = False
         return stays
 
     def _coldest_of(self, entries: Tensor, wanted: int, capacity: int, by_frequency: bool) -> Tensor:
-        """The positions of those that go where a table is full: so many at least, and a share of its capacity."""
+        """Return the positions of entries to evict: ``wanted`` or, if that is more, a share of the capacity."""
         order = _Coldness(entries, self.owner.global_step, by_frequency)
         if order.rows < wanted:
             raise RuntimeError(
@@ -171,39 +171,40 @@ class Eviction:
         return order.coldest(min(order.rows, max(wanted, capacity // _SHARE)))
 
     def _all_entries(self) -> Tensor:
-        """Those of all tiers."""
+        """Return the entries of all tiers, ``[N, 2]``."""
         keys, cold = self.owner.keys, self.owner.cold
         entries = keys.entries[keys.rows()]
         return entries if cold is None else torch.cat([entries, cold.entries().to(entries.device)])
 
     def _erase(self, keys: Tensor) -> int:
-        """Of all tiers."""
+        """Erase keys of all tiers, and return how many had a row."""
         cold = self.owner.cold
         return self.owner._erase(keys) + (0 if cold is None else cold.erase(keys))
 
 
 def coldest(entries: Tensor, count: int, by_frequency: bool) -> Tensor:
     """
-    The positions of so many that have been used least often, or least recently.
+    Return the positions of the ``count`` entries that have been used least often, or least recently, ascending.
 
     Args:
-        entries: ``[N, 2]``, as of :class:`KeyRows`. Of equal numbers the lowest keys go, wherever their rows are.
+        entries: ``[N, 2]``, as in :class:`KeyRows`. Of equally cold entries, those of the lowest keys are returned.
         count: how many.
-        by_frequency: least often, and of these least recently; or only least recently.
+        by_frequency: whether the least often used are coldest, and of these the least recently used; else only the
+            least recently used.
     """
     return _Coldness(entries, int((entries[:, 1] >> 32).max()), by_frequency).coldest(count)
 
 
 class _Coldness:
     """
-    The order in which rows go: see :func:`coldest`.
+    The order in which rows are evicted: see :func:`coldest`.
 
-    Part by part, so that it needs no memory of the table's size.
+    Entries are read in parts, so that no temporary has the table's size.
 
     Args:
-        entries: as there; those of rows that are free are passed over.
-        step: rows of this version stay.
-        by_frequency: as there.
+        entries: as for :func:`coldest`; those of free rows are skipped.
+        step: rows of this or a later version stay.
+        by_frequency: as for :func:`coldest`.
     """
 
     def __init__(self, entries: Tensor, step: int, by_frequency: bool) -> None:
@@ -216,16 +217,16 @@ class _Coldness:
         self._digits = -(-(self._bits + (31 if by_frequency else 1)) // _BITS)
         self._histogram = self._count(self._digits - 1, 0)
         self.rows = int(self._histogram.sum())
-        """That may go."""
+        """How many rows may be evicted."""
 
     def _ranks(self, numbers: Tensor) -> Tensor:
-        """The less the colder, from 0 on; -1: the row is free, or stays."""
+        """Return ranks of at least 0, lower ones colder; -1 for rows that are free or must stay."""
         versions = numbers >> 32  # plus one; where the row is free -1
         ranks = ((numbers & 0xFFFFFFFF) << self._bits) + versions if self._by_frequency else versions.clone()
         return ranks.masked_fill_((versions < 0) | (versions > self._step), -1)
 
     def _count(self, digit: int, above: int) -> Tensor:
-        """How many rows have which digit, of those whose higher ones are the given ones."""
+        """Count the rows by the given digit of their rank, of those whose higher digits are ``above``."""
         counts = torch.zeros(1 << _BITS, dtype=torch.int64, device=self._device)
         for part in self._parts:
             ranks = self._ranks(part) >> digit * _BITS
@@ -234,7 +235,7 @@ class _Coldness:
         return counts.cpu()
 
     def coldest(self, count: int) -> Tensor:
-        """The positions of so many, ascending."""
+        """Return the positions of the ``count`` coldest rows, ascending."""
         limit, rest, counts = 0, count, self._histogram
         for digit in reversed(range(self._digits)):
             up_to = counts.cumsum(0)

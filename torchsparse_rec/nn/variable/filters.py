@@ -1,4 +1,4 @@
-"""Which keys get a row: those that have occurred often enough."""
+"""Filters: a key is admitted, and gets a row, once it has occurred often enough."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["CounterAdmission", "SketchAdmission", "admission_of"]
 
 class CounterAdmission(torch.nn.Module):
     """
-    Counts keys that have no row yet, one by one.
+    Admission by exact counts of the keys that have no row yet.
 
     Args:
         name: of the owner, for errors.
-        option: says how often a key must occur.
+        option: has the number of occurrences after which a key is admitted.
         device: of the counts.
     """
 
@@ -29,15 +29,15 @@ class CounterAdmission(torch.nn.Module):
 
     def count(self, ids: Tensor, absent: Tensor, version: int) -> tuple[Tensor, Tensor]:
         """
-        Count keys.
+        Count the keys that have no row.
 
         Args:
             ids: ``[N]``.
-            absent: ``[N]`` bool: those that have no row.
+            absent: ``[N]`` bool: which keys have no row.
             version: the step.
 
         Returns:
-            ``[N]`` bool: which of them may have one now; ``[N]`` int32: how often they have occurred.
+            ``[N]`` bool: which of these keys are admitted now; ``[N]`` int32: how often each has occurred.
         """
         candidates = self.candidates
         rows, _ = candidates.insert(ids, allowed=absent, version=version, count=True)
@@ -46,16 +46,16 @@ class CounterAdmission(torch.nn.Module):
         return absent & (counts >= self.filter_freq), counts
 
     def admitted(self, ids: Tensor, born: Tensor) -> None:
-        """Forget keys that have a row now: those at positions where ``born`` is not negative."""
+        """Forget the keys that have got a row: those at positions where ``born`` is not negative."""
         self.candidates.erase_soon(ids, born >= 0)
 
     def counts_of(self, ids: Tensor) -> Tensor:
-        """How often keys have occurred, ``[N]`` int64; nothing is counted."""
+        """Return how often keys have occurred, ``[N]`` int64, without counting them."""
         rows = self.candidates.find(ids)
         return torch.where(rows < 0, 0, unpacked(self.candidates.entries[rows.clamp_min(0), 1])[0])
 
     def expire(self, before: int) -> Tensor:
-        """Forget keys that have not occurred since a step, and return them."""
+        """Forget the keys whose last occurrence was before a step, and return them."""
         rows = self.candidates.rows()
         _, versions = unpacked(self.candidates.entries[rows, 1])
         gone = self.candidates.entries[rows[versions < before], 0]
@@ -63,11 +63,11 @@ class CounterAdmission(torch.nn.Module):
         return gone
 
     def nbytes(self) -> int:
-        """Memory."""
+        """Return the bytes of memory that the counts take."""
         return self.candidates.nbytes()
 
     def __len__(self) -> int:
-        """Keys that wait."""
+        """Return how many keys are counted."""
         return len(self.candidates)
 
     def __bool__(self) -> bool:
@@ -76,10 +76,10 @@ class CounterAdmission(torch.nn.Module):
 
 class SketchAdmission(torch.nn.Module):
     """
-    Counts keys in a counting Bloom filter.
+    Admission by a counting Bloom filter of the keys that have no row yet.
 
     Args:
-        option: its sizes.
+        option: has the number of occurrences after which a key is admitted, and the filter's sizes.
         device: of the filter.
     """
 
@@ -91,30 +91,30 @@ class SketchAdmission(torch.nn.Module):
         self.register_buffer("sketch", torch.zeros(option.counters, dtype=option.counter_type, device=device))
 
     def count(self, ids: Tensor, absent: Tensor, version: int) -> tuple[Tensor, Tensor]:
-        """As :meth:`CounterAdmission.count`."""
+        """Count keys, see :meth:`CounterAdmission.count`; ``version`` is ignored."""
         counts = ops.count_min_sketch_(self.sketch, ids, mask=absent, num_hashes=self.num_hashes)
         return absent & (counts >= self.filter_freq), counts
 
     def admitted(self, ids: Tensor, born: Tensor) -> None:
-        """As :meth:`CounterAdmission.admitted`: a Bloom filter forgets nothing."""
+        """Do nothing: a Bloom filter cannot forget the keys that have got a row."""
 
     def counts_of(self, ids: Tensor) -> Tensor:
-        """As :meth:`CounterAdmission.counts_of`."""
+        """Return how often keys have occurred by the filter, ``[N]`` int64, without counting them."""
         return ops.count_min_sketch_(self.sketch, ids, num_hashes=self.num_hashes, count=False).long()
 
     def expire(self, before: int) -> Tensor:
-        """As :meth:`CounterAdmission.expire`: a Bloom filter knows no steps."""
+        """Return no keys: a Bloom filter knows no steps, and forgets nothing."""
         return torch.empty(0, dtype=torch.int64, device=self.sketch.device)
 
     def nbytes(self) -> int:
-        """Memory."""
+        """Return the bytes of memory that the counts take."""
         return self.sketch.numel() * self.sketch.element_size()
 
 
 def admission_of(
     name: str, option: CounterFilter | CBFFilter | None, device: torch.device | str | None
 ) -> CounterAdmission | SketchAdmission | None:
-    """What an option asks for; None where it admits all keys."""
+    """Return the admission that an option asks for; None where all keys are admitted."""
     if option is None or option.filter_freq < 1:
         return None
     if isinstance(option, CounterFilter):

@@ -1,4 +1,4 @@
-"""How a variable's table grows, and what autograd must not notice of it."""
+"""How a variable's table grows without autograd noticing it."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ __all__ = ["Growth"]
 
 
 class Growth(VariablePart):
-    """The part of an EmbeddingVariable that is about its size."""
+    """The base class of EmbeddingVariable with the methods that change its number of rows."""
 
     def _take_capacity(self, capacity: int) -> None:
-        """Have so many rows, whose values will be written."""
+        """Give the weight ``capacity`` rows, whose values are yet to be written."""
         weight = self._stored_weight()
         optimizer = OptimizerRows(weight)
         steps = optimizer.steps()
         optimizer.table.release()
         self._replace_weight(new_zeros((capacity, self.embedding_dim), weight.dtype, weight.device))
-        optimizer.start_over([], steps, keep=True)  # an optimizer that was loaded before has them already
+        optimizer.start_over([], steps, keep=True)  # an optimizer loaded before has states of that size
 
     def _find_room(self, wanted: int, protected: Tensor | None = None) -> None:
-        """Have so many rows free: grow, or where the capacity is reached, let others go."""
+        """Make ``wanted`` rows free: grow, or where the capacity is reached, evict or demote other rows."""
         self._grow_for(wanted)
         room = self.keys.room()
         if room < wanted:
             self._eviction.make_room(wanted - room, protected)
 
     def _grow_for(self, wanted: int) -> None:
-        """Grow until so many rows are free, or to the capacity."""
+        """Grow until ``wanted`` rows are free, or to the capacity."""
         capacity = self.keys.capacity_for(wanted, self._most_rows())
         if capacity != self.keys.capacity:
             self._grow(capacity)
 
     def _most_rows(self) -> int | None:
-        """Rows that the first tier may have."""
+        """Return how many rows the first tier may have; None: any number."""
         capacity = self.ev_option.capacity
         limits = [] if capacity is None else [capacity + self.keys.reserved]
         if self.cold is not None:
@@ -52,17 +52,17 @@ class Growth(VariablePart):
         return min(limits) if limits else None
 
     def _keep_capacity(self) -> None:
-        """See to the capacity of all tiers together, and of a table that was loaded with more rows than it may have."""
+        """Evict keys beyond the capacity, of all tiers together or of a table loaded with too many rows."""
         most = self.ev_option.capacity
         if most is None or (self.cold is None and self.keys.capacity <= most + self.keys.reserved):
             return
         self._eviction.keep_capacity()
 
     def _grow(self, capacity: int) -> None:
-        """Have so many rows; the Parameter stays, and those of keys stay where they are."""
+        """Grow to ``capacity`` rows; the Parameter stays the same object, and each key keeps its row."""
         weight = self._stored_weight()
         before = weight.shape[0]
-        # Memory may run out: until all of it is there, nothing has changed.
+        # Memory may run out: nothing changes until all of it is allocated.
         optimizer = OptimizerRows(weight)
         longer = new_zeros((capacity, self.embedding_dim), weight.dtype, weight.device)
         longer[:before] = weight.detach()
@@ -73,13 +73,13 @@ class Growth(VariablePart):
 
     def _replace_weight(self, values: Tensor) -> None:
         """
-        Let the Parameter have other values, of another number of rows perhaps.
+        Give the Parameter other values, perhaps with another number of rows.
 
-        Graphs of lookups before have gradients of the size the table had then: :func:`_fit_gradient` makes them fit.
+        Graphs of earlier lookups give gradients of the size that the table had: :func:`_fit_gradient` resizes them.
         """
         weight = self._stored_weight()
         grad, weight.grad = weight.grad, None
-        # Autograd keeps the shape of a leaf as long as a graph needs it, but not beyond a change of dtype.
+        # Autograd keeps a leaf's shape as long as a graph needs it, except where the dtype changes.
         weight.data = values.new_empty(0, dtype=torch.float64 if values.dtype != torch.float64 else torch.float32)
         weight.data = values
         if grad is not None:
@@ -87,7 +87,7 @@ class Growth(VariablePart):
             weight.grad = grad
 
     def _tend(self, weight: Parameter) -> None:
-        """Have the hooks of a table that grows on the Parameter, which may be another one than before."""
+        """Register the hook of a growing table on the Parameter, which may be another object than before."""
         table = table_of(weight)
         if table.growing is not None and table.growing() is self:
             return
@@ -99,7 +99,7 @@ class Growth(VariablePart):
 
 
 def _fit_gradient(weight: Parameter) -> Any:
-    """A hook that gives gradients the size that the table has now."""
+    """Return a hook that gives gradients the size that the table has now."""
     reference = weakref.ref(weight)
 
     @unserializable_hook
@@ -113,11 +113,11 @@ def _fit_gradient(weight: Parameter) -> Any:
 
 @torch.no_grad()
 def _fit(grad: Tensor, weight: Tensor) -> None:
-    """Give a gradient the size of the table, in place."""
+    """Resize a gradient to the size of the table, in place; new rows are zeros."""
     before = grad.shape[0]
     if grad.layout is torch.sparse_coo:
         grad.sparse_resize_(weight.shape, 1, weight.dim() - 1)
     elif before < weight.shape[0]:
         longer = grad.new_zeros(weight.shape)
-        longer[:before] = grad  # which may be expanded, so it cannot be resized
+        longer[:before] = grad  # grad may be an expanded tensor, which cannot be resized
         grad.set_(longer)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Lookups beside training: a lock that many readers share and one writer has alone."""
+"""A reader-writer lock, for lookups in other threads while one thread trains."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ _numbers = itertools.count()
 
 class Guard:
     """
-    The lock of one table's rows: a lookup sees rows wholly from before or after an update.
+    The reader-writer lock of one table's rows: a lookup sees each row wholly from before or after an update.
 
-    A writer that waits goes before readers that come after it; when it has written, the readers that waited go before
-    the next writer: neither starves. The thread that writes may write and read again inside; one that reads must not
-    write or read again inside. Whoever takes several guards takes them in the order of their numbers.
+    A waiting writer goes before readers that come after it; once it has written, the readers that waited go before the
+    next writer, so neither starves. The thread that holds the lock for writing may take it again, to write or to read;
+    a thread that holds it for reading must not. A thread that takes several locks takes them in the order of their
+    numbers.
 
-    In a process that is forked there is but the thread that forked: what others read is free, what another one was
-    writing is half written for ever, so nobody gets in.
+    A forked process has no thread but the one that forked: locks that other threads held for reading are released; a
+    table that another thread was writing stays half written, so nobody may take its lock.
 
     Raises:
-        RuntimeError: in both methods, in such a process.
+        RuntimeError: when the lock is taken in a forked process whose copy of the table is half written.
     """
 
     def __init__(self) -> None:
@@ -38,18 +39,18 @@ class Guard:
     def _begin(self) -> None:
         self._lock = Lock()
         self._readers_go, self._writer_goes = Condition(self._lock), Condition(self._lock)
-        self._readers = 0  # that read
+        self._readers = 0  # readers that hold the lock
         self._blocked = 0  # readers that wait
-        self._turn = 0  # how often those have been let in
-        self._writer: int | None = None  # the thread that writes
+        self._turn = 0  # how often blocked readers have been let in
+        self._writer: int | None = None  # the thread that holds the lock for writing
         self._depth = 0
         self._waiting = 0  # writers that wait
         self._is_torn = False
-        # A small lookup takes some 20 us: so these are no generators, and made once.
+        # Neither generators nor made at each call, for speed: a small lookup takes some 20 us.
         self._reading, self._writing = _Reading(self), _Writing(self)
 
     def after_fork(self) -> None:
-        """In the process that was forked: let go of what its threads held that are none of its own."""
+        """Release, in the forked process, what threads held that it does not have."""
         writer, depth = self._writer, self._depth
         self._begin()
         if writer is not None:
@@ -57,14 +58,14 @@ class Guard:
             self._is_torn = writer != get_ident()
 
     def reading(self) -> AbstractContextManager[None]:
-        """Rows stay as they are in here."""
+        """Return the context manager that holds the lock for reading: rows do not change inside."""
         return self._reading
 
     def writing(self) -> AbstractContextManager[None]:
-        """Nobody else reads or writes in here."""
+        """Return the context manager that holds the lock for writing: no other thread reads or writes inside."""
         return self._writing
 
-    # ---- All of these with the lock taken ----------------------------------------------------------------------------
+    # ---- To be called with self._lock held ---------------------------------------------------------------------------
 
     def _wait_to_read(self) -> None:
         self._refuse_torn()
@@ -73,7 +74,7 @@ class Guard:
         try:
             while self._turn == turn:
                 self._readers_go.wait()
-        except BaseException:  # as of Ctrl-C
+        except BaseException:  # such as KeyboardInterrupt
             if self._turn == turn:
                 self._blocked -= 1
             else:
@@ -122,7 +123,7 @@ class Guard:
     # ---- Copies ------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies guard copies."""
+        """Pickle as a new lock: a copy of a table has a lock of its own."""
         return Guard, ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
@@ -130,7 +131,7 @@ class Guard:
 
 
 class _Reading(AbstractContextManager[None]):
-    """See :meth:`Guard.reading`."""
+    """The context manager of :meth:`Guard.reading`."""
 
     __slots__ = ("_guard",)
 
@@ -149,14 +150,14 @@ class _Reading(AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         guard = self._guard
-        if guard._writer == get_ident():  # as it was before
+        if guard._writer == get_ident():  # __enter__ did nothing either
             return
         with guard._lock:
             guard._end_reading()
 
 
 class _Writing(AbstractContextManager[None]):
-    """See :meth:`Guard.writing`."""
+    """The context manager of :meth:`Guard.writing`."""
 
     __slots__ = ("_guard",)
 
@@ -183,9 +184,9 @@ class _Writing(AbstractContextManager[None]):
 
 @contextmanager
 def reading(guards: Iterable[Guard]) -> Iterator[None]:
-    """Several tables at once."""
+    """Hold the locks of several tables for reading."""
     with ExitStack() as stack:
-        # Each once: a writer that waits for it would otherwise be waited for.
+        # Each lock once: taken again, it would wait for a waiting writer, which waits for this thread.
         for guard in sorted(set(guards), key=lambda guard: guard.number):
             stack.enter_context(guard.reading())
         yield

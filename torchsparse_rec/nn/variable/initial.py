@@ -1,4 +1,4 @@
-"""How the rows of new keys begin: functions of the seed and the key."""
+"""Initial values of the rows of new keys: functions of the seed and the key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Constant", "InitialRows", "Normal", "TruncatedNormal", "Uniform"]
 @dataclass(frozen=True)
 class Constant:
     """
-    Rows begin with one value everywhere.
+    An initializer that gives all elements of a row one value.
 
     Args:
         value: default 0.
@@ -33,7 +33,7 @@ class Constant:
 @dataclass(frozen=True)
 class Uniform:
     """
-    Rows begin uniformly distributed.
+    An initializer that draws each element from a uniform distribution.
 
     Args:
         low: default -0.05.
@@ -51,7 +51,7 @@ class Uniform:
 @dataclass(frozen=True)
 class Normal:
     """
-    Rows begin normally distributed.
+    An initializer that draws each element from a normal distribution.
 
     Args:
         mean: default 0.
@@ -69,7 +69,7 @@ class Normal:
 @dataclass(frozen=True)
 class TruncatedNormal:
     """
-    The same within two standard deviations of the mean.
+    An initializer that draws from a normal distribution, within two standard deviations of the mean.
 
     Args:
         mean: default 0.
@@ -89,15 +89,15 @@ _KINDS = {Constant: "constant", Uniform: "uniform", Normal: "normal", TruncatedN
 
 class InitialRows(torch.nn.Module):
     """
-    Writes rows as they begin.
+    Writes the initial values of rows.
 
     Args:
         initializer: one of the classes here; a number; a tensor or list of rows ``[P, D]`` or one row ``[D]``; or a
-            function that fills such a tensor in place, as those of ``torch.nn.init`` do. None: the option's, or else
-            :class:`TruncatedNormal`.
-        option: says how many rows a function fills.
+            function that fills such a tensor in place, as those of ``torch.nn.init`` do. None: the option's
+            initializer, or else :class:`TruncatedNormal`.
+        option: gives the default initializer, and the number of rows that a function fills.
         embedding_dim: D.
-        seed: of what is random.
+        seed: of random values.
         dtype: of the rows.
         device: of the rows.
     """
@@ -126,7 +126,7 @@ class InitialRows(torch.nn.Module):
             self.numbers = tuple(float(x) for x in vars(chosen).values())
         elif callable(chosen):
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the devices' too
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the devices' generators
                 values = torch.zeros(option.default_value_dim, embedding_dim, dtype=dtype)
                 made = chosen(values)
             if isinstance(made, Tensor) and made is not values:
@@ -146,20 +146,20 @@ class InitialRows(torch.nn.Module):
                 "EmbeddingVariable: initializer must be a number, rows, a function that fills a tensor, Constant, "
                 f"Uniform, Normal or TruncatedNormal, got {type(chosen).__name__}"
             )
-        # A copy: the caller's may change.
+        # A copy, since the caller may change the tensor.
         self.register_buffer("values", None if values is None else values.clone().to(device))
 
     def options(self, dtype: torch.dtype) -> dict[str, Any]:
-        """The arguments that the operators of rows of ``dtype`` have in common."""
+        """Return the keyword arguments with which ``table`` operators initialise rows of ``dtype``."""
         values = None if self.values is None else self.values.to(dtype)
         return {"values": values, "kind": self.kind, "parameters": self.numbers, "seed": self.seed}
 
     def write(self, weight: Tensor, rows: Tensor, keys: Tensor) -> None:
-        """Write rows of ``weight`` as their keys begin; negative ones are left out."""
+        """Write the initial values of keys to rows of ``weight``; negative rows are left out."""
         ops.table_initialize_(weight, rows, keys, **self.options(weight.dtype))
 
     def rows_of(self, keys: Tensor, like: Tensor, wanted: Tensor) -> Tensor:
-        """How keys begin, ``[N, D]``: those that are wanted, by a mask; what the others have means nothing."""
+        """Return the initial rows of keys, ``[N, D]``; where the mask ``wanted`` is false, values are undefined."""
         made = like.new_empty(len(keys), like.shape[1])
         self.write(made, torch.where(wanted, torch.arange(len(keys), device=keys.device), -1), keys)
         return made

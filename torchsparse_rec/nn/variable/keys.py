@@ -14,23 +14,23 @@ from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
 
 __all__ = ["KeyRows", "insert_together", "packed", "unpacked"]
 
-# The operators leave the last one alone: it is KeyRows' own.
+# Positions in ``counters``. The operators do not touch the last one, which KeyRows keeps.
 _USED, _REUSED, _FAILED, _INSERTED, _ERASED = range(5)
 
 
 def packed(frequencies: Tensor, versions: Tensor) -> Tensor:
-    """The second number of entries."""
+    """Return the second number of table entries, int64: version + 1 in the high 32 bits, frequency in the low ones."""
     return (versions.long() + 1) << 32 | frequencies.long()
 
 
 def unpacked(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Frequencies and versions, int64; version -1: of no step."""
+    """Return frequencies and versions, int64, from the second number of table entries; version -1: of no step."""
     return numbers & 0xFFFFFFFF, (numbers >> 32) - 1
 
 
 class KeyRows(torch.nn.Module):
     """
-    Keys and their rows, as buffers; see csrc/table.h for what they hold.
+    Keys and their rows, in buffers whose format is described in csrc/table.h.
 
     Args:
         name: of the owner, for errors.
@@ -44,9 +44,9 @@ class KeyRows(torch.nn.Module):
     counters: Tensor
     free_rows: Tensor
     _failed_before: int
-    # Rows that are surely free on a device.
+    # On CUDA, how many rows are known to be free.
     _sure_room = 0
-    # Rows of erased keys, which free_rows gets when there is no other room; None: they must be looked for.
+    # Rows of erased keys, added to free_rows when there is no other room; None: they must be searched for.
     _freed: list[Tensor] | None
 
     def __init__(self, name: str, capacity: int, reserved: int = 0, device: torch.device | str | None = None) -> None:
@@ -55,7 +55,7 @@ class KeyRows(torch.nn.Module):
         self.clear(capacity, device)
 
     def clear(self, capacity: int, device: torch.device | str | None = None) -> None:
-        """Forget all keys."""
+        """Erase all keys, and have ``capacity`` rows."""
         entries = torch.full((capacity, 2), -1, dtype=torch.int64, device=device)
         entries[: self.reserved, 0] = 0
         counters = torch.zeros(8, dtype=torch.int64, device=device)
@@ -63,7 +63,7 @@ class KeyRows(torch.nn.Module):
         self.set_state(entries, counters, torch.empty(0, dtype=torch.int32, device=device))
 
     def set_state(self, entries: Tensor, counters: Tensor, free_rows: Tensor) -> None:
-        """Take over a state; the index is made anew."""
+        """Take over a state of any capacity, and build its index anew."""
         counters[_ERASED] = counters[_INSERTED] - (entries[self.reserved :, 1] != -1).sum()
         index = new_index(self.name, entries, counters)
         for name, value in (("entries", entries), ("counters", counters), ("free_rows", free_rows)):
@@ -74,12 +74,12 @@ class KeyRows(torch.nn.Module):
         self._freed = None
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """A state of any capacity."""
+        """Load a state of any capacity."""
         names = ("entries", "counters", "free_rows")
         if all(prefix + name in state_dict for name in names):
             device = self.entries.device
             self.set_state(*(state_dict[prefix + name].to(device, copy=True) for name in names))
-            # With assign=True, too, copies: two tables cannot share their keys.
+            # Copies, even with assign=True: two tables cannot share their keys.
             state_dict = {**state_dict, **{prefix + name: getattr(self, name) for name in names}}
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -87,11 +87,11 @@ class KeyRows(torch.nn.Module):
 
     @property
     def capacity(self) -> int:
-        """Rows that there are, used or not."""
+        """The number of rows, used or not."""
         return self.entries.shape[0]
 
     def __len__(self) -> int:
-        """Keys. On CUDA it waits for the device."""
+        """Return the number of keys. On CUDA it waits for the device."""
         return int(self.counters[_INSERTED] - self.counters[_ERASED])
 
     def __bool__(self) -> bool:
@@ -99,36 +99,36 @@ class KeyRows(torch.nn.Module):
 
     @property
     def used(self) -> int:
-        """Rows that have ever been used; keys are among them. On CUDA it waits for the device."""
+        """How many rows have ever been used; no key has a later row. On CUDA it waits for the device."""
         return int(self.counters[_USED])
 
     @property
     def inserted(self) -> int:
-        """Keys that have ever been inserted."""
+        """How many keys have ever been inserted. On CUDA it waits for the device."""
         return int(self.counters[_INSERTED])
 
     @property
     def failed(self) -> int:
-        """How often a key found no room."""
+        """How often a key found no room. On CUDA it waits for the device."""
         return int(self.counters[_FAILED])
 
     def room(self) -> int:
-        """Rows that new keys can have without growth."""
+        """Return how many keys can be inserted without growth."""
         return self.capacity - self.reserved - len(self)
 
     def _listed_room(self) -> int:
-        """Of them those that an insertion finds."""
+        """Return how many free rows an insertion finds: never used, or listed in ``free_rows``."""
         used, reused, *_ = self.counters.tolist()
         return self.capacity - used + self.free_rows.shape[0] - reused
 
     def nbytes(self) -> int:
-        """Of the buffers."""
+        """Return the bytes of the buffers."""
         return sum(x.numel() * x.element_size() for x in (self.index, self.entries, self.counters, self.free_rows))
 
     # ---- Keys --------------------------------------------------------------------------------------------------------
 
     def find(self, ids: Tensor) -> Tensor:
-        """Rows, -1 for those that are missing."""
+        """Return the rows of keys, -1 for missing keys."""
         return ops.table_find(self.index, self.entries, ids)
 
     def insert(
@@ -142,18 +142,20 @@ class KeyRows(torch.nn.Module):
         make_room: Callable[[int], None] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """
-        Rows and new rows, see :func:`ops.table_find_or_insert_`.
+        Find the rows of keys, insert those that are missing, and return ``(rows, born)``.
+
+        See :func:`ops.table_find_or_insert_`: where a key was inserted, ``born`` has its row, elsewhere -1.
 
         Args:
             ids: the keys.
             allowed: as of the operator, as are ``frequencies`` and ``count``.
-            frequencies: see there.
+            frequencies: as of the operator.
             version: what the rows' version becomes; -1 (default): rows that are there keep theirs, new ones have -1.
-            count: see there.
-            make_room: where rows run out, is called with how many must be free, and sees to it. Default: grow.
+            count: as of the operator.
+            make_room: is called, where rows run out, with how many must be free, and frees them. Default: grow.
 
         Raises:
-            RuntimeError: no room was made; or keys that collide under every hash. No key has come then.
+            RuntimeError: no room was made; or keys collide under every hash. No key is inserted then.
         """
         make_room = self.grow_by if make_room is None else make_room
         insert = partial(self._insert, version=version + 1 if version >= 0 else -1, count=count)
@@ -163,13 +165,13 @@ class KeyRows(torch.nn.Module):
         return rows, born
 
     def _prepare(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> None:
-        """Before an insertion: see to room where it would be late to do so after."""
+        """Make room before an insertion, where doing so afterwards would be too late or too slow."""
         if self.counters.is_cuda:
             self._see_room_ahead(ids, allowed, make_room, version)
             return
         self._sure_room = 0
         if self._listed_room() < len(ids) and self.used == self.reserved:
-            # All are new: to find out one by one that there is no room takes longer.
+            # All keys are new: it is faster to make room for them at once.
             self._see_room_for(ids, allowed, make_room, version)
 
     def _complete(
@@ -182,7 +184,7 @@ class KeyRows(torch.nn.Module):
         rows: Tensor,
         born: Tensor,
     ) -> None:
-        """After one: see to room for the keys that found none, and insert them; or undo it all."""
+        """Make room after an insertion for the keys that found none, and insert them; undo all if that raises."""
         if self.counters.is_cuda:
             return
         hashes = 0
@@ -198,7 +200,7 @@ class KeyRows(torch.nn.Module):
                         raise crowded(self.name, failed, self.capacity)
                     self.spread()
                 elif not self._list_free_rows():
-                    self._see_room_for(ids[where], some[0], make_room, -1)  # the others are of this step already
+                    self._see_room_for(ids[where], some[0], make_room, -1)  # the others have this version already
                 self.counters[_FAILED] -= failed  # they will find room now
                 self._failed_before = self.failed
                 rows[where], born[where] = insert(ids[where], *some)
@@ -207,21 +209,21 @@ class KeyRows(torch.nn.Module):
             raise
 
     def undo(self, ids: Tensor, born: Tensor) -> None:
-        """As if the keys that have just been inserted, where ``born`` is not negative, had not."""
+        """Undo an insertion: erase the keys where ``born`` is not negative, as if they had never been inserted."""
         gone = len(self.erase(ids, born >= 0))
         self.counters[_INSERTED] -= gone
         self.counters[_ERASED] -= gone
         self._failed_before = self.failed
 
     def _take_back_late(self, ids: Tensor, allowed: Tensor | None, rows: Tensor, born: Tensor) -> None:
-        """Keys that have just been inserted after one without room: rows are given in the order of keys."""
+        """Undo the insertion of keys after the first without room, since rows are given in the order of keys."""
         failed = rows < 0 if allowed is None else (rows < 0) & allowed
         late = (born >= 0) & (failed.cumsum(0) > 0)
         if not late.any():
             return
         theirs = ops.table_erase_(self.index, self.entries, ids, mask=late)[late]
         reused = int(torch.isin(theirs, self.free_rows[: int(self.counters[_REUSED])]).sum())
-        self.entries[theirs[reused:]] = -1  # as rows that have never been used: free rows come first
+        self.entries[theirs[reused:]] = -1  # as rows never used: rows of free_rows were given first
         self.counters[_REUSED] -= reused
         self.counters[_USED] -= len(theirs) - reused
         self.counters[_INSERTED] -= len(theirs)
@@ -237,11 +239,11 @@ class KeyRows(torch.nn.Module):
         )
 
     def _see_room_for(self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int) -> int:
-        """How many new keys these are, for which there is room then."""
+        """Make room for the missing keys among ``ids``, and return how many these are."""
         wanted = self.missing(ids, allowed)
         if self.room() < wanted:
             if version >= 0:
-                # Those that are there must not go to make room for the others.
+                # Rows of keys that are there must not be evicted to make room for the others.
                 self._insert(ids, torch.zeros_like(ids, dtype=torch.bool), None, version + 1, False)
             make_room(wanted)
         self._list_free_rows()
@@ -252,7 +254,7 @@ class KeyRows(torch.nn.Module):
     def _see_room_ahead(
         self, ids: Tensor, allowed: Tensor | None, make_room: Callable[[int], None], version: int
     ) -> None:
-        """On a device: to ask it at each insertion whether there was room would make every step wait for it."""
+        """Make room before an insertion on CUDA; asking the device after each one would make every step wait."""
         if self._sure_room < len(ids):
             if self.failed > self._failed_before:
                 self.spread()
@@ -265,17 +267,17 @@ class KeyRows(torch.nn.Module):
             self._sure_room -= len(ids)
 
     def missing(self, ids: Tensor, allowed: Tensor | None = None) -> int:
-        """How many new keys these are. On CUDA it waits for the device."""
+        """Count the distinct keys among ``ids`` that have no row. On CUDA it waits for the device."""
         absent = self.find(ids) < 0
         return len(ops.unique(ids[absent if allowed is None else absent & allowed]).values)
 
     def erase(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Erase keys; returns the rows that have become free. On CUDA it waits for the device."""
+        """Erase keys, and return the rows that have become free. On CUDA it waits for the device."""
         rows = self.erase_soon(ids, mask)
         return rows[rows >= 0]
 
     def erase_soon(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """As :meth:`erase`, with -1 for those that are no key's, without waiting for a device."""
+        """Erase keys, and return their rows, -1 where there was none; never waits for a device."""
         rows = ops.table_erase_(self.index, self.entries, ids, mask=mask)
         self.counters[_ERASED] += (rows >= 0).sum()
         if rows.is_cuda:
@@ -285,7 +287,7 @@ class KeyRows(torch.nn.Module):
         return rows
 
     def _list_free_rows(self) -> bool:
-        """Whether there are some that were not listed."""
+        """List the free rows in ``free_rows``, and say whether some were not listed before."""
         rest = self.free_rows[int(self.counters[_REUSED]) :]
         if self._freed is None:
             free = (self.entries[self.reserved : self.used, 1] == -1).nonzero().flatten().int() + self.reserved
@@ -299,23 +301,23 @@ class KeyRows(torch.nn.Module):
         return True
 
     def set_numbers(self, rows: Tensor, numbers: Tensor) -> None:
-        """Write the second number of entries; of several for one row the last counts."""
-        # Side by side with the keys, which are those that are there: so whole entries are written.
+        """Write the second number of the entries of ``rows``; where a row is repeated, its last number counts."""
+        # Together with the keys that are there, so that whole entries are written.
         entries = torch.stack([self.entries[rows, 0], numbers], 1).view(torch.uint8)
         ops.table_assign_(self.entries.view(torch.uint8), rows, entries)
 
     def rows(self) -> Tensor:
-        """The rows of all keys, ascending."""
+        """Return the rows of all keys, ascending."""
         return (self.entries[: self.used, 1] != -1).nonzero().flatten()
 
     # ---- Growth ------------------------------------------------------------------------------------------------------
 
     def grow_by(self, rows: int) -> None:
-        """Double, until so many rows are free."""
+        """Double the capacity until ``rows`` rows are free."""
         self.grow(self.capacity_for(rows))
 
     def capacity_for(self, rows: int, most: int | None = None) -> int:
-        """The capacity, doubled until so many rows are free, or until it is ``most``."""
+        """Return the capacity doubled until ``rows`` rows would be free, or until it is ``most``."""
         room, capacity = self.room(), self.capacity
         while room + capacity - self.capacity < rows and (most is None or capacity < most):
             capacity = 2 * capacity if most is None else min(2 * capacity, most)
@@ -323,16 +325,16 @@ class KeyRows(torch.nn.Module):
 
     def spread(self) -> None:
         """
-        Have an index with another hash, which nobody can foresee: some keys found their region full.
+        Build an index with another hash, which nobody can foresee, since some keys found their region full.
 
-        In an index of so many buckets that is no chance: they were chosen by one who knew the hash. Nothing that a
-        table gives depends on it; tables of other keys never have a seed.
+        Regions are so large that this never happens by chance: somebody who knew the hash chose the keys. No result of
+        a table depends on its hash. Tables of other keys never have a seed.
         """
         self.index = new_index(self.name, self.entries, self.counters, unforeseen())
         self._failed_before = self.failed
 
     def grow(self, capacity: int) -> None:
-        """Have so many rows. Those of keys stay where they are."""
+        """Grow to ``capacity`` rows; each key keeps its row."""
         entries = torch.full((capacity, 2), -1, dtype=torch.int64, device=self.entries.device)
         entries[: self.capacity] = self.entries
         index = new_index(self.name, entries, self.counters, seed_of(self.index))
@@ -347,20 +349,20 @@ def insert_together(
     make_rooms: Sequence[Callable[[int], None]],
 ) -> tuple[Tensor, Tensor]:
     """
-    As :meth:`KeyRows.insert`, with ``count``, of several tables at once.
+    Find and insert the keys of several tables in one call: as :meth:`KeyRows.insert` with ``count=True``.
 
     Args:
         tables: the tables.
-        ids: the keys of all of them.
-        parts: where each table's are, in ascending order.
+        ids: the keys of all tables.
+        parts: where each table's keys begin and end in ``ids``, in ascending order.
         versions: of each table.
-        make_rooms: likewise.
+        make_rooms: of each table.
 
     Returns:
-        Rows and new rows; elsewhere in ``ids``, these and -1.
+        ``(rows, born)``; at positions in no part, the ids themselves and -1.
 
     Raises:
-        RuntimeError: as :meth:`KeyRows.insert`. No key of any of them has come then.
+        RuntimeError: as :meth:`KeyRows.insert`. No key is inserted in any table then.
     """
     for keys, (begin, end), version, make_room in zip(tables, parts, versions, make_rooms, strict=True):
         keys._prepare(ids[begin:end], None, make_room, version)

@@ -1,4 +1,4 @@
-"""Memory of tables that grow."""
+"""Allocation of memory for tables that grow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LINE = 64
 
 def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
     """
-    ``torch.zeros``, but on the host the system's zeros: memory is touched when it is first written.
+    Return zeros; on the host, memory pages that the system allocates only when they are first written.
 
-    A table that has just doubled is half empty, and numpy asks for huge pages, of which random reads want few. Rows of
-    whole cache lines begin with one, as in torch's own memory.
+    A table that has just doubled is half empty. numpy asks for huge pages, of which random reads need few. The first
+    row begins with a cache line, as in torch's own memory.
     """
     where = torch.get_default_device() if device is None else torch.device(device)
     if where.type != "cpu":

@@ -1,4 +1,4 @@
-"""Variables by their names."""
+"""EmbeddingVariables by name."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def get_embedding_variable(
     **options: Any,
 ) -> EmbeddingVariable:
     """
-    The variable of a name: made at the first call, found again as long as somebody keeps it.
+    Return the variable of a name: made at the first call, and returned again as long as it is referenced.
 
     Args:
-        name: its name.
-        embedding_dim: as of :class:`EmbeddingVariable`, as are all that follow.
-        key_dtype: see there.
-        initializer: see there.
-        ev_option: see there.
-        options: see there.
+        name: of the variable.
+        embedding_dim: as of :class:`EmbeddingVariable`, as are all further arguments.
+        key_dtype: as of :class:`EmbeddingVariable`.
+        initializer: as of :class:`EmbeddingVariable`.
+        ev_option: as of :class:`EmbeddingVariable`.
+        options: further arguments of :class:`EmbeddingVariable`.
 
     Returns:
         The variable.
 
     Raises:
-        ValueError: there is one of the name with another embedding_dim or key_dtype.
+        ValueError: a variable of this name exists with another embedding_dim or key_dtype.
 
     Source: DeepRec's ``tf.get_embedding_variable``.
 

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of the rows of a table that grows: it grows, is reset, and moves with the rows."""
+"""The optimizer's state of a table that grows: it grows, is reset, and moves between tiers with the rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .memory import new_zeros
 
 __all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "catch_up"]
 
-# Of rows that are current as of the step at which the history of their optimizer's clock begins.
+# The step of rows that are up to date as of the step at which the optimizer's history begins.
 BEFORE_HISTORY = -1
 
 
 class Column(NamedTuple):
-    """One of an optimizer's states of a table."""
+    """One of the optimizer's states of a table."""
 
     name: str
     values: Tensor
@@ -33,7 +33,7 @@ class Column(NamedTuple):
 
 class OptimizerRows:
     """
-    The states that the optimizer of a table keeps, row by row. Without an optimizer of ours there are none.
+    The states that the optimizer keeps of a table's rows; none without an optimizer of ``torchsparse_rec.optim``.
 
     Args:
         weight: the table.
@@ -45,22 +45,22 @@ class OptimizerRows:
 
     @property
     def optimizer(self) -> RowOptimizer | None:
-        """Ours that holds the table."""
+        """The optimizer of ``torchsparse_rec.optim`` that holds the table, if there is one."""
         return self.table.optimizer
 
     def _state(self) -> dict[str, Any]:
         if self.table.rows is not None:
-            return self.table.rows.state  # it outlives its optimizer
+            return self.table.rows.state  # the state outlives its optimizer
         optimizer = self.optimizer
         if optimizer is None:
             return {}
-        # States of half tables as they were loaded: they come and go with the rows from now on.
+        # States of float16 and bfloat16 tables, kept as they were loaded, follow the rows from now on.
         for name, values in optimizer._wide.pop(self.weight, {}).items():
             optimizer._stored_state[self.weight][name] = values.to(self.weight.device)
         return optimizer._stored_state.get(self.weight, {})
 
     def columns(self, rows: int | None = None) -> list[Column]:
-        """The states, of a table of so many rows."""
+        """Return the states of the table, which have ``rows`` rows, by default as many as the weight."""
         optimizer, rows = self.optimizer, self.weight.shape[0] if rows is None else rows
         return [
             Column(name, values, 0.0 if optimizer is None else optimizer._initial(name))
@@ -69,7 +69,7 @@ class OptimizerRows:
         ]
 
     def known_states(self) -> dict[str, bool]:
-        """The states that the optimizer's rule has, by name: whether they have one number for each row."""
+        """Return, for each state of the optimizer's rule by name, whether it has one number for each row."""
         optimizer = self.optimizer
         return {} if optimizer is None else {name: name in optimizer._per_row for name in self._rule_states(optimizer)}
 
@@ -78,19 +78,19 @@ class OptimizerRows:
         return optimizer._rule(group).states
 
     def steps(self) -> int:
-        """Steps that the optimizer has taken."""
+        """Return how many steps the optimizer has taken."""
         rows = self.table.rows
         if rows is not None:
             return rows.clock.step
         return int(self._state().get("step", 0))
 
     def current_step(self) -> int:
-        """As of which step rows are current that are current now."""
+        """Return the step that marks a row as up to date now; BEFORE_HISTORY without a history."""
         rows = self.table.rows
         return BEFORE_HISTORY if rows is None or rows.last_step is None else rows.clock.step
 
     def replace(self, columns: dict[str, Tensor]) -> None:
-        """Have other tensors as states, of another number of rows perhaps."""
+        """Replace states by other tensors, perhaps with another number of rows."""
         state, optimizer, rows = self._state(), self.optimizer, self.table.rows
         state.update(columns)
         if rows is not None and rows.clock.kind is not None and optimizer is not None:
@@ -98,7 +98,7 @@ class OptimizerRows:
         note_change()
 
     def grown(self, before: int, after: int) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What :meth:`take` gives a table that has more rows: states, and as of which step each row is current."""
+        """Return states for ``after`` rows, and as of which step each row is up to date, for :meth:`take`."""
         longer = {}
         for name, values, initial in self.columns(before):
             if initial == 0:
@@ -114,14 +114,14 @@ class OptimizerRows:
         return longer, last_step
 
     def take(self, longer: dict[str, Tensor], last_step: Tensor | None) -> None:
-        """See :meth:`grown`."""
+        """Take over the result of :meth:`grown`."""
         if last_step is not None:
             self.table.rows.last_step = last_step  # type: ignore[union-attr]
         self.replace(longer)
 
     def begin(self, rows: Tensor) -> None:
         """
-        Rows have come that have no past: whatever a row's last key, or a gradient of all rows, has left is forgotten.
+        Reset the states of new rows: what a row's last key, or a gradient of all rows, has left there is overwritten.
 
         Args:
             rows: negative ones are left out.
@@ -133,12 +133,12 @@ class OptimizerRows:
 
     def put(self, rows: Tensor, states: Mapping[str, Tensor], steps: Tensor | None = None) -> None:
         """
-        Rows have come with their states.
+        Write the states of rows that have been inserted with their states.
 
         Args:
             rows: none is negative.
-            states: by name; those that are not given are as at the beginning.
-            steps: as of which step each is current. Default: the last one.
+            states: by name; those that are not given get their initial value.
+            steps: as of which step each row is up to date. Default: the last one.
         """
         for name, values, initial in self.columns():
             if name in states:
@@ -148,7 +148,7 @@ class OptimizerRows:
         self._note_current(rows, steps)
 
     def _note_current(self, rows: Tensor, steps: Tensor | None) -> None:
-        """As of which step rows are current, by default the last one; negative rows are left out."""
+        """Note as of which step rows are up to date, by default the last one; negative rows are left out."""
         last_step = None if self.table.rows is None else self.table.rows.last_step
         if last_step is None:
             return
@@ -163,7 +163,7 @@ class OptimizerRows:
             self.table.rows.current = -1  # type: ignore[union-attr]
 
     def stored(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Some rows as they are stored, their states, and as of which step each is current."""
+        """Return some rows as stored, perhaps stale, their states, and as of which step each is up to date."""
         values = self.weight.detach().index_select(0, rows)
         states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
         its = self.table.rows
@@ -173,7 +173,7 @@ class OptimizerRows:
         return values, states, steps.clamp_min(its.current)
 
     def current(self, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The present values of some rows, ``[N, D]``, and of their states."""
+        """Return copies of some rows, ``[N, D]``, and of their states, brought up to date."""
         values = self.weight.detach().index_select(0, rows)
         states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
         its = self.table.rows
@@ -182,18 +182,18 @@ class OptimizerRows:
         return values, states
 
     def moves_all_rows(self) -> bool:
-        """Whether steps move rows without gradient too."""
+        """Say whether the optimizer's steps also move rows without a gradient."""
         rows = self.table.rows
         return rows is not None and rows.clock.kind is not None and rows.clock.kind[2] != ITS_ROWS
 
     def start_over(self, names: Sequence[str], steps: int, keep: bool = False) -> None:
         """
-        Have fresh states for all rows, of the size that the table has now.
+        Make initial states for all rows, with as many rows as the table has now.
 
         Args:
-            names: of the states that there were, if none are here yet.
-            steps: that the optimizer has taken.
-            keep: states that have that size already stay.
+            names: of the states to make, where the optimizer has none yet.
+            steps: how many the optimizer has taken.
+            keep: whether states that have the table's size already stay.
         """
         self.table.release()
         optimizer = self.optimizer
@@ -203,7 +203,7 @@ class OptimizerRows:
         state = optimizer._stored_state[self.weight]
         there = [name for name, x in state.items() if isinstance(x, Tensor) and x.dim() >= 1]
         dtype = accumulator_dtype(self.weight.dtype)
-        # Those of another optimizer are of no use to this one.
+        # States of another optimizer are of no use to this one.
         known = self._rule_states(optimizer)
         kept = [name for name in names if name in known]
         if names and not kept:
@@ -217,7 +217,7 @@ class OptimizerRows:
         note_change()
 
     def make_current(self) -> None:
-        """Bring all rows and states up to date, and forget what is known of past steps: as before a checkpoint."""
+        """Flush all rows and states, and forget the history of past steps, as before a checkpoint."""
         if self.table.rows is not None:
             self.table.rows.clock.restart()
 
@@ -229,8 +229,8 @@ def catch_up(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_st
     Args:
         clock: of the table, with a history.
         values: ``[N, D]``.
-        states: of the optimizer, by name.
-        last_step: ``[N]`` int32, on the device of the values: from where on each row needs the history.
+        states: the optimizer's states of these rows, by name.
+        last_step: ``[N]`` int32, on the device of the values: the position in the history from which each row needs it.
     """
     assert clock.history is not None and clock.kind is not None
     row_optimizer_make_current_(

@@ -30,7 +30,7 @@ _INTEGERS = {torch.int8: 1, torch.int16: 2, torch.int32: 4, torch.int64: 8}
 
 class StorageType(enum.Enum):
     """
-    Where the rows of a table are: the fastest tier first.
+    The tiers that hold the rows of a table, the fastest first.
 
     Example:
         >>> StorageType("DRAM_SSD").tiers()
@@ -44,13 +44,13 @@ class StorageType(enum.Enum):
     HBM_DRAM_SSD = "HBM_DRAM_SSD"
 
     def tiers(self) -> list[str]:
-        """Its tiers, the fastest first."""
+        """Return the names of the tiers, the fastest first."""
         return self.value.split("_")
 
 
 class CacheStrategy(enum.Enum):
     """
-    Which rows leave a tier that is full: the least recently, or the least frequently used.
+    Which rows leave a full tier: the least recently, or the least frequently used.
 
     Example:
         >>> CacheStrategy("LFU")
@@ -64,13 +64,13 @@ class CacheStrategy(enum.Enum):
 @dataclass(frozen=True)
 class CounterFilter:
     """
-    Admit a key once it has occurred so many times; until then it is counted, exactly, at 24 bytes a key.
+    Admit a key once it has occurred ``filter_freq`` times; until then it is counted exactly, at 24 bytes a key.
 
-    As in DeepRec, a key is admitted when the optimizer steps: its lookups in the step of the last of these occurrences
-    still have the default value, the row begins with that step's gradient, and lookups from then on have the row.
+    As in DeepRec, a key is admitted when the optimizer steps: lookups in the step of the last of these occurrences
+    still return the default value, that step's gradient is the first of the row, and later lookups return the row.
 
     Args:
-        filter_freq: occurrences, those in the present batch included. 0: there is no filter. Default 0.
+        filter_freq: occurrences, those in the current batch included. 0: there is no filter. Default 0.
 
     Source: DeepRec's ``CounterFilter``.
 
@@ -88,17 +88,17 @@ class CounterFilter:
 @dataclass(frozen=True)
 class CBFFilter:
     """
-    Admit a key as :class:`CounterFilter` does, as counted by a counting Bloom filter: in memory that is fixed.
+    Admit a key as :class:`CounterFilter` does, but count with a counting Bloom filter, in a fixed amount of memory.
 
     Keys are never admitted late; early with a probability of at most ``false_positive_probability`` while no more than
-    ``max_element_size`` distinct keys have been counted. It has ``counters`` of ``counter_type``, of which each key
-    uses ``num_hashes``.
+    ``max_element_size`` distinct keys have been counted. The filter has ``counters`` of ``counter_type``; each key
+    uses ``num_hashes`` of them.
 
     Args:
-        filter_freq: occurrences, those in the present batch included; at most what ``counter_type`` holds. Default 0.
+        filter_freq: occurrences, those in the current batch included; at most what ``counter_type`` holds. Default 0.
         max_element_size: distinct keys that are expected, at least 1.
         false_positive_probability: in (0, 1).
-        counter_type: int8, int16, int32 or int64 (the default). Full counters stay as they are.
+        counter_type: int8, int16, int32 or int64 (the default). A counter at its maximum stays there.
 
     Source: DeepRec's ``CBFFilter``; the sizes are those of Bloom's filter, 1970.
 
@@ -130,17 +130,17 @@ class CBFFilter:
 
     @property
     def num_hashes(self) -> int:
-        """Counters of a key."""
+        """How many counters each key uses."""
         return max(1, round(-_log2(self.false_positive_probability)))
 
     @property
     def counters(self) -> int:
-        """How many there are."""
+        """How many counters the filter has."""
         return max(1, round(-self.max_element_size * _log2(self.false_positive_probability) / _LOG_2))
 
     @property
     def nbytes(self) -> int:
-        """Their memory."""
+        """The bytes of all counters."""
         return self.counters * _INTEGERS[self.counter_type]
 
 
@@ -203,7 +203,7 @@ class L2WeightEvict:
 @dataclass(frozen=True)
 class LRUEvict:
     """
-    Keep at most ``capacity`` keys: where more come, those go that have not been looked up in training for longest.
+    Keep at most ``capacity`` keys: evict those that have not been looked up in training for longest.
 
     Args:
         capacity: keys, at least 1; it must hold the keys of one training step.
@@ -222,7 +222,7 @@ class LRUEvict:
 @dataclass(frozen=True)
 class LFUEvict(LRUEvict):
     """
-    Keep at most ``capacity`` keys: where more come, those go that have been looked up in training least often.
+    Keep at most ``capacity`` keys: evict those that have been looked up in training least often.
 
     Args:
         capacity: keys, at least 1; it must hold the keys of one training step.
@@ -236,13 +236,13 @@ class LFUEvict(LRUEvict):
 @dataclass(frozen=True)
 class InitializerOption:
     """
-    How the rows of new keys begin.
+    The initial values of the rows of new keys.
 
     Args:
-        initializer: as of :class:`EmbeddingVariable`. Default: that of the variable.
-        default_value_dim: where the initializer is a function, it fills a table of so many rows, and a key starts from
+        initializer: as of :class:`EmbeddingVariable`. Default: the variable's own argument.
+        default_value_dim: if the initializer is a function, it fills a table of this many rows, and a key begins with
             row ``key mod default_value_dim``. Default 4096.
-        default_value_no_permission: what each element of a key that is not admitted yet is. Default 0.
+        default_value_no_permission: the value of each element for a key that is not admitted yet. Default 0.
 
     Source: DeepRec's ``InitializerOption``.
 
@@ -262,17 +262,17 @@ class InitializerOption:
 @dataclass(frozen=True)
 class StorageOption:
     """
-    Where rows are. With more than one tier, rows that have not been used for long move to the next one.
+    The tiers that hold rows. With more than one, rows that are rarely or no longer used are demoted to the next tier.
 
     Args:
         storage_type: a :class:`StorageType` or its name. ``"DRAM"`` (the default) is host memory, ``"HBM"`` the GPU's;
             with ``"HBM_DRAM"``, ``"DRAM_SSD"`` and ``"HBM_DRAM_SSD"`` every tier but the last has a size.
-        storage_path: a folder for the SSD tier: scratch, cleared when the table goes; checkpoints lie elsewhere.
+        storage_path: a folder for the SSD tier: scratch, cleared with the table; save checkpoints elsewhere.
         storage_size: bytes of each tier but the last, rows with their optimizer state and keys counted. Default:
             1 GiB each.
-        cache_strategy: which rows leave a tier that is full: a :class:`CacheStrategy` or its name. Default ``"LFU"``.
+        cache_strategy: which rows leave a full tier: a :class:`CacheStrategy` or its name. Default ``"LFU"``.
 
-    Source: DeepRec's ``StorageOption``. Its SSD tiers of LevelDB and of hashed files are one here, on LMDB.
+    Source: DeepRec's ``StorageOption``. DeepRec's SSD tiers, on LevelDB and on hashed files, are one here, on LMDB.
 
     Example:
         >>> StorageOption("DRAM_SSD", storage_path="/tmp/rows", storage_size=[2**30]).storage_type.tiers()
@@ -303,7 +303,7 @@ class StorageOption:
 @dataclass(frozen=True)
 class CheckpointOption:
     """
-    A checkpoint that the variable starts from.
+    The checkpoint that a variable starts from.
 
     Args:
         ckpt_to_load_from: the path that :meth:`EmbeddingVariable.save` was given. Default: none.
@@ -324,15 +324,15 @@ Evict = GlobalStepEvict | L2WeightEvict | LRUEvict
 @dataclass(frozen=True)
 class EmbeddingVariableOption:
     """
-    What an :class:`EmbeddingVariable` does beyond looking up. All work together.
+    The options of an :class:`EmbeddingVariable`: filters, evictions, tiers. They may be combined.
 
     Args:
         filter_option: which keys get a row: a :class:`CounterFilter` or :class:`CBFFilter`. Default: all.
-        evict_option: which keys lose theirs: a :class:`GlobalStepEvict`, :class:`L2WeightEvict`, :class:`LRUEvict` or
-            :class:`LFUEvict`, or several of them in a list. Default: none.
-        storage_option: where rows are. Default: on the variable's device.
-        init_option: how rows begin.
-        ckpt: where the variable starts from.
+        evict_option: which keys lose their row: a :class:`GlobalStepEvict`, :class:`L2WeightEvict`, :class:`LRUEvict`
+            or :class:`LFUEvict`, or several of them in a list. Default: none.
+        storage_option: which tiers hold the rows. Default: one, the memory of the variable's device.
+        init_option: the initial values of rows.
+        ckpt: the checkpoint that the variable starts from. Default: none.
 
     Source: DeepRec's ``EmbeddingVariableOption``.
 
@@ -366,7 +366,7 @@ class EmbeddingVariableOption:
 
     @property
     def capacity(self) -> int | None:
-        """The most keys there may be; None: any number."""
+        """The largest number of keys; None: any number."""
         return next((option.capacity for option in self.evictions if isinstance(option, LRUEvict)), None)
 
 

@@ -1,4 +1,4 @@
-"""Some rows of a table with everything that belongs to them, wherever they are."""
+"""Some rows of a table, of any tier, with all that belongs to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Part", "select"]
 
 
 class Part(NamedTuple):
-    """Rows, all of whose optimizer states are current."""
+    """Rows with their keys, frequencies, versions and optimizer states."""
 
     keys: Tensor
     """``[N]`` int64."""
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     """``[N, ...]`` each, by the names that the optimizer gives them."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the names that they have in files."""
+        """Return the tensors by the names that they have in files."""
         return {
             "keys": self.keys,
             "values": self.values,
@@ -36,13 +36,13 @@ class Part(NamedTuple):
 
     @staticmethod
     def of_tensors(tensors: dict[str, Tensor], device: torch.device) -> Part:
-        """The reverse of :meth:`tensors`."""
+        """Make a part, on a device, from the tensors of :meth:`tensors`."""
         there = {name: x.to(device) for name, x in tensors.items()}
         states = {name.removeprefix("states."): x for name, x in there.items() if name.startswith("states.")}
         return Part(there["keys"], there["values"], there["frequencies"], there["versions"], states)
 
 
 def select(part: Part, which: Tensor) -> Part:
-    """Some of the rows, by a mask or by positions."""
+    """Return some rows of a part, by a mask or by positions."""
     states = {name: values[which] for name, values in part.states.items()}
     return Part(part.keys[which], part.values[which], part.frequencies[which], part.versions[which], states)

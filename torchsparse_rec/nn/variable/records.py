@@ -1,4 +1,4 @@
-"""Rows as bytes: what a row is outside of the first tier."""
+"""Rows as records of bytes, the form that they have outside of the first tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Field", "Layout", "Records"]
 
 
 class Field(NamedTuple):
-    """One of a row's optimizer states."""
+    """One optimizer state of a row: its name, dtype, shape and initial value."""
 
     name: str
     dtype: torch.dtype
@@ -28,11 +28,11 @@ class Records(NamedTuple):
 
     part: Part
     steps: Tensor
-    """As of which optimizer step each is current, int64; BEFORE_HISTORY: has missed nothing that is remembered."""
+    """As of which optimizer step each row is up to date, int64; BEFORE_HISTORY: at the beginning of the history."""
 
 
 class Layout(NamedTuple):
-    """What a record is made of: the values, the states, frequency and version, and the step."""
+    """The layout of a record: the values, the states, frequency and version, and the step."""
 
     dtype: torch.dtype
     embedding_dim: int
@@ -43,15 +43,15 @@ class Layout(NamedTuple):
         return [Field("", self.dtype, (self.embedding_dim,), 0.0), *self.states, *numbers]
 
     def row_bytes(self) -> int:
-        """Of the values and the states."""
+        """Return how many bytes the values and the states take."""
         return sum(_bytes(field) for field in self._parts()[:-2])
 
     def record_bytes(self) -> int:
-        """Of a whole record."""
+        """Return how many bytes a whole record takes."""
         return sum(_bytes(field) for field in self._parts())
 
     def pack(self, part: Part, steps: Tensor) -> Tensor:
-        """``[N, record bytes]`` uint8 on the host; states that the part does not have are as at the beginning."""
+        """Return records, ``[N, record bytes]`` uint8 on the host; missing states get their initial value."""
         values = {"": part.values, "numbers": packed(part.frequencies, part.versions), "steps": steps, **part.states}
         pieces = []
         for name, dtype, shape, initial in self._parts():
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
         return torch.cat(pieces, 1)
 
     def unpack(self, keys: Tensor, records: Tensor) -> Records:
-        """The reverse."""
+        """Return the rows that records of :meth:`pack` hold."""
         values: dict[str, Tensor] = {}
         begin = 0
         for field in self._parts():
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
         return Records(Part(keys, rows, *unpacked(numbers), values), steps)
 
     def numbers(self, records: Tensor) -> Tensor:
-        """Frequency and version of each record, in one number."""
+        """Return frequency and version of each record in one number, int64, as :func:`packed` does."""
         begin = self.row_bytes()
         return records[:, begin : begin + 8].clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
 

@@ -1,4 +1,4 @@
-"""Restoring a variable from checkpoints in folders: all of what they hold is checked before anything changes."""
+"""Restoring a variable from checkpoints in folders, which are checked as a whole before anything changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Restoring"]
 
 
 class Restoring(VariablePart):
-    """The part of an EmbeddingVariable that is about becoming what a checkpoint holds."""
+    """The base class of EmbeddingVariable that restores checkpoints."""
 
     @torch.no_grad()
     def restore(
@@ -34,22 +34,23 @@ class Restoring(VariablePart):
         num_shards: int = 1,
     ) -> None:
         """
-        Become what a checkpoint holds, whatever tiers, capacity and device it was written from.
+        Restore the variable from a checkpoint, which may come from other tiers, another capacity or device.
 
-        The states of the optimizer that holds ``weight`` are restored too, so it must exist: make it, and where it has
-        other parameters load its own state_dict, before.
+        The states of the optimizer that holds ``weight`` are restored too. So make the optimizer before; if it has
+        other parameters too, also load its state_dict before.
 
         Args:
             path: a folder of :meth:`save`; or several, of the shards of one table.
-            version: its number. Default: the newest.
-            shard: keep the keys that belong to this shard alone, those with ``key mod num_shards == shard``.
-            num_shards: default 1: keep all.
+            version: the checkpoint's number. Default: the newest.
+            shard: only keys with ``key mod num_shards == shard`` are restored. Default 0.
+            num_shards: default 1: all keys are restored.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
-            OSError: a file cannot be read. One that goes while rows are written leaves what has been read until then.
-            ValueError: it is of a table of another embedding_dim or key_dtype, damaged, or not what a variable writes:
-                the error names the file. All of it is read and checked first: the variable is as it was.
+            OSError: a file cannot be read. If it disappears while rows are written, the rows read until then stay.
+            ValueError: the checkpoint is of a table of another embedding_dim or key_dtype; or it is damaged, or not
+                what a variable writes, and the error names the file. The variable is unchanged then: everything is
+                read and checked first.
 
         Example:
             See :meth:`save`.
@@ -87,7 +88,7 @@ class Restoring(VariablePart):
             self._note_saved((self.global_step, os.path.abspath(paths[0]), newest.number) if alone else None)
 
     def _check(self, chain: Chain, checks: ContentChecks) -> None:
-        """Raise unless all that a version has can be restored here."""
+        """Raise ``ValueError`` unless all shards of a version can be restored to this variable."""
         metadata = chain.version.metadata
         for name, has in (
             ("embedding_dim", self.embedding_dim),
@@ -151,14 +152,14 @@ class Restoring(VariablePart):
         admission = self.admission
         if not isinstance(admission, CounterAdmission):
             return
-        # One that had no row when this was saved has none now.
+        # A key that has a row is no candidate any more.
         absent = self.keys.find(keys) < 0
         keys, frequencies, versions = keys[absent], frequencies[absent], versions[absent]
         rows, _ = admission.candidates.insert(keys)
         admission.candidates.entries[rows, 1] = packed(frequencies, versions)
 
     def _takes(self, sketch: Tensor) -> bool:
-        """Whether there is no Bloom filter, or one of this size."""
+        """Say whether a saved Bloom filter fits the variable's own, or the variable has none."""
         if not isinstance(self.admission, SketchAdmission):
             return True
         its = self.admission.sketch

@@ -20,20 +20,20 @@ from .parts import Part, select
 
 __all__ = ["Saving"]
 
-# Rows in one shard of a checkpoint, and at once in memory beside the table.
+# Rows in one shard of a checkpoint; so many are copied at once while a table is saved.
 _ROWS = 1 << 19
-# How many keys are noted for a delta, where the table has fewer rows.
+# The most keys noted for a delta, unless the table has more rows.
 _MOST_NOTED = 1 << 20
 
 
 class Saving(VariablePart):
-    """The part of an EmbeddingVariable that is about its state."""
+    """The base class of EmbeddingVariable that saves checkpoints, and has and loads a state_dict."""
 
-    # The step and the place of the last checkpoint, which a delta is on top of.
+    # The step, folder and version of the last checkpoint, which a delta is on top of.
     _saved: tuple[int, str, int] | None
     _erased: list[Tensor]
     _written: list[Tensor]
-    # Since then more keys have gone than the table has rows.
+    # Whether more keys have changed since then than the table has rows.
     _all_changed: bool
 
     def _init_saving(self) -> None:
@@ -44,11 +44,11 @@ class Saving(VariablePart):
         self._erased, self._written, self._all_changed = [], [], False
 
     def _note_erased(self, keys: Tensor) -> None:
-        """For the next delta."""
+        """Note keys that have lost their row, for the next delta."""
         self._note(self._erased, keys)
 
     def _note_written(self, keys: Tensor) -> None:
-        """Keys whose version does not say that they have changed."""
+        """Note keys that have changed although their version does not say so, for the next delta."""
         self._note(self._written, keys)
 
     def _note(self, noted: list[Tensor], keys: Tensor) -> None:
@@ -65,7 +65,7 @@ class Saving(VariablePart):
 
     def _parts(self, since: int | None = None) -> Iterator[Part]:
         """
-        All rows, in the order of rows, those of the first tier first.
+        Yield all rows in parts, in the order of rows, those of the first tier first.
 
         Args:
             since: only rows whose version is not below this step, and those of :meth:`_note_written`. Default: all.
@@ -94,7 +94,7 @@ class Saving(VariablePart):
                 yield part
 
     def _put(self, part: Part) -> None:
-        """Write rows, new or not; what does not fit in the first tier goes to the next."""
+        """Write rows, new or not; those that do not fit in the first tier go to the next."""
         weight = self._stored_weight()
         if self.cold is not None:
             part = self.cold.put_what_does_not_fit(part)
@@ -107,7 +107,7 @@ class Saving(VariablePart):
         optimizer.put(rows, part.states)
 
     def _hottest(self, part: Part, capacity: int) -> Part:
-        """What a capacity leaves of new rows, whose room is made: the coldest go, of these and of those here."""
+        """Return the rows that a capacity lets stay, and evict here: the coldest go, of both together."""
         keys, eviction = self.keys, self._eviction
         new = keys.find(part.keys) < 0
         over = len(keys) + int(new.sum()) - capacity
@@ -130,11 +130,11 @@ class Saving(VariablePart):
         """
         Write a full checkpoint: all rows of all tiers, optimizer states, filters.
 
-        It becomes the next numbered version under ``path``, by one rename at the end: whenever the process is killed
-        and whatever fails, the versions before it stay whole. Evict options are applied first.
+        One rename at the end makes it the next numbered version under ``path``: whenever the process is killed, and
+        whatever fails, earlier versions stay whole. Evict options are applied first.
 
         Args:
-            path: a folder of this variable's own.
+            path: a folder for this variable alone.
             keep: how many of the last restorable versions stay. Default: all.
             on_phase: is called with the name of each phase.
 
@@ -143,7 +143,7 @@ class Saving(VariablePart):
 
         Raises:
             ImportError: safetensors is missing (the extra ``checkpoint``).
-            OSError: a disk that is full or fails; it names the file.
+            OSError: the disk is full or fails; the error names the file.
 
         Source: DeepRec's full checkpoints. The files are safetensors.
 
@@ -171,22 +171,23 @@ class Saving(VariablePart):
         self, path: str | os.PathLike[str], *, keep: int | None = None, on_phase: Callable[[str], None] | None = None
     ) -> int:
         """
-        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys that have gone.
+        Write what has changed since the last :meth:`save` or delta: rows looked up in training, keys erased or evicted.
 
-        Where an optimizer moves rows without gradient too (Adam, momentum, decay, unless ``lazy=True``) all rows have
-        changed. Once more keys have gone than the table has rows, and than 2^20, a full version is written.
+        If the optimizer also moves rows without a gradient (Adam, momentum, decay, unless ``lazy=True``), all rows have
+        changed. If more keys have gone, or were written by :meth:`insert`, than the table has rows, and more than 2^20,
+        a full version may be written.
 
         Args:
             path: the folder of the last :meth:`save`, :meth:`save_delta` or :meth:`restore`.
-            keep: as of :meth:`save`, as are the others.
-            on_phase: see there.
+            keep: as of :meth:`save`.
+            on_phase: as of :meth:`save`.
 
         Returns:
             The version's number.
 
         Raises:
-            ValueError: the last checkpoint is elsewhere, or there is none, or a state_dict has been loaded since.
-            OSError: a disk that is full or fails; it names the file.
+            ValueError: the last checkpoint is in another folder, there is none, or a state_dict has been loaded since.
+            OSError: the disk is full or fails; the error names the file.
 
         Source: DeepRec's incremental checkpoints.
 
@@ -258,20 +259,21 @@ class Saving(VariablePart):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """
-        As :meth:`torch.nn.Module.state_dict`: tensors that are the table's own, and copies of rows in other tiers.
+        Return the state as :meth:`torch.nn.Module.state_dict` does, with copies of the rows in other tiers.
 
-        Beside training all of it is of one moment; what is the table's own is trained on: copy it, or :meth:`save`.
+        All of it is of one moment, even if another thread trains. The tensors of the first tier are the table's own,
+        and training changes them later: copy them, or use :meth:`save`.
         """
         with self._guard.writing():
             self._let_in()
             return super().state_dict(*args, **kwargs)
 
     def get_extra_state(self) -> dict[str, int]:
-        """Numbers that are no tensors, for ``state_dict()``."""
+        """Return the state that is not in tensors, for ``state_dict()``."""
         return {"global_step": self.global_step, "evicted": self._evicted, "seen": self._eviction.seen}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
-        """See :meth:`get_extra_state`."""
+        """Take over the result of :meth:`get_extra_state`."""
         self.global_step, self._evicted = state["global_step"], state["evicted"]
         self._eviction.seen = seen_of(state)
 
@@ -291,7 +293,7 @@ class Saving(VariablePart):
         weight = state_dict.get(f"{prefix}weight")
         width = self.embedding_dim
         if weight is not None and tuple(weight.shape[1:]) != (width,):
-            raise RuntimeError(  # now: rows and keys load together, or not at all
+            raise RuntimeError(  # raised here, so that rows and keys load together or not at all
                 f"EmbeddingVariable.load_state_dict: weight of {self.name!r} must be [rows, {width}], got "
                 f"{list(weight.shape)}"
             )
@@ -315,7 +317,7 @@ class Saving(VariablePart):
         self._inserted_before = -1
         self._newcomers = []
         if weight is not None:
-            self._note_saved(None)  # these rows are of another history than the checkpoint's
+            self._note_saved(None)  # these rows have nothing to do with the last checkpoint
         if self.cold is not None:
             self.cold.clear()
             if cold:

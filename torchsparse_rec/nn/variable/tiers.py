@@ -1,8 +1,8 @@
 """
-Tiers: where the rows lie that the fast table does not hold, as records of bytes by key.
+Tiers, which hold the rows that the first tier has no room for, as records of bytes by key.
 
 :class:`DramTier` holds them in memory, :class:`SsdTier` in segments of a file, by LMDB. Both are scratch space of one
-live table in one process; what must last is in checkpoints.
+live table in one process; only checkpoints last.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _FIRST_ROWS = 1024
 
 class DramTier(Tier):
     """
-    Records in memory: rows found by the operators of family ``table``, doubled when full, used again when erased.
+    Records in the rows of a tensor, found by the operators of family ``table``. The tensor doubles when it is full.
 
-    It takes ``record_bytes`` and about 24 bytes for each row, whether it holds a record or not.
+    Each row takes ``record_bytes`` and about 24 bytes, whether it holds a record or not. Erased rows are used again.
 
     Args:
         record_bytes: bytes of a record, at least 1.
         device: where the rows and their index lie. Default ``"cpu"``.
-        pin_memory: whether what :meth:`get` returns is in page-locked memory, from which a GPU copies on its own.
-            Default False.
+        pin_memory: whether the records that :meth:`get` returns are in page-locked memory, from which a GPU copies
+            without the CPU. Default False.
 
     Raises:
         ValueError: wrong arguments, here and in all methods.
@@ -88,7 +88,7 @@ class DramTier(Tier):
     def _put(self, keys: np.ndarray, records: Tensor) -> None:
         records = records.to(self._rows.device)
         rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
-        while (rows < 0).any():  # on a device, where inserting does not wait to see it
+        while (rows < 0).any():  # on CUDA, where an insertion does not wait to see failures
             self._keys.spread()
             rows, _ = self._keys.insert(self._given(keys), make_room=self._grow_by)
         table_assign_(self._rows, rows, records)
@@ -112,15 +112,15 @@ class DramTier(Tier):
 
 # ---- Disk -----------------------------------------------------------------------------------------------------------
 
-# LMDB's file is made so large, and grows in steps of it.
+# The initial size of LMDB's file, and the unit by which it grows.
 _STEP = 1 << 20
-# Bytes of a segment: a share of all there are, so that a small tier takes little memory, between these.
+# A segment has this share of all bytes, so that a small tier takes little memory, but between these two numbers.
 _SHARE = 16
 _LEAST_SEGMENT, _MOST_SEGMENT = 1 << 18, 1 << 24
 _KEY_BYTES = 8
-# In LMDB, the one value that is not a segment. It stays where it is, and so do all others relative to it.
+# The one value in LMDB that is no segment. Addresses of segments are relative to its own, which only remapping changes.
 _ANCHOR = b"anchor"
-# A segment's numbers.
+# The rows of ``_segments``: where each segment begins, its rows, and how many of them are live.
 _BEGIN, _ROWS, _LIVE = range(3)
 
 
@@ -128,24 +128,23 @@ class SsdTier(Tier):
     """
     Records in a file, by LMDB (the extra ``ssd``), read through the system's page cache.
 
-    Records are appended to a segment in memory that goes to the file when it is full, at most 16 MiB; one that is
-    overwritten or erased stays there, dead, until more than half of its segment is. Then the others are appended again
-    and the segment is removed. So the disk is written in long runs, and holds at most about twice the live records, of
-    ``record_bytes + 8`` bytes each. Where each key's record lies is in memory: 32 bytes for each row of a
-    :class:`DramTier`.
+    Records are appended to a segment in memory, of at most 16 MiB, which is written to the file when it is full. A
+    record that is overwritten or erased stays in the file, dead, until more than half of its segment is dead. Then the
+    live records are appended again and the segment is removed. So the disk is written in long runs, and holds at most
+    about twice the live records, of ``record_bytes + 8`` bytes each. A :class:`DramTier` keeps where each key's record
+    lies: 32 bytes of memory for each of its rows.
 
-    It is scratch space: nothing is brought to the disk on purpose, and what a process that died has left is cleared by
-    the next tier in its folder.
+    It is scratch space: nothing is synced to the disk, and the next tier in the folder clears what a process that died
+    has left.
 
     Args:
-        path: a folder that no other tier is in; made if it is not there.
+        path: a folder that no other tier uses; created if it is missing.
         record_bytes: bytes of a record, at least 1.
 
     Raises:
-        BlockingIOError: the folder is in use by another tier, of this process or of one that lives.
+        BlockingIOError: the folder is in use by another tier, of this process or another live one.
         ImportError: lmdb is not installed.
-        OSError: the folder cannot be written; later, when records are put: the disk is full. What was there can still
-            be read.
+        OSError: the folder cannot be written; in ``put``: the disk is full. Earlier records can still be read.
         ValueError: wrong arguments, here and in all methods.
 
     Source: DeepRec's ``StorageOption`` with ``SSDHASH`` and ``LEVELDB``.
@@ -160,12 +159,13 @@ class SsdTier(Tier):
         >>> tier.close()
     """
 
-    # LMDB has the segments' bytes one after the other in one map of memory, removes wholly or not at all, and uses
-    # again what was removed. It does not know the keys: an entry for each costs a microsecond of py-lmdb's
-    # time (`python -m benchmarks.tiers`).
+    # LMDB keeps each segment's bytes contiguous in one memory map, writes and removes segments atomically, and reuses
+    # the space of those removed. It does not know the keys: an entry for each would cost a microsecond in py-lmdb
+    # (`python -m benchmarks.tiers`).
     #
-    # A place is the number of a segment times _most_rows, and a row in it. Rows are a record and its key, by which
-    # compaction knows whether the row is still the key's. One segment is open: it is in memory, and takes rows.
+    # A record's place is the number of its segment times _most_rows, plus its row in the segment. A row is a record and
+    # its key, by which compaction knows whether the row is still the key's. One segment is open: it is in memory, and
+    # records are appended to it.
 
     def __init__(self, path: str | os.PathLike[str], record_bytes: int):
         super().__init__(record_bytes)
@@ -183,15 +183,15 @@ class SsdTier(Tier):
 
     def _open_file(self) -> None:
         self._map_bytes = _STEP
-        # writemap: segments are copied once. Room for what is written through the map is reserved, so that a full disk
-        # is an error and not a signal. One call at a time of one process: LMDB's own lock would have nothing to guard.
+        # writemap: segments are copied once. Disk space is reserved before it is written through the map, so that a
+        # full disk is an error and not a signal. One process makes one call at a time: LMDB's own lock is not needed.
         options = {"lock": False, "sync": False, "writemap": True, "readahead": False, "meminit": False}
         rows = str(self._folder.rows)
         self._environment = self._lmdb.open(rows, map_size=self._map_bytes, subdir=False, **options)
         try:
             self._page_bytes = self._environment.stat()["psize"]
             self._folder.reserve((self._environment.info()["last_pgno"] + 1) * self._page_bytes, self._map_bytes)
-            # At least a page: LMDB moves smaller values.
+            # At least a page: LMDB moves smaller values, whose addresses would change.
             self._least_rows, self._most_rows = (
                 max(x, self._page_bytes) // self._row_bytes + 1 for x in (_LEAST_SEGMENT, _MOST_SEGMENT)
             )
@@ -206,7 +206,7 @@ class SsdTier(Tier):
         transaction.put(_ANCHOR, bytes(self._page_bytes))
 
     def _forget(self) -> None:
-        """Have no records."""
+        """Forget all records, and begin with an empty segment."""
         self._places = DramTier(8)
         self._segments = np.zeros((3, 16), np.int64)
         self._see_segments()
@@ -235,7 +235,7 @@ class SsdTier(Tier):
         return torch.from_numpy(found), records
 
     def _find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which keys there are, and their places, 0 for others."""
+        """Return which keys have a record, and the places of these; 0 for the others."""
         found, places = self._places._get(keys)
         return found.numpy(), places.view(torch.int64).flatten().numpy()
 
@@ -246,7 +246,7 @@ class SsdTier(Tier):
         self._compact()
 
     def _append(self, keys: np.ndarray, records: Tensor, in_memory: bool = False) -> None:
-        """Records that one segment has room for. If it raises, nothing has happened."""
+        """Append records that fit in one segment. If it raises, nothing has changed."""
         self._make_room(len(keys), in_memory)
         begin, end = self._used, self._used + len(keys)
         self._open[begin:end, : self.record_bytes] = records
@@ -265,7 +265,7 @@ class SsdTier(Tier):
         return len(before[found])
 
     def _bury(self, places: np.ndarray) -> None:
-        """Rows that are no key's any more."""
+        """Count rows as dead whose record was overwritten or erased."""
         self._segments[_LIVE] -= np.bincount(places // self._most_rows, minlength=self._segments.shape[1])
 
     def _sorted_keys(self) -> np.ndarray:
@@ -289,7 +289,7 @@ class SsdTier(Tier):
     # ---- Segments ----------------------------------------------------------------------------------------------------
 
     def _make_room(self, count: int, in_memory: bool) -> None:
-        """Have so many rows in the open segment, which may become longer where there is no room in the file."""
+        """Make room for ``count`` rows in the open segment; with ``in_memory``, extend it if the disk is full."""
         if self._used + count > len(self._open) and 2 * self._segments[_LIVE, self._number] <= self._used:
             kept = self._alive(self._number, self._open[: self._used])
             self._used = 0
@@ -305,7 +305,7 @@ class SsdTier(Tier):
                 self._open = torch.cat([self._open, self._open.new_empty(count, self._row_bytes)])
 
     def _begin_segment(self, count: int) -> None:
-        """Open one that has room for so many rows."""
+        """Open a segment that has room for at least ``count`` rows."""
         if self._segments[_ROWS].all():
             self._segments = np.pad(self._segments, ((0, 0), (0, self._segments.shape[1])))
         self._number = int(self._segments[_ROWS].argmin())
@@ -316,7 +316,7 @@ class SsdTier(Tier):
             self._open = torch.empty(rows, self._row_bytes, dtype=torch.uint8)
 
     def _finish_segment(self) -> None:
-        """Bring the open segment to the file."""
+        """Write the open segment to the file."""
         rows = max(self._used, self._page_bytes // self._row_bytes + 1)
         value = self._open[:rows].flatten().numpy().data
         self._write(lambda transaction: transaction.put(_name(self._number), value))
@@ -325,36 +325,36 @@ class SsdTier(Tier):
         self._see_segments()
 
     def _compact(self) -> None:
-        """Append again what is alive in segments that are more than half dead, and remove these."""
-        # Where the disk is too full for it, it waits for another call: nothing is lost.
+        """Append the live rows of segments that are more than half dead again, and remove these segments."""
+        # If the disk is too full, a later call compacts: nothing is lost.
         with suppress(OSError):
             while len(wasted := np.flatnonzero(2 * self._segments[_LIVE] < self._segments[_ROWS])):
-                number = int(wasted[self._segments[_LIVE, wasted].argmin()])  # first what needs no room
+                number = int(wasted[self._segments[_LIVE, wasted].argmin()])  # first those that need the least room
                 begin, count, live = self._segments[:, number].tolist()
                 if live > 0:
                     begin -= self._first
                     rows = self._bytes_of_file[begin : begin + count * self._row_bytes].view(count, -1)
-                    # In memory if need be: what is removed then makes room for it.
+                    # In memory if the disk is full: removing the segment makes room.
                     self._append(*self._parts(self._alive(number, rows)), in_memory=True)
                 self._write(lambda transaction, number=number: transaction.delete(_name(number)))  # type: ignore[misc]
                 self._segments[_ROWS, number] = 0
                 self._see_segments()
 
     def _alive(self, number: int, rows: Tensor) -> Tensor:
-        """A copy of the rows of a segment that are still their keys'."""
+        """Copy the live rows of a segment: those at which their keys' places point."""
         found, places = self._find(self._parts(rows)[0])
         alive = found & (places == np.arange(len(rows)) + number * self._most_rows)
         return rows.index_select(0, torch.from_numpy(np.flatnonzero(alive)))
 
     def _parts(self, rows: Tensor) -> tuple[np.ndarray, Tensor]:
-        """Keys and records."""
+        """Split rows into keys and records."""
         keys = rows[:, self.record_bytes :].clone(memory_format=torch.contiguous_format)
         return keys.view(torch.int64).flatten().numpy(), rows[:, : self.record_bytes]
 
     # ---- The file ----------------------------------------------------------------------------------------------------
 
     def _write(self, change: Callable[[Any], Any]) -> None:
-        """Make a change that happens wholly or not at all; the file grows until it has the room."""
+        """Make a change to the file in one transaction, and grow the file until the change fits."""
         self._reader.abort()
         try:
             while True:
@@ -366,7 +366,7 @@ class SsdTier(Tier):
                     more = max(self._map_bytes // 8, _STEP)
                     size = (self._map_bytes + more + _STEP - 1) // _STEP * _STEP
                     self._folder.reserve(self._map_bytes, size)
-                    self._environment.set_mapsize(size)  # the file may be mapped elsewhere from now on
+                    self._environment.set_mapsize(size)  # which may move the map to another address
                     self._map_bytes = size
         finally:
             self._reader = self._environment.begin(buffers=True)
@@ -374,8 +374,8 @@ class SsdTier(Tier):
 
     def _see_segments(self) -> None:
         """
-        Have the file's bytes from the first segment to the end of the last as one tensor, and as one of records that
-        may begin at any byte: so one gather reads from all segments.
+        Map the file's bytes, from the first segment to the end of the last, as one tensor, and as a tensor of the
+        records that begin at each byte, so that one gather reads from all segments.
         """
         begins, rows = self._segments[:2, self._segments[_ROWS] > 0]
         if len(begins) == 0:
@@ -389,7 +389,7 @@ class SsdTier(Tier):
         self._records = self._bytes_of_file.as_strided((count, self.record_bytes), (1, 1))
 
     def _address(self, name: bytes) -> int:
-        """Of a value. py-lmdb touches every page of what it reads: not for segments that may not be in memory."""
+        """Return the address of a value. py-lmdb reads every page of it: avoid this for segments not in memory."""
         return np.frombuffer(self._reader.get(name), np.uint8).ctypes.data
 
 
@@ -398,12 +398,12 @@ def _name(segment: int) -> bytes:
 
 
 def _as_bytes(numbers: np.ndarray) -> Tensor:
-    """Eight bytes of each."""
+    """Return the eight bytes of each number, uint8 ``[N, 8]``."""
     return torch.from_numpy(numbers.view(np.uint8).reshape(-1, 8))
 
 
 def _end(process: int, folder: ScratchFolder, environment: Any) -> None:
-    """Close the file and remove it. A process forked from the tier's does neither."""
+    """Close the file and remove it, except in a process forked from the tier's."""
     if os.getpid() == process:
         environment.close()
         folder.release()

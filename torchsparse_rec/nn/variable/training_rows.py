@@ -1,4 +1,4 @@
-"""Rows of keys in training: who gets one, and what it begins with."""
+"""Rows of keys in training: which keys get one, and its initial values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["TrainingRows"]
 
 
 class TrainingRows(VariablePart):
-    """The part of an EmbeddingVariable that is about a training step's keys."""
+    """The base class of EmbeddingVariable that finds and inserts the keys of a training step."""
 
     @torch.no_grad()
     def rows_of(self, ids: Tensor) -> Tensor:
         """
-        The rows of ``weight`` that keys have for this training step; those that are new are made. For collections.
+        Return the rows of ``weight`` that keys have in this training step; insert new keys. For collections.
 
         Args:
-            ids: ``[N]``. Nobody else may read or write the table meanwhile.
+            ids: ``[N]``. No other thread may read or write the table meanwhile.
 
         Returns:
             ``[N]`` int64.
@@ -38,7 +38,7 @@ class TrainingRows(VariablePart):
             return rows
         absent = self.keys.find(ids) < 0
         allowed = counts = None
-        # Looking at it would wait for a device.
+        # On CUDA any() would wait for the device.
         if absent.is_cuda or absent.any():
             allowed, counts = self.admission.count(ids, absent, step)
         rows, born = self.keys.insert(
@@ -54,11 +54,11 @@ class TrainingRows(VariablePart):
         return rows.clamp_min_(0)
 
     def takes_all(self) -> bool:
-        """Whether a lookup makes a row of every int64 that has none, with nobody to ask. For collections."""
+        """Say whether a lookup inserts every int64 key that has no row, without a filter or other tiers to ask."""
         return self.training and self.admission is None and self.cold is None and self.key_dtype == torch.int64
 
     def _begin_lookup(self, count: int) -> None:
-        """Of so many ids, in training."""
+        """Prepare a training lookup of ``count`` ids: count the step, admit waiting keys, evict on schedule."""
         if getattr(self, "_is_replica", False):
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r}: replicas of torch.nn.DataParallel cannot train, their new rows "
@@ -84,22 +84,22 @@ class TrainingRows(VariablePart):
         self._looked_up += count
 
     def _end_lookup(self, born: Tensor, ids: Tensor) -> None:
-        """With the rows that it has made."""
+        """Finish a training lookup: initialise its new rows, and evict keys beyond the capacity."""
         self._begin_rows(born, ids)
         self._keep_capacity()
 
     def _begin_rows(self, born: Tensor, ids: Tensor) -> None:
-        """Give new rows what they begin with."""
+        """Initialise new rows, and reset their optimizer states."""
         if not born.is_cuda and self.keys.inserted == self._inserted_before:
             return
         self._inserted_before = -1 if born.is_cuda else self.keys.inserted
         weight = self._stored_weight()
-        # By its data: graphs of earlier lookups are not concerned with rows that they have not seen.
+        # Through .data, hidden from autograd: graphs of earlier lookups do not use rows that are new now.
         if self.admission is None:
             self.initial.write(weight.data, born, ids)
         else:
             ops.table_initialize_(weight.data, born, ids, kind="constant", parameters=(self._default(),))
-            its = slice(None) if born.is_cuda else born >= 0  # where it would wait for a device, all of them
+            its = slice(None) if born.is_cuda else born >= 0  # all on CUDA, where a mask would wait for the device
             self._newcomers.append((born[its].clone(), ids[its].clone()))
             self._newcomers_step = self.global_step
         OptimizerRows(weight).begin(born)
@@ -108,30 +108,31 @@ class TrainingRows(VariablePart):
 
     # ---- Keys that a filter has just admitted ------------------------------------------------------------------------
 
-    # DeepRec admits a key when its gradient comes: lookups of that step have what the key had before, and the gradient
-    # is the first of the row as it begins. So new rows hold the default value, until the optimizer's step begins.
+    # DeepRec admits a key when its gradient is applied: lookups of that step still return the default value, and the
+    # gradient is applied to the row's initial values. So new rows hold the default value until the optimizer's step
+    # begins.
 
     def _default(self) -> float:
         return float(self.ev_option.init_option.default_value_no_permission)
 
     def _waits_for_a_step(self) -> bool:
-        """Whether an optimizer will say when this step's lookups have ended."""
+        """Say whether an optimizer of ``torchsparse_rec.optim`` will end this step, and admit its new keys."""
         weight = self._stored_weight()
         return weight.requires_grad and table_of(weight).optimizer is not None
 
     @torch.no_grad()
     def _let_in(self) -> None:
-        """Have the rows of keys that a filter has admitted begin."""
+        """Write the initial values of rows whose keys a filter has admitted."""
         newcomers, self._newcomers = self._newcomers, []
         weight = self._stored_weight().data
         default = weight.new_full((), self._default())
         for rows, keys in newcomers:
             rows, keys = rows.to(weight.device), keys.to(weight.device)
-            # Nothing, unless another optimizer than ours has stepped the row.
+            # Zero, unless an optimizer that does not tell the table of its steps has moved the row.
             moved = weight.index_select(0, rows.clamp_min(0)) - default
             ops.table_assign_(weight, rows, self.initial.rows_of(keys, weight, rows >= 0) + moved)
 
     def _write_default_row(self, weight: Tensor) -> None:
-        # Training wrote it, as it does every row that is looked up.
+        # The optimizer moves row 0 as any row that is looked up.
         weight.data[0] = self._default()
         OptimizerRows(weight).begin(torch.zeros(1, dtype=torch.int64, device=weight.device))  # type: ignore[arg-type]
