@@ -34,7 +34,7 @@ def _missing(path: str, what: str) -> Callable[..., Any]:
     """Return a function that raises: ``what`` cannot be done without ``torch.<path>``."""
 
     def refuse(*arguments: Any) -> Any:
-        raise RuntimeError(f"{what}, as torch {torch.__version__} has no torch.{path}: take a torch that has it")
+        raise AttributeError(f"{what}, as torch {torch.__version__} has no torch.{path}: take a torch that has it")
 
     return refuse
 
@@ -87,8 +87,12 @@ def is_watched() -> bool:
 
 
 def operator_names() -> Iterable[str]:
-    """Return the names of all operators, with their namespaces, for those of this library to get a rule for vmap."""
-    return _private("_C._dispatch_get_all_op_names", _missing("_C._dispatch_get_all_op_names", "vmap has no rules"))()
+    """
+    Return the names of all operators, with their namespaces, for those of this library to get a rule for vmap.
+
+    None where torch does not tell: vmap then refuses the operators that have no rule of their own.
+    """
+    return _private("_C._dispatch_get_all_op_names", lambda: ())()
 
 
 def arguments_of(operator: Any) -> list[Any]:

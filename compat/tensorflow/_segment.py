@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ... import ops
+from ..._torch import mark_coalesced
 from ._arguments import as_size, as_tensor
 
 _FORWARD: dict[str, Callable[..., Tensor]] = {
@@ -143,4 +144,4 @@ def _mark_coalesced(data: Tensor) -> None:
         return
     rows = gradient._indices()[0]
     if bool((rows[1:] > rows[:-1]).all()):
-        gradient._coalesced_(True)
+        mark_coalesced(gradient)

@@ -26,7 +26,8 @@ _LEAST_ROWS = 1024
 # Layers whose parameters are no tables, even if the model uses the parameters without calling the layer.
 _DENSE = (
     *(torch.nn.Linear, torch.nn.Bilinear, torch.nn.MultiheadAttention, torch.nn.RNNBase, torch.nn.RNNCellBase),
-    torch.nn.modules.conv._ConvNd,
+    *(torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
+    *(torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d),
 )
 
 
