@@ -1,4 +1,4 @@
-"""The layers of Keras that put numbers into bins, and make vectors of ids."""
+"""The layers of Keras that put numbers into bins and that make vectors of ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Discretization(Layer):
     Args:
         bin_boundaries: ascending.
         num_bins: instead of boundaries: how many bins, with about equally many numbers, ``adapt`` finds.
-        epsilon: how far off these may be, as a fraction of the numbers. Default 0.01.
+        epsilon: how far off the boundaries may be, as a fraction of the numbers. Default 0.01.
         output_mode: ``"int"``: bins, int32; ``"one_hot"``, ``"multi_hot"``, ``"count"``: vectors, as of
             :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
@@ -102,7 +102,7 @@ class Discretization(Layer):
         self.summary = merged(summarized(numbers, self.epsilon), self.summary, self.epsilon)
 
     def finalize_state(self) -> None:
-        """Make the boundaries of the summary."""
+        """Compute the boundaries from the summary."""
         if self.num_bins:
             self.bin_boundaries = compressed(self.summary, 1.0 / self.num_bins)[0, :-1].tolist()
 
@@ -112,7 +112,7 @@ class Discretization(Layer):
             self.summary = np.zeros((2, 0), np.float32)
 
     def forward(self, inputs: Any) -> Any:
-        """The bins of the inputs, or their encoding."""
+        """Return the bins of the inputs, or their encoding."""
         boundaries = self.bin_boundaries
         if boundaries is None:
             raise ValueError("bin_boundaries must be given, or found by adapt(), before the layer is called")
@@ -123,7 +123,7 @@ class Discretization(Layer):
         return encode(bins, self.output_mode, len(boundaries) + 1, self.dtype, self.sparse)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer, and the boundaries that ``adapt`` found."""
+        """Return the arguments that make an equal layer, and the boundaries that ``adapt`` found."""
         return {
             "bin_boundaries": self.bin_boundaries,
             "num_bins": self.num_bins,
@@ -136,7 +136,7 @@ class Discretization(Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Discretization:
-        """A layer from ``get_config()``, its own or Keras's."""
+        """Make a layer from ``get_config()``, its own or Keras's."""
         boundaries = config.get("bin_boundaries")
         if boundaries is None or config.get("num_bins") is None:
             return cls(**config)
@@ -145,11 +145,11 @@ class Discretization(Layer):
         return made
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The boundaries, for ``state_dict``."""
+        """Return the boundaries, for ``state_dict``."""
         return {"bin_boundaries": self.bin_boundaries}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """What ``get_extra_state`` gave."""
+        """Restore the boundaries from what ``get_extra_state`` returned."""
         self.bin_boundaries = state["bin_boundaries"]
 
 
@@ -226,7 +226,7 @@ class CategoryEncoding(Layer):
         self.dtype = as_dtype(dtype) or torch.get_default_dtype()
 
     def forward(self, inputs: Any, count_weights: Any = None) -> Any:
-        """The vectors of the inputs."""
+        """Return the vectors of the inputs."""
         if count_weights is not None and self.output_mode != "count":
             raise ValueError(f"count_weights must be None for output_mode {self.output_mode!r}, got {count_weights!r}")
         x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
@@ -238,7 +238,7 @@ class CategoryEncoding(Layer):
         return encode(ids, self.output_mode, self.num_tokens, self.dtype, self.sparse, weights)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         return {
             "name": self.name,
             "trainable": True,

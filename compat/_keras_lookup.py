@@ -19,11 +19,12 @@ class StringLookup(IndexLookup):
     """
     Map strings to their places in a vocabulary, or places to strings.
 
-    Ids: that of the mask, if there is one and for ``output_mode="int"``; those of unknown strings; the vocabulary's.
+    The ids, in order: the mask's, if there is one and ``output_mode`` is ``"int"``; those of unknown strings; the
+    vocabulary's.
 
     Args:
         max_tokens: how many ids there may be. Default: no limit.
-        num_oov_indices: how many of them are for unknown strings: with more than one, by their hash; 0: an unknown
+        num_oov_indices: how many ids are for unknown strings: with more than one, by their hash; 0: an unknown
             string is an error. Default 1.
         mask_token: a string with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
         oov_token: what ids without a string become with ``invert``. Default ``"[UNK]"``.
@@ -96,7 +97,7 @@ class StringLookup(IndexLookup):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         config = super().get_config()
         if config["vocabulary"] is not None:
             config["vocabulary"] = [str(x) if isinstance(x, str) else decoded(x) for x in config["vocabulary"]]
@@ -215,7 +216,7 @@ class IntegerLookup(IndexLookup):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         config = super().get_config()
         if config["vocabulary"] is not None:
             config["vocabulary"] = [self._token(x, "vocabulary") for x in config["vocabulary"]]

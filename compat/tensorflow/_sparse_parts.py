@@ -1,4 +1,4 @@
-"""Behind :mod:`.sparse`: sparse tensors put together, cut and given a dimension more."""
+"""Behind :mod:`.sparse`: concatenate sparse tensors, cut blocks out of them and add a dimension."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._sparse_tensor import SparseTensor, take
 
 
 def checked(argument: str, value: Any) -> SparseTensor:
-    """A SparseTensor; TypeError for anything else."""
+    """Return a SparseTensor as it is; raise TypeError for anything else."""
     if not isinstance(value, SparseTensor):
         raise TypeError(f"{argument} must be a SparseTensor, got {type(value).__name__}")
     return value
 
 
 def axis_of(axis: Any, rank: int) -> int:
-    """An axis, counted from the front."""
+    """Return an axis counted from the front."""
     found = as_size("axis", axis)
     if not -rank <= found < rank:
         raise ValueError(f"axis must be in [{-rank}, {rank}), got {found}")

@@ -1,4 +1,4 @@
-"""Behind :mod:`.sparse`: what adds entries up."""
+"""Behind :mod:`.sparse`: counts, and products with a dense matrix."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _length(argument: str, value: Any) -> int | None:
 
 
 def _rows_of(argument: str, values: Any) -> tuple[Tensor, Tensor, int | None]:
-    """Numbers, the row of each, and how many rows there are: None of a vector."""
+    """Return the numbers, the row of each, and the number of rows, which is None for a vector."""
     if isinstance(values, SparseTensor) and len(values.shape) <= 2:
         numbers = values.values
         if isinstance(numbers, Tensor):

@@ -180,10 +180,10 @@ def SparseSegmentSqrtNGradV2(
 
 
 def Unique(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _Unique:
-    """:func:`torchsparse_rec.compat.tensorflow.unique`."""
+    """Compute :func:`torchsparse_rec.compat.tensorflow.unique`."""
     return unique(x, out_idx)
 
 
 def UniqueWithCounts(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _UniqueWithCounts:
-    """:func:`torchsparse_rec.compat.tensorflow.unique_with_counts`."""
+    """Compute :func:`torchsparse_rec.compat.tensorflow.unique_with_counts`."""
     return unique_with_counts(x, out_idx)
