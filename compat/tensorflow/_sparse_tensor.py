@@ -63,7 +63,7 @@ def as_scalar_like(argument: str, value: Any, values: Tensor | np.ndarray) -> An
 
 
 def check_kind(argument: str, value: Any, dtype: torch.dtype) -> None:
-    """Numbers are converted to wider kinds only: integers to floats, floats to complex numbers; bools to nothing."""
+    """Raise ``TypeError`` for numbers of a kind that the dtype does not hold; ints fit floats, floats fit complex."""
     kinds: tuple[type, ...] = (int,)
     if dtype == torch.bool:
         kinds = (bool,)
