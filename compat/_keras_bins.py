@@ -30,8 +30,8 @@ class Discretization(Layer):
         output_mode: ``"int"``: bins, int32; ``"one_hot"``, ``"multi_hot"``, ``"count"``: vectors, as of
             :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
-        dtype: of the vectors; default torch's default dtype.
-        name: of the layer.
+        dtype: the dtype of the vectors; default: torch's default dtype.
+        name: the layer's name.
 
     Shapes:
         As for :class:`Hashing`.
@@ -161,7 +161,7 @@ def _numbers(boundaries: Any) -> list[float]:
 
 
 def _binned(values: Any, boundaries: list[float]) -> Tensor:
-    """Of numbers of any dtype; those that TensorFlow widens first are widened likewise."""
+    """Return the bin of each number of any dtype; dtypes that TensorFlow widens first are widened in the same way."""
     if not isinstance(values, Tensor):
         raise ValueError("inputs must be numbers, got strings")
     if values.dtype in (torch.bool, torch.int8, torch.int16, torch.uint8, torch.uint16):
@@ -169,7 +169,7 @@ def _binned(values: Any, boundaries: list[float]) -> Tensor:
     elif values.dtype in (torch.uint32, torch.uint64):
         values = values.to(torch.int64)
     elif values.is_floating_point():
-        values = values.to(torch.float32)  # as Keras, before the layer sees them
+        values = values.to(torch.float32)  # Keras casts floats before the layer sees them
     limits = torch.tensor(boundaries, dtype=torch.float32, device=values.device)
     if bool((limits[:-1] > limits[1:]).any()):
         raise ValueError(f"bin_boundaries must be ascending, got {boundaries}")
@@ -185,8 +185,8 @@ class CategoryEncoding(Layer):
         num_tokens: the length of the vectors. Ids that are not below it do not count.
         output_mode: ``"multi_hot"`` (default), ``"one_hot"`` or ``"count"``, as of :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
-        name: of the layer.
-        dtype: of the vectors; default torch's default dtype.
+        name: the layer's name.
+        dtype: the dtype of the vectors; default: torch's default dtype.
         trainable: ignored.
 
     Shapes:

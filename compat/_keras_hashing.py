@@ -59,8 +59,8 @@ class Hashing(_Encoder):
         output_mode: ``"int"``: the bins; ``"one_hot"``: a vector of ``num_bins`` for each input, with a 1 at its bin;
             ``"multi_hot"``, ``"count"``: such a vector for each row of inputs, with ones or with the numbers of inputs.
         sparse: whether the vectors are given as a ``SparseTensor``.
-        name: of the layer.
-        dtype: of the result; default int64, of vectors torch's default dtype.
+        name: the layer's name.
+        dtype: the dtype of the result; default: int64, for vectors torch's default dtype.
         trainable: ignored.
 
     Shapes:
@@ -173,8 +173,8 @@ class HashedCrossing(_Encoder):
         num_bins: the number of bins; 0: as many as there are integers below 2 ** 63 - 1.
         output_mode: ``"int"``: the bins; ``"one_hot"``: vectors of ``num_bins`` with a 1 at the bin.
         sparse: whether vectors are given as a ``SparseTensor``.
-        name: of the layer.
-        dtype: of the result; default int64, of vectors torch's default dtype.
+        name: the layer's name.
+        dtype: the dtype of the result; default: int64, for vectors torch's default dtype.
 
     Shapes:
         A list or tuple of at least two features of integers or strings, all scalars, of shape ``[B]`` or ``[B, 1]``.

@@ -41,7 +41,7 @@ class Case:
     #: The gradient of the result ``output``, or of several by name, where gradients are compared too. It is repeated or
     #: cut to the result's shape.
     upstream: Tensor | Mapping[str, Tensor] | None = None
-    #: The arguments whose gradients are compared, where there is an upstream; of a SparseTensor that of its values.
+    #: The arguments whose gradients are compared if there is an upstream; for a SparseTensor that of its values.
     gradients: tuple[str, ...] = ()
     #: What our error message must contain, where the call fails; None: the name of one of the arguments.
     names: tuple[str, ...] | None = None

@@ -236,7 +236,7 @@ def _picked_encodings(operator: str) -> list[Case]:
 
 
 def _run(made: Any, arguments: dict[str, Any], strings: Callable[[Any], Any], to_batches: Callable[[Any], Any]) -> Any:
-    """Return the layer's outputs and, if it was adapted, what it found."""
+    """Return the layer's outputs and, if it was adapted, its vocabulary or boundaries."""
     found: dict[str, Any] = {}
     if "data" in arguments:
         made.adapt(to_batches(arguments["data"]))

@@ -176,12 +176,12 @@ def cross(inputs: Any, name: str | None = None, separator: Any = None) -> Sparse
         separator: a string between the values; default ``"_X_"``.
 
     Returns:
-        A :class:`.SparseTensor` of strings, on the CPU: the combinations of each row, those of the last column
+        A :class:`.SparseTensor` of strings, on the CPU: the combinations of each row, the last column's values
         changing fastest, in its first columns.
 
     Raises:
-        TypeError: for inputs that are no list of such columns.
-        ValueError: for other ranks, different numbers of rows, or a separator that is no string.
+        TypeError: for inputs that are not a list of such columns.
+        ValueError: for other ranks, different numbers of rows, or a separator that is not a string.
 
     Source: ``tf.sparse.cross``.
 
@@ -205,11 +205,11 @@ def cross_hashed(
         name: ignored.
 
     Returns:
-        A :class:`.SparseTensor` of int64: the combinations of each row, those of the last column changing fastest, in
+        A :class:`.SparseTensor` of int64: the combinations of each row, the last column's values changing fastest, in
         its first columns.
 
     Raises:
-        TypeError: for inputs that are no list of such columns.
+        TypeError: for inputs that are not a list of such columns.
         ValueError: for other ranks, different numbers of rows, or numbers out of range.
 
     On CUDA the number of crosses is read back.

@@ -224,7 +224,7 @@ class RaggedTensor:
         As in TensorFlow, rows that are not sorted pass: the values stay in their order, the lengths are counted.
 
         Raises:
-            TypeError: for what is no SparseTensor.
+            TypeError: for an ``st_input`` that is not a SparseTensor.
             ValueError: for another rank, rows with holes, or a row outside the shape.
 
         Example:

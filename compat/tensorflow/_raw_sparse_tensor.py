@@ -47,7 +47,7 @@ class RaggedFilledRows(NamedTuple):
 
 
 class FilledRowsGradient(NamedTuple):
-    """What the gradient operators of filled rows return."""
+    """What :func:`SparseFillEmptyRowsGrad` and :func:`RaggedFillEmptyRowsGrad` return."""
 
     #: ``[N]``.
     d_values: Tensor
@@ -66,7 +66,7 @@ class Reordered(NamedTuple):
 
 def SparseReshape(*, input_indices: Any, input_shape: Any, new_shape: Any, name: str | None = None) -> Reshaped:
     """
-    :func:`.sparse.reshape`.
+    Compute :func:`.sparse.reshape`.
 
     Example:
         >>> SparseReshape(input_indices=[[0, 2]], input_shape=[2, 3], new_shape=[6])
@@ -133,7 +133,7 @@ def RaggedFillEmptyRowsGrad(*, reverse_index_map: Any, grad_values: Any, name: s
 
 def SparseReorder(*, input_indices: Any, input_values: Any, input_shape: Any, name: str | None = None) -> Reordered:
     """
-    :func:`.sparse.reorder`.
+    Compute :func:`.sparse.reorder`.
 
     Example:
         >>> SparseReorder(input_indices=[[1], [0]], input_values=[5.0, 6.0], input_shape=[2]).output_values

@@ -38,7 +38,7 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
         name: ignored.
 
     Raises:
-        TypeError: for what is no SparseTensor.
+        TypeError: for an ``sp_input`` that is not a SparseTensor.
         ValueError: for a shape of another number of elements, or of 2 ** 63 and more.
 
     Source: ``tf.sparse.reshape``.
@@ -74,7 +74,7 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
         order; and which rows were empty, bool.
 
     Raises:
-        TypeError: for what is no SparseTensor, or a default of another kind.
+        TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
         IndexError: for a row outside the shape.
 
     Source: ``tf.sparse.fill_empty_rows``.
@@ -149,10 +149,10 @@ def reordered(indices: Tensor, values: Any) -> tuple[Tensor, Any]:
 
 def retain(sp_input: SparseTensor, to_retain: Any) -> SparseTensor:
     """
-    Keep the entries that a mask names; numbers name those that are not 0.
+    Keep the entries that a mask selects, by True or by numbers that are not 0.
 
     Raises:
-        TypeError: for what is no SparseTensor.
+        TypeError: for an ``sp_input`` that is not a SparseTensor.
         ValueError: for a mask of another length.
 
     Source: ``tf.sparse.retain``.
@@ -186,7 +186,7 @@ def to_dense(
         name: ignored.
 
     Raises:
-        TypeError: for what is no SparseTensor, or a default of another kind.
+        TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
         IndexError: for an index outside the shape.
         ValueError: with ``validate_indices``, for indices that repeat or are not sorted.
 

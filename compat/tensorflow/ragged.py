@@ -27,10 +27,10 @@ def cross(inputs: Any, name: str | None = None) -> RaggedTensor:
         name: ignored.
 
     Returns:
-        A :class:`.RaggedTensor` of strings: the combinations of each row, those of the last column changing fastest.
+        A :class:`.RaggedTensor` of strings: the combinations of each row, the last column's values changing fastest.
 
     Raises:
-        TypeError: for inputs that are no list.
+        TypeError: for inputs that are not a list.
         ValueError: for other ranks, different numbers of rows, or floats.
 
     Source: ``tf.ragged.cross``.
@@ -59,7 +59,7 @@ def cross_hashed(
         A :class:`.RaggedTensor` of int64.
 
     Raises:
-        TypeError: for inputs that are no list.
+        TypeError: for inputs that are not a list.
         ValueError: as :func:`cross`, and for numbers out of range.
 
     Source: ``tf.ragged.cross_hashed``.

@@ -31,7 +31,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
         int64, of the shape of ``input``, on its device.
 
     Raises:
-        ValueError: for what is neither strings nor integers, or ``num_buckets`` that is no integer or out of range.
+        ValueError: for inputs other than strings and integers, or ``num_buckets`` that is no integer or out of range.
 
     Source: ``tf.strings.to_hash_bucket_fast``.
 
@@ -49,7 +49,7 @@ def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | No
 
     Args:
         input: as for :func:`to_hash_bucket_fast`.
-        num_buckets: likewise.
+        num_buckets: at least 1, below 2 ** 63.
         key: two integers of 64 bits, signed.
         name: ignored.
 
@@ -77,7 +77,7 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
 
     Args:
         input: as for :func:`to_hash_bucket_fast`.
-        num_buckets: likewise.
+        num_buckets: at least 1, below 2 ** 63.
         name: ignored.
 
     Returns:

@@ -52,7 +52,7 @@ class Rounded:
 
     def _result(self, value: np.ndarray, error: np.ndarray, roundings: int = 1) -> Rounded:
         rounding = roundings * (self.precision.unit * np.abs(value) + self.precision.smallest)
-        # An infinite bound times zero is no number.
+        # An infinite bound times zero is NaN.
         return Rounded(value, np.where(np.isnan(error), np.inf, error + rounding), self.precision)
 
     def _operand(self, other: Operand) -> Rounded:

@@ -125,7 +125,7 @@ def export_slots(
     return result
 
 
-# ---- What there is, and what it is called ---------------------------------------------------------------------------
+# ---- Slots and their names in TensorFlow ----------------------------------------------------------------------------
 
 
 def _layout(optimizer: Optimizer, names: Sequence[str]) -> list[tuple[str, int | None, str]]:
