@@ -14,11 +14,11 @@ _SHARED = "SharedEmbeddingColumn"
 
 def feature_column_to_torch(column: Any, *, normalizers: Mapping[str, Any] | None = None) -> Any:
     """
-    This library's column for TensorFlow's: the same ids, so that tables trained there stay valid.
+    Return this library's column for one of TensorFlow's: the same ids, so that tables trained there stay valid.
 
     Args:
-        column: what a function of ``tf.feature_column`` made, or its configuration, ``serialize_feature_column``'s
-            ``{"class_name": ..., "config": {...}}``.
+        column: what a function of ``tf.feature_column`` made, or its configuration as ``serialize_feature_column``
+            writes it, ``{"class_name": ..., "config": {...}}``.
         normalizers: for numeric columns with a ``normalizer_fn``, by feature: the function of a tensor that replaces
             TensorFlow's, such as :class:`torchsparse_rec.features.Standardize`.
 
@@ -37,7 +37,7 @@ def feature_column_to_torch(column: Any, *, normalizers: Mapping[str, Any] | Non
 
 
 def _config(column: Any, normalizers: Mapping[str, Any]) -> Any:
-    """A configuration in this library's terms."""
+    """Return the configuration of a column of TensorFlow's, in the names and values of this library's columns."""
     if isinstance(column, features.Column):
         return column
     if isinstance(column, Mapping):
@@ -65,7 +65,7 @@ def _config(column: Any, normalizers: Mapping[str, Any]) -> Any:
 
 
 def _shared(column: Any) -> dict[str, Any]:
-    """A shared embedding's fields, most of which TensorFlow keeps with the table."""
+    """Return the fields of a shared embedding column, most of which TensorFlow keeps with the table."""
     creator = column.shared_embedding_column_creator
     return {
         "categorical_column": column.categorical_column,
@@ -97,17 +97,17 @@ _OWN = ("num_bins", "epsilon", "max_tokens")
 
 def feature_column_to_tensorflow(column: features.Column) -> Any:
     """
-    TensorFlow's column for this library's, made by its own functions.
+    Return TensorFlow's column for one of this library's, made by the functions of ``tf.feature_column``.
 
     Args:
-        column: any but a shared embedding, which TensorFlow makes in graphs alone; without a normalizer.
+        column: any column without a normalizer, except a shared embedding, which TensorFlow makes only in graphs.
 
     Returns:
         A column of ``tf.feature_column``.
 
     Raises:
-        ValueError: for a shared embedding, a normalizer, an initializer that has no configuration, or what ``adapt()``
-            has not found yet.
+        ValueError: for a shared embedding, a normalizer, an initializer that has no configuration, or a column that
+            needs ``adapt()`` first.
 
     Example:
         >>> from torchsparse_rec.features import categorical_column_with_identity
@@ -125,7 +125,7 @@ def feature_column_to_tensorflow(column: features.Column) -> Any:
 
 
 def _arguments(column: Any, tf: Any) -> dict[str, Any]:
-    """Those of TensorFlow's function."""
+    """Return the arguments with which a function of ``tf.feature_column`` makes TensorFlow's column for ``column``."""
     if getattr(column, "needs_adapt", False):
         raise ValueError(f"column {column.name!r}: adapt() must find what it was made without before it is converted")
     found = {}
@@ -173,19 +173,20 @@ def _initializer(value: Any, column: Any, tf: Any) -> Any:
 
 def keras_layer_to_column(layer: Any, key: Any, *, dtype: Any = "string") -> Any:
     """
-    The column that gives the ids, or the dense numbers, of one of Keras's preprocessing layers.
+    Return the column that gives the ids, or the dense numbers, of one of Keras's preprocessing layers.
 
     Args:
-        layer: of Keras or of ``compat.keras``, or its configuration with its class's name, ``{"class_name": ...,
-            "config": {...}}``. Lookups, bins and hashes in the mode ``"int"`` give a categorical column, in the modes
-            ``"one_hot"`` and ``"multi_hot"`` (both of one id per example) and ``"count"`` its indicator.
-        key: the feature; of ``HashedCrossing`` a list of them.
+        layer: a layer of Keras or of ``compat.keras``, or its configuration with its class's name, ``{"class_name":
+            ..., "config": {...}}``. Lookups, bins and hashes in the mode ``"int"`` give a categorical column; in the
+            modes ``"one_hot"`` and ``"multi_hot"`` (both with one id per example) and ``"count"`` they give an
+            indicator column of it.
+        key: the feature's name; for ``HashedCrossing`` a list of names.
         dtype: what the feature of a ``Hashing`` layer holds, which the layer does not say: ``"string"`` (default),
             or an integer dtype.
 
     Returns:
-        A column with the layer's ids. Tables trained on them stay valid. What the layer's mask, ``""`` and ``-1`` are
-        is missing in a column, and has no id, in batches of a fixed number of values per example.
+        A column with the layer's ids. Tables trained on them stay valid. In batches with a fixed number of values per
+        example, the column treats the layer's mask, ``""`` and ``-1`` as missing: they have no id.
 
     Raises:
         ValueError: for a layer whose ids no column has: salts, masks of hashes, several places of unknown tokens,
@@ -269,7 +270,7 @@ def _lookup(config: Mapping[str, Any], key: Any, made: Any) -> Any:
         _refuse(config, "pad_to_max_tokens")
         if mask not in (None, "", -1):
             raise ValueError(f"layer: mask_token of a {mode!r} must be '' or -1, which columns leave out, got {mask!r}")
-    # Special tokens in front are words like others: what is unknown has the place of the token for it.
+    # Special tokens stand first in the vocabulary; an unknown word gets the id of the token for unknown words.
     before = ([mask] if mask is not None and mode == "int" else []) + ([config["oov_token"]] if unknown else [])
     if any(token is None for token in before):
         raise ValueError("layer: oov_token must be given to stand for its place")
@@ -284,7 +285,7 @@ def _lookup(config: Mapping[str, Any], key: Any, made: Any) -> Any:
 
 
 def _token(x: Any) -> Any:
-    """As Python's own: numpy's str is shown as such in errors."""
+    """Return a vocabulary's token as Python's ``str``, ``bytes`` or ``int``: errors would show numpy's as such."""
     return str(x) if isinstance(x, str) else x if isinstance(x, bytes) else int(x)
 
 

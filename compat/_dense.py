@@ -1,4 +1,4 @@
-"""Dense tensors to and from TensorFlow: see converters.py, whose first two functions these are."""
+"""Conversions of dense tensors to and from TensorFlow; the first two functions are public in converters.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._installed import tensorflow
 
 # TensorFlow's kernels check this alignment of every operand, and end the process where it is missing.
 _ALIGNMENT = 64
-# Those of both libraries, by the same names.
+# The dtypes that torch and TensorFlow have under one name.
 _DTYPES = {
     torch.bool,
     torch.int8,
@@ -33,7 +33,7 @@ _DTYPES = {
 
 def tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
     """
-    A ``tf.Tensor`` with the elements of a strided torch tensor.
+    Return a ``tf.Tensor`` with the elements of a strided torch tensor.
 
     Args:
         tensor: any shape; every dtype both libraries have, also bool and bfloat16; any device.
@@ -64,7 +64,7 @@ def tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
 
 def tensor_to_torch(tensor: Any, *, share: bool = False) -> Tensor:
     """
-    A torch tensor with the elements of a ``tf.Tensor`` or ``tf.Variable``.
+    Return a torch tensor with the elements of a ``tf.Tensor`` or ``tf.Variable``.
 
     Args:
         tensor: any shape; every dtype both libraries have.
@@ -94,7 +94,7 @@ def _can_be_shared(tensor: Tensor) -> bool:
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse what torch has no dtype for. TensorFlow would end the process on sharing strings."""
+    """Refuse a dtype of TensorFlow's that torch does not have: on sharing strings TensorFlow would end the process."""
     if dtype.name == "string":
         raise TypeError(
             "torch has no strings: hash them to ids first, with tf.strings.to_hash_bucket_fast or, on the numpy array "

@@ -9,14 +9,14 @@ from typing import Any
 
 def tensorflow() -> Any:
     """
-    The ``tensorflow`` module.
+    Return the ``tensorflow`` module.
 
     Raises:
         ImportError: naming the extra to install.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its imports warn of other packages' deprecations
+            warnings.simplefilter("ignore")  # TensorFlow's imports warn of other packages' deprecations
             return importlib.import_module("tensorflow")
     except ImportError as error:
         raise ImportError(

@@ -1,4 +1,4 @@
-"""What the lookups of Keras check and read before they look anything up."""
+"""Checks of the arguments and vocabulary files of Keras's lookup layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def checked_salt(salt: Any) -> list[int] | None:
 
 
 def read_lines(file: Path) -> list[bytes]:
-    """As TensorFlow reads a file of tokens."""
+    """Return the tokens of a vocabulary file, one for each line, read as TensorFlow reads it."""
     if not file.exists():
         raise ValueError(f"vocabulary must be a file that exists, or tokens, got {str(file)!r}")
     lines = lines_of(file)
@@ -66,7 +66,7 @@ def is_stream(data: Any) -> bool:
 
 
 def integers(inputs: Any) -> Any:
-    """The ids of an inverted lookup."""
+    """Return the inputs of an inverted lookup, which must be integer ids, as int64."""
     x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
     if not isinstance(x, (SparseTensor, RaggedTensor)) and not isinstance(x, Tensor):
         raise ValueError("inputs must be integers with invert, got strings")

@@ -1,4 +1,4 @@
-"""The layers of Keras that put numbers into bins, and make vectors of ids."""
+"""The layers of Keras that put numbers into bins and that make vectors of ids."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Discretization(Layer):
     Args:
         bin_boundaries: ascending.
         num_bins: instead of boundaries: how many bins, with about equally many numbers, ``adapt`` finds.
-        epsilon: how far off these may be, as a fraction of the numbers. Default 0.01.
+        epsilon: how far off the boundaries may be, as a fraction of the numbers. Default 0.01.
         output_mode: ``"int"``: bins, int32; ``"one_hot"``, ``"multi_hot"``, ``"count"``: vectors, as of
             :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
-        dtype: of the vectors; default torch's default dtype.
-        name: of the layer.
+        dtype: the dtype of the vectors; default: torch's default dtype.
+        name: the layer's name.
 
     Shapes:
         As for :class:`Hashing`.
@@ -102,7 +102,7 @@ class Discretization(Layer):
         self.summary = merged(summarized(numbers, self.epsilon), self.summary, self.epsilon)
 
     def finalize_state(self) -> None:
-        """Make the boundaries of the summary."""
+        """Compute the boundaries from the summary."""
         if self.num_bins:
             self.bin_boundaries = compressed(self.summary, 1.0 / self.num_bins)[0, :-1].tolist()
 
@@ -112,7 +112,7 @@ class Discretization(Layer):
             self.summary = np.zeros((2, 0), np.float32)
 
     def forward(self, inputs: Any) -> Any:
-        """The bins of the inputs, or their encoding."""
+        """Return the bins of the inputs, or their encoding."""
         boundaries = self.bin_boundaries
         if boundaries is None:
             raise ValueError("bin_boundaries must be given, or found by adapt(), before the layer is called")
@@ -123,7 +123,7 @@ class Discretization(Layer):
         return encode(bins, self.output_mode, len(boundaries) + 1, self.dtype, self.sparse)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer, and the boundaries that ``adapt`` found."""
+        """Return the arguments that make an equal layer, and the boundaries that ``adapt`` found."""
         return {
             "bin_boundaries": self.bin_boundaries,
             "num_bins": self.num_bins,
@@ -136,7 +136,7 @@ class Discretization(Layer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Discretization:
-        """A layer from ``get_config()``, its own or Keras's."""
+        """Make a layer from ``get_config()``, its own or Keras's."""
         boundaries = config.get("bin_boundaries")
         if boundaries is None or config.get("num_bins") is None:
             return cls(**config)
@@ -145,11 +145,11 @@ class Discretization(Layer):
         return made
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The boundaries, for ``state_dict``."""
+        """Return the boundaries, for ``state_dict``."""
         return {"bin_boundaries": self.bin_boundaries}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """What ``get_extra_state`` gave."""
+        """Restore the boundaries from what ``get_extra_state`` returned."""
         self.bin_boundaries = state["bin_boundaries"]
 
 
@@ -161,7 +161,7 @@ def _numbers(boundaries: Any) -> list[float]:
 
 
 def _binned(values: Any, boundaries: list[float]) -> Tensor:
-    """Of numbers of any dtype; those that TensorFlow widens first are widened likewise."""
+    """Return the bin of each number of any dtype; dtypes that TensorFlow widens first are widened in the same way."""
     if not isinstance(values, Tensor):
         raise ValueError("inputs must be numbers, got strings")
     if values.dtype in (torch.bool, torch.int8, torch.int16, torch.uint8, torch.uint16):
@@ -169,7 +169,7 @@ def _binned(values: Any, boundaries: list[float]) -> Tensor:
     elif values.dtype in (torch.uint32, torch.uint64):
         values = values.to(torch.int64)
     elif values.is_floating_point():
-        values = values.to(torch.float32)  # as Keras, before the layer sees them
+        values = values.to(torch.float32)  # Keras casts floats before the layer sees them
     limits = torch.tensor(boundaries, dtype=torch.float32, device=values.device)
     if bool((limits[:-1] > limits[1:]).any()):
         raise ValueError(f"bin_boundaries must be ascending, got {boundaries}")
@@ -185,8 +185,8 @@ class CategoryEncoding(Layer):
         num_tokens: the length of the vectors. Ids that are not below it do not count.
         output_mode: ``"multi_hot"`` (default), ``"one_hot"`` or ``"count"``, as of :class:`Hashing`.
         sparse: whether the vectors are given as a ``SparseTensor``.
-        name: of the layer.
-        dtype: of the vectors; default torch's default dtype.
+        name: the layer's name.
+        dtype: the dtype of the vectors; default: torch's default dtype.
         trainable: ignored.
 
     Shapes:
@@ -226,7 +226,7 @@ class CategoryEncoding(Layer):
         self.dtype = as_dtype(dtype) or torch.get_default_dtype()
 
     def forward(self, inputs: Any, count_weights: Any = None) -> Any:
-        """The vectors of the inputs."""
+        """Return the vectors of the inputs."""
         if count_weights is not None and self.output_mode != "count":
             raise ValueError(f"count_weights must be None for output_mode {self.output_mode!r}, got {count_weights!r}")
         x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
@@ -238,7 +238,7 @@ class CategoryEncoding(Layer):
         return encode(ids, self.output_mode, self.num_tokens, self.dtype, self.sparse, weights)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         return {
             "name": self.name,
             "trainable": True,

@@ -1,4 +1,4 @@
-"""What the lookups of Keras count when they adapt: tokens, and the documents that each is in."""
+"""Counts of tokens, and of the documents that hold each token, for the lookup layers' ``adapt``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tensorflow import RaggedTensor, SparseTensor
 
 
 class Documents:
-    """Counts of tokens and, where they are wanted, of the rows of inputs that a token is in."""
+    """Counts of tokens and, for tf-idf, of the documents (rows of inputs) that hold each token."""
 
     def __init__(self, by_document: bool) -> None:
         self._counts = WordCounts()
@@ -41,18 +41,18 @@ class Documents:
         self._counts.remove(token)
 
     def tokens(self, most: int | None) -> list[Any]:
-        """The most frequent ones."""
+        """Return the ``most`` most frequent tokens, or all, by frequency."""
         return self._counts.by_frequency(most)
 
     def idf_weights(self, tokens: list[Any]) -> np.ndarray:
-        """``log(1 + documents / (1 + documents with the token))``."""
+        """Return ``log(1 + documents / (1 + documents with the token))`` for each token, float32."""
         assert self._in_documents is not None
         counts = np.array([self._in_documents.count(token) for token in tokens], np.int64)
         return np.log(1 + self._documents / (1 + counts)).astype(np.float32)
 
 
 def _rows_of(values: Any, needed: bool) -> tuple[Any, Tensor, int]:
-    """Flat values, the document of each and how many documents there are."""
+    """Return the flat values, the document of each value and the number of documents."""
     if isinstance(values, SparseTensor):
         return values.values, values.indices[:, 0], values.shape[0]
     if isinstance(values, RaggedTensor):
@@ -69,7 +69,7 @@ def _rows_of(values: Any, needed: bool) -> tuple[Any, Tensor, int]:
 
 
 def _first_in_row(tokens: Tensor | Strings, rows: Tensor) -> Tensor:
-    """Where a token stands in its document for the first time."""
+    """Say of each token, bool, whether it stands in its document for the first time."""
     if isinstance(tokens, Strings):
         columns = [rows, ops.string_fingerprint64(*tokens), tokens.lengths()]
     else:

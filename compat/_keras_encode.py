@@ -1,4 +1,4 @@
-"""What the layers of Keras do with ids: one-hot, multi-hot and count vectors, strided or sparse."""
+"""One-hot, multi-hot and count vectors of ids, strided or sparse, as Keras's layers make them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ ENCODINGS = ("one_hot", "multi_hot", "count")
 
 
 class Entries(NamedTuple):
-    """Bins, and which row of the result each belongs to."""
+    """Bins, and the row of the result that each belongs to."""
 
     rows: Tensor
     bins: Tensor
-    #: Of the rows of the result.
+    #: The shape of the result's rows: its shape without the last dimension.
     shape: tuple[int, ...]
-    #: What each counts. None: one.
+    #: What each entry counts. None: 1.
     weights: Tensor | None = None
 
 
 def one_hot_entries(bins: Tensor) -> Entries:
-    """Every entry its own row; a last dimension of 1 is dropped."""
+    """Give every entry a row of its own; a last dimension of 1 is dropped."""
     if bins.dim() == 0:
         bins = bins.unsqueeze(0)
     if bins.dim() > 1 and bins.shape[-1] == 1:
@@ -35,7 +35,7 @@ def one_hot_entries(bins: Tensor) -> Entries:
 
 
 def reduced_entries(bins: Tensor) -> Entries:
-    """Entries along dimension 1 share a row (of vectors and scalars all entries)."""
+    """Let entries along dimension 1 share a row; all entries of a vector or scalar share one."""
     if bins.dim() < 2:
         return Entries(torch.zeros_like(bins, dtype=torch.int64).reshape(-1), bins.reshape(-1), ())
     shape = (bins.shape[0], *bins.shape[2:])
@@ -44,7 +44,7 @@ def reduced_entries(bins: Tensor) -> Entries:
 
 
 def encoded(entries: Entries, depth: int, counts_all: bool, dtype: torch.dtype, sparse: bool) -> Any:
-    """One at each entry's bin, or the number or the weights of the entries there; bins outside do not count."""
+    """Write into each entry's bin a one, the number of entries or the sum of their weights; skip bins out of range."""
     inside = (entries.bins >= 0) & (entries.bins < depth)
     rows, bins, weights = entries.rows, entries.bins, entries.weights
     if not bool(inside.all()):
@@ -70,16 +70,16 @@ def encoded(entries: Entries, depth: int, counts_all: bool, dtype: torch.dtype, 
 
 def encode(x: Any, mode: str, depth: int, dtype: torch.dtype, sparse: bool, weights: Tensor | None = None) -> Any:
     """
-    Vectors of ids.
+    Return the one-hot, multi-hot or count vectors of ids.
 
     Args:
         x: int64: a tensor, a ``SparseTensor`` of rank 1 or 2 (not for ``"one_hot"``) or a ``RaggedTensor`` of two
             dimensions.
-        mode: ``"one_hot"``: of each id; ``"multi_hot"``, ``"count"``: of each row of ids.
-        depth: of the vectors. Ids that are not below it do not count, negative ones neither, except that those of
-            inputs of up to two dimensions are refused for ``"multi_hot"`` and ``"count"``. Rows of a ``SparseTensor``
-            may have negative ones if the vectors are strided.
-        dtype: of the vectors.
+        mode: ``"one_hot"``: a vector of each id; ``"multi_hot"``, ``"count"``: a vector of each row of ids.
+        depth: the length of the vectors. Ids that are not below it do not count. Negative ids do not count either,
+            except that they are refused for ``"multi_hot"`` and ``"count"`` in inputs of up to two dimensions; a
+            ``SparseTensor`` may have them if the vectors are strided.
+        dtype: the vectors' dtype.
         sparse: whether they are given as a ``SparseTensor``.
         weights: of ``x``'s shape, for ``"count"``.
     """
@@ -141,7 +141,7 @@ def _refuse_negative(bins: Tensor) -> None:
 
 
 def mapped_values(x: Any, change: Callable[[Any], Any]) -> Any:
-    """The values of a tensor, a SparseTensor or a RaggedTensor changed, in the same places."""
+    """Apply ``change`` to the values of a tensor, SparseTensor or RaggedTensor; each stays in its place."""
     if isinstance(x, SparseTensor):
         return SparseTensor(x.indices, change(x.values), x.dense_shape)
     if isinstance(x, RaggedTensor):
@@ -150,7 +150,7 @@ def mapped_values(x: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def as_dtype(dtype: Any) -> torch.dtype | None:
-    """Of a dtype, its name, or a Keras policy's config."""
+    """Return the torch dtype of a dtype, its name or a Keras policy's configuration; None stays None."""
     if isinstance(dtype, dict):
         dtype = dtype["config"]["name"]
     return getattr(torch, dtype) if isinstance(dtype, str) else dtype

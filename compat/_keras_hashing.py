@@ -1,4 +1,4 @@
-"""The layers of Keras that hash."""
+"""Keras's layers that hash: :class:`Hashing` and :class:`HashedCrossing`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tensorflow._tensors import as_values
 
 
 class _Encoder(Layer):
-    """What both layers have: their common arguments."""
+    """A layer with the arguments that both hashing layers have."""
 
     def __init__(
         self, num_bins: int, output_mode: str, sparse: bool, name: str | None, dtype: Any, modes: tuple[str, ...]
@@ -34,7 +34,7 @@ class _Encoder(Layer):
         self.dtype = as_dtype(dtype) or (torch.int64 if output_mode == "int" else torch.get_default_dtype())
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         return {
             "name": self.name,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -59,8 +59,8 @@ class Hashing(_Encoder):
         output_mode: ``"int"``: the bins; ``"one_hot"``: a vector of ``num_bins`` for each input, with a 1 at its bin;
             ``"multi_hot"``, ``"count"``: such a vector for each row of inputs, with ones or with the numbers of inputs.
         sparse: whether the vectors are given as a ``SparseTensor``.
-        name: of the layer.
-        dtype: of the result; default int64, of vectors torch's default dtype.
+        name: the layer's name.
+        dtype: the dtype of the result; default: int64, for vectors torch's default dtype.
         trainable: ignored.
 
     Shapes:
@@ -100,11 +100,11 @@ class Hashing(_Encoder):
         self.salt = checked_salt(salt)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         return {**super().get_config(), "trainable": True, "salt": self.salt, "mask_value": self.mask_value}
 
     def forward(self, inputs: Any) -> Any:
-        """The bins of the inputs, or their encoding."""
+        """Return the bins of the inputs, or their encoding."""
         x = inputs if isinstance(inputs, (SparseTensor, RaggedTensor)) else as_values("inputs", inputs)
         bins = mapped_values(x, self._bins)
         if self.output_mode == "int":
@@ -116,7 +116,7 @@ class Hashing(_Encoder):
         return encode(bins, self.output_mode, self.num_bins, self.dtype, self.sparse)
 
     def _bins(self, values: Tensor | np.ndarray) -> Tensor:
-        """Of values of any kind, in their shape."""
+        """Return the bins of values of any kind, int64, in the shape of the values."""
         masked = None
         count = self.num_bins
         if self.mask_value is not None and count > 1:
@@ -138,7 +138,7 @@ class Hashing(_Encoder):
 
 
 def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
-    """Where the values are the mask value, which TensorFlow must be able to convert to their dtype."""
+    """Say of each value whether it is the mask value, which TensorFlow must be able to convert to the values' dtype."""
     if isinstance(values, np.ndarray):
         if not isinstance(mask_value, (str, bytes)):
             raise TypeError(f"mask_value must be a string like the inputs, got {mask_value!r}")
@@ -157,7 +157,7 @@ def _equal(values: Tensor | np.ndarray, mask_value: Any) -> Tensor:
 
 
 def _wrapped(number: int, limits: torch.iinfo) -> int:
-    """Numbers that a narrow dtype cannot hold lose their upper bits in TensorFlow."""
+    """Wrap the mask value into a narrow dtype: TensorFlow drops the upper bits of what the dtype cannot hold."""
     if not -(2**63) <= number <= max(limits.max, 2**63 - 1):
         raise ValueError(f"mask_value must be an integer of 64 bits, got {number}")
     return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
@@ -165,7 +165,7 @@ def _wrapped(number: int, limits: torch.iinfo) -> int:
 
 class HashedCrossing(_Encoder):
     """
-    Cross features: the combination of their values, hashed to a bin.
+    Cross features: hash each combination of their values to a bin.
 
     Integers are crossed as they are, not as their text, strings as their FarmHash.
 
@@ -173,8 +173,8 @@ class HashedCrossing(_Encoder):
         num_bins: the number of bins; 0: as many as there are integers below 2 ** 63 - 1.
         output_mode: ``"int"``: the bins; ``"one_hot"``: vectors of ``num_bins`` with a 1 at the bin.
         sparse: whether vectors are given as a ``SparseTensor``.
-        name: of the layer.
-        dtype: of the result; default int64, of vectors torch's default dtype.
+        name: the layer's name.
+        dtype: the dtype of the result; default: int64, for vectors torch's default dtype.
 
     Shapes:
         A list or tuple of at least two features of integers or strings, all scalars, of shape ``[B]`` or ``[B, 1]``.
@@ -196,7 +196,7 @@ class HashedCrossing(_Encoder):
         super().__init__(num_bins, output_mode, sparse, name, dtype, ("int", "one_hot"))
 
     def forward(self, inputs: Any) -> Any:
-        """The bins of the crosses, or their encoding."""
+        """Return the bins of the crosses, or their encoding."""
         if not isinstance(inputs, (list, tuple)) or len(inputs) < 2:
             raise ValueError(f"inputs must be a list or tuple of at least two features, got {inputs!r}")
         features = [_feature(position, feature) for position, feature in enumerate(inputs)]

@@ -1,4 +1,4 @@
-"""What ``StringLookup`` and ``IntegerLookup`` share: a vocabulary behind special tokens, and what is made of places."""
+"""A lookup layer for tokens of any kind: a vocabulary behind special tokens, and what is made of ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OLD_MODES = {"binary": "multi_hot", "tf-idf": "tf_idf"}
 
 
 class IndexLookup(Layer):
-    """The layer without what depends on the kind of its tokens, which are ``bytes`` or integers."""
+    """A lookup layer without the methods that depend on the kind of its tokens, ``bytes`` or integers."""
 
     _hidden = ("vocabulary", "idf_weights")
 
@@ -62,7 +62,7 @@ class IndexLookup(Layer):
             further.pop(ignored, None)
         if further:
             raise ValueError(f"{type(self).__name__}: got arguments that it does not have: {sorted(further)}")
-        # A file's words are no part of the configuration, as in Keras.
+        # As in Keras, the words of a file are not part of the configuration.
         self._given = None if vocabulary is None or isinstance(vocabulary, (str, Path)) else vocabulary
         self._given_weights = idf_weights
         self._tokens: list[Any] = []
@@ -76,22 +76,22 @@ class IndexLookup(Layer):
 
     _default_name = "index_lookup"
 
-    # ---- What the two layers do in their own way --------------------------------------------------------------------
+    # ---- For the layer of each kind of tokens ------------------------------------------------------------------------
 
     def _token(self, value: Any, argument: str) -> Any:
-        """A token as the vocabulary holds it."""
+        """Return a token as the vocabulary holds it: ``bytes`` or an integer."""
         raise TypeError("a layer of one kind of tokens must define it")
 
     def _shown(self, token: Any) -> Any:
-        """A token as users see it."""
+        """Return a token as users see it."""
         raise TypeError("a layer of one kind of tokens must define it")
 
     def _inputs(self, inputs: Any) -> Any:
-        """Inputs with values of integers, or of strings in a numpy array."""
+        """Return the inputs with values that are integers, or strings in a numpy array."""
         raise TypeError("a layer of one kind of tokens must define it")
 
     def _from_file(self, lines: list[bytes]) -> list[Any]:
-        """The tokens in the lines of a file."""
+        """Return the tokens in the lines of a file."""
         raise TypeError("a layer of one kind of tokens must define it")
 
     # ---- The vocabulary ---------------------------------------------------------------------------------------------
@@ -103,15 +103,15 @@ class IndexLookup(Layer):
         return self._oov_start() + self.num_oov_indices
 
     def vocabulary_size(self) -> int:
-        """How many ids there are: the special tokens' and the vocabulary's."""
+        """Return the number of ids: those of the special tokens and of the vocabulary."""
         return len(self._tokens) + self._token_start()
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[Any]:
         """
-        The vocabulary, by id.
+        Return the vocabulary, ordered by id.
 
         Args:
-            include_special_tokens: whether the mask's and the unknown tokens' places are shown too. Default True.
+            include_special_tokens: whether the ids of the mask and of unknown tokens are shown too. Default True.
         """
         tokens = [self._shown(token) for token in self._tokens]
         if not include_special_tokens:
@@ -220,7 +220,7 @@ class IndexLookup(Layer):
         self.finalize_state()
 
     def update_state(self, data: Any) -> None:
-        """Count a batch's tokens. A vector is one document."""
+        """Count the tokens of a batch. A vector is one document."""
         values = self._inputs(data)
         if isinstance(values, (Tensor, np.ndarray)) and values.ndim < 2:
             values = values.reshape(1, -1)
@@ -232,7 +232,7 @@ class IndexLookup(Layer):
         self._documents.add(values)
 
     def finalize_state(self) -> None:
-        """Make the vocabulary of what was counted."""
+        """Make the vocabulary from the counted tokens."""
         if self._is_static or not len(self._documents):
             return
         for special in (self.mask_token, self.oov_token):
@@ -243,7 +243,7 @@ class IndexLookup(Layer):
         self._set_tokens(tokens)
         if self.output_mode == "tf_idf":
             weights = self._documents.idf_weights(tokens)
-            # As Keras has it, but without numpy's warning: NaN where no token is left.
+            # As in Keras the mean is NaN where no token is left; numpy would warn.
             mean = weights.mean(dtype=np.float32) if len(weights) else np.float32("nan")
             front = np.full(self._token_start(), mean)
             behind = np.zeros(max(self._depth() - len(front) - len(weights), 0), np.float32)
@@ -251,13 +251,13 @@ class IndexLookup(Layer):
         self.reset_state()
 
     def reset_state(self) -> None:
-        """Forget what was counted."""
+        """Forget the counted tokens."""
         self._documents = Documents(self.output_mode == "tf_idf")
 
     # ---- A batch ----------------------------------------------------------------------------------------------------
 
     def forward(self, inputs: Any) -> Any:
-        """The ids of the inputs, or what they stand for; see the class."""
+        """Return the ids of the inputs, their encoding, or with ``invert`` the tokens of the ids."""
         if self._lookup is None:
             raise ValueError(
                 f"{type(self).__name__}: vocabulary must be given, or found by adapt(), before it is called"
@@ -280,7 +280,7 @@ class IndexLookup(Layer):
         return counts.to(torch.float32) * self.idf_weights.to(counts.device)
 
     def _ids(self, values: Tensor | np.ndarray) -> Tensor:
-        """Of values of any shape; a mask's are beyond all others where it has no place of its own."""
+        """Return the ids of tokens of any shape; a mask without an id of its own gets an id beyond all others."""
         shape = tuple(values.shape)
         flat: Any = values.reshape(-1)
         keys: Tensor | Strings = flat if isinstance(flat, Tensor) else strings_of_list(flat.tolist(), "inputs")
@@ -308,7 +308,7 @@ class IndexLookup(Layer):
         return torch.from_numpy(flat == token)
 
     def _unknown(self, keys: Tensor | Strings) -> Tensor:
-        """Which of the places of unknown tokens each value would have."""
+        """Return which of the ids for unknown tokens each value would have, counted from 0."""
         count = self.num_oov_indices
         if count <= 1:
             return torch.zeros((), dtype=torch.int64)
@@ -323,7 +323,7 @@ class IndexLookup(Layer):
         return ops.to_hash_bucket_strong(keys, count, self.salt)
 
     def _inverted(self, ids: Tensor) -> Any:
-        """The tokens of ids."""
+        """Return the tokens of ids."""
         places = ids - self._token_start()
         inside = (places >= 0) & (places < len(self._tokens))
         oov = self._token(self.oov_token, "oov_token")
@@ -339,7 +339,7 @@ class IndexLookup(Layer):
     # ---- State ------------------------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer; a vocabulary of ``adapt`` or a file is in the state, as in Keras."""
+        """Return the arguments that make an equal layer; as in Keras, without words of ``adapt`` or a file."""
         return {
             "name": self.name,
             "trainable": True,
@@ -360,12 +360,12 @@ class IndexLookup(Layer):
         }
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The vocabulary, for ``state_dict``."""
+        """Return the vocabulary, for ``state_dict``."""
         tokens = [decoded(x) if isinstance(x, bytes) else x for x in self._tokens]
         return {"tokens": tokens, "idf_weights": self.idf_weights}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """What ``get_extra_state`` gave."""
+        """Restore the vocabulary from what ``get_extra_state`` returned."""
         if state["tokens"]:
             tokens = state["tokens"]
             self._set_tokens([encoded(x) if isinstance(x, str) else x for x in tokens])

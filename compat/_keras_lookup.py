@@ -19,23 +19,24 @@ class StringLookup(IndexLookup):
     """
     Map strings to their places in a vocabulary, or places to strings.
 
-    Ids: that of the mask, if there is one and for ``output_mode="int"``; those of unknown strings; the vocabulary's.
+    The ids, in order: the mask's, if there is one and ``output_mode`` is ``"int"``; those of unknown strings; the
+    vocabulary's.
 
     Args:
         max_tokens: how many ids there may be. Default: no limit.
-        num_oov_indices: how many of them are for unknown strings: with more than one, by their hash; 0: an unknown
+        num_oov_indices: how many ids are for unknown strings: with more than one, by their hash; 0: an unknown
             string is an error. Default 1.
         mask_token: a string with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
-        oov_token: what ids without a string become with ``invert``. Default ``"[UNK]"``.
+        oov_token: the string that ids without a string become with ``invert``. Default ``"[UNK]"``.
         vocabulary: see :meth:`set_vocabulary`. Default: ``adapt`` finds it.
-        idf_weights: of the vocabulary, for ``output_mode="tf_idf"``.
+        idf_weights: the weight of each word of the vocabulary, for ``output_mode="tf_idf"``.
         invert: whether ids become strings: a numpy array of ``bytes``. Default False.
         output_mode: ``"int"``: ids; ``"one_hot"``: a vector for each input; ``"multi_hot"``, ``"count"``,
             ``"tf_idf"``: a vector for each row of inputs, with ones, numbers of inputs, or these times ``idf_weights``.
         pad_to_max_tokens: whether vectors have ``max_tokens`` elements, however large the vocabulary. Default False.
         sparse: whether vectors are given as a ``SparseTensor``.
-        encoding: of the vocabulary as it is shown. Default UTF-8.
-        name: of the layer.
+        encoding: the encoding by which ``get_vocabulary`` decodes words. Default UTF-8.
+        name: the layer's name.
         salt: the key of a SipHash for unknown strings: an integer, or two. Default: FarmHash.
         **kwargs: ``oov_method``, ``vocabulary_size``, ``trainable`` and ``dtype`` of configurations, without effect.
 
@@ -96,7 +97,7 @@ class StringLookup(IndexLookup):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         config = super().get_config()
         if config["vocabulary"] is not None:
             config["vocabulary"] = [str(x) if isinstance(x, str) else decoded(x) for x in config["vocabulary"]]
@@ -139,20 +140,20 @@ class IntegerLookup(IndexLookup):
     Map integers to their places in a vocabulary, or places to integers.
 
     Args:
-        max_tokens: as for :class:`StringLookup`.
-        num_oov_indices: likewise; with more than one, unknown integers are told apart by ``oov_method``.
-        mask_token: an integer with the id 0, likewise.
-        oov_token: what ids without an integer become with ``invert``. Default -1.
-        vocabulary: likewise; a file has one integer in each line.
+        max_tokens: as in :class:`StringLookup`.
+        num_oov_indices: as in :class:`StringLookup`; with more than one, ``oov_method`` tells unknown integers apart.
+        mask_token: an integer with the id 0; in other modes than ``"int"`` it has no id and counts nowhere.
+        oov_token: the integer that ids without an integer become with ``invert``. Default -1.
+        vocabulary: as in :class:`StringLookup`; a file has one integer in each line.
         vocabulary_dtype: ``"int64"``.
-        idf_weights: likewise.
-        invert: likewise; the result is int64.
-        output_mode: likewise.
-        sparse: likewise.
-        pad_to_max_tokens: likewise.
+        idf_weights: as in :class:`StringLookup`.
+        invert: whether ids become integers, int64. Default False.
+        output_mode: as in :class:`StringLookup`.
+        sparse: as in :class:`StringLookup`.
+        pad_to_max_tokens: as in :class:`StringLookup`.
         oov_method: ``"floormod"`` (default): the remainder; ``"farmhash"``: the hash of the decimal text.
-        salt: likewise, with ``oov_method="farmhash"`` alone.
-        name: of the layer.
+        salt: as in :class:`StringLookup`, only with ``oov_method="farmhash"``.
+        name: the layer's name.
         **kwargs: ``vocabulary_size``, ``trainable`` and ``dtype`` of configurations, without effect.
 
     Shapes:
@@ -215,7 +216,7 @@ class IntegerLookup(IndexLookup):
         )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer."""
+        """Return the arguments that make an equal layer."""
         config = super().get_config()
         if config["vocabulary"] is not None:
             config["vocabulary"] = [self._token(x, "vocabulary") for x in config["vocabulary"]]

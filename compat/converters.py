@@ -1,6 +1,6 @@
 """
-To and from TensorFlow's tensors: dense, ``tf.SparseTensor``, ``tf.IndexedSlices`` and ``tf.RaggedTensor``; and to and
-from its feature columns and Keras's preprocessing layers.
+Conversions to and from TensorFlow: dense tensors, ``tf.SparseTensor``, ``tf.IndexedSlices`` and ``tf.RaggedTensor``,
+feature columns and Keras's preprocessing layers.
 
 torch to TensorFlow shares memory where that is safe (contiguous CPU memory aligned to 64 bytes: TensorFlow ends the
 process on other memory) and copies otherwise; ``share=False`` always copies. A shared TensorFlow tensor changes when
@@ -46,7 +46,7 @@ __all__ = [
 
 def sparse_tensor_to_torch(sparse: Any, *, share: bool = False) -> Tensor:
     """
-    A torch sparse COO tensor with the entries of a ``tf.SparseTensor``, in their order.
+    Return a torch sparse COO tensor with the entries of a ``tf.SparseTensor``, in their order.
 
     Args:
         sparse: ``tf.SparseTensor`` of any rank.
@@ -74,7 +74,7 @@ def sparse_tensor_to_torch(sparse: Any, *, share: bool = False) -> Tensor:
 
 def sparse_tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
     """
-    A ``tf.SparseTensor`` with the entries of a torch sparse COO tensor, in their order.
+    Return a ``tf.SparseTensor`` with the entries of a torch sparse COO tensor, in their order.
 
     Args:
         tensor: sparse COO without dense dimensions, coalesced or not; duplicates are kept.
@@ -103,7 +103,7 @@ def sparse_tensor_to_tensorflow(tensor: Tensor, *, share: bool = True) -> Any:
 
 def sparse_tensor_to_triple(sparse: Any, *, share: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """
-    The ``(indices, values, dense_shape)`` of a ``tf.SparseTensor`` as torch tensors.
+    Return the ``(indices, values, dense_shape)`` of a ``tf.SparseTensor`` as torch tensors.
 
     Args:
         sparse: ``tf.SparseTensor`` of any rank R with N entries.
@@ -128,7 +128,7 @@ def sparse_tensor_to_triple(sparse: Any, *, share: bool = False) -> tuple[Tensor
 
 def triple_to_tensorflow(indices: Tensor, values: Tensor, dense_shape: Tensor, *, share: bool = True) -> Any:
     """
-    A ``tf.SparseTensor`` of ``(indices, values, dense_shape)``.
+    Return a ``tf.SparseTensor`` of ``(indices, values, dense_shape)``.
 
     Args:
         indices: ``[N, R]``, integers.
@@ -170,7 +170,7 @@ def _check_coo(tensor: Tensor) -> None:
 
 def indexed_slices_to_torch(slices: Any, *, share: bool = False) -> Tensor:
     """
-    A torch sparse gradient with the rows of a ``tf.IndexedSlices``, in their order; duplicates are kept.
+    Return a torch sparse gradient with the rows of a ``tf.IndexedSlices``, in order; duplicates are kept.
 
     Args:
         slices: ``tf.IndexedSlices`` with a ``dense_shape``.
@@ -201,7 +201,7 @@ def indexed_slices_to_torch(slices: Any, *, share: bool = False) -> Tensor:
 
 def indexed_slices_to_tensorflow(gradient: Tensor, *, share: bool = True) -> Any:
     """
-    A ``tf.IndexedSlices`` with the rows of a torch sparse gradient, in their order; duplicates are kept.
+    Return a ``tf.IndexedSlices`` with the rows of a torch sparse gradient, in order; duplicates are kept.
 
     Args:
         gradient: sparse COO with one sparse dimension, coalesced or not, as sparse embeddings give.
@@ -234,7 +234,7 @@ def indexed_slices_to_tensorflow(gradient: Tensor, *, share: bool = True) -> Any
 
 def ragged_tensor_to_torch(ragged: Any, *, share: bool = False) -> tuple[Tensor, Tensor]:
     """
-    The ``(values, offsets)`` of a ``tf.RaggedTensor`` with one ragged dimension.
+    Return the ``(values, offsets)`` of a ``tf.RaggedTensor`` with one ragged dimension.
 
     Args:
         ragged: ``tf.RaggedTensor`` of ragged rank 1 with S rows.
@@ -261,7 +261,7 @@ def ragged_tensor_to_torch(ragged: Any, *, share: bool = False) -> tuple[Tensor,
 
 def ragged_tensor_to_tensorflow(values: Tensor, offsets: Tensor, *, share: bool = True) -> Any:
     """
-    A ``tf.RaggedTensor`` of ``(values, offsets)``.
+    Return a ``tf.RaggedTensor`` of ``(values, offsets)``.
 
     Args:
         values: ``[N, ...]``.
@@ -294,9 +294,9 @@ def ragged_tensor_to_tensorflow(values: Tensor, offsets: Tensor, *, share: bool 
 
 def ragged_tensor_to_nested(ragged: Any, *, share: bool = False) -> Tensor:
     """
-    A ``torch.nested`` tensor of jagged layout with the rows of a ``tf.RaggedTensor`` of one ragged dimension.
+    Return a ``torch.nested`` tensor of jagged layout with the rows of a ``tf.RaggedTensor``.
 
-    Arguments and errors as :func:`ragged_tensor_to_torch`.
+    The arguments and errors are those of :func:`ragged_tensor_to_torch`: one dimension is ragged.
 
     Example:
         >>> import tensorflow as tf
@@ -309,7 +309,7 @@ def ragged_tensor_to_nested(ragged: Any, *, share: bool = False) -> Tensor:
 
 def nested_to_tensorflow(nested: Tensor, *, share: bool = True) -> Any:
     """
-    A ``tf.RaggedTensor`` with the rows of a ``torch.nested`` tensor of jagged layout.
+    Return a ``tf.RaggedTensor`` with the rows of a ``torch.nested`` tensor of jagged layout.
 
     Args:
         nested: jagged layout, ragged in dimension 1; with holes between its rows it is copied.

@@ -30,18 +30,18 @@ from .tensorflow import IndexedSlices, RaggedTensor, SparseTensor
 
 _RANDOM_CASES = 8
 _RANDOM_ELEMENTS = 100
-# Their constructors take the parts in this order.
+# Composite tensors: the class of each, and its parts in the order in which its constructor takes them.
 _COMPOSITE: dict[str, tuple[type, tuple[str, ...]]] = {
     "sparse": (SparseTensor, ("indices", "values", "dense_shape")),
     "ragged": (RaggedTensor, ("values", "row_splits")),
     "slices": (IndexedSlices, ("values", "indices", "dense_shape")),
 }
-# What numpy has too, by the size of an element in bytes.
+# The dtype by which an element of so many bytes is written: numpy has no bfloat16.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def record(folder: Path, operators: Sequence[str]) -> None:
-    """Write one file per operator, with TensorFlow's answers."""
+    """Write one file per operator, with its cases and TensorFlow's answers."""
     folder.mkdir(parents=True, exist_ok=True)
     for operator in operators:
         cases = hand_picked(operator)
@@ -50,12 +50,12 @@ def record(folder: Path, operators: Sequence[str]) -> None:
         lines = ",\n".join(json.dumps(entry) for entry in entries)
         name = re.sub(r"\W+", "_", operator)
         text = f'{{"tensorflow": "{tensorflow_version()}", "operator": "{operator}", "cases": [\n{lines}\n]}}\n'
-        # Without the time of writing: the same answers make the same file.
+        # gzip's time stamp is left out, so that equal answers make equal files.
         (folder / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def load(file: Path) -> list[tuple[Case, Outcome]]:
-    """The cases of one file and TensorFlow's answers."""
+    """Return the cases of one file and TensorFlow's answers."""
     recorded = json.loads(gzip.decompress(file.read_bytes()))
     return [_decode_case(recorded["operator"], entry) for entry in recorded["cases"]]
 
@@ -82,7 +82,7 @@ def _decode_case(operator: str, entry: dict[str, Any]) -> tuple[Case, Outcome]:
 
 
 def _encode(value: Any) -> Any:
-    """As JSON: a tensor by its bytes; bytes in Latin-1; other objects as a dict of one kind."""
+    """Return a value as JSON: a tensor by its bytes; bytes in Latin-1; other objects as a dict of one kind."""
     if isinstance(value, Tensor):
         real = torch.view_as_real(value) if value.is_complex() else value
         raw = real.contiguous().view(_BITS[real.element_size()]).numpy().tobytes()
@@ -131,7 +131,7 @@ def _decode(value: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m torchsparse_rec.compat.goldens", description="Record golden vectors from TensorFlow."
     )

@@ -1,5 +1,5 @@
 """
-Keras 3's preprocessing layers as ``torch.nn.Module``: same arguments, same results, no TensorFlow; its optimizers.
+Keras 3's preprocessing layers as ``torch.nn.Module``, with the same arguments and results; and its optimizers.
 
 Strings come as lists, numpy or pyarrow arrays, sparse and ragged inputs as the types of ``compat.tensorflow``; sparse
 results are its ``SparseTensor``.

@@ -33,13 +33,13 @@ _SHOWN = 5
 
 @dataclass
 class Row:
-    """One row of the table."""
+    """One operator's row of the printed table."""
 
     operator: str
-    #: The dtypes met.
+    #: The dtypes of the compared results.
     dtypes: list[str] = field(default_factory=list)
     cases: int = 0
-    #: How many of them fail on both sides, as they should.
+    #: How many cases fail on both sides, as they should.
     errors: int = 0
     #: The largest error of our floats, as a fraction of what is allowed, and TensorFlow's.
     our_error: float = 0.0
@@ -49,7 +49,7 @@ class Row:
 
 
 def check(operator: str, cases: Iterable[Case]) -> Row:
-    """Run the cases of one operator on both sides."""
+    """Run the cases of one operator on both sides, and count and compare."""
     row = Row(operator)
     dtypes = set()
     for position, case in enumerate(cases):
@@ -67,14 +67,14 @@ def check(operator: str, cases: Iterable[Case]) -> Row:
 
 
 def run(cases: int, seed: int, operators: Sequence[str]) -> Iterator[Row]:
-    """Hand-picked and random cases, ``cases`` of the latter in all, dealt out evenly."""
+    """Yield a row per operator: its hand-picked cases, and its even share of ``cases`` random ones."""
     for position, operator in enumerate(operators):
         share = cases // len(operators) + (position < cases % len(operators))
         yield check(operator, [*hand_picked(operator), *random_cases(operator, share, seed)])
 
 
 def _shortened(dtypes: list[str]) -> str:
-    """``int8 int16`` as ``int8/16``."""
+    """Return the names of dtypes in short: ``int8 int16`` as ``int8/16``."""
     kinds: dict[str, list[str]] = {}
     for dtype in sorted(dtypes, key=lambda name: int("".join(filter(str.isdigit, name)) or 0)):
         kinds.setdefault(dtype.rstrip("0123456789"), []).append(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
@@ -92,7 +92,7 @@ def _print(row: Row) -> None:
 
 
 def _named(parser: argparse.ArgumentParser, name: str) -> list[str]:
-    """The operator of a name, or those whose names begin with it."""
+    """Return the operator of a name, or the operators whose names begin with it."""
     found = [name] if name in OPERATORS else [x for x in OPERATORS if name and x.startswith(name)]
     if not found:
         parser.error(f"argument --op: no operator is called {name!r} or so at its beginning: {', '.join(OPERATORS)}")
@@ -100,7 +100,7 @@ def _named(parser: argparse.ArgumentParser, name: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m torchsparse_rec.compat.parity", description=__doc__.split("\n")[1])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table to a file as well")
     parser.add_argument("--cases", type=int, default=440, metavar="N", help="random cases in all (default 440)")

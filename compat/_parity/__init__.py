@@ -1,10 +1,9 @@
 """
-The parity check by parts: every family of operators has a module here, with the random and hand-picked calls of each
-operator and what their float results should be.
+The parity check in parts: a module for each family of operators has its calls and references.
 
-The rest is common: case.py says what an operator of the check is made of, evaluate.py runs a case on both sides,
-compare.py compares the outcomes. What they should be is in reference/, whose functions the tests use too, and how far
-floats may be off it in bounds.py and reference/rounded.py.
+The rest is common: case.py defines the parts of a check, evaluate.py runs a case on both sides, compare.py compares the
+outcomes. reference/ computes what they should be, for the tests too; bounds.py and reference/rounded.py compute how far
+floats may be off that.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _FAMILIES = (
     columns_together,
 )
 
-#: The most numbers in a random case.
+#: The largest number of elements in a random case.
 ELEMENTS = 1_000_000
 _SMALL = 10_000
 
@@ -60,16 +59,16 @@ OPERATORS: dict[str, Operator] = {name: operator for family in _FAMILIES for nam
 
 
 def hand_picked(operator: str) -> list[Case]:
-    """The hand-picked cases of an operator."""
+    """Return the hand-picked cases of an operator."""
     return OPERATORS[operator].hand_picked(operator)
 
 
 def random_cases(operator: str, count: int, seed: int, elements: int = ELEMENTS) -> Iterator[Case]:
     """
-    ``count`` random calls of an operator; a case depends only on the operator, the seed, its position and ``elements``.
+    Yield ``count`` random calls of an operator; each depends only on operator, seed, position and ``elements``.
 
-    One in forty has up to ``elements`` numbers, the others up to ten thousand: what is wrong with an operator shows in
-    many small cases sooner than in few large ones.
+    One in forty has up to ``elements`` numbers, the others up to ten thousand: many small cases show an operator's
+    errors sooner than few large ones.
     """
     for position in range(count):
         place = [seed, zlib.crc32(operator.encode()), position]

@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.raw_ops.Bucketize``."""
+"""Parity check of ``tf.raw_ops.Bucketize``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _hand_picked(operator: str) -> list[Case]:
 
 
 def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Numbers between and on the boundaries."""
+    """Draw numbers between and on the boundaries."""
     dtype, inner = draw.one_of(rng, _DTYPES), draw.inner_shape(rng)
     scale = 10.0 ** rng.uniform(-2, 10)
     boundaries = np.sort(rng.standard_normal(draw.size(rng, 300)).astype(np.float32) * np.float32(scale))

@@ -1,4 +1,4 @@
-"""What the parity check is made of: a case, what it gave, what a float should be, and an operator."""
+"""The parts of the parity check: a case, its outcome, a reference for its floats, and an operator."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ NAN, INF = float("nan"), float("inf")
 
 @dataclass(frozen=True)
 class Case:
-    """One call, the same on both sides."""
+    """One call, with the same arguments on both sides."""
 
-    #: A key of ``OPERATORS``: the dotted name in ``tf`` and in ``compat.tensorflow``, perhaps followed by words.
+    #: A key of ``OPERATORS``: the dotted name in ``tf`` and in ``compat.tensorflow``, followed by words or not.
     operator: str
     #: Keyword arguments: torch tensors; SparseTensor, RaggedTensor and IndexedSlices of compat.tensorflow; numbers,
     #: dtypes, None; strings in a list or numpy array; lists, tuples and dicts of all these.
     arguments: dict[str, Any]
-    #: What is special about it.
+    #: A few words that tell this case from others.
     note: str
     #: The gradient of the result ``output``, or of several by name, where gradients are compared too. It is repeated or
     #: cut to the result's shape.
     upstream: Tensor | Mapping[str, Tensor] | None = None
-    #: The arguments whose gradients are compared, where there is an upstream; of a SparseTensor that of its values.
+    #: The arguments whose gradients are compared if there is an upstream; for a SparseTensor that of its values.
     gradients: tuple[str, ...] = ()
     #: What our error message must contain, where the call fails; None: the name of one of the arguments.
     names: tuple[str, ...] | None = None
 
     @property
     def dtype(self) -> str:
-        """The dtype that the table shows: of the first tensor; ``string`` where there is none."""
+        """The dtype that the table shows: the first tensor's, or ``string`` if there is no tensor."""
         return next(_dtypes(list(self.arguments.values())), "string")
 
     def upstream_of(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The gradient of the result ``name``, which has the given shape."""
+        """Return the gradient of the result ``name``, repeated or cut to the given shape."""
         given = self.upstream if isinstance(self.upstream, Tensor) else (self.upstream or {})[name]
         if given.shape == torch.Size(shape):
             return given
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def upstream_names(self) -> list[str]:
-        """The results that have a gradient."""
+        """The names of the results that have a gradient."""
         return ["output"] if isinstance(self.upstream, Tensor) else list(self.upstream or {})
 
 
@@ -78,7 +78,7 @@ def _dtypes(value: Any) -> Any:
 
 @dataclass
 class Outcome:
-    """What a call gave."""
+    """The results of a call, or its error."""
 
     #: Tensors on the CPU, numbers, bytes or lists of bytes, by name; sparse gradients as IndexedSlices.
     values: dict[str, Any] = field(default_factory=dict)
@@ -88,14 +88,14 @@ class Outcome:
 
 @dataclass
 class Reference:
-    """What a float result should be, and by how much a good one may miss it. Of a sparse gradient: of the dense one."""
+    """What a float result should be, and how far a good one may be off; for a sparse gradient both are dense."""
 
     value: np.ndarray
     #: 0 for a value that must be met exactly.
     tolerance: np.ndarray
     #: The tolerance of TensorFlow's result where that is wider.
     their_tolerance: np.ndarray | None = None
-    #: Where TensorFlow's result is not held to it: everywhere, or at some elements (broadcast).
+    #: Where TensorFlow's result is not compared: everywhere, or at some elements (broadcast).
     ours_only: bool | np.ndarray = False
 
 
@@ -105,19 +105,19 @@ def _no_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator of the check. All but the cases has a default that serves most."""
+    """One operator of the check. Everything but the cases has a default that serves most operators."""
 
-    #: A random call of up to so many numbers; ``(rng, operator, elements)``.
+    #: Draws a random call of up to ``elements`` numbers; ``(rng, operator, elements)``.
     random: Callable[[np.random.Generator, str, int], Case]
-    #: The edges, one per sentence of the contract.
+    #: Returns the cases at the edges, one per sentence of the contract.
     hand_picked: Callable[[str], list[Case]]
-    #: What float results should be, by name; results without a reference are compared bit by bit.
+    #: Returns what float results should be, by name; results without a reference are compared bit by bit.
     references: Callable[[Case, Outcome], dict[str, Reference]] = _no_references
     #: The label of each way to take gradients, and the further arguments it takes.
     gradient_calls: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"gradient": {}})
     #: Changes TensorFlow's arguments before gradients are watched (into variables, say); ``(tf, arguments)``.
     prepare_tensorflow: Callable[[Any, dict[str, Any]], dict[str, Any]] | None = None
-    #: The call, where it is not simply the function of that name with the arguments; ``(tf, arguments)``.
+    #: Makes TensorFlow's call, if that is more than calling the function of that name; ``(tf, arguments)``.
     run_tensorflow: Callable[[Any, dict[str, Any]], Any] | None = None
-    #: The same of ours; ``(compat.tensorflow, arguments)``.
+    #: Makes our call, if that is more than calling the function of that name; ``(compat.tensorflow, arguments)``.
     run_ours: Callable[[Any, dict[str, Any]], Any] | None = None

@@ -1,4 +1,4 @@
-"""Of the parity check: runs a feature column on both sides."""
+"""Parity check of feature columns: the runs on both sides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .case import Case, Outcome, Reference
 
 
 def built(spec: Any, module: Any, folder: str, dtype: Callable[[str], Any], counter: Any) -> Any:
-    """A column made by a module's functions."""
+    """Make a column from its specification by a module's functions."""
     if isinstance(spec, (list, tuple)):
         return [built(item, module, folder, dtype, counter) for item in spec]
     if not isinstance(spec, dict):
@@ -34,7 +34,7 @@ def built(spec: Any, module: Any, folder: str, dtype: Callable[[str], Any], coun
 
 
 def _table(column_buckets: int, dimension: int) -> np.ndarray:
-    """Small integers, so that sums are exact."""
+    """Return a table of small integers, whose sums are exact."""
     return (np.arange(column_buckets * dimension) % 17 - 8).reshape(column_buckets, dimension).astype(np.float32)
 
 
@@ -68,7 +68,7 @@ def run_tensorflow(tf: Any, arguments: dict[str, Any]) -> Any:
 
 
 def rows_of(tf: Any, pair: Any) -> dict[str, Any]:
-    """The ids that tables have rows for, row by row."""
+    """Return the ids that tables have rows for, the number of them in each row, and their weights if there are any."""
     ids = tf.cast(pair.id_tensor.values, tf.int64)
     kept = ids >= 0
     rows = tf.boolean_mask(pair.id_tensor.indices[:, 0], kept)
@@ -80,7 +80,7 @@ def rows_of(tf: Any, pair: Any) -> dict[str, Any]:
 
 
 def steps_of(tf: Any, ids: Any, num_buckets: int) -> dict[str, Any]:
-    """The id of each step, -1 where a table has no row for it, and the lengths of the sequences."""
+    """Return the id of each step, -1 if a table has no row for it, and the lengths of the sequences."""
     utils = importlib.import_module("tensorflow.python.feature_column.utils")
     lengths = utils.sequence_length_from_sparse_tensor(ids)
     steps = tf.sparse.to_dense(tf.sparse.reshape(ids, ids.dense_shape[:2]), -1)
@@ -89,7 +89,7 @@ def steps_of(tf: Any, ids: Any, num_buckets: int) -> dict[str, Any]:
 
 
 def our_steps(rows: Any, num_buckets: int) -> dict[str, Any]:
-    """The same of a sequence's ids: ``num_buckets`` stands for none, and too large ones are larger still."""
+    """Return the steps of our ids as :func:`steps_of` does: ours has ``num_buckets``, not -1, for a missing id."""
     ids = rows.values()
     steps = torch.where(ids == num_buckets, -1, torch.where(ids > num_buckets, num_buckets, ids))
     lengths = rows.lengths()
@@ -105,7 +105,7 @@ def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
     batch = {name: _ours(x) for name, x in arguments["features"].items()}
     with tempfile.TemporaryDirectory() as folder:
         column = built(arguments["column"], ours, folder, str, itertools.count())
-        # Written down and read back: a configuration is the same column.
+        # The column is made again from its configuration, which must give the same column.
         column = ours.column_from_config(column.to_config())
         categorical = isinstance(column, ours.CategoricalColumn)
         columns = [column] if not categorical or isinstance(column, ours.DenseColumn) else []
@@ -138,7 +138,7 @@ def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
 
 
 def has_holes(x: SparseTensor) -> bool:
-    """Whether a row's values do not follow one another, which only a sparse tensor can say."""
+    """Say whether the values of some row have gaps between them, which only a sparse tensor can express."""
     rows, places = x.indices.unbind(1)
     return not torch.equal(places, torch.arange(len(rows)) - torch.searchsorted(rows.contiguous(), rows.contiguous()))
 
@@ -152,7 +152,7 @@ def _ours(x: Any) -> Any:
 
 
 def references(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    """Sums of small integers are exact; their quotients, and sums of weights, are within rounding. A NaN is any NaN."""
+    """Return bounds: sums of small integers are exact; quotients and weighted sums may be rounded. NaNs are alike."""
     rounded = case.operator.endswith(("embedding_column", "indicator_column"))
     return {
         name: Reference(x.numpy().astype(np.float64), np.abs(x.numpy()) * 1e-6 + 1e-5 if rounded else np.zeros(x.shape))

@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.feature_column``: what each kind of column makes of random batches."""
+"""Parity check of each kind of ``tf.feature_column``, on random batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .case import INF, NAN, Case, Operator
 from .column_sides import references, run_ours, run_tensorflow
 from .draw import one_of, size
 
-# A column is written as the function that makes it and its arguments, among them columns again.
+# A column's specification names the function that makes it and has its arguments, which may be columns too.
 Spec = dict[str, Any]
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -33,7 +33,7 @@ def _case(column: Spec, features: dict[str, Any], note: str, names: tuple[str, .
 
 
 def draw_words(rng: np.random.Generator, count: int, distinct: int = 30) -> np.ndarray:
-    """Short words, numbers' text, empty ones, and bytes that are no text."""
+    """Draw short words, the text of numbers, empty strings, and bytes that are not text."""
     pool = [
         b"",
         b"-1",
@@ -48,7 +48,7 @@ def draw_words(rng: np.random.Generator, count: int, distinct: int = 30) -> np.n
 
 
 def draw_integers(rng: np.random.Generator, count: int) -> Tensor:
-    """Small numbers, the marks of missing ones among them, now and then large ones."""
+    """Draw small numbers, also the marks of missing values, and now and then large numbers."""
     dtype = one_of(rng, _INTEGERS)
     numbers = rng.integers(-3, 40, count)
     if dtype == torch.int64 and rng.random() < 0.3:
@@ -57,7 +57,7 @@ def draw_integers(rng: np.random.Generator, count: int) -> Tensor:
 
 
 def laid_out(rng: np.random.Generator, batch: int, draw: Callable[[int], Any]) -> Any:
-    """One or several values per example, or rows of any length."""
+    """Lay drawn values out as one or several per example, or as rows of any length."""
     kind = rng.integers(4)
     if kind == 0:
         return draw(batch)
@@ -197,7 +197,7 @@ _PLAIN = (_identity, _hashed, _vocabulary_list, _crossed)
 
 
 def _weighted(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
-    """Rows of any length, so that weights are those of the ids whatever they are."""
+    """Draw a weighted column with rows of any length, in which each weight belongs to one id for certain."""
     make = one_of(rng, _PLAIN[:3])
     column, features = make(rng, key, batch)
     lengths = rng.integers(0, 4, batch)
@@ -213,7 +213,7 @@ def _values_of(x: Any) -> Any:
 
 
 def _small(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
-    """A column of few buckets."""
+    """Draw a column of few buckets."""
     make = one_of(rng, (_identity, _vocabulary_list, _bucketized, _weighted, _hashed, _crossed))
     column, features = make(rng, key, batch)
     for name in ("hash_bucket_size",):
@@ -232,7 +232,7 @@ def _indicator(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, di
 def _embedding(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
     column, features = _small(rng, key, batch)
     if column["function"] == "categorical_column_with_identity":
-        column["arguments"]["num_buckets"] = 200  # ids too large are errors of both lookups
+        column["arguments"]["num_buckets"] = 200  # ids that are too large are errors of both lookups
     column = spec(
         "embedding_column",
         categorical_column=column,
@@ -251,7 +251,7 @@ def _sequence(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dic
 
 
 def _with_holes(rng: np.random.Generator, x: SparseTensor) -> SparseTensor:
-    """The same values, perhaps further to the right."""
+    """Return the same values in the same rows, perhaps further to the right."""
     rows, places = x.indices.unbind(1)
     if rng.random() < 0.5:
         places = places * int(rng.integers(1, 3)) + int(rng.integers(0, 2))
@@ -263,10 +263,10 @@ def _sequence_numeric(rng: np.random.Generator, key: str, batch: int) -> tuple[S
     shape = [int(k) for k in rng.integers(1, 3, int(rng.integers(1, 3)))]
     step = int(np.prod(shape))
     lengths = rng.integers(0, 4, batch) * step
-    lengths[0] = 4 * step  # TensorFlow reshapes what is as wide as its longest row
+    lengths[0] = 4 * step  # TensorFlow reshapes rows padded to the longest
     numbers = _rows(lengths, lambda n: torch.from_numpy(rng.standard_normal(n)).to(torch.float32))
     if rng.random() < 0.3:
-        # Without some numbers, but with the last of all, as far as which TensorFlow's result goes.
+        # Some numbers are left out, but not the last of the longest row, where TensorFlow's result ends.
         kept = torch.from_numpy(rng.random(len(numbers.values)) < 0.7)
         kept |= numbers.indices[:, 1] == int(lengths.max()) - 1
         numbers = SparseTensor(numbers.indices[kept], numbers.values[kept], numbers.dense_shape)
@@ -291,7 +291,7 @@ DRAWS: dict[str, Callable[..., tuple[Spec, dict[str, Any]]]] = {
 
 def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
     column, features = DRAWS[operator.split(".")[1]](rng, "x", batch_size(rng, elements))
-    # Ids beyond a table are found by the lookup, which knows no column.
+    # The lookup finds ids beyond the table; it cannot name the column.
     names = ("must be in",) if operator.endswith("embedding_column") else None
     return Case(operator, {"column": column, "features": features}, "random", names=names)
 
@@ -344,7 +344,7 @@ def _hand_picked(operator: str) -> list[Case]:
         )
         for changed, name in every[function]
     ]
-    # A few whatever the random ones are.
+    # A few cases that do not depend on the random ones.
     for seed in range(1, 4):
         other, batch = DRAWS[function](np.random.default_rng(seed), "x", 5)
         names = ("must be in",) if function == "embedding_column" else None

@@ -1,4 +1,4 @@
-"""Of the parity check: several feature columns in one ``FeatureTransform``, each against TensorFlow's column alone."""
+"""Parity check of several feature columns in one ``FeatureTransform``, each against TensorFlow's column by itself."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ANY = (
 
 
 def _alike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec], dict[str, Any]]:
-    """Columns that differ in little more than their feature, whose ids one call may make."""
+    """Draw columns that differ in little more than their feature, so that one call may make the ids of all."""
     columns, features = [], {}
     default, is_fixed = one_of(rng, (None, 3)), rng.random() < 0.5
     for k in range(count):
@@ -58,7 +58,7 @@ def _alike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec]
 
 
 def _unlike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec], dict[str, Any]]:
-    """Columns of any kinds, some of which read the feature of another too."""
+    """Draw columns of any kinds, some of which also read the feature of another."""
     columns: list[Spec] = []
     features: dict[str, Any] = {}
     for k in range(count):
@@ -78,7 +78,7 @@ def _unlike(rng: np.random.Generator, count: int, batch: int) -> tuple[list[Spec
 
 
 def _weighted(rng: np.random.Generator, key: str, batch: int) -> tuple[Spec, dict[str, Any]]:
-    """Ids and weights ``[B, k]``: weights are 0 where ids are missing, so that TensorFlow drops both."""
+    """Draw ids and weights ``[B, k]``; weights are 0 where ids are missing, so that TensorFlow drops both."""
     shape = (batch, int(rng.integers(1, 4)))
     ids = torch.from_numpy(rng.integers(-1, 30, shape))
     weights = torch.from_numpy(rng.integers(1, 9, shape) / 4.0).to(torch.float32)
@@ -96,7 +96,7 @@ def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
         column, more = _weighted(rng, "v", batch)
         columns.append(column)
         features |= more
-    # Nulls stand for the marks of missing values, where all columns leave these out.
+    # Nulls may replace the marks of missing values only if all columns leave these out.
     forms = {"seed": int(rng.integers(2**31)), "nulls": alike and drop_missing}
     arguments = {"columns": columns, "features": features, "forms": forms, "drop_missing": drop_missing}
     return Case(operator, arguments, "random", names=())
@@ -118,7 +118,7 @@ def _run_tensorflow(tf: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     for name, x in arguments["features"].items():
         x = tf.constant(x, tf.string) if isinstance(x, np.ndarray) else x
         if not arguments["drop_missing"] and isinstance(x, tf.Tensor):
-            # In rows marks are values like others.
+            # In a sparse tensor the marks of missing values are values like others.
             x = x if len(x.shape) == 2 else tf.reshape(x, [-1, 1])
             x = tf.SparseTensor(tf.where(tf.ones_like(x, tf.bool)), tf.reshape(x, [-1]), tf.shape(x, tf.int64))
         features[name] = x
@@ -178,7 +178,7 @@ def _run_ours(_: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ids(rows: Any) -> dict[str, Tensor]:
-    """Those that tables have rows for: without ``drop_missing``, negative ones are still there."""
+    """Return the ids that tables have rows for: without ``drop_missing``, negative ids must still be removed."""
     kept = rows.values() >= 0
     which = torch.repeat_interleave(rows.lengths())[kept]
     found = {"ids": rows.values()[kept], "lengths": torch.bincount(which, minlength=rows.lengths().shape[0])}
@@ -188,7 +188,7 @@ def _ids(rows: Any) -> dict[str, Tensor]:
 
 
 def _formed(rng: np.random.Generator, x: Any, nulls: bool) -> Any:
-    """A feature in any of the forms that mean the same."""
+    """Return a feature in one of its equivalent forms, drawn at random."""
     if isinstance(x, SparseTensor):
         return x if has_holes(x) else one_of(rng, _ROWS)(x)
     flat = x if isinstance(x, np.ndarray) else x.numpy()
@@ -226,7 +226,7 @@ _ROWS: tuple[Callable[[SparseTensor], Any], ...] = (
 
 
 def _arrow(x: np.ndarray, nulls: bool) -> Any:
-    """An array of pyarrow, perhaps a slice, with nulls in the place of marks."""
+    """Return a pyarrow array, perhaps a slice, with nulls in place of the marks of missing values."""
     import pyarrow as pa
 
     flat = x.reshape(-1)
@@ -237,7 +237,7 @@ def _arrow(x: np.ndarray, nulls: bool) -> Any:
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    """Sums of weights are within rounding; all else is equal, and a NaN is any NaN."""
+    """Return bounds: sums of weights may be rounded, all else is equal, and a NaN equals any NaN."""
     return {
         name: Reference(
             x.numpy().astype(np.float64),

@@ -1,8 +1,9 @@
 """
-Compares the outcomes of a case: integers, strings, shapes, dtypes and order exactly, floats by their distance from a
-reference in higher precision, where the operator has one, else bit by bit.
+Comparison of the two outcomes of a case.
 
-How far floats may be off is told in bounds.py. Of two errors, ours must name what it is about.
+Integers, strings, shapes, dtypes and order are compared exactly; floats by their distance from a reference in higher
+precision if the operator has one, else bit by bit. bounds.py has the distances allowed. If both calls fail, our message
+must name what is wrong.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class Verdict:
     mismatches: list[str]
     #: The largest error of our floats, as a fraction of what is allowed.
     our_error: float = 0.0
-    #: The same of TensorFlow's.
+    #: The largest error of TensorFlow's floats, as a fraction of what is allowed.
     their_error: float = 0.0
 
 
 def compare(case: Case, ours: Outcome, theirs: Outcome) -> Verdict:
-    """Compare names, dtypes, shapes and values; where both fail, whether our message says what was wrong."""
+    """Compare names, dtypes, shapes and values; if both sides fail, check that our message says what was wrong."""
     if ours.error is not None or theirs.error is not None:
         return Verdict(_compare_errors(case, ours.error, theirs.error))
     verdict = Verdict([])
@@ -80,7 +81,7 @@ def _compare_values(verdict: Verdict, name: str, mine: Any, expected: Any, refer
             verdict.mismatches.append(f"{name}: {mine!s:.200}, TensorFlow's {expected!s:.200}")
         return
     their_tolerance = _either(reference.their_tolerance, reference.tolerance)
-    # TensorFlow's own number is held to what TensorFlow's may be.
+    # If ours is TensorFlow's very number, it may be off as far as TensorFlow's may.
     our_tolerance = np.where((mine == expected).numpy(), their_tolerance, reference.tolerance)
     our_error = float(_errors(mine, reference.value, our_tolerance).max(initial=0))
     theirs = _errors(expected, reference.value, their_tolerance)
@@ -98,7 +99,7 @@ def _either(first: np.ndarray | None, second: np.ndarray) -> np.ndarray:
 
 
 def _rows(reference: Reference, rows: np.ndarray) -> Reference:
-    """Those rows of the reference of a dense gradient."""
+    """Return the given rows of the reference of a dense gradient."""
     theirs, only = reference.their_tolerance, reference.ours_only
     return Reference(
         reference.value[rows],
@@ -116,11 +117,11 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _errors(result: Tensor, value: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Each |result - value| as a fraction of what is allowed; infinite where NaNs or infinities differ."""
+    """Return each |result - value| as a fraction of what is allowed; infinite where NaNs or infinities differ."""
     with np.errstate(invalid="ignore", over="ignore"):
         rounded = _round(value, result.dtype)
         if result.dtype in HALVES:
-            # The rounding of the ends of the interval in which a good float32 result lies.
+            # A half result may be anything to which the interval of good float32 results is rounded.
             low, high = _round(value - allowed, result.dtype), _round(value + allowed, result.dtype)
             allowed = np.maximum(np.abs(high - value), np.abs(low - value))
         got = wide(result)
@@ -133,5 +134,5 @@ def _errors(result: Tensor, value: np.ndarray, allowed: np.ndarray) -> np.ndarra
 
 
 def _round(exact: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """What a result of this dtype holds of it."""
+    """Round exact numbers to what a result of this dtype can hold."""
     return wide(narrow(exact, dtype)) if dtype.is_floating_point or dtype.is_complex else exact

@@ -1,4 +1,4 @@
-"""Arguments and results of the parity check: to a device, to TensorFlow and back, and by name."""
+"""Conversions of the parity check's arguments and results: to a device, to TensorFlow and back, and to names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tensorflow import IndexedSlices, RaggedTensor, SparseTensor
 
 
 def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """``value`` with every tensor in it changed, those inside SparseTensor, RaggedTensor and IndexedSlices too."""
+    """Return ``value`` with every tensor in it changed, also inside SparseTensor, RaggedTensor and IndexedSlices."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -32,7 +32,7 @@ def mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def to_tensorflow(value: Any) -> Any:
-    """The same for TensorFlow, on copies."""
+    """Return a copy of ``value`` for TensorFlow, every tensor in it converted."""
     tf = tensorflow()
     if isinstance(value, Tensor):
         return tensor_to_tensorflow(value, share=False)
@@ -57,7 +57,7 @@ def _strings(values: Any) -> Any:
 
 
 def from_tensorflow(value: Any) -> Any:
-    """A TensorFlow tensor as a torch tensor, one of strings as bytes or a list of bytes."""
+    """Return a TensorFlow tensor as a torch tensor; a tensor of strings as bytes or a list of bytes."""
     if not hasattr(value, "numpy") or isinstance(value, Tensor):
         return value
     return np.asarray(value.numpy()).tolist() if value.dtype.name == "string" else tensor_to_torch(value)
@@ -65,9 +65,9 @@ def from_tensorflow(value: Any) -> Any:
 
 def flattened(result: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
     """
-    The tensors of a result of either side by name.
+    Yield the tensors of a result of either side with their names.
 
-    A named tuple's are called as its fields, a tuple's ``output[0]``, ..., those of composite tensors
+    A named tuple's tensors have the names of its fields, a tuple's ``output[0]``, ..., those of composite tensors
     ``output.indices``, ...; a name inside another is ``outer.inner``.
     """
     prefix = "" if name == "output" else f"{name}."
@@ -90,7 +90,7 @@ def flattened(result: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What a gradient can be taken of in an argument of either side: tensors, and the values of composite ones."""
+    """Yield the parts of an argument, of either side, that have a gradient: tensors, and values of composite ones."""
     if isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             yield from leaves(item, f"{name}[{position}]")
@@ -104,7 +104,7 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def coalesced(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> IndexedSlices:
-    """A sparse gradient with sorted, unique rows, repeated ones summed in float64."""
+    """Return a sparse gradient with sorted, unique rows; repeated rows are summed in float64."""
     indices = indices.to(torch.int64)
     if bool((indices[1:] <= indices[:-1]).any()):
         indices, places = indices.unique(return_inverse=True)
@@ -114,7 +114,7 @@ def coalesced(indices: Tensor, values: Tensor, shape: tuple[int, ...]) -> Indexe
 
 
 def dense(slices: IndexedSlices) -> Tensor:
-    """The gradient that coalesced slices stand for."""
+    """Return the dense gradient that coalesced slices stand for."""
     assert slices.dense_shape is not None
     result = torch.zeros(slices.dense_shape.tolist(), dtype=slices.values.dtype)
     result[slices.indices] = slices.values

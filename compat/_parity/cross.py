@@ -1,4 +1,4 @@
-"""Of the parity check: crosses of columns."""
+"""Parity check of crosses of columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..tensorflow import RaggedTensor, SparseTensor
 from . import draw
 from .case import FLOATS, INF, INT64_MAX, INTEGERS, NAN, Case, Operator
 
-# What SparseCrossHashed means by these is not what TensorFlow 2.21 computes: see PARITY.md.
+# TensorFlow 2.21 hashes integers of sparse columns otherwise than SparseCrossHashed means to: see PARITY.md.
 _WITHOUT_SPARSE_INTEGERS = "raw_ops.SparseCrossHashed"
 
 
@@ -27,7 +27,7 @@ def _sparse(indices: list[list[int]], values: Any, shape: list[int]) -> SparseTe
 
 
 def _case(operator: str, inputs: Any, note: str, **further: Any) -> Case:
-    """The call of any of the operators; ``further`` holds what it takes beside the columns."""
+    """Return a call of any of the operators; ``further`` holds its arguments beside the columns."""
     further = {name: value for name, value in further.items() if name in _FURTHER[operator]}
     if not operator.startswith("raw_ops") or not isinstance(inputs, list):
         return Case(operator, {"inputs": inputs} | further, note)
@@ -46,7 +46,7 @@ def _raw_values(values: Any) -> Any:
     return values.to(torch.int64) if isinstance(values, Tensor) else values
 
 
-# What each operator takes beside the columns, and what is given where a case says nothing.
+# The arguments of each operator beside the columns, with the values that a case has by default.
 _FURTHER: dict[str, dict[str, Any]] = {
     "sparse.cross": {"separator": None},
     "sparse.cross_hashed": {"num_buckets": 0, "hash_key": None},
@@ -121,19 +121,19 @@ def _hand_picked(operator: str) -> list[Case]:
 
 
 def _can_be_called(case: Case) -> bool:
-    """TensorFlow's attributes are read before the kernel is chosen, and some values end in other errors or crashes."""
+    """Say whether TensorFlow can be called with the case: it crashes for the strong hash of dense integers."""
     strong = case.arguments.get("strong_hash")
     integers = any(isinstance(column, Tensor) for column in case.arguments["dense_inputs"])
     return not (strong is not None and bool(strong) and integers)
 
 
 def more_of(rows: int, word: bytes = b"w") -> np.ndarray:
-    """A column of one word."""
+    """Return a column that repeats one word."""
     return _words(*[word] * rows).reshape(rows, 1)
 
 
 def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """One to four columns of every kind, with empty rows, at times unsorted."""
+    """Draw one to four columns of any kind, with empty rows, now and then unsorted."""
     count = int(rng.integers(1, 5))
     rows = draw.size(rng, min(elements // 8, 3000 if "ashed" in operator else 500))
     note, inputs = "random", []
@@ -168,7 +168,7 @@ def _values(rng: np.random.Generator, count: int, words: bool, operator: str) ->
 
 
 def _with_tensors(tf: Any, arguments: dict[str, Any], function: Any) -> Any:
-    """TensorFlow takes no numpy arrays here: strings become its tensors."""
+    """Call TensorFlow with strings as its tensors: these functions take no numpy arrays."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""What the cases of several families share: random sizes, dtypes, shapes, ids, numbers and strings; small data."""
+"""Random sizes, dtypes, shapes, ids, numbers and strings for the cases of all families; small fixed data."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .case import INF, INTEGERS, NAN
 
 
 def size(rng: np.random.Generator, limit: int) -> int:
-    """A size from 0 to ``limit``, each magnitude as likely as the next."""
+    """Draw a size from 0 to ``limit``, each magnitude as likely as the next."""
     return 0 if rng.random() < 0.06 else int(np.exp(rng.uniform(0, np.log(max(limit, 1) + 0.5))))
 
 
 def one_of(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
-    """One of the choices, each as likely as the next."""
+    """Draw one of the choices, each as likely as the next."""
     return choices[int(rng.integers(len(choices)))]
 
 
 def index_dtype(rng: np.random.Generator) -> torch.dtype:
-    """int32 or int64."""
+    """Draw int32 or int64."""
     return torch.int32 if rng.random() < 0.5 else torch.int64
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Numbers of a random magnitude; integers over the whole range, so that sums wrap; bools; complex numbers."""
+    """Draw floats or complex numbers of a random magnitude, integers of the whole range (sums wrap), or bools."""
     if dtype == torch.bool:
         return torch.from_numpy(np.asarray(rng.integers(0, 2, shape))).to(dtype)
     if dtype in INTEGERS:
@@ -44,7 +44,7 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype)
 
 
 def with_specials(rng: np.random.Generator, numbers: Tensor) -> Tensor:
-    """The same floats, in one of ten cases with a few infinities and NaNs among them."""
+    """Return the same floats, in one of ten cases with a few infinities and NaNs among them."""
     if numbers.numel() and numbers.is_floating_point() and rng.random() < 0.1:
         numbers = numbers.clone()
         for special in rng.choice(np.array([INF, -INF, NAN]), 3):
@@ -53,7 +53,7 @@ def with_specials(rng: np.random.Generator, numbers: Tensor) -> Tensor:
 
 
 def ids(rng: np.random.Generator, count: int, bound: int) -> np.ndarray:
-    """``count`` numbers in [0, bound): even, skewed so that few values repeat often, or all at the ends."""
+    """Draw ``count`` ids in [0, bound): uniform, skewed so that few repeat often, or all at the two ends."""
     kind = rng.random()
     if kind < 0.5:
         return rng.integers(0, bound, count)
@@ -63,7 +63,7 @@ def ids(rng: np.random.Generator, count: int, bound: int) -> np.ndarray:
 
 
 def inner_shape(rng: np.random.Generator) -> tuple[int, ...]:
-    """The dimensions after the first, of rank 0 to 3."""
+    """Draw the dimensions after the first, of rank 0 to 3."""
     if rng.random() < 0.03:
         return (3, 0)
     rank = int(rng.integers(0, 4))
@@ -71,12 +71,12 @@ def inner_shape(rng: np.random.Generator) -> tuple[int, ...]:
 
 
 def rows_limit(elements: int, inner: tuple[int, ...]) -> int:
-    """How many rows of that inner shape have up to ``elements`` numbers."""
+    """Return how many rows of that inner shape have up to ``elements`` numbers."""
     return max(elements // max(int(np.prod(inner)), 1), 1)
 
 
 def strings(rng: np.random.Generator, count: int, longest: int, distinct: int | None = None) -> np.ndarray:
-    """``count`` byte strings shorter than ``longest``, as a numpy array of objects; of ``distinct`` different ones."""
+    """Draw ``count`` byte strings shorter than ``longest``, of ``distinct`` different ones, as an array of objects."""
     words = [rng.bytes(int(length)) for length in rng.integers(0, longest, count if distinct is None else distinct)]
     result = np.empty(count, dtype=object)
     result[:] = words if distinct is None else [words[i] for i in ids(rng, count, distinct)]
@@ -84,7 +84,7 @@ def strings(rng: np.random.Generator, count: int, longest: int, distinct: int | 
 
 
 def sparse(rng: np.random.Generator, shape: tuple[int, ...], numbers: Any, *, ordered: bool = True) -> SparseTensor:
-    """A SparseTensor with these values at random places, which may repeat; in row-major order, or in any."""
+    """Draw a SparseTensor with these values at random places, which may repeat, in row-major or in any order."""
     count = numbers.shape[0]
     columns = [ids(rng, count, max(bound, 1)) for bound in shape]
     if ordered and count:
@@ -98,10 +98,10 @@ def sparse(rng: np.random.Generator, shape: tuple[int, ...], numbers: Any, *, or
 
 
 def data(rows: int, columns: int = 3) -> Tensor:
-    """Quarters, so that products and sums of few are exact."""
+    """Return a matrix of quarters, so that products and sums of few are exact."""
     return (torch.arange(rows * columns, dtype=torch.float32) / 4 - 2).reshape(rows, columns)
 
 
 def ints(*numbers: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    """A vector."""
+    """Return a vector of these integers."""
     return torch.tensor(numbers, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Of the parity check: the embedding lookups."""
+"""Parity check of the embedding lookups."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _params(case: Case) -> Any:
 
 
 def _strategy(case: Case) -> int:
-    """Its number in shard_rows."""
+    """Return the number by which ``shard_rows`` knows the case's partition strategy."""
     by_default = "mod" if "v1" in case.operator and not _safe(case) else "div"
     return ("mod", "div").index(case.arguments.get("partition_strategy", by_default))
 
 
 def _rows(ids: Any) -> tuple[np.ndarray, int]:
-    """The row of each id, and how many rows there are."""
+    """Return the row of each id, and the number of rows."""
     if isinstance(ids, RaggedTensor):
         splits = ids.row_splits.numpy()
         return np.repeat(np.arange(len(splits) - 1), np.diff(splits)), len(splits) - 1
@@ -60,18 +60,18 @@ def _rows(ids: Any) -> tuple[np.ndarray, int]:
 
 @dataclass
 class _Lookup:
-    """What is looked up, as the operators take it."""
+    """A lookup in the form that the operators of ``ops`` take."""
 
-    indices: np.ndarray  # in the shards laid end to end; of what is left out their rows' number
+    indices: np.ndarray  # rows of the shards laid end to end; an id that is left out has their number of rows
     offsets: np.ndarray | None
     weights: np.ndarray | None
-    positions: np.ndarray  # of the ids given
-    count: int  # of bags
+    positions: np.ndarray  # the places of the kept ids among the ids given
+    count: int  # the number of bags
 
 
 def _lookup(case: Case, sizes: list[int]) -> _Lookup:
     arguments, total = case.arguments, sum(sizes)
-    # To one shard ids are dealt in one way, whatever that is called.
+    # With one shard all strategies are the same.
     strategy = _strategy(case) if len(sizes) > 1 else 0
     if "ids" in arguments:
         ids = arguments["ids"]
@@ -98,7 +98,7 @@ def _lookup(case: Case, sizes: list[int]) -> _Lookup:
 
 
 def _added(terms: np.ndarray, ids: np.ndarray, size: int) -> np.ndarray:
-    """The sums of the terms' absolute values."""
+    """Return the sums of the terms' absolute values within each id."""
     return segment_reduce(np.abs(terms), ids, None, size, SUM)
 
 
@@ -116,7 +116,7 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     bags = (lookup.indices, lookup.offsets, lookup.weights)
     rows, columns = sum(map(len, tables)), tables[0].shape[1]
     eps = epsilon(dtype)
-    # Of the norm's sum, its root and what is done with it.
+    # The relative error of clipping: of the norm's sum, its root and the operations that follow.
     clip_error = 0.0 if given is None else eps * (6 + np.sqrt(columns))
 
     entries = entries_of(*bags, mode, rows)
@@ -129,7 +129,7 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
         output = replace(output, tolerance=np.zeros_like(value), their_tolerance=None)
     else:
         output = _with_tolerances(output, lambda allowed: allowed + (eps + clip_error) * magnitude)
-    # TensorFlow clips halves in halves.
+    # TensorFlow clips half types in the half type.
     output.ours_only = dtype in HALVES and given is not None
     shape = tuple(theirs.values[_output_name(case)].shape)
     result = {_output_name(case): _reshaped(output, shape)}
@@ -179,7 +179,7 @@ def _reshaped(reference: Reference, shape: tuple[int, ...]) -> Reference:
 
 
 def _with_tolerances(reference: Reference, change: Callable[[np.ndarray], np.ndarray]) -> Reference:
-    """The same with both sides' tolerances changed."""
+    """Return the reference with both sides' tolerances changed."""
     theirs = reference.their_tolerance
     return replace(
         reference,
@@ -191,7 +191,7 @@ def _with_tolerances(reference: Reference, change: Callable[[np.ndarray], np.nda
 def _through_clip(
     total: Reference, tables: list[np.ndarray], max_norm: float, magnitude: np.ndarray, clip_error: float
 ) -> Reference:
-    """The gradient of rows that were brought down to a norm."""
+    """Return the gradient of rows that were scaled down to a norm."""
     table = np.concatenate(tables)
     with np.errstate(all="ignore"):
         squares = (table * table).sum(1, keepdims=True)
@@ -217,14 +217,14 @@ def _errors_of_weights(
     dtype: torch.dtype,
     clip_error: float,
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """What the gradient of each entry's weight may be off, as a function of what the output may be."""
+    """Return a function of the output's bounds: the bounds on the gradient of each entry's weight."""
     own = {SUM: np.zeros_like(entries.factors), MEAN: np.ones_like(entries.factors)}.get(mode, entries.factors)
     g, x, out = np.abs(upstream[entries.bags]), np.abs(table[entries.rows]), output[entries.bags] * own[:, None]
     parts = (g * (x + np.abs(out))).sum(1)
 
     def errors(of_output: np.ndarray) -> np.ndarray:
         errors = (g * of_output[entries.bags]).sum(1) * np.abs(own)
-        # Our gradient begins with the output as it is, rounded to a half where tables are halves.
+        # Our gradient is computed from the output as it is: rounded, if tables have a half type.
         rounding = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}.get(dtype, 0.0)
         errors = errors + rounding * (g * np.abs(out)).sum(1)
         if dtype == torch.float16:
@@ -250,7 +250,7 @@ def _operator(name: str) -> Operator:
         random_lookup if plain else random_sparse,
         picked_lookup if plain else picked_sparse,
         _references,
-        # TensorFlow's sparse gradient of a safe lookup has a row 0 of zeros that ours has not: only compared dense.
+        # In a safe lookup TensorFlow's sparse gradient has a row 0 of zeros that ours lacks: dense ones are compared.
         gradient_calls={"gradient": {}}
         if "safe" in name
         else {"gradient": {}, "sparse gradient": {"sparse_gradient": True}},

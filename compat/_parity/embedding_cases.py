@@ -1,4 +1,4 @@
-"""Of the parity check: calls of the embedding lookups."""
+"""Parity check of the embedding lookups: their calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .draw import data, ints
 
 
 def _random_params(rng: np.random.Generator, operator: str, elements: int) -> tuple[Any, dict[str, Any], int]:
-    """Tables, further arguments, and the number of ids that have a row."""
+    """Draw tables, further arguments, and the number of ids that have a row."""
     dtype = draw.one_of(rng, FLOATS)
     inner = draw.inner_shape(rng)
     if "safe" in operator:
@@ -68,7 +68,7 @@ def _random_ids(
 ) -> tuple[SparseTensor | RaggedTensor, tuple[int, ...] | None]:
     low = 3 if safe else 0
     ids = torch.from_numpy(draw.ids(rng, count, total + low) - low).to(draw.index_dtype(rng))
-    # TensorFlow's safe lookup of ragged ids needs memory for ids x rows.
+    # For ragged ids TensorFlow's safe lookup allocates ids x rows elements.
     if rng.random() < 0.3 and not (safe and count > 1_000):
         rows = 1 + draw.size(rng, 2 * count + 1)
         splits = np.concatenate([[0], np.bincount(draw.ids(rng, count, rows), minlength=rows).cumsum()])
@@ -94,7 +94,7 @@ def random_sparse(rng: np.random.Generator, operator: str, elements: int) -> Cas
     arguments: dict[str, Any] = {"embedding_weights" if safe else "params": params, f"{prefix}_ids": ids, **options}
     weighted = rng.random() < 0.5
     if weighted:
-        # Eighths, whose sums are exact, so that a zero denominator is zero on both sides.
+        # Sums of eighths are exact, so that a zero denominator is zero on both sides.
         values = torch.from_numpy(rng.integers(-4, 25, count) / 8).to(first.dtype)
         arguments[f"{prefix}_weights"] = _with_values(ids, values)
     elif not safe:
@@ -123,13 +123,13 @@ def _spoiled(rng: np.random.Generator, operator: str, arguments: dict[str, Any],
         return Case(operator, {**arguments, f"{prefix}_weights": spoiled}, way, names=(f"{prefix}_weights",))
     bad = -1 if way == "negative id" else 2 * total + 9
     ids.values[int(rng.integers(len(ids.values)))] = bad
-    arguments[f"{prefix}_weights"] = None  # which might leave it out
+    arguments[f"{prefix}_weights"] = None  # a weight might leave the bad id out
     return Case(operator, arguments, way, names=(str(bad),))
 
 
 # ---- Hand-picked cases -----------------------------------------------------------------------------------------------
 
-# What our errors name where the operator that finds them has other words for the arguments.
+# The words of our errors in cases where the operator that raises them names its arguments otherwise.
 _ERRORS = {
     "index too large": ("indices[0]", "6"),
     "index negative": ("indices[0]", "-1"),
@@ -233,7 +233,7 @@ def picked_sparse(operator: str) -> list[Case]:
     ragged = RaggedTensor.from_row_splits(ids, torch.tensor([0, 2, 2, 4, 4]))
     add("ragged", table, ragged)
     add("ragged, weights", shards, ragged, RaggedTensor.from_row_splits(weights, ragged.row_splits), max_norm=1.5)
-    if not safe:  # there TensorFlow has an AttributeError
+    if not safe:  # TensorFlow's safe lookup raises an AttributeError
         add("ids are a tensor", table, ids, upstream=False)
     add("weights of another kind", table, _sparse(rows, ids, shape), ragged, upstream=False)
     add("fewer weights", table, _sparse(rows, ids, shape), _sparse(rows[:3], weights[:3], shape), upstream=False)

@@ -1,4 +1,4 @@
-"""Runs a case of the parity check: by compat.tensorflow, and by the installed TensorFlow."""
+"""Runs of a case of the parity check, by compat.tensorflow and by the installed TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from . import OPERATORS
 from .case import Case, Operator, Outcome
 from .convert import coalesced, flattened, from_tensorflow, leaves, mapped, to_tensorflow
 
-# How bad input may end here. A RuntimeError would be a failure of the library, not an answer to the caller.
+# The errors that we may raise for bad input. A RuntimeError would be a fault of the library, no answer to the caller.
 _OUR_ERRORS = (ValueError, IndexError, TypeError)
 
 
 def run_ours(case: Case, device: str = "cpu") -> Outcome:
-    """By compat.tensorflow, on a device; errors that a CUDA kernel records count as raised."""
+    """Run a case by compat.tensorflow, on a device; errors that a CUDA kernel records count as raised."""
     operator = OPERATORS[case.operator]
     call = _call(case.operator, compat, operator.run_ours)
     try:
@@ -39,7 +39,7 @@ def run_ours(case: Case, device: str = "cpu") -> Outcome:
 
 
 def run_tensorflow(case: Case) -> Outcome:
-    """By TensorFlow, eagerly, on copies."""
+    """Run a case by TensorFlow, eagerly, on copies."""
     tf = tensorflow()
     operator = OPERATORS[case.operator]
     call = _call(case.operator, tf, operator.run_tensorflow)
@@ -53,7 +53,7 @@ def run_tensorflow(case: Case) -> Outcome:
 
 
 def _call(operator: str, module: Any, own: Callable[..., Any] | None) -> Callable[[dict[str, Any]], Any]:
-    """What calls the operator with a dict of arguments: its own function, or the one of its dotted name."""
+    """Return a function that calls the operator with a dict of arguments: ``own``, or the one of its dotted name."""
     if own is not None:
         return lambda arguments: own(module, arguments)
     function = module
@@ -134,5 +134,5 @@ def _their_gradient(source: Any, gradient: Any) -> Any:
 
 
 def tensorflow_version() -> str:
-    """Of the installed TensorFlow."""
+    """Return the version of the installed TensorFlow."""
     return importlib.import_module("tensorflow").__version__

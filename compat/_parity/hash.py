@@ -1,4 +1,4 @@
-"""Of the parity check: hashes of integers and strings, fingerprints, and the text of numbers."""
+"""Parity check of hashes of integers and strings, fingerprints, and the text of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .draw import ints
 def _case(
     operator: str, value: Any, num_buckets: Any, note: str, rng: np.random.Generator | None = None, **further: Any
 ) -> Case:
-    """A call of a hash: fast, strong or old, by its function or by the raw operator."""
+    """Return a call of a hash: fast, strong or old, by its function or by the raw operator."""
     arguments = {"string_tensor" if operator.endswith("HashBucket") else "input": value, "num_buckets": num_buckets}
     if "strong" in operator.lower():
         arguments["key"] = [5, -7] if rng is None else rng.integers(-(2**63), INT64_MAX, 2, endpoint=True).tolist()
@@ -42,7 +42,7 @@ def _hash(operator: str) -> list[Case]:
         add("empty", torch.empty(0, 3, dtype=torch.int64), 7)
         add("no buckets", ints(1), 0)
         return cases
-    # Every length class of the hash, with NULs and bytes that are no UTF-8.
+    # Strings for every length class of the hash, with NULs and bytes that are not UTF-8.
     add("every length", [bytes((7 * i + 31 * length) % 256 for i in range(length)) for length in range(0, 150)])
     add("a string", "abc", 7)
     add("rank 2", [["a", "b"], ["c", "d"]], 7)
@@ -62,7 +62,7 @@ def _hash(operator: str) -> list[Case]:
 
 
 def random_hash(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Strings of up to 300 bytes, or integers of every length; few or many buckets."""
+    """Draw strings of up to 300 bytes or integers of every length, and few or many buckets."""
     buckets = int(rng.choice(np.array([1, 2, 1000, 2**31, INT64_MAX]))) if rng.random() < 0.9 else 0
     note = "random" if buckets else "no buckets"
     if operator.endswith("of integers"):
@@ -80,7 +80,7 @@ def random_hash(rng: np.random.Generator, operator: str, elements: int) -> Case:
 
 
 def _of_decimal_text(tf: Any, arguments: dict[str, Any]) -> Any:
-    """TensorFlow hashes integers by way of their text."""
+    """Hash integers in TensorFlow by their decimal text: it has no hash of integers."""
     hashed = tf.strings.to_hash_bucket_strong if "key" in arguments else tf.strings.to_hash_bucket_fast
     return hashed(**{**arguments, "input": tf.strings.as_string(arguments["input"])})
 
@@ -113,7 +113,7 @@ def _fingerprint(operator: str) -> list[Case]:
 
 
 def _random_fingerprint(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Rows of numbers of any dtype, or of strings."""
+    """Draw rows of numbers of any dtype, or of strings."""
     rows = draw.size(rng, min(elements, 20_000))
     if rng.random() < 0.3:
         columns = int(rng.integers(1, 4))
@@ -153,7 +153,7 @@ def _as_string(operator: str) -> list[Case]:
 
 
 def _random_as_string(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Integers and booleans, at times padded."""
+    """Draw integers or booleans, now and then padded."""
     count = draw.size(rng, min(elements, 10_000))
     numbers = draw.values(rng, (count,), draw.one_of(rng, (*INTEGERS, torch.bool)))
     further = {"width": int(rng.integers(1, 25))} if rng.random() < 0.3 and numbers.dtype != torch.bool else {}

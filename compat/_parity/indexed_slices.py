@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.IndexedSlices`` to dense tensors."""
+"""Parity check of the conversion of ``tf.IndexedSlices`` to dense tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the parity check: the Keras layers that hash."""
+"""Parity check of the Keras layers that hash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _sparse(indices: list[list[int]], values: Any, shape: list[int]) -> SparseTe
 
 
 def _case(layer: str, inputs: Any, note: str, **arguments: Any) -> Case:
-    """What is said of the layer, with the rest of Keras's defaults, and its inputs."""
+    """Return a case with these arguments of the layer, 5 bins unless given, and these inputs."""
     return Case(layer, {"num_bins": 5} | arguments | {"inputs": inputs}, note)
 
 
@@ -74,7 +74,7 @@ def _crossing(layer: str) -> list[Case]:
 
 
 def _random(rng: np.random.Generator, layer: str, elements: int) -> Case:
-    """Words or numbers of any integer dtype, in every mode."""
+    """Draw words or numbers of any integer dtype, and any mode."""
     bins = int(rng.choice(np.array([1, 2, 10, 1000])))
     rows = draw.size(rng, min(elements // 4, 3000))
     if layer.endswith("HashedCrossing"):
@@ -113,7 +113,7 @@ def _run_ours(layer: str, arguments: dict[str, Any]) -> Any:
 
 
 def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The layer's arguments and its inputs."""
+    """Return the layer's arguments and its inputs."""
     return {name: value for name, value in arguments.items() if name != "inputs"}, arguments["inputs"]
 
 

@@ -1,4 +1,4 @@
-"""Of the parity check: the Keras layers that look tokens up, put numbers into bins and make vectors of ids."""
+"""Parity check of the Keras layers that look tokens up, put numbers into bins and make vectors of ids."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _reals(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
 
 
 def _laid_out(rng: np.random.Generator, draw: Callable[..., Any], mode: str, sparse: bool) -> Any:
-    """A tensor of rank 0 to 3, or a sparse or ragged one where Keras takes it."""
+    """Draw a tensor of rank 0 to 3, or a sparse or ragged one if Keras takes it."""
     rows = size(rng, 40)
     kind = rng.random()
     if kind < 0.15 and not (sparse and mode == "one_hot"):
@@ -58,7 +58,7 @@ def _laid_out(rng: np.random.Generator, draw: Callable[..., Any], mode: str, spa
         indices = torch.from_numpy(np.stack([taken // width, taken % width], 1))
         return SparseTensor(indices, draw(rng, (len(taken),)), torch.tensor([max(rows, 1), width]))
     rank = int(rng.integers(0, 4))
-    # Keras fails for sparse vectors of nothing.
+    # Keras fails for sparse vectors of no inputs.
     rows = max(rows, 1) if sparse else rows
     shape = (rows, *(int(rng.integers(1, 4)) for _ in range(3)))[:rank]
     return draw(rng, shape)
@@ -90,7 +90,7 @@ def _lookup(rng: np.random.Generator, layer: str) -> tuple[dict[str, Any], Any, 
     draw: Any = _words if strings else _numbers
     inputs = _laid_out(rng, draw, mode, arguments["sparse"])
     if not strings and isinstance(inputs, SparseTensor):
-        inputs = draw(rng, (3, 2))  # Keras makes them dense, with zeros
+        inputs = draw(rng, (3, 2))  # Keras makes sparse inputs dense, with zeros
     if rng.random() < 0.4:
         return arguments, inputs, [draw(rng, (int(rng.integers(1, 30)), 3)) for _ in range(int(rng.integers(1, 4)))]
     if mode == "tf_idf":
@@ -102,7 +102,7 @@ def _random_lookup(rng: np.random.Generator, operator: str, elements: int) -> Ca
     layer = operator.split(".")[-1]
     arguments, inputs, data = _lookup(rng, layer)
     more = {} if data is None else {"data": data}
-    # Of all that is random here, only an unknown token without a place is refused.
+    # The only random input that is refused is an unknown token without an id for it.
     return Case(operator, {"layer": arguments, "inputs": inputs, **more}, "random", names=("num_oov_indices=0",))
 
 
@@ -191,7 +191,7 @@ def _picked_bins(operator: str) -> list[Case]:
 def _random_encoding(rng: np.random.Generator, operator: str, elements: int) -> Case:
     mode = str(one_of(rng, _MODES[1:4]))
     depth = int(rng.integers(1, 40))
-    # Beyond the vectors, where Keras writes outside of sparse ones.
+    # Ids may be too large for the vectors, except where Keras would then write outside of sparse ones.
     sparse = bool(rng.random() < 0.3)
     most = depth if sparse and mode == "one_hot" else depth + 3
 
@@ -236,7 +236,7 @@ def _picked_encodings(operator: str) -> list[Case]:
 
 
 def _run(made: Any, arguments: dict[str, Any], strings: Callable[[Any], Any], to_batches: Callable[[Any], Any]) -> Any:
-    """The layer's outputs and, where it was adapted, what it found."""
+    """Return the layer's outputs and, if it was adapted, its vocabulary or boundaries."""
     found: dict[str, Any] = {}
     if "data" in arguments:
         made.adapt(to_batches(arguments["data"]))
@@ -261,7 +261,7 @@ def _run_tensorflow(layer: str, tf: Any, arguments: dict[str, Any]) -> Any:
             strings,
             lambda data: (strings(x) if layer != "Discretization" else x.numpy() for x in data),
         )
-    except RuntimeError as error:  # of a layer without a vocabulary
+    except RuntimeError as error:  # Keras's error for a layer without a vocabulary
         raise ValueError(str(error)) from error
 
 
@@ -269,13 +269,13 @@ def _run_ours(layer: str, arguments: dict[str, Any]) -> Any:
     from .. import keras
 
     made = getattr(keras, layer)(**arguments["layer"])
-    # Written down and read back: a configuration is the same layer.
+    # The layer is made again from its configuration, which must give the same layer.
     made = type(made).from_config(made.get_config())
     return _run(made, arguments, lambda x: x, iter)
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    """Weights are averages and logarithms in float32."""
+    """Return bounds for the weights, which are averages and logarithms in float32."""
     return {
         name: Reference(x.numpy().astype(np.float64), np.abs(x.numpy()) * 2e-6)
         for name, x in theirs.values.items()

@@ -1,8 +1,8 @@
 """
-Of the parity check: optimizers, through several steps with dense and sparse gradients and changing learning rates.
+Parity check of optimizers, over several steps with dense and sparse gradients and changing learning rates.
 
-A step's errors are those of the steps before, which no bound can follow: what an optimizer has made of the variable and
-its slots is held to TensorFlow's, within some units in the last place of the largest number of each.
+A step inherits the errors of the steps before it, which no bound can follow: therefore the final variable and slots are
+compared with TensorFlow's, within some units in the last place of the largest number of each.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .draw import ints
 from .reference.numbers import wide
 
 _V1, _KERAS = "compat.v1.train.", "keras.optimizers."
-#: Of float32 and float64 a few were seen, after many steps too; half types are rounded in other places.
+#: Units in the last place allowed. For float32 and float64 a few were seen; half types are rounded in other places.
 UNITS = 32
-#: Of the largest term of a sum of which little is left.
+#: Units in the last place of a sum's largest term, for sums whose terms cancel.
 UNITS_OF_TERMS = 2
-#: Without half types, of which TensorFlow has no kernels for some.
+#: The dtypes without the half types, for some of which TensorFlow has no kernels.
 _NARROW = (torch.float32, torch.float64)
 
 Draw = Callable[[np.random.Generator], Any]
@@ -48,9 +48,9 @@ _PENALTY = _choice(0.0, 0.01, 0.1)
 
 @dataclass(frozen=True)
 class _Rule:
-    """What is special about an optimizer."""
+    """The hyperparameters and dtypes to try with one optimizer."""
 
-    #: Its hyperparameters, each given or left at its default.
+    #: Draws of the hyperparameters; each is given or left at its default.
     hyperparameters: Mapping[str, Draw]
     dtypes: tuple[torch.dtype, ...] = FLOATS
     #: Arguments that have no default.
@@ -113,7 +113,7 @@ _RULES: dict[str, _Rule] = {
         {
             "rho": _uniform(0.5, 0.99),
             "momentum": _uniform(0, 0.95),
-            # Keras fails where rounding makes the variance of a row negative; so does a row that repeats (_once).
+            # Keras fails if rounding makes the variance of a row negative; repeated rows may do that too (see _once).
             "epsilon": _choice(0.1, 0.5),
             "centered": _choice(True),
         },
@@ -132,11 +132,11 @@ _RULES: dict[str, _Rule] = {
     ),
     f"{_KERAS}Adamax": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
     f"{_KERAS}Nadam": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
-    # Of half types a rounding may turn a sign.
+    # In half types rounding may change a sign.
     f"{_KERAS}Lion": _Rule({"beta_1": _choice(0.9, 0.5), "beta_2": _choice(0.99, 0.5)}, _NARROW),
 }
 
-#: Of Keras's, whatever the rule; at most one of those that clip.
+#: Options of every Keras optimizer; a case has at most one of those that clip.
 _OPTIONS: dict[str, Draw] = {
     "weight_decay": _uniform(0, 0.1),
     "use_ema": _choice(True),
@@ -153,22 +153,22 @@ _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 def _gradient(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: torch.dtype, most: int
 ) -> Tensor | IndexedSlices:
-    """Of a quarter of the steps dense, else slices, whose rows repeat."""
+    """Draw a gradient: dense in a quarter of the steps, else slices with repeated rows."""
     if rng.random() < 0.25:
         return torch.from_numpy(rng.standard_normal(shape)).to(dtype)
     count = draw.size(rng, min(most, 30))
     indices = torch.from_numpy(draw.ids(rng, count, shape[0])).to(draw.index_dtype(rng))
-    # Sums of few eighths are exact: rounded in another order, a sum near zero would make another step of Adam's.
+    # Sums of few eighths are exact: if rounded in another order, a sum near zero would change Adam's step.
     values = torch.from_numpy(np.round(rng.standard_normal((count, *shape[1:])) * 8) / 8).to(dtype)
     return IndexedSlices(values, indices, torch.tensor(shape))
 
 
 def _once(gradient: Tensor | IndexedSlices) -> Tensor | IndexedSlices:
     """
-    Each row's first slice.
+    Return the gradient with only the first slice of each row.
 
-    Keras adds up the squares of a row's slices, not the square of their sum: what it takes for the row's variance may
-    then be negative, and its division by the root, which is no number, fails with an index that nobody gave it.
+    Keras adds up the squares of a row's slices, and does not square their sum: its variance of the row may then be
+    negative, and the division by its root, a NaN, fails with an index that nobody gave it.
     """
     if isinstance(gradient, Tensor):
         return gradient
@@ -193,7 +193,7 @@ def _hyperparameters(rng: np.random.Generator, operator: str) -> dict[str, Any]:
 def random_case(
     rng: np.random.Generator, operator: str, elements: int, steps: int | None = None, dtype: torch.dtype | None = None
 ) -> Case:
-    """Some steps, of a variable of up to so many elements."""
+    """Draw some steps of a variable of up to so many elements."""
     dtype = dtype or draw.one_of(rng, _RULES[operator].dtypes)
     steps = steps or int(rng.integers(1, 6))
     columns = int(rng.integers(1, 6))
@@ -206,7 +206,7 @@ def random_case(
     if operator.startswith(_KERAS) and given.get("centered"):
         arguments["gradients"] = [_once(gradient) for gradient in arguments["gradients"]]
     if operator == f"{_V1}AdadeltaOptimizer" and dtype is torch.float16:
-        given.setdefault("epsilon", 1e-3)  # the default is 0 there, and TensorFlow's NaN where a square underflows
+        given.setdefault("epsilon", 1e-3)  # TensorFlow's default is 0 in float16: NaN if a square underflows
     return Case(operator, arguments | given, "random")
 
 
@@ -260,10 +260,11 @@ def _picked(operator: str) -> list[Case]:
 
 def _largest_term_of_linear(case: Case, theirs: Outcome) -> float:
     """
-    Of Ftrl's sums ``linear += g - var * (new ** -power - old ** -power) / lr``, of which little may be left.
+    Return the largest term of Ftrl's sum ``linear += g - var * (new**-power - old**-power) / lr``.
 
-    Where the variable's first values are far above what Ftrl makes of them, roundings are of this size, not of that of
-    the result: TensorFlow's and ours were seen half a unit in its last place from the exact numbers.
+    Little may be left of the sum: if the variable's first values are far above those that Ftrl computes, roundings have
+    the size of this term, not of the result. TensorFlow's and ours were seen half a unit in its last place off the
+    exact sum.
     """
     accumulator = next(value for name, value in theirs.values.items() if name.startswith("accum"))
     power = -case.arguments.get("learning_rate_power", -0.5)
@@ -272,7 +273,7 @@ def _largest_term_of_linear(case: Case, theirs: Outcome) -> float:
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    """TensorFlow's own results."""
+    """Return TensorFlow's own results with the tolerances."""
     references = {}
     for name, value in theirs.values.items():
         exact = wide(value)
@@ -286,7 +287,7 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
 
 
 def _split(arguments: dict[str, Any]) -> tuple[Any, list[Any], list[float], dict[str, Any]]:
-    """The variable, gradients, learning rates and hyperparameters."""
+    """Return the variable, gradients, learning rates and hyperparameters."""
     given = dict(arguments)
     return given.pop("var"), given.pop("gradients"), given.pop("learning_rates"), given
 
@@ -301,7 +302,7 @@ def _run_tensorflow(tf: Any, arguments: dict[str, Any], *, operator: str) -> dic
             optimizer.learning_rate = rate
             optimizer.apply_gradients([(gradient, variable)])
         slots = [v for v in optimizer.variables if v.name not in ("iteration", "learning_rate")]
-        # Nadam's product is called variable, or variable_1 where there are others.
+        # Nadam's product is called variable, or variable_1 if there are other variables of that name.
         names = ["u_product" if v.name.startswith("variable") else v.name.removeprefix("var_") for v in slots]
         return {"var": variable.value} | {name: v.value for name, v in zip(names, slots, strict=True)}
     variable, rate_now = tf.Variable(value, name="var"), tf.Variable(rates[0])

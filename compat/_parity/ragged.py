@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.RaggedTensor``'s factories and methods. The receiver of a method is its argument self."""
+"""Parity check of ``tf.RaggedTensor``'s factories and methods. A method's receiver is its argument ``self``."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def _rows(values: Any, row_splits: Tensor) -> RaggedTensor:
     return RaggedTensor(values, row_splits)
 
 
-# What the methods refuse; those that are not here, an argument that they do not have.
+# Arguments that methods refuse; methods without an entry are given an argument that they do not have.
 _WRONG: dict[str, dict[str, Any]] = {"row_lengths": {"axis": 2}, "to_tensor": {"shape": [2]}}
 
 
 def _lengths(rng: np.random.Generator, elements: int) -> np.ndarray:
-    """Rows of random lengths, half of them empty in one case of two."""
+    """Draw row lengths; in one case of two half of them are 0."""
     rows = draw.size(rng, min(elements, _LIMIT) // 8)
     lengths = rng.integers(0, int(rng.integers(1, 9)), rows)
     return lengths * rng.integers(0, 2, rows) if rng.random() < 0.5 else lengths
@@ -50,7 +50,7 @@ def _splits(lengths: np.ndarray) -> Tensor:
 
 
 def _ragged(rng: np.random.Generator, elements: int) -> RaggedTensor:
-    """One or two levels; values of any dtype, strings, or short vectors."""
+    """Draw a ragged tensor of one or two levels, of values of any dtype, strings, or short vectors."""
     lengths = _lengths(rng, elements)
     count = int(lengths.sum())
     inner: Any
@@ -76,7 +76,7 @@ def _method_case(operator: str, ragged: RaggedTensor, note: str, further: dict[s
 
 
 def random_method(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """A method of a random ragged tensor."""
+    """Draw a ragged tensor and call a method of it."""
     ragged = _ragged(rng, elements)
     further: dict[str, Any] = {}
     if operator.endswith("to_tensor") and rng.random() < 0.4:
@@ -101,7 +101,7 @@ def _picked_method(operator: str) -> list[Case]:
 
 
 def random_factory(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Values and a partition of them; now and then one that does not fit."""
+    """Draw values and a partition of them, now and then one that does not fit."""
     lengths = _lengths(rng, elements)
     values = draw.values(rng, (int(lengths.sum()),), draw.one_of(rng, (*FLOATS, *INTEGERS)))
     splits = _splits(lengths)
@@ -138,7 +138,7 @@ def _picked_factory(operator: str) -> list[Case]:
 
 
 def random_from_sparse(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Rows without holes; now and then with one."""
+    """Draw rows without holes, now and then with one."""
     lengths = _lengths(rng, elements)
     rows = np.repeat(np.arange(len(lengths)), lengths)
     columns = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -171,7 +171,7 @@ def _picked_from_sparse(operator: str) -> list[Case]:
 
 
 def random_from_tensor(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Padding at the ends and inside, lengths, or neither."""
+    """Draw a dense tensor, with padding at the ends of rows and inside, with lengths, or with neither."""
     rows, columns = draw.size(rng, min(elements, _LIMIT) // 16), int(rng.integers(0, 9))
     shape = (rows, columns) if rng.random() < 0.7 else (rows, columns, 2)
     dense = torch.from_numpy(rng.integers(0, 3, shape)).to(draw.one_of(rng, (*FLOATS, torch.int32, torch.int64)))

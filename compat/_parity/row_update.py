@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.raw_ops.ResourceSparseApply*``, the optimizers of rows."""
+"""Parity check of ``tf.raw_ops.ResourceSparseApply*``, the optimizers of rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _PRECISIONS = {
     torch.float32: Precision(2.0**-24, 2.0**-126),
     torch.float64: Precision(2.0**-53, 2.0**-1022),
 }
-# How often one row may occur: the reference takes its items one after another.
+# How often one row may occur at most: the reference takes the items of a row one after another.
 _MOST_REPEATS = 40
-# TensorFlow's Adagrad deals larger batches out to threads that then meet in a row (PARITY.md).
+# TensorFlow's Adagrad deals larger batches out to threads, which then write the same row at once (PARITY.md).
 _RACY_ELEMENTS = 4096
 
 # ---- Rules ----------------------------------------------------------------------------------------------------------
@@ -34,14 +34,14 @@ _RACY_ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class _Rule:
-    """One operator."""
+    """One optimizer of rows: its function, formula, slots and arguments."""
 
-    #: Its function in compat.tensorflow.
+    #: The end of the name of its function in compat.tensorflow.
     ours: str
     step: Callable[..., list[Rounded]]
     slots: tuple[str, ...]
     hyperparameters: tuple[str, ...]
-    #: A flag of it, if it has one, and the dtypes that TensorFlow has kernels for.
+    #: The name of its flag, if it has one, and the dtypes that TensorFlow has kernels for.
     flag: str | None = None
     dtypes: tuple[torch.dtype, ...] = FLOATS
 
@@ -96,7 +96,7 @@ _RULES = {
     "KerasMomentum": _Rule("keras_momentum", formulas.keras_momentum, ("accum",), ("lr", "momentum"), "use_nesterov"),
 }
 _PREFIX = "raw_ops.ResourceSparseApply"
-# Where each hyperparameter is drawn; epsilon keeps the centered variance apart from zero.
+# The range from which each hyperparameter is drawn; epsilon keeps the centered variance away from zero.
 _RANGES = {
     "lr": (0.01, 0.5),
     "alpha": (0.01, 0.5),
@@ -116,7 +116,7 @@ def _rule(operator: str) -> _Rule:
 def _arguments(
     rng: np.random.Generator, operator: str, dtype: torch.dtype, rows: int, inner: tuple[int, ...], indices: Tensor
 ) -> dict[str, Any]:
-    """A call with these rows."""
+    """Draw the arguments of a call with these rows."""
     rule = _rule(operator)
     shape = (rows, *inner)
     arguments: dict[str, Any] = {"var": torch.from_numpy(rng.standard_normal(shape)).to(dtype)}
@@ -156,7 +156,7 @@ def _random(rng: np.random.Generator, operator: str, elements: int) -> Case:
 
 
 def _spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> str:
-    """Make one argument wrong. Returns what is. (Another dtype is not tried: TensorFlow ends the process.)"""
+    """Make one argument wrong and return which (not a dtype: TensorFlow would end the process)."""
     ways = ["length", "index rank", "index dtype", *(["width"] if arguments["var"].dim() > 1 else [])]
     ways += ["index"] * 3 if len(arguments["indices"]) else []
     ways += ["slot"] if any(name in arguments for name in ("accum", "ms")) else []
@@ -235,7 +235,7 @@ def _picked(operator: str) -> list[Case]:
 
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    """One occurrence of every row at a time, each operation rounded once."""
+    """Compute the results with bounds: one occurrence of every row at a time, each operation rounded once."""
     rule, given = _rule(case.operator), case.arguments
     names = ("var", *rule.slots)
     precision = _PRECISIONS[given["var"].dtype]
@@ -247,14 +247,14 @@ def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     tables = [Rounded.exact(wide(given[name]), precision) for name in names]
     grad, indices = Rounded.exact(wide(given["grad"]), precision), given["indices"].numpy().astype(np.int64)
     formulas.step_items(partial(rule.step, **numbers), tables, grad, indices)
-    # TensorFlow has formulas of its own for rows of one element, which round in other places.
+    # TensorFlow has other formulas for rows of one element, which round in other places.
     wider = 2 if given["var"][:1].numel() == 1 else 1
     results = dict(zip(names if rule.slots else ("output",), tables, strict=True))
     return {name: Reference(x.value, x.error, x.error * wider) for name, x in results.items()}
 
 
 def _run_tensorflow(tf: Any, arguments: dict[str, Any], *, operator: str) -> Any:
-    """On variables, whose values it returns."""
+    """Run the operator on variables and return their values."""
     names = ("var", *_rule(operator).slots)
     variables = {name: tf.Variable(arguments[name]) for name in names}
     handles = {name: variable.handle for name, variable in variables.items()}

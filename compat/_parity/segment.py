@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.math.segment_*`` and ``tf.math.unsorted_segment_*``."""
+"""Parity check of ``tf.math.segment_*`` and ``tf.math.unsorted_segment_*``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _is_unsorted(operator: str) -> bool:
 
 
 def _dtypes(operator: str) -> tuple[torch.dtype, ...]:
-    """What TensorFlow takes; but for products of complex numbers: tests/test_compat_math.py has those."""
+    """Return the dtypes that TensorFlow takes, without complex products, which tests/compat/test_math.py checks."""
     reduction = _reduction(operator)
     if reduction == "sqrt_n":
         return FLOATS
@@ -46,7 +46,7 @@ def _dtypes(operator: str) -> tuple[torch.dtype, ...]:
 
 
 def _refused(operator: str) -> list[torch.dtype]:
-    """Dtypes that both sides refuse."""
+    """Return the dtypes that both sides refuse."""
     others = () if _reduction(operator) == "prod" else COMPLEX
     return [dtype for dtype in (torch.bool, *others) if dtype not in _dtypes(operator)]
 
@@ -133,7 +133,7 @@ def _picked_unsorted(operator: str) -> list[Case]:
 
 
 def _numbers(rng: np.random.Generator, operator: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Floats with ties and zeros in one of three cases; factors such that no product of all of them overflows."""
+    """Draw numbers: floats with ties and zeros in one of three cases; factors whose product does not overflow."""
     if dtype in INTEGERS or dtype.is_complex:
         return draw.values(rng, shape, dtype)
     if _reduction(operator) == "prod":
@@ -146,7 +146,7 @@ def _numbers(rng: np.random.Generator, operator: str, shape: tuple[int, ...], dt
 
 
 def _spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> str:
-    """Make one argument wrong. Returns what is wrong."""
+    """Make one argument wrong and return what is wrong."""
     ids = arguments["segment_ids"]
     ways = ["length", "id dtype", "bool", *(["too large"] if "num_segments" in arguments else ["rank"])]
     ways += ["negative", "unsorted"] if "num_segments" not in arguments and ids.shape[0] > 1 else []
@@ -172,7 +172,7 @@ def _spoil(rng: np.random.Generator, arguments: dict[str, Any]) -> str:
 
 
 def _count_wraps_to_zero(dtype: torch.dtype, ids: np.ndarray) -> bool:
-    """TensorFlow divides by the number of rows in the dtype of the data, and the process ends where that wraps to 0."""
+    """Say whether a segment's number of rows wraps to 0 in the data's dtype: TensorFlow would divide by it and end."""
     if dtype not in INTEGERS or dtype.itemsize > 2 or not ids.size:
         return False
     counts = np.bincount(ids)
@@ -180,7 +180,7 @@ def _count_wraps_to_zero(dtype: torch.dtype, ids: np.ndarray) -> bool:
 
 
 def random_case(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """A reduction of up to ``elements`` numbers, one in eight of them wrong."""
+    """Draw a reduction of up to ``elements`` numbers; one call in eight is wrong."""
     unsorted = _is_unsorted(operator)
     dtypes = _dtypes(operator)
     dtype = draw.one_of(rng, FLOATS if rng.random() < 0.5 else dtypes)
@@ -218,7 +218,7 @@ def random_case(rng: np.random.Generator, operator: str, elements: int) -> Case:
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     numbers, segment_ids = case.arguments["data"], case.arguments["segment_ids"].numpy()
-    if numbers.dtype in INTEGERS or numbers.numel() == 0:  # then nobody looks at the ids
+    if numbers.dtype in INTEGERS or numbers.numel() == 0:  # the ids do not matter then
         return {}
     data, segments = wide(numbers), theirs.values["output"].shape[0]
     output = _output(case, data, segment_ids, segments)
@@ -245,7 +245,7 @@ def _output(case: Case, data: np.ndarray, segment_ids: np.ndarray, segments: int
         return products(value, ids, dtype)
     if reduction in ("max", "min"):
         if _is_unsorted(case.operator):
-            # They start from the number that never wins: an infinity beyond it does not win either.
+            # The search starts from the lowest or highest finite number: an infinity beyond it does not win either.
             info = torch.finfo(dtype)
             value = np.minimum(value, info.max) if reduction == "min" else np.maximum(value, info.min)
         return extremes(value)
@@ -255,13 +255,13 @@ def _output(case: Case, data: np.ndarray, segment_ids: np.ndarray, segments: int
 def _gradient(
     case: Case, data: np.ndarray, segment_ids: np.ndarray, upstream: np.ndarray, output: Reference
 ) -> Reference:
-    """What each row receives, nothing where its id is negative."""
+    """Return each row's gradient, nothing if its id is negative."""
     reduction, eps, segments = _reduction(case.operator), epsilon(case.arguments["data"].dtype), len(upstream)
     if not segments:
         return Reference(np.zeros_like(data), np.zeros(data.shape))
     number, only = _NUMBERS[reduction], np.zeros(data.shape, bool)
     if reduction in ("max", "min"):
-        # Infinities that did not win receive nothing. Where a NaN did TensorFlow's result is another one.
+        # Infinities that did not win receive nothing. Where a NaN won, TensorFlow's result is different.
         upstream = np.where(output.value == _reduced(case, data, segment_ids, segments), upstream, 0)
         only = np.isnan(output.value)[np.maximum(segment_ids, 0)]
     if _is_unsorted(case.operator):

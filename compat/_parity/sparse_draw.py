@@ -1,4 +1,4 @@
-"""What the cases of sparse tensors share: random ones, and how both forms of an operator take them."""
+"""Random cases of sparse tensors, in the form that ``tf.sparse`` takes and in the form of the raw operators."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .bounds import sums
 from .case import COMPLEX, FLOATS, HALVES, INTEGERS, Case, Reference
 
 DTYPES = (*FLOATS, *FLOATS, *INTEGERS, torch.bool, *COMPLEX)
-# Our messages name what is wrong inside a SparseTensor, which is no argument of its own.
+# The words of our messages for parts of a SparseTensor, which are not arguments of their own.
 INDICES, SHAPE, DEFAULT = ("indices",), ("shape",), ("default_value",)
 
 
 def sparse_of(indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
-    """The parts may be anything that SparseTensor takes."""
+    """Make a SparseTensor of parts that may be anything its constructor takes."""
     return SparseTensor(indices, values, dense_shape)
 
 
 def any_values(rng: np.random.Generator, count: int) -> Any:
-    """Numbers of any dtype, or strings."""
+    """Draw numbers of any dtype, or strings."""
     if rng.random() < 0.12:
         return draw.strings(rng, count, 12)
     return draw.with_specials(rng, draw.values(rng, (count,), draw.one_of(rng, DTYPES)))
 
 
 def shape_of(rng: np.random.Generator, rows: int) -> tuple[int, ...]:
-    """Rank 1 to 4, with so many rows."""
+    """Draw a shape of rank 1 to 4 with so many rows."""
     return (rows, *(int(rng.integers(1, 40)) for _ in range(int(rng.integers(0, 4)))))
 
 
@@ -63,21 +63,21 @@ def case_of(
     gradients: tuple[str, ...] = (),
     names: tuple[str, ...] | None = None,
 ) -> Case:
-    """With gradients where there is an upstream."""
+    """Return a case, with gradients if there is an upstream."""
     if upstream is None:
         return Case(operator, arguments, note, names=names)
     return Case(operator, arguments, note, {output: upstream}, gradients, names)
 
 
 def as_arguments(operator: str, sp: SparseTensor, words: tuple[str, str, str]) -> dict[str, Any]:
-    """A SparseTensor as tf.sparse takes it, or its parts by the raw operator's names."""
+    """Return a SparseTensor as an argument of ``tf.sparse``, or its parts under the raw operator's names."""
     if operator.startswith("sparse."):
         return {"sp_input": sp}
     return dict(zip(words, (sp.indices, sp.values, sp.dense_shape), strict=True))
 
 
 def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
-    """Other sizes of the same product."""
+    """Draw other sizes with the same product."""
     factors = []
     for size in shape:
         for prime in (2, 3, 5, 7):
@@ -92,6 +92,6 @@ def regrouped(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int]:
 
 
 def total(value: np.ndarray, magnitude: np.ndarray, count: int, dtype: torch.dtype) -> Reference:
-    """Of one sum of so many terms. TensorFlow adds half types up in half precision."""
+    """Return the bounds of one sum of so many terms; TensorFlow adds half types up in half precision."""
     total = sums(value.reshape(1), magnitude.reshape(1), np.zeros(count, np.int64), dtype)
     return Reference(total.value[0], total.tolerance[0], ours_only=dtype in HALVES)

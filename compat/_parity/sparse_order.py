@@ -1,4 +1,4 @@
-"""Of the parity check: the order of a sparse tensor's entries, and dense tensors."""
+"""Parity check of the order of a sparse tensor's entries, and of dense tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _reorder_case(operator: str, sp: SparseTensor, note: str, upstream: Tensor |
 
 
 def random_reorder(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Distinct indices, negative ones too: TensorFlow's sort of many is not stable."""
+    """Draw distinct indices, also negative: TensorFlow's sort of many entries is not stable."""
     sp = drawn(rng, elements // 8, ordered=False)
     places = np.unique(sp.indices.numpy() - int(rng.integers(0, 20)), axis=0)
     sp = sparse_of(rng.permutation(places), sp.values[: places.shape[0]], sp.dense_shape)
@@ -65,7 +65,7 @@ def picked_reorder(operator: str) -> list[Case]:
 
 
 def random_retain(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """A mask of bools or numbers; now and then too long."""
+    """Draw a mask of bools or numbers, now and then too long."""
     sp = drawn(rng, elements, ordered=True)
     count, note = sp.indices.shape[0], "random"
     if rng.random() < 0.05:
@@ -109,7 +109,7 @@ def _dense_case(
 
 
 def random_dense(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Sorted and distinct with validation; repeated and in any order without; now and then outside."""
+    """Draw sorted, distinct indices with validation, else repeated ones in any order; now and then one is outside."""
     shape = regrouped(rng, (max(draw.size(rng, elements), 1),))
     validate = bool(rng.random() < 0.5)
     sp = draw.sparse(rng, tuple(shape), any_values(rng, draw.size(rng, elements // 4)), ordered=validate)
@@ -161,7 +161,7 @@ def picked_dense(operator: str) -> list[Case]:
 
 
 def dense_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
-    """TensorFlow takes the sum of the entries' gradients from the sum of all."""
+    """Return bounds: TensorFlow subtracts the sum of the entries' gradients from the sum of all."""
     name = "gradient of default_value"
     if name not in theirs.values:
         return {}
@@ -175,7 +175,7 @@ def dense_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
 
 
 def random_from_dense(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Half of the elements zeros, -0.0 among them."""
+    """Draw a tensor whose elements are zero in half of the places, -0.0 among them."""
     shape = regrouped(rng, (max(draw.size(rng, elements), 1),))
     count = math.prod(shape)
     if rng.random() < 0.1:

@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.sparse.segment_*`` and its gradient operators."""
+"""Parity check of ``tf.sparse.segment_*`` and its gradient operators."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def _picked_forward(operator: str) -> list[Case]:
         ints(0, 3, 1, 0, 1, 2, 3),
         ints(0, 0, 1, 2, 2, 3, 4),
     )
-    if not operator.endswith(("mean", "Mean", "MeanWithNumSegments")):  # whose sum overflows, though the mean would not
+    if not operator.endswith(("mean", "Mean", "MeanWithNumSegments")):  # a mean's sum overflows
         add("overflow of float32", torch.tensor([3e38, 3e38, 1.0]), ints(0, 1, 2), ints(0, 0, 1), None, torch.ones(2))
     add("overflow of float16", torch.tensor([6e4, 6e4, 1.0]).half(), ints(0, 1, 2), ints(0, 0, 1))
     for dtype in (torch.float16, torch.bfloat16):
-        # 2048 + 8 * 1 stays 2048 where the sum itself is kept in float16, 256 + 8 * 1 in bfloat16.
+        # A sum kept in float16 would leave 2048 + 8 * 1 at 2048, one kept in bfloat16 256 + 8 * 1 at 256.
         start = 2048.0 if dtype == torch.float16 else 256.0
         add("summed in float32", torch.tensor([start, 1.0], dtype=dtype), ints(0, *[1] * 8), ints(*[0] * 9))
     for dtype in FLOATS:
@@ -139,7 +139,7 @@ def _picked_grad(operator: str) -> list[Case]:
 
 
 def _spoil(rng: np.random.Generator, arguments: dict[str, Any], bound: int) -> str:
-    """Make one argument of a segment operator wrong; ``bound`` is that of the indices. Returns what is wrong."""
+    """Make one argument of a segment operator wrong and return which; ``bound`` is that of the indices."""
     count = arguments["indices"].numel()
     data = next(name for name in ("data", "grad") if name in arguments)
     ways = ["length", "index dtype", "segment id dtype", "data dtype", "scalar data", "index rank", "segment id rank"]
@@ -166,7 +166,7 @@ def _spoil(rng: np.random.Generator, arguments: dict[str, Any], bound: int) -> s
 
 
 def random_forward(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """A segment reduction of up to ``elements`` numbers, one in six of them wrong."""
+    """Draw a segment reduction of up to ``elements`` numbers; one call in six is wrong."""
     is_sum = operator.endswith(("segment_sum", "Sum", "SumWithNumSegments"))
     dtype = draw.one_of(rng, FLOATS + INTEGERS if is_sum and rng.random() < 0.5 else FLOATS)
     inner = draw.inner_shape(rng)
@@ -199,7 +199,7 @@ def random_forward(rng: np.random.Generator, operator: str, elements: int) -> Ca
 
 
 def random_grad(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """A gradient operator, its segment ids sorted or not, one in six of them wrong."""
+    """Draw the call of a gradient operator, with sorted or unsorted segment ids; one call in six is wrong."""
     inner = draw.inner_shape(rng)
     limit = draw.rows_limit(elements, inner)
     count, segments, bound = draw.size(rng, limit), draw.size(rng, limit), draw.size(rng, limit)
@@ -267,7 +267,7 @@ def _gradient(case: Case, grad: Tensor, segment_ids: np.ndarray, rows: np.ndarra
 
 
 def _unless_empty(reference: Reference, indices: np.ndarray) -> Reference:
-    """TensorFlow 2.21's dense gradient of empty indices is uninitialised memory; ours alone is compared to zeros."""
+    """Compare only ours if indices are empty: TensorFlow 2.21's dense gradient is then uninitialised memory."""
     return replace(reference, ours_only=len(indices) == 0)
 
 

@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.sparse`` and the raw operators behind it. Ragged tensors are in ragged.py."""
+"""Parity check of ``tf.sparse`` and the raw operators behind it. Ragged tensors are in ragged.py."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _reshape_case(operator: str, sp: SparseTensor, shape: Any, note: str, upstre
 
 
 def random_reshape(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Sizes regrouped; some indices anywhere; now and then a size too much."""
+    """Draw another shape for the same elements, now and then for more; in some cases indices are anywhere."""
     sp = drawn(rng, elements, ordered=bool(rng.random() < 0.5))
     sizes, note = regrouped(rng, sp.shape), "random"
     if rng.random() < 0.2:
@@ -121,7 +121,7 @@ def _fill_case(operator: str, sp: SparseTensor, default: Any, note: str, upstrea
 
 
 def random_fill(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Rows in order or in any; now and then one outside."""
+    """Draw rows, sorted or not, now and then one outside."""
     sp = drawn(rng, elements, ordered=bool(rng.random() < 0.5))
     note = "random"
     if rng.random() < 0.05 and sp.indices.shape[0]:
@@ -188,7 +188,7 @@ def _fill_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
 
 
 def _of_default(reverse: np.ndarray, grad: Tensor) -> Reference:
-    """What the default receives."""
+    """Return the default's gradient, with its bound."""
     numbers = wide(grad)
     value, magnitude = (sparse_fill_empty_rows_grad(reverse, x)[1] for x in (numbers, np.abs(numbers)))
     return total(value, magnitude, len(numbers) - len(np.unique(reverse)), grad.dtype)
@@ -202,7 +202,7 @@ def _fill_grad_references(case: Case, theirs: Outcome) -> dict[str, Reference]:
 
 
 def random_fill_grad(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Positions that repeat; now and then one outside."""
+    """Draw positions that repeat, now and then one outside."""
     filled = max(draw.size(rng, elements), 1)
     positions = torch.from_numpy(draw.ids(rng, draw.size(rng, filled), filled).astype(np.int64))
     note = "random"

@@ -1,4 +1,4 @@
-"""Of the parity check: ``tf.unique`` and ``tf.unique_with_counts``, and along an axis."""
+"""Parity check of ``tf.unique`` and ``tf.unique_with_counts``, and of both along an axis."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _unique(operator: str) -> list[Case]:
 
 
 def random_unique(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """A vector with many or few distinct values, of every dtype."""
+    """Draw a vector with many or few distinct values, of every dtype."""
     count = draw.size(rng, elements)
     distinct = 1 + draw.size(rng, max(count, 1))
     out_idx = draw.index_dtype(rng)
@@ -67,7 +67,7 @@ def random_unique(rng: np.random.Generator, operator: str, elements: int) -> Cas
             pool[distinct // 4 : distinct // 3] = 0.0
         values = pool[torch.from_numpy(draw.ids(rng, count, distinct))] if count else pool[:0]
         if dtype in FLOATS and values.isnan().any():
-            # No NaN equals another, and TensorFlow's hash map gives all the same place: its time is quadratic.
+            # No NaN equals another, but TensorFlow's hash map puts all in one place: its time is quadratic.
             values = values[:5000]
     if rng.random() < 0.05:
         return Case(operator, {"x": values.unsqueeze(0), "out_idx": out_idx}, "rank 2")
@@ -115,9 +115,9 @@ def _unique_along(operator: str) -> list[Case]:
 
 
 def _random_unique_along(rng: np.random.Generator, operator: str, elements: int) -> Case:
-    """Slices out of a pool, of every dtype, along any axis."""
+    """Draw slices out of a pool, of every dtype, along any axis."""
     inner, out_idx = draw.inner_shape(rng), draw.index_dtype(rng)
-    # TensorFlow compares element by element, through strides: thousands are enough.
+    # TensorFlow is slow here, since it compares element by element, through strides: thousands are enough.
     count = draw.size(rng, draw.rows_limit(min(elements, 100_000), inner))
     distinct = 1 + draw.size(rng, max(count, 1))
     dtype = draw.one_of(rng, (torch.bool, *FLOATS, *INTEGERS))

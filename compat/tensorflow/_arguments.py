@@ -1,4 +1,4 @@
-"""What callers may pass where TensorFlow takes "something convertible to a tensor"."""
+"""Conversions of what callers may pass where TensorFlow takes "something convertible to a tensor"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def as_tensor(
     argument: str, value: Any, *, empty: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> Tensor:
     """
-    ``value`` as a tensor, with the dtypes TensorFlow gives to Python numbers.
+    Convert ``value`` to a tensor, with the dtypes TensorFlow gives to Python numbers.
 
     Args:
         argument: its name, for errors.
@@ -40,14 +40,14 @@ def as_tensor(
 
 
 def _array_of(value: Any) -> Any:
-    """What an object of another library gives as its array; numpy would ask for a dtype and a copy, which few know."""
+    """Return another library's object as an array by ``__array__()``; numpy would pass arguments that few accept."""
     if isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__"):
         return value
     return value.__array__()
 
 
 def _as_tensorflow_would(array: np.ndarray, empty: torch.dtype) -> np.ndarray:
-    """The array of a Python list, in the dtype TensorFlow chooses."""
+    """Convert the array of a Python list to the dtype that TensorFlow chooses for the list."""
     if array.size == 0:
         return np.zeros(array.shape, str(empty).removeprefix("torch."))
     if array.dtype.kind == "i":
@@ -60,7 +60,7 @@ def _as_tensorflow_would(array: np.ndarray, empty: torch.dtype) -> np.ndarray:
 
 def as_size(argument: str, value: Any, dtypes: tuple[torch.dtype, ...] = (torch.int32, torch.int64)) -> Any:
     """
-    A scalar size as a Python integer (a SymInt while torch.compile traces); of a CUDA tensor it is read back.
+    Convert a scalar size to a Python integer (a SymInt while torch.compile traces); a CUDA tensor is read back.
 
     Raises:
         ValueError: for anything but an integer or a scalar tensor of one of ``dtypes``.
@@ -82,7 +82,7 @@ def as_size(argument: str, value: Any, dtypes: tuple[torch.dtype, ...] = (torch.
 
 def as_strings(argument: str, value: Any) -> np.ndarray | None:
     """
-    Strings as a numpy array of ``bytes`` objects, ``str`` encoded as UTF-8; None where ``value`` holds no strings.
+    Convert strings to a numpy array of ``bytes`` objects, ``str`` as UTF-8; return None if ``value`` has no strings.
 
     Args:
         argument: its name, for errors.

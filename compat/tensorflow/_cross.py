@@ -20,7 +20,7 @@ Column: TypeAlias = SparseTensor | Tensor | np.ndarray
 
 
 class JaggedColumn(NamedTuple):
-    """The values of a column row by row."""
+    """The values of a column, row by row."""
 
     #: int64, or strings.
     values: Tensor | np.ndarray
@@ -30,7 +30,7 @@ class JaggedColumn(NamedTuple):
 
 
 def columns_of(inputs: Any) -> list[Column]:
-    """The inputs, sparse ones first, as TensorFlow orders them; numbers cast to int64."""
+    """Return the inputs of a cross, sparse ones first as TensorFlow orders them, with numbers cast to int64."""
     if not isinstance(inputs, (list, tuple)):
         raise TypeError(f"inputs must be a list, got {type(inputs).__name__}")
     for position, column in enumerate(inputs):
@@ -53,7 +53,7 @@ def _with_int64(column: Column) -> Column:
 
 
 def jagged(columns: Sequence[Column], raw: bool) -> tuple[list[JaggedColumn], int]:
-    """The columns by rows, and the number of rows. Entries of a SparseTensor that its rows do not reach are lost."""
+    """Return the columns in jagged form and the number of rows. SparseTensor entries that no row reaches are lost."""
     device = next((_device(column) for column in columns if _device(column) is not None), None)
     rows = 0
     result = []
@@ -76,7 +76,7 @@ def jagged(columns: Sequence[Column], raw: bool) -> tuple[list[JaggedColumn], in
 
 
 def _argument(column: Column, raw: bool) -> str:
-    """Where the raw operators, or the others, take such a column."""
+    """Return the name of the argument by which a raw operator, or ``tf.sparse.cross``, takes this kind of column."""
     if not raw:
         return "inputs"
     return "shapes" if isinstance(column, SparseTensor) else "dense_inputs"
@@ -95,7 +95,7 @@ def _strings(values: np.ndarray) -> np.ndarray:
 
 
 def _sparse_column(column: SparseTensor, rows: int, device: torch.device | None) -> JaggedColumn:
-    """TensorFlow reads the entries of each row in turn, and stops at the first that is not of the row it waits for."""
+    """Return a SparseTensor in jagged form; as in TensorFlow, entries after the first out of row order are lost."""
     entries = column.indices[:, 0].contiguous().to(device)
     before = torch.cat([entries.new_zeros(1), entries[:-1]])[: entries.shape[0]]
     backwards = (entries < before).nonzero()
@@ -112,7 +112,7 @@ def crossed(
     *,
     raw: bool = False,
 ) -> SparseTensor:
-    """The hashed cross, where ``hashed`` makes int64 of a column's values."""
+    """Return the hashed cross of the columns; ``hashed`` turns the values of one column into int64."""
     if not 0 <= num_buckets < 2**63:
         raise ValueError(f"num_buckets must be in [0, 2 ** 63), got {num_buckets}")
     if not columns:
@@ -126,7 +126,7 @@ def crossed(
 
 
 def _sparse_result(values: Any, offsets: Tensor) -> SparseTensor:
-    """Rows as a SparseTensor whose columns count the row's values."""
+    """Return jagged rows as a SparseTensor: a row's values fill its columns from 0 on."""
     counts = offsets.diff()
     rows = torch.repeat_interleave(counts)
     places = torch.arange(rows.shape[0], device=rows.device) - offsets[:-1][rows]
@@ -135,12 +135,12 @@ def _sparse_result(values: Any, offsets: Tensor) -> SparseTensor:
 
 
 def numbers_or_fingerprints(column: JaggedColumn) -> Tensor:
-    """What a column is crossed as: int64 as they are, strings as their fingerprints."""
+    """Return the int64 that a column is crossed as: its numbers, or the fingerprints of its strings."""
     return column.values if isinstance(column.values, Tensor) else ops.fingerprint64(column.values)
 
 
 def crossed_strings(columns: Sequence[Column], separator: Any, *, raw: bool = False) -> SparseTensor:
-    """The cross as strings, in Python: torch has none."""
+    """Return the cross as strings, made in Python since torch has none."""
     joint = as_strings("separator", separator)
     if joint is None or joint.ndim != 0:
         raise ValueError(f"{'sep' if raw else 'separator'} must be one string, got {separator!r}")
@@ -168,20 +168,20 @@ def cross(inputs: Any, name: str | None = None, separator: Any = None) -> Sparse
     Cross columns: every combination of one value of each, row by row, joined to one string.
 
     Args:
-        inputs: a list of columns with the same number of rows: :class:`.SparseTensor` of rank 2, and matrices:
-            tensors, or numpy arrays of strings. **Sparse columns come before dense ones in the cross**, whatever their
-            order here. Numbers are cast to int64. Entries of a SparseTensor that come after one of a later row are
-            lost.
+        inputs: a list of columns with the same number of rows: each a :class:`.SparseTensor` of rank 2 or a matrix
+            (a tensor, or a numpy array of strings). **Sparse columns come before dense ones in the cross**, whatever
+            their order here. Numbers are cast to int64. Entries of a SparseTensor that come after one of a later row
+            are lost.
         name: ignored.
         separator: a string between the values; default ``"_X_"``.
 
     Returns:
-        A :class:`.SparseTensor` of strings, on the CPU: the combinations of each row, those of the last column
+        A :class:`.SparseTensor` of strings, on the CPU: the combinations of each row, the last column's values
         changing fastest, in its first columns.
 
     Raises:
-        TypeError: for inputs that are no list of such columns.
-        ValueError: for other ranks, different numbers of rows, or a separator that is no string.
+        TypeError: for inputs that are not a list of such columns.
+        ValueError: for other ranks, different numbers of rows, or a separator that is not a string.
 
     Source: ``tf.sparse.cross``.
 
@@ -205,11 +205,11 @@ def cross_hashed(
         name: ignored.
 
     Returns:
-        A :class:`.SparseTensor` of int64: the combinations of each row, those of the last column changing fastest, in
+        A :class:`.SparseTensor` of int64: the combinations of each row, the last column's values changing fastest, in
         its first columns.
 
     Raises:
-        TypeError: for inputs that are no list of such columns.
+        TypeError: for inputs that are not a list of such columns.
         ValueError: for other ranks, different numbers of rows, or numbers out of range.
 
     On CUDA the number of crosses is read back.
@@ -226,7 +226,7 @@ def cross_hashed(
 
 
 def signed_word(argument: str, value: Any) -> int:
-    """An integer in the range of int64."""
+    """Return an integer argument, checked to be in the range of int64."""
     word = as_size(argument, value, (torch.int64,))
     if not -(2**63) <= word < 2**63:
         raise ValueError(f"{argument} must be in [-2 ** 63, 2 ** 63), got {word}")

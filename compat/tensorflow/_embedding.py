@@ -1,4 +1,4 @@
-"""Behind :mod:`.nn` and :mod:`.compat.v1.nn`: what TensorFlow's lookups do with what they are given."""
+"""Behind :mod:`.nn` and :mod:`.compat.v1.nn`: TensorFlow's embedding lookups with their checks and odd cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMBINERS = ("mean", "sqrtn", "sum")
 
 
 def lookup(params: Any, ids: Any, partition_strategy: str, max_norm: Any, sparse_gradient: bool) -> Any:
-    """``tf.nn.embedding_lookup``."""
+    """Compute ``tf.nn.embedding_lookup``."""
     shards = _shards("params", params)
     if isinstance(ids, RaggedTensor):
         values = lookup(shards, _ragged_ids(ids.values), partition_strategy, max_norm, sparse_gradient)
@@ -45,7 +45,7 @@ def lookup_sparse(
     max_norm: Any,
     sparse_gradient: bool,
 ) -> Tensor:
-    """``tf.nn.embedding_lookup_sparse``: as many rows as the last id's row tells of."""
+    """Compute ``tf.nn.embedding_lookup_sparse``; the result ends with the row of the last id."""
     combiner = _combiner(combiner)
     shards = _shards("params", params)
     _check_kinds("sp_ids", sp_ids, "sp_weights", sp_weights)
@@ -68,7 +68,7 @@ def lookup_sparse(
     try:
         return _combined(shards, ids, weights, rows, partition_strategy, combiner, max_norm, sparse_gradient)
     except (IndexError, ValueError):
-        # Where rows are not sorted the last one is not the highest, and the operator blames another argument.
+        # If rows are not sorted, the last is not the highest, and the operator's error would name another argument.
         _check_rows("sp_ids", rows.get("row_ids"))
         raise
 
@@ -95,7 +95,7 @@ def _combined(
     max_norm: Any,
     sparse_gradient: bool,
 ) -> Tensor:
-    """The lookup, by how it is computed."""
+    """Look ids up and combine their rows, by the operator for floats or by sums of integers."""
     if shards[0].dtype not in _FLOATS:
         return _integer_lookup(shards, ids, weights, rows, partition_strategy, combiner, max_norm)
     _prepare_sparse_gradients(shards, sparse_gradient)
@@ -124,7 +124,7 @@ def safe_lookup_sparse(
     max_norm: Any,
     sparse_gradient: bool,
 ) -> Tensor:
-    """``tf.nn.safe_embedding_lookup_sparse``: ids of any rank, combined over the last dimension."""
+    """Compute ``tf.nn.safe_embedding_lookup_sparse``: ids of any rank, combined over the last dimension."""
     combiner = _combiner(combiner)
     dtype = None if sparse_weights is None else sparse_weights.values.dtype
     shards = _shards("embedding_weights", embedding_weights, dtype)
@@ -169,7 +169,7 @@ def safe_lookup_sparse(
 
 
 def _shards(argument: str, params: Any, dtype: torch.dtype | None = None) -> list[Tensor]:
-    """A list is shards; anything else, a tuple too, is one table. Numbers get ``dtype``, tensors must have it."""
+    """Return the shards of a table: a list is shards, anything else (also a tuple) one. Numbers get ``dtype``."""
     if params is None:
         raise ValueError(f"{argument} must be given, got None")
     each = params if isinstance(params, list) else [params]
@@ -210,7 +210,7 @@ def _check_kinds(ids_argument: str, ids: Any, weights_argument: str, weights: An
 
 
 def _index(argument: str, ids: Any, int16: bool) -> Tensor:
-    """Ids in a dtype that our operators take. int16 is taken where TensorFlow takes it."""
+    """Return ids in a dtype that our operators take; int16 is allowed where TensorFlow allows it."""
     if isinstance(ids, Tensor):
         if ids.dtype in (torch.int32, torch.int64):
             return ids
@@ -233,7 +233,7 @@ def _sparse_ids(argument: str, ids: Any, shards: list[Tensor], weights: Any, max
 
 
 def _weights(argument: str, weights: Any, ids: Tensor) -> Tensor:
-    """The values; where they are said to be does not matter, as in TensorFlow."""
+    """Return the values of the weights; as in TensorFlow, their indices do not matter."""
     values = as_tensor(argument, weights.values)
     if values.shape != ids.shape:
         raise ValueError(f"{argument} must have as many values as there are ids, {len(ids)}, got {len(values)}")
@@ -248,7 +248,7 @@ def _prepare_sparse_gradients(shards: list[Tensor], sparse_gradient: bool) -> No
 
 
 def _rows_of_any_rank(ids: SparseTensor | RaggedTensor) -> tuple[Tensor, int, list[int]]:
-    """Row of each id, number of rows, and the shape of the rows: all dimensions but the last, as one."""
+    """Return each id's row, the number of rows and the rows' shape; all dimensions but the last count as rows."""
     if isinstance(ids, RaggedTensor):
         rows = ids.row_splits.shape[0] - 1
         numbers = torch.arange(rows, device=ids.row_splits.device)
@@ -278,7 +278,7 @@ def _any_row_empty(ids: Tensor, row_ids: Tensor, num_rows: int, weights: Tensor 
 
 
 def _picked(shards: list[Tensor], ids: Tensor, partition_strategy: str) -> Tensor:
-    """One row per id, of any dtype."""
+    """Return one row per id, for tables of any dtype."""
     empty = [torch.empty(shard.shape[0], 0, device=ids.device) for shard in shards]
     ops.embedding_lookup(empty, ids, partition_strategy=partition_strategy)  # checks the ids
     places = ids
@@ -290,7 +290,7 @@ def _picked(shards: list[Tensor], ids: Tensor, partition_strategy: str) -> Tenso
 
 
 def _pruned(ids: Tensor, row_ids: Tensor, num_rows: int, default_id: int | None) -> tuple[Tensor, dict[str, Any]]:
-    """The ids that a safe lookup does not leave out, ordered by row, with the default in rows without any."""
+    """Return the ids that a safe lookup keeps, ordered by row; rows without any get the default id."""
     kept = ids >= 0
     ids, row_ids = ids[kept], row_ids[kept]
     if default_id is not None:
@@ -311,7 +311,7 @@ def _integer_lookup(
     max_norm: Any,
     argument: str = "params",
 ) -> Tensor:
-    """Integers: sums wrap, and a weighted mean is cut towards zero."""
+    """Combine rows of integers: sums wrap, and a weighted mean is cut towards zero."""
     allowed = ("sum",) if weights is None else ("sum", "mean")
     if combiner not in allowed or max_norm is not None:
         raise ValueError(f"{argument} must be floating for combiner {combiner!r} with max_norm={max_norm}")

@@ -17,7 +17,7 @@ __all__ = ["fingerprint"]
 
 def fingerprint(data: Any, method: Any = "farmhash64", name: str | None = None) -> Tensor:
     """
-    FarmHash Fingerprint64 of each row of ``data``, as 8 bytes.
+    Return FarmHash Fingerprint64 of each row of ``data``, as 8 bytes.
 
     Args:
         data: ``[N, ...]``, a tensor, a numpy array, a list of numbers, or strings. What is hashed of a row is its bytes
@@ -50,19 +50,19 @@ def fingerprint(data: Any, method: Any = "farmhash64", name: str | None = None) 
 
 
 def row_hashes(x: Tensor) -> Tensor:
-    """The hashes of the bytes of each row, int64."""
+    """Return the hashes of the bytes of each row, int64."""
     return ops.string_fingerprint64(*byte_strings(x))
 
 
 def byte_strings(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The bytes of each row of x, as bytes and offsets."""
+    """Return the rows of ``x`` as strings of bytes: all bytes, and the offset of each row."""
     rows = _bytes_of_rows(x)
     return rows.reshape(-1), torch.arange(rows.shape[0] + 1, device=x.device) * rows.shape[1]
 
 
 def _bytes_of_rows(x: Tensor) -> Tensor:
-    """``[N, bytes in a row]``, uint8."""
+    """Return the bytes of each row, ``[N, bytes in a row]``, uint8."""
     size = x.element_size() * math.prod(x.shape[1:])
-    # Contiguous for torch is a single element at any stride too, but not where its bytes are asked for.
+    # torch calls a single element contiguous whatever its stride, but view(torch.uint8) wants stride 1.
     elements = x.contiguous().as_strided((x.numel(),), (1,))
     return elements.view(torch.uint8).reshape(x.shape[0], size)

@@ -1,8 +1,8 @@
 """
-What TensorFlow computes of :class:`.IndexedSlices`.
+Norms, clipping and conversion to a dense tensor of :class:`.IndexedSlices`.
 
-Norms are those of the tensor that the slices stand for: rows that share an index are added up first. TensorFlow's take
-the slices as they come, which is another norm as soon as an index repeats.
+Norms are those of the tensor that the slices stand for: rows that share an index are added up first. TensorFlow takes
+the norm of the slices as they come, which differs as soon as an index repeats.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def convert_to_tensor(
     value: Any, dtype: torch.dtype | None = None, dtype_hint: Any = None, name: str | None = None
 ) -> Tensor:
     """
-    :class:`.IndexedSlices` as a dense tensor: slices that share an index add up, those with a negative one drop out.
+    Make a dense tensor of :class:`.IndexedSlices`: slices of one index add up, negative indices drop out.
 
     Args:
         value: slices whose ``dense_shape`` is known (only its first element matters), or what can be converted to a
             tensor.
-        dtype: that of the result. Slices must have it already.
-        dtype_hint: the same, where ``dtype`` is None and ``value`` has no dtype of its own.
+        dtype: the dtype of the result. Slices must have it already.
+        dtype_hint: the dtype of the result if ``dtype`` is None and ``value`` has no dtype of its own.
         name: ignored.
 
     Raises:
@@ -75,7 +75,7 @@ def deduplicate_indexed_slices(values: Any, indices: Any) -> tuple[Tensor, Tenso
 
 
 def merged(slices: IndexedSlices) -> IndexedSlices:
-    """The slices with those that share an index added up."""
+    """Return the slices with rows of one index added up."""
     values, indices = deduplicate_indexed_slices(slices.values, slices.indices)
     return IndexedSlices(values, indices, slices.dense_shape)
 
@@ -91,7 +91,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         name: ignored.
 
     Returns:
-        What ``t`` is; slices come back merged.
+        A tensor, or slices if ``t`` is slices; slices come back merged.
 
     Source: ``tf.clip_by_norm``.
 
@@ -106,7 +106,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
     limit = torch.as_tensor(clip_norm, dtype=values.dtype, device=values.device)
     dims = tuple(range(values.dim())) if axes is None else tuple(torch.as_tensor(axes).reshape(-1).tolist())
     squares = (values * values).sum(dims, keepdim=True) if dims else values * values
-    # Not through the root of 0, whose derivative is infinite.
+    # The gradient must not go through the root of 0, whose derivative is infinite.
     is_positive = squares > 0
     norms = torch.where(is_positive, torch.where(is_positive, squares, 1).sqrt(), squares)
     return values * limit / torch.maximum(norms, limit)
@@ -114,14 +114,14 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
 
 def global_norm(t_list: Sequence[Any], name: str | None = None) -> Tensor:
     """
-    The Euclidean norm of all elements of all tensors; None counts for nothing.
+    Return the Euclidean norm of all elements of all tensors; None counts for nothing.
 
     Args:
         t_list: tensors, :class:`.IndexedSlices` (merged first, which TensorFlow does not do), and None.
         name: ignored.
 
     Returns:
-        A scalar; float32 0 where ``t_list`` has no tensor.
+        A scalar; 0 in float32 if ``t_list`` has no tensor.
 
     Raises:
         TypeError: if ``t_list`` is not a list or tuple.

@@ -1,4 +1,4 @@
-"""Behind :class:`RaggedTensor`: padding, and its absence."""
+"""Behind :class:`RaggedTensor`: adding padding to rows, and finding where it begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._sparse_tensor import as_scalar_like, check_kind
 
 
 def lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
-    """The length of each row up to its last element that is not padding."""
+    """Return the length of each row up to its last element that is not padding."""
     if isinstance(dense, Tensor):
         differs = dense != default_like(dense.flatten(0, 1), padding, "padding")
     else:
@@ -35,7 +35,7 @@ def wanted_sizes(shape: Any, rank: int) -> list[int | None]:
 
 
 def default_like(values: Any, default: Any, argument: str = "default_value") -> Any:
-    """What pads: a scalar, or of the shape of one of ``values``."""
+    """Convert a padding value to the values' dtype: a scalar, or of the shape of one of ``values``."""
     if not isinstance(values, Tensor):
         return b"" if default is None else as_scalar_like(argument, default, values)
     if default is None:
@@ -57,7 +57,7 @@ def default_like(values: Any, default: Any, argument: str = "default_value") -> 
 
 
 def with_last(values: Any, last: Any) -> Any:
-    """``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
+    """Return ``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
     if isinstance(values, Tensor):
         return torch.cat([values, last.expand(1, *values.shape[1:])])
     row = np.empty((1, *values.shape[1:]), dtype=object)

@@ -34,7 +34,7 @@ class RaggedTensor:
         cls, values: Any, row_splits: Any, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """
-        From where each row begins, and where the last ends.
+        Make the tensor from where each row begins, and where the last ends.
 
         Args:
             values: ``[N, ...]``, a tensor or strings, or the :class:`RaggedTensor` of the inner rows.
@@ -60,7 +60,7 @@ class RaggedTensor:
         cls, values: Any, row_lengths: Any, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """
-        From the length of each row.
+        Make the tensor from the length of each row.
 
         Example:
             >>> RaggedTensor.from_row_lengths([3, 1, 4], [2, 0, 1]).to_list()
@@ -77,7 +77,7 @@ class RaggedTensor:
         cls, values: Any, value_rowids: Any, nrows: Any = None, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """
-        From the row of each value, sorted.
+        Make the tensor from the row of each value, sorted.
 
         Args:
             values: ``[N, ...]``.
@@ -109,7 +109,7 @@ class RaggedTensor:
     def from_row_starts(
         cls, values: Any, row_starts: Any, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
-        """From where each row begins; the first at 0."""
+        """Make the tensor from where each row begins; the first must begin at 0."""
         values = _as_inner(values)
         starts = as_int64("row_starts", row_starts, _device(values))
         return cls.from_row_splits(values, torch.cat([starts, starts.new_tensor([_count(values)])]))
@@ -118,7 +118,7 @@ class RaggedTensor:
     def from_row_limits(
         cls, values: Any, row_limits: Any, name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
-        """From where each row ends; the last with the values."""
+        """Make the tensor from where each row ends; the last must end with the values."""
         values = _as_inner(values)
         limits = as_int64("row_limits", row_limits, _device(values))
         return cls.from_row_splits(values, torch.cat([limits.new_zeros(1), limits]))
@@ -128,7 +128,7 @@ class RaggedTensor:
         cls, values: Any, uniform_row_length: Any, nrows: Any = None, validate: bool = True, name: str | None = None
     ) -> RaggedTensor:
         """
-        From one length for all rows. ``nrows`` is needed where it is 0; else it follows from the number of values.
+        Make the tensor from one length for all rows; a length of 0 needs ``nrows``, else it follows from the values.
 
         Example:
             >>> RaggedTensor.from_uniform_row_length([3, 1, 4, 1], 2).to_list()
@@ -148,7 +148,7 @@ class RaggedTensor:
         cls, flat_values: Any, nested_row_splits: Sequence[Any], name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """
-        From the row splits of every level, the outermost first.
+        Make the tensor from the row splits of every level, the outermost first.
 
         Example:
             >>> RaggedTensor.from_nested_row_splits([1, 2, 3, 4], [[0, 1, 2], [0, 3, 4]]).to_list()
@@ -160,7 +160,7 @@ class RaggedTensor:
     def from_nested_row_lengths(
         cls, flat_values: Any, nested_row_lengths: Sequence[Any], name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
-        """From the row lengths of every level, the outermost first."""
+        """Make the tensor from the row lengths of every level, the outermost first."""
         return _nest(flat_values, nested_row_lengths, cls.from_row_lengths)
 
     @classmethod
@@ -174,12 +174,12 @@ class RaggedTensor:
         row_splits_dtype: torch.dtype = torch.int64,
     ) -> RaggedTensor:
         """
-        From a dense tensor, or strings, of rank >= 2.
+        Make the tensor from a dense tensor, or strings, of rank >= 2.
 
         Args:
             tensor: ``[nrows, ncols, ...]``.
             lengths: ``[nrows]``: how much of each row to keep; cut to ``[0, ncols]``. Only with ragged_rank 1.
-            padding: a value: what of a row's end is equal to it is dropped. Not with ``lengths``.
+            padding: a value: elements at a row's end that are equal to it are dropped. Not with ``lengths``.
             ragged_rank: how many dimensions after the first become ragged.
             name: ignored.
             row_splits_dtype: torch.int64; others are not supported.
@@ -219,12 +219,12 @@ class RaggedTensor:
         cls, st_input: SparseTensor, name: str | None = None, row_splits_dtype: torch.dtype = torch.int64
     ) -> RaggedTensor:
         """
-        From a :class:`SparseTensor` of rank 2 whose rows begin at column 0 and have no holes.
+        Make the tensor from a :class:`SparseTensor` of rank 2 whose rows begin at column 0 and have no holes.
 
         As in TensorFlow, rows that are not sorted pass: the values stay in their order, the lengths are counted.
 
         Raises:
-            TypeError: for what is no SparseTensor.
+            TypeError: for an ``st_input`` that is not a SparseTensor.
             ValueError: for another rank, rows with holes, or a row outside the shape.
 
         Example:
@@ -249,7 +249,7 @@ class RaggedTensor:
 
     @property
     def ragged_rank(self) -> int:
-        """How many levels of rows there are."""
+        """The number of levels of rows."""
         return 1 + (self.values.ragged_rank if isinstance(self.values, RaggedTensor) else 0)
 
     @property
@@ -259,12 +259,12 @@ class RaggedTensor:
 
     @property
     def dtype(self) -> Any:
-        """Of the values; ``bytes`` for strings."""
+        """The dtype of the values; ``bytes`` for strings."""
         return self.flat_values.dtype if isinstance(self.flat_values, Tensor) else bytes
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """With None for the ragged dimensions."""
+        """The sizes of all dimensions, None for ragged ones."""
         inner = self.values.shape[1:]
         return (self.row_splits.shape[0] - 1, None, *inner)
 
@@ -275,34 +275,34 @@ class RaggedTensor:
         return (self.row_splits, *inner)
 
     def nested_row_lengths(self, name: str | None = None) -> tuple[Tensor, ...]:
-        """The row lengths of every level, the outermost first."""
+        """Return the row lengths of every level, the outermost first."""
         return tuple(splits.diff() for splits in self.nested_row_splits)
 
     def nested_value_rowids(self, name: str | None = None) -> tuple[Tensor, ...]:
-        """The row ids of every level, the outermost first."""
+        """Return the row ids of every level, the outermost first."""
         return tuple(ops.offsets_to_row_ids(splits) for splits in self.nested_row_splits)
 
     def nrows(self, out_type: torch.dtype | None = None, name: str | None = None) -> Tensor:
-        """How many rows there are: a scalar, int64 or ``out_type``."""
+        """Return the number of rows: a scalar, int64 or ``out_type``."""
         return torch.tensor(self.row_splits.shape[0] - 1, dtype=out_type or torch.int64)
 
     def row_starts(self, name: str | None = None) -> Tensor:
-        """Where each row begins."""
+        """Return where each row begins, ``[nrows]``."""
         return self.row_splits[:-1]
 
     def row_limits(self, name: str | None = None) -> Tensor:
-        """Where each row ends."""
+        """Return where each row ends, ``[nrows]``."""
         return self.row_splits[1:]
 
     def value_rowids(self, name: str | None = None) -> Tensor:
-        """The row of each value."""
+        """Return the row of each value."""
         return ops.offsets_to_row_ids(self.row_splits, _count(self.values))
 
     def row_lengths(self, axis: int = 1, name: str | None = None) -> Any:
         """
-        The lengths of rows along ``axis``: a vector for 1, a RaggedTensor beyond, the number of rows for 0.
+        Return the lengths of rows along ``axis``: a vector for 1, a RaggedTensor beyond, the number of rows for 0.
 
-        Of a uniform inner dimension they are all the same, one for each place of the dimensions before it.
+        The lengths along a uniform inner dimension are all equal, one for each place of the dimensions before it.
 
         Raises:
             ValueError: for an axis that there is not.
@@ -323,7 +323,7 @@ class RaggedTensor:
 
     def bounding_shape(self, axis: Any = None, name: str | None = None, out_type: torch.dtype | None = None) -> Tensor:
         """
-        The shape of the smallest dense tensor that holds all rows, or its sizes along ``axis``: one, or a list of them.
+        Return the shape of the smallest dense tensor that holds all rows, or its size or sizes along ``axis``.
 
         Raises:
             ValueError: for an axis that there is not.
@@ -342,33 +342,33 @@ class RaggedTensor:
     # ---- Other forms ----
 
     def with_values(self, new_values: Any) -> RaggedTensor:
-        """The same rows of other values, of which there must be as many."""
+        """Return the same rows with other values, of which there must be as many."""
         inner = _as_inner(new_values)
         if _count(inner) != _count(self.values):
             raise ValueError(f"new_values must have {_count(self.values)} rows, got {_count(inner)}")
         return RaggedTensor(inner, self.row_splits)
 
     def with_flat_values(self, new_values: Any) -> RaggedTensor:
-        """The same rows of other innermost values, of which there must be as many."""
+        """Return the same rows with other innermost values, of which there must be as many."""
         if isinstance(self.values, RaggedTensor):
             return self.with_values(self.values.with_flat_values(new_values))
         return self.with_values(new_values)
 
     def to_list(self) -> list:
-        """Nested lists."""
+        """Return the rows as nested lists."""
         inner = self.values.to_list() if isinstance(self.values, RaggedTensor) else self.values.tolist()
         bounds = self.row_splits.tolist()
         return [inner[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
 
     def to_tensor(self, default_value: Any = None, name: str | None = None, shape: Any = None) -> Any:
         """
-        A dense tensor (strings: a numpy array) with ``default_value`` where rows are shorter than the longest.
+        Return a dense tensor (strings: a numpy array) with ``default_value`` behind the ends of shorter rows.
 
         Args:
             default_value: a scalar of the values' kind, or of the shape of one innermost value; default: 0, "" or
                 False.
             name: ignored.
-            shape: sizes of the result, None for what the rows ask for; what does not fit is cut.
+            shape: sizes of the result; None: as large as the rows need. Longer rows are cut.
 
         Example:
             >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).to_tensor(-1)
@@ -381,7 +381,7 @@ class RaggedTensor:
         return self._padded(sizes, default)
 
     def _padded(self, sizes: list[int | None], default: Any) -> Any:
-        """Rows first, then the inner dimensions."""
+        """Pad the outer rows, then the inner dimensions."""
         inner = self.values
         if isinstance(inner, RaggedTensor):
             bounds = inner.bounding_shape().tolist()
@@ -400,7 +400,7 @@ class RaggedTensor:
 
     def to_sparse(self, name: str | None = None) -> SparseTensor:
         """
-        A :class:`SparseTensor` with an entry for each value, in order; its shape is :meth:`bounding_shape`.
+        Return a :class:`SparseTensor` with an entry for each value, in order; its shape is :meth:`bounding_shape`.
 
         Example:
             >>> RaggedTensor.from_row_splits([3, 1, 4], [0, 2, 2, 3]).to_sparse().indices

@@ -15,7 +15,7 @@ _DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 def Bucketize(*, input: Any, boundaries: Any, name: str | None = None) -> Tensor:
     """
-    How many boundaries are not above each number; NaN falls into the last bucket.
+    Return for each number how many boundaries are not above it; NaN falls into the last bucket.
 
     Args:
         input: any shape; int32, int64, float32 or float64. As in TensorFlow, integers are compared as float32.

@@ -1,4 +1,4 @@
-"""``tf.raw_ops`` of the family ``hash``."""
+"""The operators of ``tf.raw_ops`` that hash and cross."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ._tensors import SparseTensor, as_values
 
 
 class SparseCrossResult(NamedTuple):
-    """The parts of a SparseTensor."""
+    """The indices, values and shape of a cross, as the raw operators return a sparse tensor."""
 
     output_indices: Tensor
     output_values: Any
@@ -34,17 +34,17 @@ class SparseCrossResult(NamedTuple):
 
 
 def StringToHashBucketFast(*, input: Any, num_buckets: int, name: str | None = None) -> Tensor:
-    """:func:`.strings.to_hash_bucket_fast`."""
+    """Compute :func:`.strings.to_hash_bucket_fast`."""
     return strings.to_hash_bucket_fast(input, num_buckets)
 
 
 def StringToHashBucketStrong(*, input: Any, num_buckets: int, key: Any, name: str | None = None) -> Tensor:
-    """:func:`.strings.to_hash_bucket_strong`."""
+    """Compute :func:`.strings.to_hash_bucket_strong`."""
     return strings.to_hash_bucket_strong(input, num_buckets, key)
 
 
 def StringToHashBucket(*, string_tensor: Any, num_buckets: int, name: str | None = None) -> Tensor:
-    """:func:`.strings.to_hash_bucket`."""
+    """Compute :func:`.strings.to_hash_bucket`."""
     return strings.hash_buckets(ops.to_hash_bucket, string_tensor, num_buckets, "string_tensor")
 
 
@@ -58,12 +58,12 @@ def AsString(
     fill: str = "",
     name: str | None = None,
 ) -> np.ndarray:
-    """:func:`.strings.as_string`."""
+    """Compute :func:`.strings.as_string`."""
     return strings.as_string(input, precision, scientific, shortest, width, fill)
 
 
 def Fingerprint(*, data: Any, method: Any, name: str | None = None) -> Tensor:
-    """:func:`torchsparse_rec.compat.tensorflow.fingerprint`."""
+    """Compute :func:`torchsparse_rec.compat.tensorflow.fingerprint`."""
     return fingerprint(data, method)
 
 
@@ -81,9 +81,10 @@ def SparseCross(
     name: str | None = None,
 ) -> SparseCrossResult:
     """
-    :func:`.sparse.cross_hashed` if ``hashed_output``, else :func:`.sparse.cross`, of columns in parts.
+    Compute :func:`.sparse.cross_hashed` if ``hashed_output``, else :func:`.sparse.cross`, of columns in parts.
 
-    ``hash_key`` 0 is 0 here. ``out_type`` and ``internal_type`` follow from the rest, and are ignored.
+    ``hash_key=0`` is the key 0, not the default. ``out_type`` and ``internal_type`` follow from the rest and are
+    ignored.
     """
     columns = _columns(indices, values, shapes, dense_inputs)
     if not hashed_output:
@@ -101,7 +102,7 @@ def SparseCrossV2(
     sep: Any,
     name: str | None = None,
 ) -> SparseCrossResult:
-    """:func:`.sparse.cross` of columns in parts."""
+    """Compute :func:`.sparse.cross` of columns in parts."""
     return _parts(crossed_strings(_columns(indices, values, shapes, dense_inputs), sep, raw=True))
 
 
@@ -117,11 +118,11 @@ def SparseCrossHashed(
     name: str | None = None,
 ) -> SparseCrossResult:
     """
-    A hashed cross whose hash starts with the first column's value, of columns in parts.
+    Compute a hashed cross whose hash starts with the first column's value, of columns in parts.
 
     Strings are crossed as their Fingerprint64, or as their SipHash-2-4 with the key ``salt`` if ``strong_hash``.
-    Integers of sparse columns likewise, as their 8 bytes, and of dense columns too if ``strong_hash``, else as they
-    are.
+    Integers of sparse columns are hashed the same way, as strings of their 8 bytes; integers of dense columns are so
+    only if ``strong_hash``, otherwise they are crossed as they are.
     """
     columns = _columns(indices, values, shapes, dense_inputs)
     key = as_tensor("salt", salt).tolist()
@@ -145,7 +146,7 @@ def SparseCrossHashed(
 
 
 def _all_bits(low: Tensor, other: Tensor) -> Tensor:
-    """The 64 bits of hashes, of which the remainders by 2 ** 62 and 2 ** 62 + 1 are known."""
+    """Return the 64 bits of hashes, given their remainders by 2 ** 62 and 2 ** 62 + 1."""
     # h = q 2^62 + low, and so h = low - q modulo 2^62 + 1.
     upper = torch.where(low >= other, low - other, low - other + (2**62 + 1))
     return low + (upper << 62)
@@ -154,7 +155,7 @@ def _all_bits(low: Tensor, other: Tensor) -> Tensor:
 def _columns(
     indices: Sequence[Any], values: Sequence[Any], shapes: Sequence[Any], dense_inputs: Sequence[Any]
 ) -> list[Column]:
-    """The columns in the order of the cross: int64 or strings."""
+    """Return the columns, int64 or strings, in the order of the cross."""
     if not len(indices) == len(values) == len(shapes):
         raise ValueError(
             f"indices, values and shapes must have the same length, got {len(indices)}, {len(values)}, {len(shapes)}"

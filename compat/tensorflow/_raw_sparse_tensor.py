@@ -1,4 +1,4 @@
-"""The part of :mod:`.raw_ops` that concerns sparse tensors themselves."""
+"""The operators of ``tf.raw_ops`` that reshape, fill and reorder sparse tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RaggedFilledRows(NamedTuple):
 
 
 class FilledRowsGradient(NamedTuple):
-    """What the gradient operators return."""
+    """What :func:`SparseFillEmptyRowsGrad` and :func:`RaggedFillEmptyRowsGrad` return."""
 
     #: ``[N]``.
     d_values: Tensor
@@ -66,7 +66,7 @@ class Reordered(NamedTuple):
 
 def SparseReshape(*, input_indices: Any, input_shape: Any, new_shape: Any, name: str | None = None) -> Reshaped:
     """
-    :func:`.sparse.reshape`.
+    Compute :func:`.sparse.reshape`.
 
     Example:
         >>> SparseReshape(input_indices=[[0, 2]], input_shape=[2, 3], new_shape=[6])
@@ -79,7 +79,7 @@ def SparseFillEmptyRows(
     *, indices: Any, values: Any, dense_shape: Any, default_value: Any, name: str | None = None
 ) -> FilledRows:
     """
-    :func:`.sparse.fill_empty_rows`, and where each entry went.
+    Compute :func:`.sparse.fill_empty_rows`, and where each entry went.
 
     Example:
         >>> SparseFillEmptyRows(indices=[[1]], values=[5.0], dense_shape=[2], default_value=0.0).reverse_index_map
@@ -92,7 +92,7 @@ def SparseFillEmptyRows(
 
 def SparseFillEmptyRowsGrad(*, reverse_index_map: Any, grad_values: Any, name: str | None = None) -> FilledRowsGradient:
     """
-    The gradient of :func:`SparseFillEmptyRows`; positions may repeat.
+    Return the gradient of :func:`SparseFillEmptyRows`; positions may repeat.
 
     Example:
         >>> SparseFillEmptyRowsGrad(reverse_index_map=[2, 0], grad_values=[1.0, 2.0, 4.0])
@@ -105,7 +105,7 @@ def RaggedFillEmptyRows(
     *, value_rowids: Any, values: Any, nrows: Any, default_value: Any, name: str | None = None
 ) -> RaggedFilledRows:
     """
-    The same of row ids. With ``nrows`` 0, ``output_value_rowids`` has the shape ``[0, 1]``, as in TensorFlow.
+    Give every row without values the default, for values with row ids; see :func:`SparseFillEmptyRows`.
 
     Example:
         >>> RaggedFillEmptyRows(value_rowids=[1], values=[5.0], nrows=2, default_value=0.0).output_values
@@ -122,7 +122,7 @@ def RaggedFillEmptyRows(
 
 def RaggedFillEmptyRowsGrad(*, reverse_index_map: Any, grad_values: Any, name: str | None = None) -> FilledRowsGradient:
     """
-    The gradient of :func:`RaggedFillEmptyRows`.
+    Return the gradient of :func:`RaggedFillEmptyRows`.
 
     Example:
         >>> RaggedFillEmptyRowsGrad(reverse_index_map=[1], grad_values=[1.0, 2.0])
@@ -133,7 +133,7 @@ def RaggedFillEmptyRowsGrad(*, reverse_index_map: Any, grad_values: Any, name: s
 
 def SparseReorder(*, input_indices: Any, input_values: Any, input_shape: Any, name: str | None = None) -> Reordered:
     """
-    :func:`.sparse.reorder`.
+    Compute :func:`.sparse.reorder`.
 
     Example:
         >>> SparseReorder(input_indices=[[1], [0]], input_values=[5.0, 6.0], input_shape=[2]).output_values
@@ -160,7 +160,7 @@ def SparseToDense(
     name: str | None = None,
 ) -> Any:
     """
-    :func:`.sparse.to_dense` of indices that may also be a vector or a scalar, and of values that may be one scalar.
+    Compute :func:`.sparse.to_dense`; indices may also be a vector or scalar, values one scalar.
 
     Example:
         >>> SparseToDense(sparse_indices=[1, 3], output_shape=[4], sparse_values=7.0, default_value=0.0)
@@ -179,7 +179,7 @@ def SparseToDense(
 
 
 def _repeated(value: Any, count: int) -> Any:
-    """A scalar as a vector."""
+    """Repeat a scalar ``count`` times, as a vector."""
     if isinstance(value, Tensor):
         return value.expand(count)
     return value.reshape(1).repeat(count)

@@ -1,4 +1,4 @@
-"""``tf.raw_ops`` of unique along an axis."""
+"""The operators of ``tf.raw_ops`` that find the distinct slices along an axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._unique import Unique, UniqueWithCounts, unique_along
 
 def UniqueV2(*, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> Unique:
     """
-    The distinct slices of ``x`` along an axis, in order of first appearance.
+    Return the distinct slices of ``x`` along an axis, in order of first appearance.
 
     Args:
         x: of any rank, or of rank 1 without an axis; dtypes as of :func:`torchsparse_rec.compat.tensorflow.unique`. A
@@ -35,7 +35,7 @@ def UniqueWithCountsV2(
     *, x: Any, axis: Any, out_idx: torch.dtype = torch.int32, name: str | None = None
 ) -> UniqueWithCounts:
     """
-    :func:`UniqueV2`, and how often each slice occurs.
+    Compute :func:`UniqueV2`, and count how often each slice occurs.
 
     Example:
         >>> UniqueWithCountsV2(x=torch.tensor([[1, 1], [3, 3]]), axis=[-1]).count

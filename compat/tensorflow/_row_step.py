@@ -1,4 +1,4 @@
-"""What the functions of _row_update.py share: their results, their arguments, and the step on copies."""
+"""Results, argument checks and the step on copies, shared by the functions of _row_update.py."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WithCenteredRMSProp(NamedTuple):
 
 
 def _number(argument: str, value: Any, var: Tensor) -> float:
-    """A hyperparameter, rounded to the dtype of ``var`` as TensorFlow's scalars are."""
+    """Return a hyperparameter rounded to the dtype of ``var``, as TensorFlow's scalars are."""
     if isinstance(value, Tensor) and (value.dim() != 0 or value.dtype != var.dtype):
         raise ValueError(
             f"{argument} must be a number or a scalar of the dtype of var, {var.dtype}, got {value.dtype} of shape"
@@ -78,13 +78,13 @@ def _number(argument: str, value: Any, var: Tensor) -> float:
 
 
 def _as_var(argument: str, value: Any, var: Tensor) -> Tensor:
-    """A tensor beside ``var``: what has no dtype of its own takes that of ``var``."""
+    """Convert a value to a tensor on the device of ``var``; a value without a dtype takes that of ``var``."""
     tensor = as_tensor(argument, value, device=var.device).detach()
     return tensor if isinstance(value, (Tensor, np.ndarray)) else tensor.to(var.dtype)
 
 
 def _slot(argument: str, value: Any, var: Tensor) -> Tensor:
-    """A copy of a slot of ``var``."""
+    """Return a copy of a slot, checked to have the shape and dtype of ``var``."""
     slot = _as_var(argument, value, var)
     if slot.shape != var.shape or slot.dtype != var.dtype:
         raise ValueError(
@@ -104,7 +104,7 @@ def step(
     numbers: dict[str, tuple[str, Any]],
     **choices: Any,
 ) -> Result:
-    """``update`` on copies. ``numbers``: TensorFlow's name and value of each hyperparameter, by our name."""
+    """Run ``update`` on copies. ``numbers``: TensorFlow's name and value of each hyperparameter, by our name."""
     table = as_tensor("var", var).detach().clone(memory_format=torch.contiguous_format)
     states = [_slot(name, slot, table) for name, slot in slots.items()]
     rows = as_tensor("indices", indices, empty=torch.int32, device=table.device)

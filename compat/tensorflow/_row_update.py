@@ -1,8 +1,8 @@
 """
 ``tf.raw_ops.ResourceSparseApply*`` as functions: an optimizer's step on the rows that a gradient names.
 
-TensorFlow's operators write into variables; these leave their arguments as they are and return new tensors. The same in
-place: :mod:`torchsparse_rec.ops`. All share these rules:
+TensorFlow's operators write into variables; these functions leave their arguments as they are and return new tensors.
+:mod:`torchsparse_rec.ops` has the functions that write in place. All share these rules:
 
 * ``grad`` ``[N, ...]`` and ``indices`` ``[N]`` (int32 or int64) are the slices of an IndexedSlices; ``var`` and its
   slots ``[V, ...]`` have one shape and dtype: float16, bfloat16, float32 or float64.
@@ -35,7 +35,7 @@ def sparse_apply_adagrad(
     name: str | None = None,
 ) -> WithAccumulator:
     """
-    Adagrad: ``accum += grad * grad``, ``var -= lr * grad / sqrt(accum)``.
+    Take a step of Adagrad: ``accum += grad * grad``, ``var -= lr * grad / sqrt(accum)``.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdagrad``.
 
@@ -68,7 +68,7 @@ def sparse_apply_adagrad_v2(
     name: str | None = None,
 ) -> WithAccumulator:
     """
-    Adagrad with ``epsilon`` outside the root: ``var -= lr * grad / (sqrt(accum) + epsilon)``.
+    Take a step of Adagrad with ``epsilon`` outside the root: ``var -= lr * grad / (sqrt(accum) + epsilon)``.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdagradV2``.
 
@@ -103,7 +103,7 @@ def sparse_apply_adagrad_da(
     name: str | None = None,
 ) -> WithAdagradDA:
     """
-    Adagrad with dual averaging: ``var`` follows from the sums of gradients and of their squares.
+    Take a step of Adagrad with dual averaging: ``var`` follows from sums of gradients and of their squares.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdagradDA``.
 
@@ -133,7 +133,7 @@ def sparse_apply_adadelta(
     name: str | None = None,
 ) -> WithAdadelta:
     """
-    Adadelta; the formulas are those of :func:`torchsparse_rec.ops.sparse_apply_adadelta_`.
+    Take a step of Adadelta by the formulas of :func:`torchsparse_rec.ops.sparse_apply_adadelta_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyAdadelta``.
 
@@ -168,7 +168,7 @@ def sparse_apply_ftrl(
     name: str | None = None,
 ) -> WithFtrl:
     """
-    FTRL-proximal; the formulas are those of :func:`torchsparse_rec.ops.sparse_apply_ftrl_`.
+    Take a step of FTRL-proximal by the formulas of :func:`torchsparse_rec.ops.sparse_apply_ftrl_`.
 
     Source: ``tf.raw_ops.ResourceSparseApplyFtrl``.
 
@@ -197,7 +197,7 @@ def sparse_apply_ftrl_v2(
     name: str | None = None,
 ) -> WithFtrl:
     """
-    FTRL-proximal with ``l2_shrinkage``, which goes into the linear term alone.
+    Take a step of FTRL-proximal with ``l2_shrinkage``, which goes only into the linear term.
 
     Source: ``tf.raw_ops.ResourceSparseApplyFtrlV2``.
 
@@ -237,7 +237,7 @@ def sparse_apply_proximal_adagrad(
     name: str | None = None,
 ) -> WithAccumulator:
     """
-    Proximal Adagrad: a step of size ``lr / sqrt(accum)``, then towards zero.
+    Take a step of proximal Adagrad: a step of size ``lr / sqrt(accum)``, then towards zero.
 
     Source: ``tf.raw_ops.ResourceSparseApplyProximalAdagrad``.
 
@@ -253,7 +253,7 @@ def sparse_apply_proximal_gradient_descent(
     var: Any, alpha: Any, l1: Any, l2: Any, grad: Any, indices: Any, use_locking: bool = False, name: str | None = None
 ) -> Tensor:
     """
-    Proximal gradient descent: a step of size ``alpha``, then towards zero. Returns the new ``var``.
+    Take a step of proximal gradient descent, of size ``alpha``, then towards zero; return the new ``var``.
 
     Source: ``tf.raw_ops.ResourceSparseApplyProximalGradientDescent``.
 
@@ -281,7 +281,7 @@ def sparse_apply_rms_prop(
     name: str | None = None,
 ) -> WithRMSProp:
     """
-    RMSProp, with ``epsilon`` inside the root.
+    Take a step of RMSProp, with ``epsilon`` inside the root.
 
     Source: ``tf.raw_ops.ResourceSparseApplyRMSProp``.
 
@@ -308,7 +308,7 @@ def sparse_apply_centered_rms_prop(
     name: str | None = None,
 ) -> WithCenteredRMSProp:
     """
-    RMSProp with the estimated variance for the average square.
+    Take a step of RMSProp that divides by the root of an estimated variance, not of the average square.
 
     Source: ``tf.raw_ops.ResourceSparseApplyCenteredRMSProp``.
 
@@ -341,7 +341,7 @@ def sparse_apply_momentum(
     name: str | None = None,
 ) -> WithAccumulator:
     """
-    Momentum: ``accum = momentum * accum + grad``, ``var -= lr * accum``.
+    Take a step of momentum: ``accum = momentum * accum + grad``, ``var -= lr * accum``.
 
     Source: ``tf.raw_ops.ResourceSparseApplyMomentum``.
 
@@ -374,7 +374,7 @@ def sparse_apply_keras_momentum(
     name: str | None = None,
 ) -> WithAccumulator:
     """
-    Momentum as Keras has it: ``accum = momentum * accum - lr * grad``, ``var += accum``.
+    Take a step of Keras's momentum: ``accum = momentum * accum - lr * grad``, ``var += accum``.
 
     Source: ``tf.raw_ops.ResourceSparseApplyKerasMomentum``.
 

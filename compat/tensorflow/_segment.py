@@ -44,7 +44,7 @@ _SIGNED = {
 def segment_reduce(
     reduction: str, data: Any, indices: Any, segment_ids: Any, num_segments: Any, sparse_gradient: bool
 ) -> Tensor:
-    """``reduction`` (sum, mean or sqrt_n) of the rows ``data[indices]`` within each segment."""
+    """Reduce (sum, mean or sqrt_n) the rows ``data[indices]`` within each segment."""
     data = as_tensor("data", data)
     indices = as_tensor("indices", indices, empty=torch.int32, device=data.device)
     segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=data.device)
@@ -60,7 +60,7 @@ def segment_reduce(
 
 
 def segment_grad(reduction: str, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any) -> Tensor:
-    """The gradient of :func:`segment_reduce` with respect to ``data``, dense."""
+    """Return the gradient of :func:`segment_reduce` with respect to ``data``, dense."""
     grad = as_tensor("grad", grad)
     indices = as_tensor("indices", indices, empty=torch.int32, device=grad.device)
     segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=grad.device)
@@ -70,7 +70,7 @@ def segment_grad(reduction: str, grad: Any, indices: Any, segment_ids: Any, outp
 def segment_grad_v2(
     reduction: str, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any
 ) -> tuple[Tensor, Tensor]:
-    """The same, only the rows that have entries, and their sorted ids in the dtype of ``indices``."""
+    """Return the rows of :func:`segment_grad` that have entries, and their sorted ids in the dtype of ``indices``."""
     grad = as_tensor("grad", grad)
     indices = as_tensor("indices", indices, empty=torch.int32, device=grad.device)
     segment_ids = as_tensor("segment_ids", segment_ids, empty=torch.int32, device=grad.device)
@@ -80,9 +80,9 @@ def segment_grad_v2(
 
 def _integer_sum(data: Tensor, indices: Tensor, segment_ids: Tensor, num_segments: int | None) -> Tensor:
     """
-    The sum for integers, which wraps as TensorFlow's: differences of one running sum, exact modulo 2 ** bits.
+    Sum integers within segments, wrapping as TensorFlow: differences of one running sum, modulo 2 ** bits.
 
-    It makes two int64 tensors of the size of ``data[indices]``.
+    Two int64 tensors of the size of ``data[indices]`` are made.
     """
     if data.dim() == 0:
         raise ValueError("data must have rank >= 1, got a scalar")
@@ -128,10 +128,10 @@ _HOOKED = WeakIdKeyDictionary()
 
 def keep_coalesced(data: Tensor) -> None:
     """
-    Have ``data.grad`` marked as coalesced when its rows are sorted and unique.
+    Mark ``data.grad`` as coalesced whenever its rows are sorted and unique.
 
     torch drops that mark when it stores a gradient in a leaf, and joins the entries of several contributions, which
-    may then repeat rows; hence the look at the rows, which on CUDA waits for the device.
+    may then repeat rows; therefore the rows are examined, which on CUDA waits for the device.
     """
     if data in _HOOKED:
         return

@@ -1,4 +1,4 @@
-"""Behind :mod:`.math` and :mod:`._raw_segment_rows`: what TensorFlow does around the segment reductions."""
+"""Behind :mod:`.math` and :mod:`._raw_segment_rows`: TensorFlow's segment reductions, checks and odd cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NARROW = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 
 
 def segment_reduce(reduction: str, data: Any, segment_ids: Any) -> Tensor:
-    """Over sorted ids; the result has the last id + 1 rows."""
+    """Reduce rows by sorted segment ids; the result has the last id + 1 rows."""
     data = as_tensor("data", data)
     segment_ids = as_tensor("segment_ids", segment_ids, device=data.device)
     if data.dim() == 0:  # before torch.view_as_real gives it a rank
@@ -43,14 +43,14 @@ def segment_reduce(reduction: str, data: Any, segment_ids: Any) -> Tensor:
 
 
 def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_segments: Any) -> Tensor:
-    """Over ids in any order; rows whose id is negative are left out."""
+    """Reduce rows by segment ids in any order; rows whose id is negative are left out."""
     data = as_tensor("data", data)
     segment_ids = as_tensor("segment_ids", segment_ids, device=data.device)
     num_segments = as_size("num_segments", num_segments)
     if segment_ids.dtype == torch.int16 and reduction in ("sum", "mean", "sqrt_n"):
         segment_ids = segment_ids.int()
     if data.numel() == 0 and reduction not in ("mean", "sqrt_n") and segment_ids.dtype in (torch.int32, torch.int64):
-        segment_ids = torch.full_like(segment_ids, -1)  # nobody looks at the ids then
+        segment_ids = torch.full_like(segment_ids, -1)  # no row depends on the ids then
     if data.is_complex() and reduction == "sum" and data.dim() >= segment_ids.dim():
         parts = ops.unsorted_segment_sum(torch.view_as_real(data), segment_ids, num_segments)
         return torch.view_as_complex(parts)
@@ -62,7 +62,7 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
         return _mean_of_integers(data, segment_ids, num_segments)
     result = _UNSORTED[reduction](data, segment_ids, num_segments)
     if reduction in ("max", "min") and result.is_floating_point():
-        # TensorFlow starts from the number that never wins: an infinity beyond it does not win either.
+        # TensorFlow starts from the lowest or highest finite number: an infinity beyond it does not win either.
         limit = torch.finfo(result.dtype)
         return result.clamp_min(limit.min) if reduction == "max" else result.clamp_max(limit.max)
     return result
@@ -70,7 +70,7 @@ def unsorted_segment_reduce(reduction: str, data: Any, segment_ids: Any, num_seg
 
 def _complex_products(data: Tensor, segment_ids: Tensor, ones: Tensor) -> Tensor:
     """
-    Products of complex rows, in torch's own operations: neighbours in a segment are multiplied, until each has one.
+    Multiply complex rows within segments by torch's operations: neighbours in pairs, until a segment has one row.
 
     ``ones`` is what the reduction gives for ones: it has the shape of the result, and the ids have been checked for it.
     """
@@ -91,7 +91,7 @@ def _complex_products(data: Tensor, segment_ids: Tensor, ones: Tensor) -> Tensor
 
 
 def _mean_of_integers(data: Tensor, segment_ids: Tensor, num_segments: int) -> Tensor:
-    """A float, of a sum and a number of rows that wrap in the dtype of the data; a number below 1 counts as 1."""
+    """Return a mean of integers as a float: sum and count wrap in the dtype of the data; a count below 1 is 1."""
     sums = ops.unsorted_segment_sum(data, segment_ids, num_segments)
     ones = torch.ones(segment_ids.shape, dtype=data.dtype, device=data.device)
     counts = ops.unsorted_segment_sum(ones, segment_ids, num_segments)

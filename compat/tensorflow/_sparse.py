@@ -1,4 +1,4 @@
-"""Behind :mod:`.sparse` and :mod:`.raw_ops`: what is done to a sparse tensor itself."""
+"""Behind :mod:`.sparse` and :mod:`.raw_ops`: reshape, fill, sort, filter and densify sparse tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _sparse(argument: str, value: Any) -> SparseTensor:
 
 
 def sizes(argument: str, value: Any) -> list[int]:
-    """A shape given as numbers or as a vector of int32 or int64."""
+    """Return a shape as a list of integers, given as numbers or as a vector of int32 or int64."""
     tensor = as_int64(argument, value)
     if tensor.dim() != 1:
         raise ValueError(f"{argument} must be a vector, got shape {list(tensor.shape)}")
@@ -30,7 +30,7 @@ def sizes(argument: str, value: Any) -> list[int]:
 
 def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> SparseTensor:
     """
-    The same elements, in row-major order, in another shape; entries keep their order.
+    Return the same elements, in row-major order, in another shape; entries keep their order.
 
     Args:
         sp_input: its indices are not checked: one outside the shape gives one outside the new shape.
@@ -38,7 +38,7 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
         name: ignored.
 
     Raises:
-        TypeError: for what is no SparseTensor.
+        TypeError: for an ``sp_input`` that is not a SparseTensor.
         ValueError: for a shape of another number of elements, or of 2 ** 63 and more.
 
     Source: ``tf.sparse.reshape``.
@@ -54,7 +54,7 @@ def reshape(sp_input: SparseTensor, shape: Any, name: str | None = None) -> Spar
 
 
 def reshaped(indices: Tensor, shape: Any, new_shape: Any) -> tuple[Tensor, Tensor]:
-    """Indices in the new shape, and the new shape without -1."""
+    """Return the indices in the new shape, and the new shape without -1."""
     old = sizes("shape", shape)
     new = resolved_shape(old, sizes("new_shape", new_shape))
     return ops.sparse_reshape(indices, old, new), torch.tensor(new, dtype=torch.int64)
@@ -74,7 +74,7 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
         order; and which rows were empty, bool.
 
     Raises:
-        TypeError: for what is no SparseTensor, or a default of another kind.
+        TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
         IndexError: for a row outside the shape.
 
     Source: ``tf.sparse.fill_empty_rows``.
@@ -94,7 +94,7 @@ def fill_empty_rows(sp_input: SparseTensor, default_value: Any, name: str | None
 def filled_rows(
     indices: Tensor, values: Any, dense_shape: list[int], default_value: Any
 ) -> tuple[Tensor, Any, Tensor, Tensor]:
-    """``ops.sparse_fill_empty_rows``, of strings too."""
+    """Call ``ops.sparse_fill_empty_rows``, for strings too."""
     if not dense_shape or indices.dim() != 2 or indices.shape[1] != len(dense_shape):
         raise ValueError(
             "dense_shape must have one size for each column of indices, at least one, got "
@@ -112,7 +112,7 @@ def filled_rows(
 
 
 def fill_gradient(reverse_index_map: Any, grad_values: Any) -> tuple[Tensor, Tensor]:
-    """``ops.sparse_fill_empty_rows_grad``, of complex numbers too."""
+    """Call ``ops.sparse_fill_empty_rows_grad``, for complex numbers too."""
     grad = as_tensor("grad_values", grad_values)
     positions = as_int64("reverse_index_map", reverse_index_map, grad.device)
     if not grad.is_complex():
@@ -140,7 +140,7 @@ def reorder(sp_input: SparseTensor, name: str | None = None) -> SparseTensor:
 
 
 def reordered(indices: Tensor, values: Any) -> tuple[Tensor, Any]:
-    """Both in the order of indices."""
+    """Sort indices and values by the indices."""
     if isinstance(values, Tensor):
         return ops.sparse_reorder(indices, values)
     ordered, places = ops.sparse_reorder(indices, torch.arange(values.shape[0]))
@@ -149,10 +149,10 @@ def reordered(indices: Tensor, values: Any) -> tuple[Tensor, Any]:
 
 def retain(sp_input: SparseTensor, to_retain: Any) -> SparseTensor:
     """
-    Keep the entries that a mask names; numbers name those that are not 0.
+    Keep the entries that a mask selects, by True or by numbers that are not 0.
 
     Raises:
-        TypeError: for what is no SparseTensor.
+        TypeError: for an ``sp_input`` that is not a SparseTensor.
         ValueError: for a mask of another length.
 
     Source: ``tf.sparse.retain``.
@@ -176,17 +176,17 @@ def to_dense(
     sp_input: SparseTensor, default_value: Any = None, validate_indices: bool = True, name: str | None = None
 ) -> Any:
     """
-    Write the entries into a dense tensor, or of strings a numpy array.
+    Write the entries into a dense tensor, or strings into a numpy array.
 
     Args:
         sp_input: the sparse tensor.
-        default_value: what the other elements are: a scalar of the values' kind; default: 0, "" or False.
+        default_value: the value of the other elements: a scalar of the values' kind; default: 0, "" or False.
         validate_indices: whether indices must be sorted and distinct; without it the last of several entries with one
             index counts, but all of them get the element's gradient, as in TensorFlow.
         name: ignored.
 
     Raises:
-        TypeError: for what is no SparseTensor, or a default of another kind.
+        TypeError: for an ``sp_input`` that is not a SparseTensor, or a default of another kind.
         IndexError: for an index outside the shape.
         ValueError: with ``validate_indices``, for indices that repeat or are not sorted.
 
@@ -205,7 +205,7 @@ def to_dense(
 
 
 def dense(indices: Tensor, shape: list[int], values: Any, default_value: Any, validate: bool) -> Any:
-    """``ops.sparse_to_dense``, of strings too, with TensorFlow's gradient."""
+    """Call ``ops.sparse_to_dense``, for strings too, with TensorFlow's gradient."""
     default = as_scalar_like("default_value", default_value, values)
     if not isinstance(values, Tensor):
         places = ops.sparse_to_dense(indices, shape, torch.arange(values.shape[0]), values.shape[0], validate)
@@ -218,7 +218,7 @@ def dense(indices: Tensor, shape: list[int], values: Any, default_value: Any, va
 
 
 class _DenseOfRepeated(torch.autograd.Function):
-    """Every entry gets its element's gradient, also where another entry has replaced it; the default the rest."""
+    """Gives every entry its element's gradient, even if a later entry replaced it, and the rest to the default."""
 
     @staticmethod
     def forward(ctx: Any, indices: Tensor, shape: list[int], values: Tensor, default: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class _DenseOfRepeated(torch.autograd.Function):
 
 def from_dense(tensor: Any, name: str | None = None) -> SparseTensor:
     """
-    The elements of a dense tensor that are not 0, "" or False. -0.0 is 0; NaN is not.
+    Return the elements of a dense tensor that are not 0, "" or False, as entries. -0.0 is 0; NaN is not.
 
     Args:
         tensor: rank >= 1; a tensor, numbers or strings.

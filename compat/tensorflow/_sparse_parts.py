@@ -1,4 +1,4 @@
-"""Behind :mod:`.sparse`: sparse tensors put together, cut and given a dimension more."""
+"""Behind :mod:`.sparse`: concatenate sparse tensors, cut blocks out of them and add a dimension."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ._sparse_tensor import SparseTensor, take
 
 
 def checked(argument: str, value: Any) -> SparseTensor:
-    """A SparseTensor; TypeError for anything else."""
+    """Return a SparseTensor as it is; raise TypeError for anything else."""
     if not isinstance(value, SparseTensor):
         raise TypeError(f"{argument} must be a SparseTensor, got {type(value).__name__}")
     return value
 
 
 def axis_of(axis: Any, rank: int) -> int:
-    """An axis, counted from the front."""
+    """Return an axis counted from the front."""
     found = as_size("axis", axis)
     if not -rank <= found < rank:
         raise ValueError(f"axis must be in [{-rank}, {rank}), got {found}")
@@ -37,12 +37,13 @@ def concat(
 
     Args:
         axis: the dimension, in [-rank, rank).
-        sp_inputs: of one rank and dtype, with equal sizes but along ``axis``. One alone is returned as it is.
+        sp_inputs: sparse tensors of one rank and dtype, whose sizes are equal except along ``axis``. A single one is
+            returned as it is.
         expand_nonconcat_dims: whether other sizes may differ: the largest counts.
         name: ignored.
 
     Raises:
-        TypeError: for inputs that are no list of SparseTensors.
+        TypeError: for inputs that are not a list of SparseTensors.
         ValueError: for no inputs, other ranks, sizes or dtypes, or an axis that there is not.
 
     Source: ``tf.sparse.concat``.
@@ -92,11 +93,11 @@ def slice(sp_input: SparseTensor, start: Any, size: Any, name: str | None = None
     Args:
         sp_input: the sparse tensor; its entries keep their order.
         start: where the block begins in each dimension.
-        size: how large it is there; what lies beyond the tensor is left off.
+        size: the size of the block in each dimension; what lies beyond the tensor is left off.
         name: ignored.
 
     Raises:
-        TypeError: for what is no SparseTensor.
+        TypeError: for an ``sp_input`` that is not a SparseTensor.
         ValueError: for other than one number for each dimension, or a negative one.
 
     Source: ``tf.sparse.slice``.
@@ -126,7 +127,7 @@ def expand_dims(sp_input: SparseTensor, axis: Any = None, name: str | None = Non
         name: ignored.
 
     Raises:
-        TypeError: for what is no SparseTensor, or an axis that is no integer.
+        TypeError: for an ``sp_input`` that is not a SparseTensor, or an axis that is not an integer.
         ValueError: for an axis out of range.
 
     Source: ``tf.sparse.expand_dims``.

@@ -1,4 +1,4 @@
-"""Behind :mod:`.sparse`: what adds entries up."""
+"""Behind :mod:`.sparse`: counts, and products with a dense matrix."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def bincount(
     Args:
         values: numbers that are not negative, int32 or int64: a tensor or numbers of rank 1 or 2, a
             :class:`.SparseTensor` of rank 1 or 2, or a :class:`.RaggedTensor` of rank 2.
-        weights: of the same kind and places; default: none.
-        axis: 0: of all numbers together; -1: of each row.
+        weights: a weight for each number, in the same kind of tensor and the same places; default: none.
+        axis: 0: count all numbers together; -1: count each row.
         minlength: the least length of the result, or of its rows.
-        maxlength: their length; numbers that are not below it do not count.
+        maxlength: the length of the result, or of its rows; numbers that are not below it do not count.
         binary_output: whether 1 stands for any count. Not with weights.
         name: ignored.
 
@@ -68,7 +68,7 @@ def bincount(
         kept = numbers < length
         numbers, rows, weighed = numbers[kept], rows[kept], None if weighed is None else weighed[kept]
     else:
-        # TensorFlow's result of no numbers has room for a 0.
+        # As in TensorFlow, the result of no numbers has length 1.
         length = max(least or 0, int(numbers.max()) + 1 if len(numbers) else 1)
     places, inverse, counts = torch.unique(
         torch.stack([rows, numbers.to(torch.int64)]), dim=1, return_inverse=True, return_counts=True
@@ -90,7 +90,7 @@ def _length(argument: str, value: Any) -> int | None:
 
 
 def _rows_of(argument: str, values: Any) -> tuple[Tensor, Tensor, int | None]:
-    """Numbers, the row of each, and how many rows there are: None of a vector."""
+    """Return the numbers, the row of each, and the number of rows, which is None for a vector."""
     if isinstance(values, SparseTensor) and len(values.shape) <= 2:
         numbers = values.values
         if isinstance(numbers, Tensor):
@@ -132,7 +132,7 @@ def sparse_dense_matmul(
         sp_a: a :class:`.SparseTensor` ``[n, k]`` in any order, equal indices added up; a tensor if ``b`` is sparse.
         b: a tensor ``[k, m]`` of the same dtype, or a :class:`.SparseTensor`.
         adjoint_a: take the conjugate transpose of ``sp_a``.
-        adjoint_b: likewise of ``b``.
+        adjoint_b: take the conjugate transpose of ``b``.
         name: ignored.
 
     Returns:

@@ -16,7 +16,7 @@ from ._arguments import as_strings, as_tensor
 
 
 def as_values(argument: str, value: Any) -> Tensor | np.ndarray:
-    """``value`` as a tensor, or as a numpy array of ``bytes`` if it holds strings."""
+    """Convert ``value`` to a tensor, or to a numpy array of ``bytes`` if it holds strings."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU" and value.size == 0:
         return value.astype(object)
     strings = as_strings(argument, value)
@@ -24,7 +24,7 @@ def as_values(argument: str, value: Any) -> Tensor | np.ndarray:
 
 
 def take(values: Tensor | np.ndarray, positions: Tensor) -> Tensor | np.ndarray:
-    """``values[positions]``, strings too."""
+    """Return ``values[positions]``, for tensors and for strings in a numpy array."""
     if isinstance(values, Tensor):
         return values[positions]
     return values[positions.cpu().numpy()]
@@ -32,7 +32,7 @@ def take(values: Tensor | np.ndarray, positions: Tensor) -> Tensor | np.ndarray:
 
 def as_scalar_like(argument: str, value: Any, values: Tensor | np.ndarray) -> Any:
     """
-    A default value as TensorFlow converts it: a scalar tensor with the dtype of ``values``, or ``bytes`` for strings.
+    Convert a default value as TensorFlow does: to a scalar tensor with the dtype of ``values``, or to ``bytes``.
 
     Raises:
         TypeError: for a number of another kind, such as 0.5 for integers.
@@ -63,7 +63,7 @@ def as_scalar_like(argument: str, value: Any, values: Tensor | np.ndarray) -> An
 
 
 def check_kind(argument: str, value: Any, dtype: torch.dtype) -> None:
-    """Numbers are converted to wider kinds only: integers to floats, floats to complex numbers; bools to nothing."""
+    """Raise ``TypeError`` for numbers of a kind that the dtype does not hold; ints fit floats, floats fit complex."""
     kinds: tuple[type, ...] = (int,)
     if dtype == torch.bool:
         kinds = (bool,)
@@ -138,16 +138,16 @@ class SparseTensor:
 
     @property
     def dtype(self) -> Any:
-        """Of the values; ``bytes`` for strings."""
+        """The dtype of the values; ``bytes`` for strings."""
         return self.values.dtype if isinstance(self.values, Tensor) else bytes
 
     def get_shape(self) -> tuple[int, ...]:
-        """``shape``."""
+        """Return ``shape``."""
         return self.shape
 
     def with_values(self, new_values: Any) -> SparseTensor:
         """
-        The same indices and shape with other values.
+        Return a tensor with the same indices and shape and with other values.
 
         Raises:
             ValueError: unless there are as many.
@@ -186,5 +186,5 @@ class IndexedSlices:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """The dtype of the values."""
         return self.values.dtype

@@ -72,7 +72,7 @@ def unique_with_counts(x: Any, out_idx: torch.dtype = torch.int32, name: str | N
     """
     Find the distinct values of a vector, in the order of their first appearance, and count each.
 
-    Arguments and errors as :func:`unique`; ``count`` has the dtype ``out_idx`` too.
+    The arguments and errors are those of :func:`unique`; ``count`` has the dtype ``out_idx`` too.
 
     Source: ``tf.unique_with_counts``.
 
@@ -105,7 +105,7 @@ def _unique(x: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
 
 def unique_along(x: Any, axis: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, Tensor]:
     """
-    The distinct slices of ``x`` along ``axis``, in order of first appearance: ``(y, idx, count)``.
+    Return the distinct slices of ``x`` along ``axis``, in order of first appearance: ``(y, idx, count)``.
 
     ``axis`` is a vector: ``[]`` for none, which takes ``x`` of rank 1, or ``[axis]``.
     """
@@ -134,7 +134,7 @@ def unique_along(x: Any, axis: Any, out_idx: torch.dtype) -> tuple[Any, Tensor, 
 
 
 def _strings(x: Any) -> np.ndarray | None:
-    """``x`` as strings if it is; an array without elements says so by its dtype."""
+    """Return ``x`` as strings, or None if it holds none; an empty array is of strings if its dtype is."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "OSU" and x.size == 0:
         return x.astype(object)
     return as_strings("x", x)
@@ -146,14 +146,14 @@ def _check_out_idx(out_idx: torch.dtype) -> None:
 
 
 def _firsts(inverse: Tensor, distinct: int) -> Tensor:
-    """Where each number of ``inverse`` appears first."""
+    """Return the position at which each number of ``inverse`` appears first."""
     size = inverse.shape[0]
     positions = torch.arange(size, device=inverse.device)
     return torch.full((distinct,), size, device=inverse.device).scatter_reduce_(0, inverse, positions, "amin")
 
 
 def _comparable_slices(x: Tensor, dim: int) -> Tensor:
-    """Rows of integers, one per slice, that are equal exactly where the slices are."""
+    """Return rows of integers, one per slice, that are equal if and only if the slices are."""
     slices = x.movedim(dim, 0)
     slices = slices.reshape(x.shape[dim], math.prod(slices.shape[1:]))
     if x.dtype == torch.bool:
@@ -161,13 +161,13 @@ def _comparable_slices(x: Tensor, dim: int) -> Tensor:
     if x.dtype not in _BITS:
         return slices
     bits = slices.contiguous().view(_BITS[x.dtype]).masked_fill(slices == 0, 0)
-    # Further columns tell slices with a NaN apart from all others, and are 0 in the rest.
+    # Further columns hold a different number for each slice with a NaN, which equals no other, and 0 for the rest.
     numbers = torch.arange(1, x.shape[dim] + 1, device=x.device).masked_fill(~slices.isnan().any(1), 0)
     return torch.cat([bits, numbers.view(bits.dtype).reshape(x.shape[dim], 8 // bits.element_size())], 1)
 
 
 def _unique_strings(x: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
-    """Through a dictionary: hashes alone would not be exact."""
+    """Find the distinct strings by a dictionary: by their hashes alone two different ones might be equal."""
     if x.ndim != 1:
         raise ValueError(f"x must have rank 1, got shape {list(x.shape)}")
     positions: dict[bytes, int] = {}
@@ -178,11 +178,12 @@ def _unique_strings(x: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
 
 
 def _unique_floats(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Through integers that are equal exactly where the floats are: their bits, but for zeros and NaNs."""
+    """Find the distinct floats by integers that are equal if and only if the floats are."""
     size = x.shape[0]
     positions = torch.arange(size, device=x.device)
     bits = x.view(_BITS[x.dtype]).to(torch.int64)
-    # Each NaN gets a number of its own, which no other value has: a float64's NaN pattern, or above the shorter types.
+    # The integers are the floats' bits, but both zeros become 0 and each NaN gets a number that no other value has: a
+    # NaN's pattern for float64, a number beyond the bits of shorter types.
     first_nan = 0x7FF0000000000001 if x.dtype == torch.float64 else 1 << 40
     keys = bits.masked_fill(x == 0, 0).where(~x.isnan(), positions + first_nan)
     values, inverse, counts = ops.unique_with_counts(keys)

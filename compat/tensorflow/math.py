@@ -54,7 +54,7 @@ def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Tensor
     """
     Average the rows of each segment; the mean of integers is cut towards zero.
 
-    Arguments, result and errors as :func:`segment_sum`.
+    The arguments, result and errors are those of :func:`segment_sum`.
 
     Source: ``tf.math.segment_mean``.
 
@@ -67,9 +67,9 @@ def segment_mean(data: Any, segment_ids: Any, name: str | None = None) -> Tensor
 
 def segment_max(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
     """
-    The largest element of each column in each segment; a NaN wins over all.
+    Return the largest element of each column in each segment; a NaN wins over all.
 
-    Arguments, result and errors as :func:`segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.segment_max``.
 
@@ -82,9 +82,9 @@ def segment_max(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
 
 def segment_min(data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
     """
-    The smallest element of each column in each segment; a NaN wins over all.
+    Return the smallest element of each column in each segment; a NaN wins over all.
 
-    Arguments, result and errors as :func:`segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.segment_min``.
 
@@ -99,8 +99,8 @@ def segment_prod(data: Any, segment_ids: Any, name: str | None = None) -> Tensor
     """
     Multiply the rows of each segment; a segment without rows is 1.
 
-    Arguments, result and errors as :func:`segment_sum`. Complex numbers are multiplied pair by pair, in torch's
-    operations; on CUDA that waits for the device.
+    The arguments, result and errors are those of :func:`segment_sum`. Complex numbers are
+    multiplied pair by pair, in torch's operations; on CUDA that waits for the device.
 
     Source: ``tf.math.segment_prod``.
 
@@ -143,7 +143,7 @@ def unsorted_segment_mean(data: Any, segment_ids: Any, num_segments: Any, name: 
     """
     Average the rows of each segment. The mean of integers is floating: float32 of those up to 16 bits, else float64.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.unsorted_segment_mean``.
 
@@ -156,9 +156,9 @@ def unsorted_segment_mean(data: Any, segment_ids: Any, num_segments: Any, name: 
 
 def unsorted_segment_sqrt_n(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Tensor:
     """
-    Sum the rows of each segment and divide by the square root of their number; no integers.
+    Sum the rows of each segment and divide by the square root of their number; integers are refused.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``data`` is not complex.
+    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not complex.
 
     Source: ``tf.math.unsorted_segment_sqrt_n``.
 
@@ -171,10 +171,10 @@ def unsorted_segment_sqrt_n(data: Any, segment_ids: Any, num_segments: Any, name
 
 def unsorted_segment_max(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Tensor:
     """
-    The largest element of each column in each segment; the lowest finite number where there is none.
+    Return the largest element of each column in each segment, in empty segments the lowest finite number.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``data`` is not complex and ``segment_ids`` are
-    not int16.
+    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not
+    complex and ``segment_ids`` are not int16.
 
     Source: ``tf.math.unsorted_segment_max``.
 
@@ -187,10 +187,10 @@ def unsorted_segment_max(data: Any, segment_ids: Any, num_segments: Any, name: s
 
 def unsorted_segment_min(data: Any, segment_ids: Any, num_segments: Any, name: str | None = None) -> Tensor:
     """
-    The smallest element of each column in each segment; the highest finite number where there is none.
+    Return the smallest element of each column in each segment, in empty segments the highest finite number.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``data`` is not complex and ``segment_ids`` are
-    not int16.
+    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``data`` is not
+    complex and ``segment_ids`` are not int16.
 
     Source: ``tf.math.unsorted_segment_min``.
 
@@ -205,8 +205,8 @@ def unsorted_segment_prod(data: Any, segment_ids: Any, num_segments: Any, name: 
     """
     Multiply the rows of each segment; a segment without rows is 1.
 
-    Arguments, result and errors as :func:`unsorted_segment_sum`, but ``segment_ids`` are not int16. Complex numbers as
-    in :func:`segment_prod`.
+    The arguments, result and errors are those of :func:`unsorted_segment_sum`, but ``segment_ids`` are not int16.
+    Complex numbers are multiplied as in :func:`segment_prod`.
 
     Source: ``tf.math.unsorted_segment_prod``.
 

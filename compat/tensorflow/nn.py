@@ -15,7 +15,7 @@ def embedding_lookup(
     params: Any, ids: Any, max_norm: Any = None, name: str | None = None, *, sparse_gradient: bool = False
 ) -> Any:
     """
-    Look up rows of a table, or of the list of its shards, which hold consecutive ids ("div").
+    Look up rows of a table, or of a list of its shards, which hold consecutive ids ("div").
 
     Args:
         params: ``[V, ...]``, or a list of shards. A tuple is one table, of the tensors stacked, as in TensorFlow.
@@ -53,7 +53,7 @@ def embedding_lookup_sparse(
     sparse_gradient: bool = False,
 ) -> Tensor:
     """
-    Look up rows and combine those of each row of sparse ids. Trailing rows without ids are dropped, as in TensorFlow.
+    Look up and combine the table's rows for each row of sparse ids; trailing rows without ids are dropped.
 
     Args:
         params: as in :func:`embedding_lookup`.
@@ -73,7 +73,7 @@ def embedding_lookup_sparse(
     Raises:
         IndexError: an id that no shard holds.
         TypeError: ``sp_ids`` or ``sp_weights`` of another kind.
-        ValueError: unsorted or negative rows, an unknown combiner, as many weights as there are not ids.
+        ValueError: unsorted or negative rows, an unknown combiner, or not as many weights as ids.
 
     On CUDA it waits for the device: the number of rows is read back.
 
@@ -101,9 +101,10 @@ def safe_embedding_lookup_sparse(
     sparse_gradient: bool = False,
 ) -> Tensor:
     """
-    :func:`embedding_lookup_sparse` that leaves out invalid ids, fills empty rows and keeps all rows.
+    Look up and combine the table's rows for each row of sparse ids: without invalid ids, and with empty rows filled.
 
-    Left out are negative ids and, unless the combiner is ``"sum"``, ids whose weight is not positive.
+    Invalid are negative ids and, unless the combiner is ``"sum"``, ids whose weight is not positive. All rows are kept,
+    where :func:`embedding_lookup_sparse` drops trailing empty ones.
 
     Args:
         embedding_weights: as ``params`` in :func:`embedding_lookup`; of rank 2 if ``default_id`` is None.

@@ -23,14 +23,14 @@ def cross(inputs: Any, name: str | None = None) -> RaggedTensor:
 
     Args:
         inputs: a list of columns with the same number of rows: :class:`.RaggedTensor` and :class:`.SparseTensor` of
-            rank 2, and matrices: tensors, or strings. They are crossed in this order.
+            rank 2, and matrices (tensors, or strings). They are crossed in this order.
         name: ignored.
 
     Returns:
-        A :class:`.RaggedTensor` of strings: the combinations of each row, those of the last column changing fastest.
+        A :class:`.RaggedTensor` of strings: the combinations of each row, the last column's values changing fastest.
 
     Raises:
-        TypeError: for inputs that are no list.
+        TypeError: for inputs that are not a list.
         ValueError: for other ranks, different numbers of rows, or floats.
 
     Source: ``tf.ragged.cross``.
@@ -52,14 +52,14 @@ def cross_hashed(
     Args:
         inputs: as for :func:`cross`.
         num_buckets: hashes are taken modulo this number; 0: modulo 2 ** 63 - 1.
-        hash_key: an integer of 64 bits; default: TensorFlow's. (0 is 0, unlike in ``tf.sparse.cross_hashed``.)
+        hash_key: an integer of 64 bits; default: TensorFlow's. (0 is the key 0, unlike in ``tf.sparse.cross_hashed``.)
         name: ignored.
 
     Returns:
         A :class:`.RaggedTensor` of int64.
 
     Raises:
-        TypeError: for inputs that are no list.
+        TypeError: for inputs that are not a list.
         ValueError: as :func:`cross`, and for numbers out of range.
 
     Source: ``tf.ragged.cross_hashed``.
@@ -75,7 +75,7 @@ def cross_hashed(
 
 
 def _columns(inputs: Any) -> list[Any]:
-    """The inputs in a form that crosses take, in their order."""
+    """Return the inputs in the form that crosses take, in their order."""
     if not isinstance(inputs, (list, tuple)):
         raise TypeError(f"inputs must be a list, got {type(inputs).__name__}")
     columns: list[Any] = []

@@ -1,7 +1,7 @@
 """
-``tf.raw_ops``: the operators by themselves. As in TensorFlow, all arguments are keywords; ``name`` is ignored.
+``tf.raw_ops``: single operators. As in TensorFlow, all arguments are keywords; ``name`` is ignored.
 
-Shapes, dtypes and errors are those of the functions that each names.
+Shapes, dtypes and errors of an operator are those of the function that its docstring names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def SparseSegmentSum(
     *, data: Any, indices: Any, segment_ids: Any, sparse_gradient: bool = False, name: str | None = None
 ) -> Tensor:
     """
-    :func:`.sparse.segment_sum` with the last segment id + 1 rows.
+    Compute :func:`.sparse.segment_sum` with the last segment id + 1 rows.
 
     Example:
         >>> SparseSegmentSum(data=[1.0, 2.0, 3.0], indices=[0, 2], segment_ids=[0, 0])
@@ -76,7 +76,7 @@ def SparseSegmentSumWithNumSegments(
     name: str | None = None,
 ) -> Tensor:
     """
-    :func:`.sparse.segment_sum` with ``num_segments`` rows.
+    Compute :func:`.sparse.segment_sum` with ``num_segments`` rows.
 
     Example:
         >>> SparseSegmentSumWithNumSegments(data=[1.0, 2.0], indices=[0, 1], segment_ids=[0, 0], num_segments=2)
@@ -89,7 +89,7 @@ def SparseSegmentSumGrad(
     *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
 ) -> Tensor:
     """
-    The gradient of :func:`SparseSegmentSum`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted.
+    Return the gradient of :func:`SparseSegmentSum`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted.
 
     Example:
         >>> SparseSegmentSumGrad(grad=[1.0, 2.0], indices=[0, 2, 2], segment_ids=[0, 0, 1], output_dim0=3)
@@ -102,7 +102,7 @@ def SparseSegmentSumGradV2(
     *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
 ) -> SparseGradient:
     """
-    The gradient of :func:`SparseSegmentSum`: the rows that have entries, and their sorted ids.
+    Return the gradient of :func:`SparseSegmentSum`: the rows that have entries, and their sorted ids.
 
     Example:
         >>> SparseSegmentSumGradV2(grad=[1.0, 2.0], indices=[2, 0, 2], segment_ids=[0, 0, 1], dense_output_dim0=3)
@@ -114,7 +114,7 @@ def SparseSegmentSumGradV2(
 def SparseSegmentMean(
     *, data: Any, indices: Any, segment_ids: Any, sparse_gradient: bool = False, name: str | None = None
 ) -> Tensor:
-    """:func:`.sparse.segment_mean` with the last segment id + 1 rows."""
+    """Compute :func:`.sparse.segment_mean` with the last segment id + 1 rows."""
     return segment_reduce("mean", data, indices, segment_ids, None, sparse_gradient)
 
 
@@ -127,28 +127,28 @@ def SparseSegmentMeanWithNumSegments(
     sparse_gradient: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """:func:`.sparse.segment_mean` with ``num_segments`` rows."""
+    """Compute :func:`.sparse.segment_mean` with ``num_segments`` rows."""
     return segment_reduce("mean", data, indices, segment_ids, num_segments, sparse_gradient)
 
 
 def SparseSegmentMeanGrad(
     *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
 ) -> Tensor:
-    """The gradient of :func:`SparseSegmentMean`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
+    """Return the gradient of :func:`SparseSegmentMean`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
     return segment_grad("mean", grad, indices, segment_ids, output_dim0)
 
 
 def SparseSegmentMeanGradV2(
     *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
 ) -> SparseGradient:
-    """The gradient of :func:`SparseSegmentMean`: the rows that have entries, and their sorted ids."""
+    """Return the gradient of :func:`SparseSegmentMean`: the rows that have entries, and their sorted ids."""
     return SparseGradient(*segment_grad_v2("mean", grad, indices, segment_ids, dense_output_dim0))
 
 
 def SparseSegmentSqrtN(
     *, data: Any, indices: Any, segment_ids: Any, sparse_gradient: bool = False, name: str | None = None
 ) -> Tensor:
-    """:func:`.sparse.segment_sqrt_n` with the last segment id + 1 rows."""
+    """Compute :func:`.sparse.segment_sqrt_n` with the last segment id + 1 rows."""
     return segment_reduce("sqrt_n", data, indices, segment_ids, None, sparse_gradient)
 
 
@@ -161,29 +161,29 @@ def SparseSegmentSqrtNWithNumSegments(
     sparse_gradient: bool = False,
     name: str | None = None,
 ) -> Tensor:
-    """:func:`.sparse.segment_sqrt_n` with ``num_segments`` rows."""
+    """Compute :func:`.sparse.segment_sqrt_n` with ``num_segments`` rows."""
     return segment_reduce("sqrt_n", data, indices, segment_ids, num_segments, sparse_gradient)
 
 
 def SparseSegmentSqrtNGrad(
     *, grad: Any, indices: Any, segment_ids: Any, output_dim0: Any, name: str | None = None
 ) -> Tensor:
-    """The gradient of :func:`SparseSegmentSqrtN`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
+    """Return the gradient of :func:`SparseSegmentSqrtN`, ``[output_dim0, ...]``; ``segment_ids`` need not be sorted."""
     return segment_grad("sqrt_n", grad, indices, segment_ids, output_dim0)
 
 
 def SparseSegmentSqrtNGradV2(
     *, grad: Any, indices: Any, segment_ids: Any, dense_output_dim0: Any, name: str | None = None
 ) -> SparseGradient:
-    """The gradient of :func:`SparseSegmentSqrtN`: the rows that have entries, and their sorted ids."""
+    """Return the gradient of :func:`SparseSegmentSqrtN`: the rows that have entries, and their sorted ids."""
     return SparseGradient(*segment_grad_v2("sqrt_n", grad, indices, segment_ids, dense_output_dim0))
 
 
 def Unique(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _Unique:
-    """:func:`torchsparse_rec.compat.tensorflow.unique`."""
+    """Compute :func:`torchsparse_rec.compat.tensorflow.unique`."""
     return unique(x, out_idx)
 
 
 def UniqueWithCounts(*, x: Any, out_idx: torch.dtype = torch.int32, name: str | None = None) -> _UniqueWithCounts:
-    """:func:`torchsparse_rec.compat.tensorflow.unique_with_counts`."""
+    """Compute :func:`torchsparse_rec.compat.tensorflow.unique_with_counts`."""
     return unique_with_counts(x, out_idx)

@@ -1,4 +1,4 @@
-"""``tf.sparse``."""
+"""``tf.sparse``: segment reductions, crosses, and operators on sparse tensors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def segment_mean(
     """
     Average the rows ``data[indices]`` within each segment; a segment without entries is zero.
 
-    Arguments, result and errors as :func:`segment_sum`, but ``data`` must be floating.
+    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` must be floating.
 
     Source: ``tf.sparse.segment_mean``.
 
@@ -119,7 +119,7 @@ def segment_sqrt_n(
     """
     Sum the rows ``data[indices]`` within each segment and divide by the square root of the number of entries.
 
-    Arguments, result and errors as :func:`segment_sum`, but ``data`` must be floating.
+    The arguments, result and errors are those of :func:`segment_sum`, but ``data`` must be floating.
 
     Source: ``tf.sparse.segment_sqrt_n``.
 

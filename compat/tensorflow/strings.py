@@ -31,7 +31,7 @@ def to_hash_bucket_fast(input: Any, num_buckets: int, name: str | None = None) -
         int64, of the shape of ``input``, on its device.
 
     Raises:
-        ValueError: for what is neither strings nor integers, or ``num_buckets`` that is no integer or out of range.
+        ValueError: for inputs other than strings and integers, or ``num_buckets`` that is no integer or out of range.
 
     Source: ``tf.strings.to_hash_bucket_fast``.
 
@@ -49,7 +49,7 @@ def to_hash_bucket_strong(input: Any, num_buckets: int, key: Any, name: str | No
 
     Args:
         input: as for :func:`to_hash_bucket_fast`.
-        num_buckets: likewise.
+        num_buckets: at least 1, below 2 ** 63.
         key: two integers of 64 bits, signed.
         name: ignored.
 
@@ -77,7 +77,7 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
 
     Args:
         input: as for :func:`to_hash_bucket_fast`.
-        num_buckets: likewise.
+        num_buckets: at least 1, below 2 ** 63.
         name: ignored.
 
     Returns:
@@ -96,7 +96,7 @@ def to_hash_bucket(input: Any, num_buckets: int, name: str | None = None) -> Ten
 
 
 def hash_buckets(hashed: Callable[[Any, int], Tensor], input: Any, num_buckets: Any, argument: str = "input") -> Tensor:
-    """The input, brought to a form that the operators take, through one of them; errors call it ``argument``."""
+    """Hash the input into buckets by one of the operators of ``ops``; errors call the input ``argument``."""
     num_buckets = as_size("num_buckets", num_buckets)
     if not 1 <= num_buckets < 2**63:
         raise ValueError(f"num_buckets must be in [1, 2 ** 63), got {num_buckets}")
@@ -104,7 +104,7 @@ def hash_buckets(hashed: Callable[[Any, int], Tensor], input: Any, num_buckets: 
 
 
 def _as_hashable(argument: str, value: Any) -> Any:
-    """An integer tensor or array, or strings, in a form that the operators of ``ops`` take."""
+    """Return an integer tensor or array, or strings, in the form that the operators of ``ops`` take."""
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iu"):
         return value
     if type(value).__module__.partition(".")[0] == "pyarrow":
@@ -129,14 +129,14 @@ def as_string(
     name: str | None = None,
 ) -> np.ndarray:
     """
-    Numbers as decimal text.
+    Return numbers as decimal text.
 
     Args:
         input: integers, floats or booleans: a tensor, a numpy array, a number or a nested list of numbers.
         precision: digits behind the point of floats; -1: C's default, 6.
-        scientific: floats with an exponent.
-        shortest: floats with an exponent or without, whichever is shorter.
-        width: the least length of a text; -1: as it comes. Not for booleans.
+        scientific: whether floats are written with an exponent.
+        shortest: whether floats are written with an exponent or without, whichever is shorter.
+        width: the least length of a text; -1: no padding. Not for booleans.
         fill: what a shorter text is padded with: a space or nothing, "0"; or "+", "-" and "#" with C's meaning, in
             which " " and "+" stand before numbers that are not negative, and before no unsigned ones.
         name: ignored.
@@ -172,7 +172,7 @@ def as_string(
     kind = "d" if not floating else "e" if scientific else "g" if shortest else "f"
     digits = f".{precision}" if precision >= 0 else ""
     rest = f"{width if width >= 0 else ''}{digits}{kind}"
-    # C fills up infinities and NaN with spaces, whatever is asked for.
+    # C pads infinities and NaN with spaces, whatever fill is asked for.
     template, special = f"%{fill}{rest}", f"%{fill.replace('0', '')}{rest}"
     values = numbers.reshape(-1).tolist()
     result[:] = [((template if math.isfinite(value) else special) % value).encode() for value in values]

@@ -1,12 +1,12 @@
 """
-The slow, obvious meaning of every operator in csrc/library.cpp, in plain Python, NumPy and PyTorch: a module a family.
+Slow, obvious references of every operator in csrc/library.cpp, in plain Python, NumPy and PyTorch, by family.
 
-Each function takes the arguments of its schema, all valid, and returns the results (of a mutating operator also
-what the written arguments must hold, which come last). The tests hold the operators to it, the parity check also
-what TensorFlow answers, by way of compat.tensorflow.
+Each function takes the arguments of its operator's schema, all valid, and returns the results (for a mutating operator,
+last, also what the written arguments must hold). The tests compare the operators with it; the parity check compares
+TensorFlow's answers too, and runs the operators through compat.tensorflow.
 
-Most compute in the widest floats and round once. They take tensors, as the operators do, or NumPy's arrays, of which
-nothing is rounded (:func:`numbers.on_tensors`): the parity check's bounds (bounds.py) are as narrow as that.
+Most compute in the widest floats and round once. They take tensors, as the operators do, or NumPy's arrays, whose
+results are not rounded (:func:`numbers.on_tensors`): the parity check's narrow bounds (bounds.py) need that.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ _FAMILIES = (
     table_rows,
 )
 
-#: By the operator's name.
+#: The function of each operator, by the operator's name.
 REFERENCES: dict[str, Callable] = {x.__name__: x for family in _FAMILIES for x in family.FUNCTIONS}

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the operators on one table: of :mod:`segment`, on picked rows."""
+"""Slow, obvious references of the operators on one table: reductions of :mod:`segment`, on picked rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .segment import segment_reduce
 
 
 class Entries(NamedTuple):
-    """Entries that count: neither padding nor in a bag whose divisor is 0."""
+    """Entries that count: no padding, and no bag whose divisor is 0."""
 
-    #: Where they are in indices.
+    #: The positions of the entries in ``indices``.
     places: np.ndarray
-    #: Of the table.
+    #: The table's row of each entry.
     rows: np.ndarray
     bags: np.ndarray
-    #: What their bag's sum is divided by.
+    #: The divisor of each entry's bag.
     divisors: np.ndarray
-    #: What their row is multiplied with.
+    #: The factor of each entry's row.
     factors: np.ndarray
 
 
@@ -63,7 +63,7 @@ def embedding_bag(
     size = len(offsets) - 1
     if mode != MAX:
         return segment_reduce(factors[:, None] * weight[rows], bags, None, size, SUM), np.empty(0, np.int64)
-    # The first of the best wins, a NaN over all.
+    # A NaN wins over all; among equal numbers the first wins.
     best = segment_reduce(weight[rows], bags, None, size, MAX)
     argmax = np.full(best.shape, -1)
     for i, row, bag in zip(places[::-1], rows[::-1], bags[::-1], strict=True):

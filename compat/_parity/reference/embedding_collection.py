@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the operators on collections of tables."""
+"""Slow, obvious references of the operators on collections of tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class _Lookup(NamedTuple):
     table: int
     mode: int
     padding: int
-    begin: int  # its ids are indices[begin:end]
+    begin: int  # the lookup's ids are indices[begin:end]
     end: int
-    offsets: Tensor  # of its bags, from 0 on
+    offsets: Tensor  # where its bags begin, counted from ``begin``
 
 
 def _lookups(indices: Tensor, offsets: Tensor | None, lists: tuple) -> Iterator[_Lookup]:
@@ -32,7 +32,7 @@ def _lookups(indices: Tensor, offsets: Tensor | None, lists: tuple) -> Iterator[
 
 
 def _parts(results: Tensor, dims: list[int], lists: tuple) -> list[Tensor]:
-    """What every lookup has of something that has the shape of the output."""
+    """Return each lookup's part of a tensor that has the shape of the output."""
     tables, keys, _, bags, _, side_by_side = lists
     sizes = [(bags[key], dims[table]) for table, key in zip(tables, keys, strict=True)]
     if side_by_side:
@@ -54,7 +54,7 @@ def _lookup(
 ) -> tuple[Tensor, Tensor]:
     outputs, positions = [], []
     for lookup in _lookups(indices, offsets, lists):
-        # Without offsets the row of padding is read as any other.
+        # Without offsets the row of padding is read like any other.
         is_read = offsets is None and lookup.padding < weights[lookup.table].shape[0]
         pooled, argmax = embedding.embedding_bag(
             weights[lookup.table],
@@ -98,7 +98,7 @@ def embedding_collection_current(
 
 
 def _argmax_parts(argmax: Tensor | None, dims: list[int], indices: Tensor, offsets: Tensor | None, lists: tuple):
-    """Of each lookup of mode max its part, with positions in its own ids; of the others None."""
+    """Yield for each lookup of mode max its part, with positions in its own ids, and None for the others."""
     begin = 0
     for lookup in _lookups(indices, offsets, lists):
         if lookup.mode != MAX:
@@ -122,7 +122,7 @@ def _gradients(
     lists: tuple,
     wanted: list[bool],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Of every table the gradient in the accumulator's dtype, and the rows that occur."""
+    """Return the gradient of every table in the accumulator's dtype, and the rows that occur."""
     wide = accumulator(grad)
     sizes = zip(num_embeddings, dims, wanted, strict=True)
     results = [wide.new_zeros(rows if want else 0, columns) for rows, columns, want in sizes]

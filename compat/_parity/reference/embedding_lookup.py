@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the operators behind TensorFlow's lookups."""
+"""Slow, obvious references of the operators behind TensorFlow's lookups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def shard_rows(ids: np.ndarray, shard_sizes: list[int], strategy: int, keep_padd
     dealt = np.where(is_padding, 0, ids)
     shards, rows = dealt % n, dealt // n
     if strategy != 0:
-        # Each shard is dealt all its ids at once, the first ones one more than the others.
+        # Each shard holds consecutive ids; the first shards hold one more than the others.
         sizes = [total // n + (shard < total % n) for shard in range(n)]
         shards = np.append(np.repeat(np.arange(n), sizes), 0)[dealt]
         rows = np.append(np.concatenate([np.arange(size) for size in sizes]), 0)[dealt]
@@ -37,7 +37,7 @@ def pruned_bags(
     given = np.ones(len(ids), np.longdouble) if weights is None else weights
     kept = (ids >= 0) & ((given > 0) | (not prune_weights))
     indices, given, bags = np.where(kept, ids, num_embeddings), np.where(kept, given, 0), row_ids
-    if default_id is not None:  # behind every bag's own
+    if default_id is not None:  # after the ids of every bag
         is_empty = np.bincount(row_ids[kept], minlength=num_bags) == 0
         indices = np.append(indices, np.where(is_empty, default_id, num_embeddings))
         given, bags = np.append(given, is_empty), np.append(bags, np.arange(num_bags))
@@ -49,7 +49,7 @@ def pruned_bags(
 
 
 def clipped(params: list[np.ndarray], max_norm: float) -> np.ndarray:
-    """The table, with no row longer than that."""
+    """Return the table, whose rows are scaled down to ``max_norm`` if they are longer."""
     table = np.concatenate(params)
     norms = np.sqrt((table * table).sum(1, keepdims=True))
     return table if max_norm < 0 else table * (max_norm / np.maximum(norms, max_norm))

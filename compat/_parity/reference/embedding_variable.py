@@ -1,8 +1,9 @@
 """
-The slow, obvious meaning of an EmbeddingVariable: a dictionary of keys, beside a dense table that torch.optim steps.
+A slow, obvious reference of an EmbeddingVariable: a dictionary of keys, beside a dense table that torch.optim steps.
 
 The dense table has a row for every key that a test uses. A key that has no row in the variable has no gradient; when it
-gets one, its dense row and that row's optimizer states begin anew. What the dictionary holds is how often and when.
+gets a row, its dense row and that row's optimizer states begin anew. The dictionary holds each key's frequency and the
+step of its last lookup.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MOST = 2**31 - 1
 
 @dataclass
 class Known:
-    """A key that has a row, or waits for one: how often it has been looked up in training, and at which step last."""
+    """A key that has a row, or waits for admission: its number of training lookups, and the step of the last one."""
 
     frequency: int
     version: int
@@ -27,7 +28,7 @@ class Known:
 
 @dataclass
 class Snapshot:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     present: dict[int, Known]
     waiting: dict[int, Known]
@@ -41,19 +42,19 @@ class Snapshot:
 @dataclass
 class ReferenceVariable:
     """
-    A variable, key by key.
+    A reference of an EmbeddingVariable that works key by key.
 
     Args:
-        keys: all that may come.
-        initial: how a key's row begins, ``[D]``.
-        optimizer: makes torch's. None: nothing is trained, and every lookup in training is a step.
-        sparse: whether it gets the gradients of the rows that were looked up alone.
-        filter_freq: occurrences that a key must have had before the lookup; 0: there is no filter.
+        keys: all keys that may be looked up.
+        initial: returns the initial row of a key, ``[D]``.
+        optimizer: makes the torch optimizer. None: nothing is trained, and every lookup in training is a step.
+        sparse: whether the optimizer gets sparse gradients, of only the rows that were looked up.
+        filter_freq: how often a key occurs in training until it is admitted, that time included; 0: there is no filter.
         forgets: whether a key's count ends with its admission, erasure and expiry: not so with a Bloom filter.
-        no_permission: what a key has that is not admitted.
-        steps_to_live: keys that have been idle for longer are evicted. None: they are not.
-        every: steps between such evictions; 0: on request alone.
-        threshold: keys whose row has half its sum of squares below it are evicted. None: they are not.
+        no_permission: the value of every element of the row of a key that is not admitted.
+        steps_to_live: keys whose last lookup is more than so many steps ago are evicted. None: they are not.
+        every: the number of steps between such evictions; 0: only on request.
+        threshold: keys are evicted if half the sum of their row's squares is below it. None: they are not.
     """
 
     keys: Sequence[int]
@@ -81,7 +82,7 @@ class ReferenceVariable:
 
     @torch.no_grad()
     def _begin(self, key: int, values: Tensor | None = None) -> None:
-        """Give a key's row its values, and no history."""
+        """Give a key's row its initial values, and its optimizer states theirs."""
         place = self.places[key]
         self.weight[place] = self.initial(key) if values is None else values
         state = {} if self.optimizing is None else self.optimizing.state.get(self.weight, {})
@@ -96,14 +97,14 @@ class ReferenceVariable:
     # ---- Lookups -------------------------------------------------------------------------------------------------
 
     def evaluated(self, ids: Sequence[int]) -> Tensor:
-        """What is looked up without training."""
+        """Return the rows that a lookup without training gives."""
         absent = torch.full((self.weight.shape[1],), self.no_permission, dtype=self.weight.dtype)
         filtered = self.filter_freq > 0
         rows = [self.row(key) if key in self.present else absent if filtered else self.initial(key) for key in ids]
         return torch.stack(rows) if rows else self.weight.detach()[:0]
 
     def looked_up(self, ids: Sequence[int]) -> Tensor:
-        """What a training step looks up, with a gradient for those that have a row."""
+        """Return the rows that a lookup in training gives, with a gradient for keys that have a row."""
         if self.optimizing is None:
             self.step += 1
         self._evict_on_schedule()
@@ -123,17 +124,17 @@ class ReferenceVariable:
             if key in self.present:
                 known = self.present[key]
                 known.version = self.step
-                if key not in new:  # their frequency is what the filter has counted
+                if key not in new:  # the frequency of new keys is what the filter has counted
                     known.frequency = min(known.frequency + 1, MOST)
         places = torch.tensor([self.places[key] for key in ids], dtype=torch.int64)
         has_row = torch.tensor([key in self.present for key in ids], dtype=torch.bool)[:, None]
         values = torch.nn.functional.embedding(places, self.weight, sparse=self.sparse)
         is_served = has_row & torch.tensor([key not in new for key in ids], dtype=torch.bool)[:, None]
-        # Those that were admitted at this step have a gradient already.
+        # Keys that are admitted in this step read no_permission, but have a gradient already.
         return torch.where(is_served, values, self.no_permission + torch.where(has_row, values - values.detach(), 0.0))
 
     def trained(self, ids: Sequence[int], target: Tensor) -> Tensor:
-        """A step on the sum of what is looked up times ``target``; returns what was looked up."""
+        """Take a step on the sum of the looked-up rows times ``target``; return the rows."""
         values = self.looked_up(ids)
         if self.optimizing is not None:
             self.optimizing.zero_grad()
@@ -142,7 +143,7 @@ class ReferenceVariable:
             self.step += 1
         return values.detach()
 
-    # ---- What comes and goes --------------------------------------------------------------------------------------
+    # ---- Insertion and eviction -----------------------------------------------------------------------------------
 
     def inserted(self, keys: Sequence[int], values: Tensor) -> None:
         for key, row in zip(keys, values, strict=True):
@@ -167,7 +168,7 @@ class ReferenceVariable:
         return len(gone)
 
     def _evict_small(self) -> int:
-        """But not those that wait for the present step."""
+        """Evict keys with small rows, except keys looked up in the present step; return how many."""
         small = [key for key in self.present if self.row(key).double().square().sum() / 2 < (self.threshold or 0)]
         gone = [key for key in small if self.present[key].version < self.step]
         for key in gone:

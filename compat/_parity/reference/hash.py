@@ -1,7 +1,7 @@
 """
-The slow, obvious meaning of the operators of the family ``hash``, and of the hash functions below them.
+Slow, obvious references of the operators of the family ``hash``, and of the hash functions below them.
 
-A hash function takes bytes, and gives an unsigned number of 64 bits.
+A hash function takes bytes and returns an unsigned number of 64 bits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _word(text: bytes, at: int, size: int = 8) -> int:
 
 
 def _short_hash(text: bytes) -> int:
-    """Texts of 0 to 16 bytes."""
+    """Hash a text of 0 to 16 bytes."""
     n = len(text)
     factor = _K2 + 2 * n
     if n >= 8:
@@ -53,7 +53,7 @@ def _short_hash(text: bytes) -> int:
 
 
 def _middle_hash(text: bytes) -> int:
-    """Texts of 17 to 64 bytes."""
+    """Hash a text of 17 to 64 bytes."""
     n = len(text)
     factor = _K2 + 2 * n
     a = _word(text, 0) * (_K1 if n <= 32 else _K2)
@@ -78,7 +78,7 @@ def _weak(text: bytes, at: int, a: int, b: int) -> tuple[int, int]:
 
 
 def farm_hash(text: bytes) -> int:
-    """FarmHash Fingerprint64, as an unsigned number."""
+    """Return FarmHash Fingerprint64, as an unsigned number."""
     n = len(text)
     if n <= 16:
         return _short_hash(text)
@@ -210,7 +210,7 @@ def string_to_hash_bucket(bytes_: Tensor, offsets: Tensor, num_buckets: int) -> 
 
 
 def fingerprint_cat(a: int, b: int) -> int:
-    """FingerprintCat64."""
+    """Return FingerprintCat64, as an unsigned number."""
     product = (a ^ _MURMUR ^ _shift_mix(b * _MURMUR) * _MURMUR & _WORD) * _MURMUR
     return _shift_mix(_shift_mix(product) * _MURMUR)
 

@@ -1,4 +1,4 @@
-"""What references share: the numbers of reductions, and the floats that they compute in."""
+"""The numbers by which operators know reductions, and the wide floats that references compute in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of segments and of bags.
+# The numbers of the reductions of segments and of bags.
 SUM, MEAN, SQRTN, MAX, MIN, PROD = range(6)
 
 
@@ -19,14 +19,14 @@ def accumulator(x: Tensor) -> Tensor:
 
 
 def wide(x: Tensor) -> np.ndarray:
-    """More precise than float64 where the machine has such a type."""
+    """Return a tensor as an array, floats in more precision than float64 if the machine has such a type."""
     if x.is_complex():
         return x.numpy().astype(np.clongdouble)
     return (x.to(torch.float64) if x.is_floating_point() else x).numpy().astype(np.longdouble)
 
 
 def narrow(x: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Rounded to ``dtype``, half types by way of float32."""
+    """Return an array as a tensor rounded to ``dtype``, half types by way of float32."""
     if dtype.is_complex:
         return torch.from_numpy(np.asarray(x).astype(str(dtype).removeprefix("torch.")))
     with np.errstate(over="ignore"):
@@ -40,9 +40,9 @@ def _is_wide(x: Any) -> bool:
 
 def on_tensors(function: Callable) -> Callable:
     """
-    Let a function of arrays take tensors too: floats are made wide, and those of the results rounded once.
+    Let a function of arrays take tensors too: floats are widened, and floats of the results rounded once.
 
-    They are rounded to the dtype of the first floats among the arguments.
+    Results are rounded to the dtype of the first floats among the arguments.
     """
 
     def array(x: Any) -> Any:

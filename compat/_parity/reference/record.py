@@ -1,7 +1,7 @@
 """
-The slow, obvious meaning of the operators of the family ``record``: checksums, byte planes, frames and examples.
+Slow, obvious references of the operators of the family ``record``: checksums, byte planes, frames and examples.
 
-Written from csrc/record.h and csrc/record_example.h, a byte at a time, on Python's ``bytes``.
+They follow csrc/record.h and csrc/record_example.h, a byte at a time, on Python's ``bytes``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C, a bit at a time."""
+    """Compute CRC-32C, a bit at a time."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -24,18 +24,18 @@ def crc32c(data: bytes) -> int:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """What TFRecord stores."""
+    """Return the masked CRC-32C that TFRecord files store."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def byte_planes(data: bytes, size: int) -> list[bytes]:
-    """Byte k of every element of `size` bytes, for every k."""
+    """Return, for every k, byte k of every element of ``size`` bytes."""
     return [data[k::size] for k in range(size)]
 
 
 def packed(values: bytes, bits: int) -> bytes:
-    """Bytes below ``2 ** bits`` as join_byte_planes_ takes them."""
+    """Pack bytes below ``2 ** bits`` as ``join_byte_planes_`` takes them."""
     data = b""
     for begin in range(0, len(values), 1024):
         block = values[begin : begin + 1024]
@@ -49,7 +49,7 @@ def packed(values: bytes, bits: int) -> bytes:
 
 
 def join_byte_planes(sources: list[bytes], planes: list[tuple[int, int, int]], parts: list[tuple[int, int]]) -> bytes:
-    """Every part's elements, padded to 64 bytes."""
+    """Return the elements of every part, padded to 64 bytes."""
     rest, out = iter(planes), b""
     for width, count in parts:
         found = []
@@ -67,7 +67,7 @@ def join_byte_planes(sources: list[bytes], planes: list[tuple[int, int, int]], p
 
 
 def unpacked(data: bytes, bits: int, count: int) -> bytes:
-    """The inverse of packed."""
+    """Return the bytes that :func:`packed` has packed."""
     values = []
     for begin in range(0, count, 1024):
         size = min(1024, count - begin)
@@ -79,7 +79,7 @@ def unpacked(data: bytes, bits: int, count: int) -> bytes:
 
 
 def framed(records: list[bytes]) -> bytes:
-    """A TFRecord file."""
+    """Return a TFRecord file of these records."""
     parts = []
     for data in records:
         length = struct.pack("<Q", len(data))
@@ -88,7 +88,7 @@ def framed(records: list[bytes]) -> bytes:
 
 
 def frames(data: bytes, verify: bool = True) -> tuple[list[list[int]], tuple[str | None, int, int]]:
-    """The ranges of the records, and ``(fault, end, needed)``."""
+    """Return the ranges of the records in a TFRecord file, and ``(fault, end, needed)``."""
     ranges: list[list[int]] = []
     end = 0
     while end < len(data):
@@ -114,11 +114,11 @@ LISTS = {"bytes": 1, "float32": 2, "int64": 3, "int32": 3}
 
 
 class Fault(Exception):
-    """A message that has not what it should; the one argument says what, as ExampleFault does."""
+    """An error in a message; the one argument names its kind, as ExampleFault does."""
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The value and where it ends."""
+    """Return the value of the varint at a position, and where it ends."""
     value = 0
     for i in range(10):
         if at + i == len(data):
@@ -130,7 +130,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """``(field number, wire type, value's bytes)`` for each field of a message."""
+    """Yield ``(field number, wire type, value's bytes)`` for each field of a message."""
     at = 0
     while at < len(data):
         tag, at = varint(data, at)
@@ -154,7 +154,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def features(message: bytes) -> dict[bytes, list[bytes]]:
-    """The Feature messages of each name."""
+    """Return the Feature messages of each name."""
     found: dict[bytes, list[bytes]] = {}
     for number, kind, value in fields(message):
         if (number, kind) == (1, 2):
@@ -171,7 +171,7 @@ def features(message: bytes) -> dict[bytes, list[bytes]]:
 
 
 def integers(run: bytes) -> list[int]:
-    """Packed varints, as int64."""
+    """Return packed varints as int64."""
     values, at = [], 0
     if run and run[-1] >= 0x80:
         raise Fault("truncated")
@@ -182,7 +182,7 @@ def integers(run: bytes) -> list[int]:
 
 
 def list_values(feature: bytes, dtype: str) -> list[Any] | None:
-    """The values of a Feature; None if it has no list."""
+    """Return the values of a Feature; None if it has no list."""
     values: list[Any] | None = None
     for number, kind, content in fields(feature):
         if kind != 2 or number > 3:
@@ -205,11 +205,11 @@ def list_values(feature: bytes, dtype: str) -> list[Any] | None:
 
 
 def parse(message: bytes, columns: dict[str, Any]) -> dict[str, list[Any] | None]:
-    """The values of each :class:`ExampleColumn` in one message; None for one that is absent and nullable."""
+    """Return the values of each :class:`ExampleColumn` in one message; None for an absent one that is nullable."""
     found, row = features(message), {}
     for name, column in columns.items():
         given = found.get(name.encode(), [])
-        # Where there is to be a fixed number of values, those that say nothing do not count.
+        # For a fixed number of values, empty Feature messages do not count.
         counted = given if column.size is None else [feature for feature in given if feature]
         feature = counted[-1] if counted else None
         values = None if feature is None else list_values(feature, column.dtype)
@@ -230,7 +230,7 @@ def parse(message: bytes, columns: dict[str, Any]) -> dict[str, list[Any] | None
 
 
 def varint_bytes(value: int) -> bytes:
-    """The shortest encoding."""
+    """Return the shortest encoding of a value as a varint."""
     value %= 2**64
     out = bytearray()
     while value >= 0x80:
@@ -240,12 +240,12 @@ def varint_bytes(value: int) -> bytes:
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A field of bytes."""
+    """Return a field that holds bytes."""
     return varint_bytes(number << 3 | 2) + varint_bytes(len(data)) + data
 
 
 def list_of(dtype: str, values: list[Any], packed: bool = True) -> bytes:
-    """A Feature with these values."""
+    """Return a Feature with these values."""
     number = LISTS[dtype]
     if dtype == "bytes":
         content = b"".join(field(1, value) for value in values)
@@ -259,10 +259,10 @@ def list_of(dtype: str, values: list[Any], packed: bool = True) -> bytes:
 
 
 def entry(name: bytes, feature: bytes) -> bytes:
-    """One entry of the map."""
+    """Return one entry of the map of features."""
     return field(1, field(1, name) + field(2, feature))
 
 
 def example(entries: list[bytes]) -> bytes:
-    """A message with these entries."""
+    """Return an Example message with these entries."""
     return field(1, b"".join(entries))

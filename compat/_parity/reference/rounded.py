@@ -1,9 +1,9 @@
 """
-Numbers in high precision that know how far the same calculation in a float dtype may be off.
+Numbers in high precision, with bounds on how far the same calculation in a float dtype may be off.
 
-Every operation is allowed one rounding (roots and powers a few: TensorFlow approximates them) and what it makes of the
-errors of its operands, to first order. Where an error is no longer small beside what it is an error of, the bound is
-infinite: nothing can be said.
+Every operation may round once (roots and powers a few times: TensorFlow approximates them) and passes on the errors of
+its operands, to first order. If an error is no longer small beside its number, the bound is infinite: nothing can be
+said.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Union
 
 import numpy as np
 
-#: Roundings of a root or a power: what Eigen's vectorised ones need.
+#: The number of roundings allowed for a root or a power, which Eigen's vectorised ones need.
 _ROUNDINGS_OF_ROOTS = 4
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Of a float dtype."""
+    """The precision of a float dtype."""
 
     #: The largest relative error of a rounding.
     unit: float
@@ -37,11 +37,11 @@ class Rounded:
 
     @classmethod
     def exact(cls, value: np.ndarray, precision: Precision) -> Rounded:
-        """Numbers without an error so far."""
+        """Return numbers without an error so far."""
         return cls(value, np.zeros_like(value), precision)
 
     def like(self, number: float) -> Rounded:
-        """That number in every place."""
+        """Return ``number`` in every place."""
         return Rounded.exact(np.full_like(self.value, number), self.precision)
 
     def __getitem__(self, rows: np.ndarray) -> Rounded:
@@ -52,7 +52,7 @@ class Rounded:
 
     def _result(self, value: np.ndarray, error: np.ndarray, roundings: int = 1) -> Rounded:
         rounding = roundings * (self.precision.unit * np.abs(value) + self.precision.smallest)
-        # An infinite bound times zero is no number.
+        # An infinite bound times zero is NaN.
         return Rounded(value, np.where(np.isnan(error), np.inf, error + rounding), self.precision)
 
     def _operand(self, other: Operand) -> Rounded:
@@ -84,7 +84,7 @@ class Rounded:
         return Rounded(-self.value, self.error, self.precision)
 
     def power(self, exponent: float) -> Rounded:
-        """Of a number that is not negative."""
+        """Return a power of numbers that are not negative."""
         value = self.value ** np.longdouble(exponent)
         # The slope is largest at the end of the interval.
         low = np.maximum(self.value - self.error, 0)
@@ -94,14 +94,14 @@ class Rounded:
         return self._result(value, error, _ROUNDINGS_OF_ROOTS)
 
     def shrunk(self, by: Operand) -> Rounded:
-        """Moved towards zero, but not beyond."""
+        """Move the numbers towards zero, but not beyond."""
         by = self._operand(by)
         size = np.abs(self.value) - by.value
         value = np.sign(self.value) * np.where(size <= 0, 0, size)
         return self._result(value, self.error + by.error)
 
     def clamped(self, limit: Operand) -> Rounded:
-        """To [-limit, limit]."""
+        """Clamp the numbers to [-limit, limit]."""
         limit = self._operand(limit)
         return Rounded(np.clip(self.value, -limit.value, limit.value), self.error + limit.error, self.precision)
 

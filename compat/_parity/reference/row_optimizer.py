@@ -1,7 +1,7 @@
 """
-The slow, obvious meaning of the family ``row_optimizer``: torch.optim's formulas, in float64.
+Slow, obvious references of the family ``row_optimizer``: torch.optim's formulas, in float64.
 
-Idle steps are done one by one, each as its own row of the history says it.
+A row's steps without gradient are taken one by one, each by the leaf of the history that describes it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-Row = list[Tensor]  # the weight's rows [U, D] and their states, [U, D] or [U]
+Row = list[Tensor]  # rows of the weight [U, D] and of its states, [U, D] or [U]
 
 # ---- Steps ----------------------------------------------------------------------------------------------------------
 
 
 def _by_element(state: Tensor) -> Tensor:
-    """A number per row, beside the row's elements."""
+    """Return a state of one number per row in a shape that broadcasts over the row's elements."""
     return state.unsqueeze(-1)
 
 
 def _mean(x: Tensor) -> Tensor:
-    """Over a row's elements; 0 where there are none."""
+    """Return the mean of each row's elements; 0 for rows without elements."""
     return x.sum(-1) / max(x.shape[-1], 1)
 
 
@@ -129,13 +129,13 @@ def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, 
     return [w - lr * _by_element(trust) * move, m, v]
 
 
-# By the number of the rule in csrc/row_optimizer_idle.h.
+# In the order of the rules' numbers in csrc/row_optimizer_idle.h.
 RULES = (sgd, adagrad, rowwise_adagrad, adam, adam, partial_rowwise_adam, rmsprop, ftrl, adadelta, lamb)
 AMSGRAD = 4
 
 
 def states_of(rule: int, h: Sequence[float]) -> int:
-    """How many states a table has."""
+    """Return the number of states that a rule keeps for a table."""
     if RULES[rule] is sgd:
         return int(h[1] != 0)
     if RULES[rule] is rmsprop:
@@ -143,11 +143,11 @@ def states_of(rule: int, h: Sequence[float]) -> int:
     return {1: 1, 2: 1, AMSGRAD: 3}.get(rule, 2)
 
 
-# ---- Idle steps -----------------------------------------------------------------------------------------------------
+# ---- Steps without gradient -----------------------------------------------------------------------------------------
 
 
 def idle_step(rule: int, leaf: Sequence[float], eps: float, row: Row) -> Row:
-    """A step without gradient, as a leaf of the history describes it."""
+    """Take one step without gradient, as a leaf of the history describes it."""
     w, *states = row
     if RULES[rule] in (adam, partial_rowwise_adam):
         beta1, root2, keeps, n0, n1 = leaf[:5]
@@ -171,7 +171,7 @@ def idle_step(rule: int, leaf: Sequence[float], eps: float, row: Row) -> Row:
 
 
 def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
-    """What step ``step`` does to rows without gradient, as a row of the history."""
+    """Return the row of the history that describes what step ``step`` does to rows without gradient."""
     if RULES[rule] in (adam, partial_rowwise_adam):
         lr, beta1, beta2, _, decay = h[:5]
         keeps = 1 - lr * decay if RULES[rule] is partial_rowwise_adam or h[5] else 1.0
@@ -184,7 +184,7 @@ def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
         return [1.0, 0.0, 0.0, 1.0, h[1], 0.0, 0.0, 0.0]
     if RULES[rule] is rmsprop:
         return [1.0, -h[0] * h[4], 0.0, h[4], h[1], 0.0, 0.0, 0.0]
-    # Linear: what becomes of a weight of 1 alone, and of a buffer of 1 alone.
+    # The step is linear: it is known from its effect on a weight of 1 alone and on a buffer of 1 alone.
     one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     if h[1] == 0:
         return [float(sgd([one], zero, step, *h)[0]), 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]
@@ -193,7 +193,7 @@ def leaf_of(rule: int, h: Sequence[float], step: int) -> list[float]:
 
 
 def _block(rule: int, leaves: list[list[float]]) -> list[float]:
-    """Several steps as one row of the history, by the definition of its numbers."""
+    """Combine several steps into one row of the history, by the definition of its numbers."""
     if RULES[rule] in (adam, partial_rowwise_adam):
         p1, shrinking, root2, moments = 1.0, 1.0, 1.0, [0.0] * 5
         for u, (beta1, root, _, *n) in enumerate(leaves):
@@ -227,7 +227,7 @@ def row_optimizer_advance_(history: Tensor, rule: int, h: list[float], step: int
 
 
 def history_of(rule: int, hyperparameters: Sequence[Sequence[float]], base: int) -> Tensor:
-    """The history of some steps from ``base`` on."""
+    """Return the history of the steps from ``base`` on."""
     history = torch.zeros(2 * len(hyperparameters), 8, dtype=torch.float64)
     for i, h in enumerate(hyperparameters):
         history = row_optimizer_advance_(history, rule, list(h), base + i + 1, base)
@@ -248,7 +248,7 @@ def _caught_up(rule: int, h: Sequence[float], row: Row, last: int, history: Tens
 
 
 class _Tables:
-    """Tables in float64, and what has become of them."""
+    """Tables in float64, and the last step of each of their rows."""
 
     def __init__(self, rule: int, h: Sequence[float], weights: list[Tensor], states: list[Tensor], last: list[Tensor]):
         n = states_of(rule, h)

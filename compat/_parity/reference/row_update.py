@@ -1,8 +1,8 @@
 """
-The slow, obvious meaning of the family ``row_update``: one item after another, by the formulas of the papers.
+Slow, obvious references of the family ``row_update``: one row of a gradient after another, by the papers' formulas.
 
-The numbers know how far the same operations in a float dtype may be off (rounded.py). These are in TensorFlow's order,
-so that it, too, can be held to that.
+The numbers carry bounds on how far the same operations in a float dtype may be off (rounded.py). The operations are in
+TensorFlow's order, so that its results can be compared too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .rounded import Precision, Rounded
 
 Number = float  # or np.longdouble
 
-# ---- Formulas: what a step makes of a row and its states ------------------------------------------------------------
+# ---- Formulas: the row and its states after a step ------------------------------------------------------------------
 
 
 def gradient_descent(w: Rounded, g: Rounded, lr: Number) -> list[Rounded]:
@@ -119,7 +119,7 @@ def centered_rmsprop(
     return [w - m, a, v, m]
 
 
-# By the number of the rule in csrc/row_update.h.
+# In the order of the rules' numbers in csrc/row_update.h.
 RULES: list[Callable[..., list[Rounded]]] = [
     gradient_descent,
     momentum,
@@ -142,7 +142,7 @@ RULES: list[Callable[..., list[Rounded]]] = [
 
 
 def occurrences(indices: np.ndarray) -> np.ndarray:
-    """How many items of the same row come before each."""
+    """Return how many items of the same row come before each item."""
     order = np.argsort(indices, kind="stable")
     ranks = np.arange(len(indices))
     starts = np.searchsorted(indices[order], indices[order])
@@ -158,7 +158,7 @@ def step_items(
     indices: np.ndarray,
     stored: Callable[[Rounded], Rounded] = lambda x: x,
 ) -> None:
-    """Change the tables by each item, the second one of a row after the first; ``stored`` is what is left of a row."""
+    """Change the tables by each item, in order for items of one row; ``stored`` rounds a row as it is written."""
     turns = occurrences(indices)
     with np.errstate(all="ignore"):
         for turn in range(turns.max(initial=-1) + 1):
@@ -178,7 +178,7 @@ def row_update(
     rule: int,
     hyperparameters: list[float],
 ) -> tuple[Tensor, ...]:
-    """Every item's results are rounded to half types."""
+    """Return the written tables; every item's results are rounded to half types."""
     exact = Precision(0.0, 0.0)
     dtype = weight.dtype
     tables = [Rounded.exact(wide(x), exact) for x in (weight, state0, state1, state2) if x is not None]

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the segment reductions without indices."""
+"""Slow, obvious references of the segment reductions without indices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = np.ndarray  # or a Tensor: see on_tensors
 
 
 def _limits(x: Array | Tensor) -> tuple[float, float]:
-    """The lowest and the highest finite number of its dtype."""
+    """Return the lowest and the highest finite number of the dtype of ``x``."""
     if isinstance(x, Tensor):
         given = torch.finfo(x.dtype) if x.is_floating_point() else torch.iinfo(x.dtype)
         return given.min, given.max
@@ -23,7 +23,7 @@ def _limits(x: Array | Tensor) -> tuple[float, float]:
 
 
 def _beside(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """A number for each row, beside the rows of another array."""
+    """Return a number for each row in a shape that broadcasts over the rows of ``like``."""
     return x.reshape(-1, *[1] * (like.ndim - 1))
 
 
@@ -45,7 +45,7 @@ def _divisors(counts: np.ndarray, reduction: int) -> np.ndarray:
 
 @on_tensors
 def _reduced(x: np.ndarray, ids: np.ndarray, size: int, reduction: int, empty: float) -> np.ndarray:
-    """The reduction of the rows of each id, of those that are not negative; integers wrap."""
+    """Reduce the rows of each id that is not negative; integers wrap."""
     is_integer = x.dtype.kind in "iu"
     counts, kept = _counts(ids, size), ids >= 0
     add = {PROD: np.multiply, MAX: np.maximum, MIN: np.minimum}.get(reduction, np.add)
@@ -55,7 +55,7 @@ def _reduced(x: np.ndarray, ids: np.ndarray, size: int, reduction: int, empty: f
     add.at(out, ids[kept], x[kept])
     if reduction == MEAN and is_integer:
         divisors = _beside(counts.astype(x.dtype), x)
-        out = (out - np.fmod(out, divisors)) // divisors  # cut towards zero, and 0 where the divisor is
+        out = (out - np.fmod(out, divisors)) // divisors  # cut towards zero; 0 if the divisor is 0
     elif reduction in (MEAN, SQRTN):
         out = out / _beside(_divisors(counts, reduction), x)
     out[counts == 0] = empty
@@ -79,7 +79,7 @@ def unsorted_segment_reduce(data: Array, segment_ids: Array, num_segments: int, 
 
 @on_tensors
 def _received(grad: np.ndarray, x: Any, ids: np.ndarray, reduction: int) -> np.ndarray:
-    """What each row receives: its part of what its id's reduction receives, nothing where the id is negative."""
+    """Return each row's gradient: its part of its id's gradient, nothing if the id is negative."""
     size, kept = len(grad), ids >= 0
     if size == 0:
         return np.zeros((len(ids), *grad.shape[1:]), grad.dtype)

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the operators of the family ``sparse_segment``: of :mod:`segment`, on picked rows."""
+"""Slow, obvious references of the operators of the family ``sparse_segment``: :mod:`segment`'s, on picked rows."""
 
 from __future__ import annotations
 

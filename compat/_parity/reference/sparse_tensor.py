@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the operators of the family ``sparse_tensor``."""
+"""Slow, obvious references of the operators of the family ``sparse_tensor``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
 
 
 def _int64(number: int) -> int:
-    """The number modulo 2 ** 64, as a signed one."""
+    """Return the number modulo 2 ** 64, as a signed one."""
     return (number + 2**63) % 2**64 - 2**63
 
 

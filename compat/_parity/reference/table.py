@@ -1,9 +1,9 @@
 """
-The slow, obvious meaning of the family ``table``: dictionaries of keys, lists of buckets, one key after another.
+Slow, obvious references of the family ``table``: dictionaries of keys, lists of buckets, one key after another.
 
 The layout of an index is exact, to the byte: keys go to the first bucket on their way that has a free slot, and every
-full bucket they pass counts one more. Of what is erased, the slot has row 0 and the entry key 0. With a seed, which
-chooses what the hash multiplies with, an index has one line more.
+full bucket they pass counts one more. An erased key's slot has row 0, its entry key 0. With a seed, which chooses the
+hash's factors, an index has one line more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST, _SECOND = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 
 
 def factors_of(seed: int) -> tuple[int, int]:
-    """What the hash of a table with this seed multiplies with."""
+    """Return the factors of the hash of a table with this seed."""
     if seed == 0:
         return _FIRST, _SECOND
     first = hash_key(seed)
@@ -31,7 +31,7 @@ def factors_of(seed: int) -> tuple[int, int]:
 
 
 def hash_key(key: int, seed: int = 0) -> int:
-    """Murmur3's finalizer of 64 bits; with a seed, other factors."""
+    """Hash a key by Murmur3's finalizer of 64 bits; a seed gives other factors."""
     first, second = factors_of(seed)
     x = key % WORD
     x = (x ^ x >> 33) * first % WORD
@@ -40,7 +40,7 @@ def hash_key(key: int, seed: int = 0) -> int:
 
 
 def key_of_hash(x: int, seed: int = 0) -> int:
-    """The key, as a signed number, whose hash is ``x``."""
+    """Return the key, as a signed number, whose hash is ``x``."""
     first, second = factors_of(seed)
     x = (x ^ x >> 33) * pow(second, -1, WORD) % WORD
     x = (x ^ x >> 33) * pow(first, -1, WORD) % WORD
@@ -48,13 +48,13 @@ def key_of_hash(x: int, seed: int = 0) -> int:
 
 
 def signed(x: int) -> int:
-    """The same 64 bits as a number of two's complement."""
+    """Return the same 64 bits as a signed number."""
     return x - WORD if x >= WORD // 2 else x
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a key belongs: the region's first bucket and size, the home in it, and the tag."""
+    """Where a key belongs: its region's first bucket and size, its home in the region, and its tag."""
 
     begin: int
     size: int
@@ -62,7 +62,7 @@ class Place:
     tag: int
 
     def way(self) -> Iterator[int]:
-        """The buckets that the key may be in, the first one first."""
+        """Yield the buckets that the key may be in, in the order of the search."""
         for step in range(self.size):
             yield self.begin + (self.home + step) % self.size
 
@@ -83,7 +83,7 @@ def place_of(buckets: int, key: int, seed: int = 0) -> Place:
 
 
 def keys_at(buckets: int, bucket: int, low: int, count: int, first: int = 0, seed: int = 0) -> list[int]:
-    """Different keys whose home is ``bucket`` and whose hashes end in the byte ``low``, all else but bits 32 to 63."""
+    """Return different keys whose home is ``bucket``; their hashes end in the byte ``low``, bits 32 to 63 differ."""
     regions = regions_of(buckets)
     region = min(bucket // REGION, regions - 1)
     size = region_size(buckets, region)
@@ -99,7 +99,7 @@ def keys_at(buckets: int, bucket: int, low: int, count: int, first: int = 0, see
 
 @dataclass
 class Bucket:
-    """Tags (0: empty) and rows of the slots, and how many keys passed by because all were taken."""
+    """Tags (0: empty) and rows of the slots, and how many keys passed by because all slots were taken."""
 
     tags: list[int] = field(default_factory=lambda: [0] * SLOTS)
     rows: list[int] = field(default_factory=lambda: [0] * SLOTS)
@@ -108,7 +108,7 @@ class Bucket:
 
 @dataclass
 class Entry:
-    """Of a row: its key, version and frequency; free without a version."""
+    """The key, version and frequency of a row; a row without a version is free."""
 
     key: int = -1
     version: int | None = None
@@ -117,7 +117,7 @@ class Entry:
 
 @dataclass
 class ReferenceTable:
-    """The state in Python's own terms; ``rows`` is what the index is for: the row of each key."""
+    """A table's state in Python's own types; ``rows`` has the row of each key, as the index does."""
 
     buckets: list[Bucket]
     entries: list[Entry]
@@ -148,7 +148,7 @@ class ReferenceTable:
             self.used += 1
 
     def _put(self, key: int, row: int) -> bool:
-        """Enter a key that is missing; False, and nothing has changed, where its region is full."""
+        """Enter a key that is missing; return False, and change nothing, if its region is full."""
         place = place_of(len(self.buckets), key, self.seed)
         full: list[Bucket] = []
         for bucket in (self.buckets[b] for b in place.way()):
@@ -209,7 +209,7 @@ class ReferenceTable:
         return freed
 
     def rehashed(self, buckets: int, seed: int = 0) -> ReferenceTable:
-        """A table of as many buckets, with the same entries and counters."""
+        """Return a table of so many buckets with the same entries and counters."""
         copy = [Entry(x.key, x.version, x.frequency) for x in self.entries]
         table = ReferenceTable([Bucket() for _ in range(buckets)], copy, seed=seed)
         table.used, table.reused, table.inserted = self.used, self.reused, self.inserted
@@ -256,7 +256,7 @@ def counters_tensor(table: ReferenceTable) -> Tensor:
 def table_of(
     index: Tensor, entries: Tensor, counters: Tensor | None = None, free_rows: Tensor | None = None
 ) -> ReferenceTable:
-    """The table that tensors hold."""
+    """Return the table that tensors hold."""
     seed = 0
     if index.dim() == 1:
         index, seed = index[:-WORDS].reshape(-1, WORDS), int(index[-WORDS:].contiguous().view(torch.int64)[0])
@@ -274,7 +274,7 @@ def table_of(
 
 
 def check_index(index: Tensor, entries: Tensor) -> None:
-    """What holds for every index, however it came about: no key twice, each on its way, each passed bucket counted."""
+    """Check what holds for every index: no key twice, each key on its way, each passed bucket counted."""
     table = table_of(index, entries)
     taken = [(b, tag, row) for b, x in enumerate(table.buckets) for tag, row in zip(x.tags, x.rows, strict=True) if tag]
     assert len({row for _, _, row in taken}) == len(table.rows) == len(taken)

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the family ``table``, beyond its index: initial values, rows, and the sketch."""
+"""Slow, obvious references of the family ``table``, beyond its index: initial values, rows, and the sketch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONSTANT, UNIFORM, NORMAL, TRUNCATED_NORMAL = range(4)
 
 
 def rounded(x: float, dtype: torch.dtype) -> float:
-    """The nearest number of a dtype, of two the even one: rounded once."""
+    """Return the nearest number of a dtype, rounded once, to even in a tie."""
     info = torch.finfo(dtype)
     if dtype == torch.float64 or x == 0 or not math.isfinite(x):
         return x
@@ -57,7 +57,7 @@ _MIDDLE = (
 
 
 def inverse_normal(p: float) -> float:
-    """Acklam's approximation, in the order of the contract, which all devices compute to the bit."""
+    """Return Acklam's approximation, in the contract's order of operations, so that all devices agree to the bit."""
     if p < 0.02425 or p > 1 - 0.02425:
         q = math.sqrt(-2 * portable_log(p if p < 0.02425 else 1 - p))
         x = _polynomial(_TAIL[0], q) / _polynomial(_TAIL[1], q)
@@ -71,7 +71,7 @@ _SEED, _KEY, _STEP = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0x9E3779B97F4A7C15
 
 
 def _mixed(x: int) -> int:
-    """splitmix64's finalizer."""
+    """Mix bits by splitmix64's finalizer."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
     x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
     return x ^ x >> 31
@@ -84,20 +84,20 @@ def _unmixed(x: int) -> int:
 
 
 def uniform_number(seed: int, key: int, column: int) -> float:
-    """In (0, 1), of 32 bits."""
+    """Return a number in (0, 1) of 32 random bits."""
     stream = hash_key(hash_key(seed ^ _SEED) ^ key * _KEY % WORD)
     bits = _mixed((stream + (column // 2 + 1) * _STEP) % WORD)
     return ((bits >> 32 if column % 2 else bits % 2**32) + 0.5) / 2**32
 
 
 def key_of_numbers(seed: int, pair: int, even: int, odd: int) -> int:
-    """The key whose columns ``2 pair`` and ``2 pair + 1`` draw these 32 bits each."""
+    """Return the key whose columns ``2 pair`` and ``2 pair + 1`` draw these two numbers of 32 bits."""
     stream = (_unmixed(odd << 32 | even) - (pair + 1) * _STEP) % WORD
     return signed((key_of_hash(stream) ^ hash_key(seed ^ _SEED)) % WORD * pow(_KEY, -1, WORD) % WORD)
 
 
 def initial_number(kind: int, parameters: Sequence[float], u: float) -> float:
-    """The value that follows from a number in (0, 1), in float64."""
+    """Return the initial value that follows from a number in (0, 1), in float64."""
     if kind == CONSTANT:
         return parameters[0]
     a, b = parameters
@@ -168,7 +168,7 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> Tensor:
 
 
 def sketch_counters(key: int, num_hashes: int, width: int) -> list[int]:
-    """Where an id is counted."""
+    """Return the positions of the counters of a key in each row of the sketch."""
     first = hash_key(key)
     step = hash_key(first ^ 0x9E3779B97F4A7C15) | 1
     return [((first + k * step) % WORD) * width >> 64 for k in range(num_hashes)]

@@ -1,4 +1,4 @@
-"""The slow, obvious meaning of the operators of the family ``unique``."""
+"""Slow, obvious references of the operators of the family ``unique``."""
 
 from __future__ import annotations
 

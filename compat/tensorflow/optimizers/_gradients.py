@@ -15,19 +15,19 @@ from .._tensors import IndexedSlices
 
 @dataclass(frozen=True)
 class Slices:
-    """Some rows of a gradient; those of one row add up."""
+    """Some rows of a gradient; slices of one row add up."""
 
     #: ``[N, ...]``.
     values: Tensor
     #: ``[N]``, int32 or int64.
     indices: Tensor
-    #: Of the parameter.
+    #: The number of rows of the parameter.
     num_rows: int
-    #: Whether no index is known to repeat.
+    #: Whether it is known that no index repeats.
     merged: bool = False
 
     def merge(self) -> Slices:
-        """Each row once, the sum of its slices."""
+        """Return each row once, as the sum of its slices."""
         if self.merged:
             return self
         values, indices = ops.deduplicate_rows(self.values, self.indices)
@@ -38,14 +38,14 @@ Gradient = Tensor | Slices
 
 
 def changed(gradient: Gradient, change: Callable[[Tensor], Tensor]) -> Gradient:
-    """Every slice changed by itself, or the tensor."""
+    """Apply ``change`` to every slice by itself, or to the tensor."""
     if isinstance(gradient, Tensor):
         return change(gradient)
     return Slices(change(gradient.values), gradient.indices, gradient.num_rows, gradient.merged)
 
 
 def dense(gradient: Gradient) -> Tensor:
-    """The tensor that the slices stand for."""
+    """Return the tensor that the slices stand for."""
     if isinstance(gradient, Tensor):
         return gradient
     return ops.indexed_slices_to_dense(gradient.values, gradient.indices, gradient.num_rows)
@@ -53,18 +53,18 @@ def dense(gradient: Gradient) -> Tensor:
 
 def as_gradient(gradient: Any, parameter: Tensor, position: int, any_float: bool = False) -> Gradient:
     """
-    What may be given as the gradient of a parameter.
+    Return what a caller gave as the gradient of a parameter, checked: a tensor or slices.
 
     Args:
         gradient: strided; sparse COO, whose indices may repeat unless it is coalesced; or :class:`.IndexedSlices`.
-        parameter: what it is the gradient of.
-        position: of the parameter in the optimizer, or of the pair in the list; for errors.
-        any_float: whether it may have another floating dtype than the parameter.
+        parameter: the parameter whose gradient it is.
+        position: the place of the parameter in the optimizer, or of the pair in the list; for errors.
+        any_float: whether the gradient may have another floating dtype than the parameter.
 
     Raises:
         ValueError: for another shape, dtype, device or layout.
         IndexError: for a row that the parameter does not have. On CUDA a sparse COO gradient is taken to be valid, as
-            torch's own optimizers take it; for the indices of slices the device is waited for.
+            torch's own optimizers take it; checking the indices of slices waits for the device.
     """
     name = f"gradient {position}"
     if isinstance(gradient, IndexedSlices):

@@ -1,4 +1,4 @@
-"""Of ``keras.optimizers``: what its optimizers share. The rules are in _keras_rules.py and _keras_adam.py."""
+"""The base class of Keras's optimizers. The rules are in _keras_rules.py and _keras_adam.py."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class KerasOptimizer(Optimizer):
     """
     Keras's base class: clipping, weight decay, averages of the parameters, accumulation of gradients.
 
-    Every rule is Keras's as it runs on TensorFlow: slices are never merged, but squares and other functions are taken
-    of each by itself and then added up. Most rules are dense: every row's slots decay, and every row may move.
+    Every rule is Keras's as it runs on TensorFlow: slices are never merged; squares and other functions are taken of
+    each slice by itself and then added up. Most rules are dense: every row's slots decay, and every row may move.
 
     Args:
-        params: parameters or groups. A group's own ``weight_decay`` of None excludes it.
+        params: parameters or groups. A group with ``weight_decay`` None has no weight decay.
         learning_rate: a number, or a function of the number of steps done or of nothing.
-        weight_decay: before each step ``w -= w * weight_decay * lr`` of every parameter with a gradient; None: none.
-        clipnorm: the largest norm of a gradient. Of slices: of all of them, those of one row apart.
-        clipvalue: the largest element of a gradient; of each slice by itself.
+        weight_decay: before each step ``w -= w * weight_decay * lr`` for every parameter with a gradient; None: none.
+        clipnorm: the largest norm of a gradient. Slices count as they come, those of one row apart.
+        clipvalue: the largest element of a gradient, or of each slice by itself.
         global_clipnorm: the largest norm of all gradients, slices apart; they are added up after that.
         use_ema: keep a moving average of every parameter.
-        ema_momentum: of that average.
+        ema_momentum: the share of that average that stays in a step.
         ema_overwrite_frequency: the number of steps after which parameters become their averages; None: never.
-        loss_scale_factor: what gradients are divided by; see :meth:`scale_loss`.
+        loss_scale_factor: the number by which gradients are divided; see :meth:`scale_loss`.
         gradient_accumulation_steps: the number of calls whose mean gradient makes a step, >= 2; None: one.
         name: part of the names of slots (:func:`.export_slots`).
     """
 
-    #: The slots in the order in which Keras makes them: a group of all parameters, then the next; by default one group.
+    #: The slots in the order in which Keras makes them: a group for all parameters, then the next; default: one group.
     slot_groups: ClassVar[tuple[tuple[str, ...], ...]] = ()
     _any_float = True
     _kept = (
@@ -93,7 +93,7 @@ class KerasOptimizer(Optimizer):
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Tensor]]) -> int:
         """
-        One step with these gradients.
+        Take a step with these gradients.
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO
@@ -111,7 +111,7 @@ class KerasOptimizer(Optimizer):
 
     @property
     def learning_rate(self) -> float:
-        """Of the first group; setting it sets that of all."""
+        """The learning rate of the first group; setting it sets that of all groups."""
         return self.param_groups[0]["lr"]
 
     @learning_rate.setter
@@ -122,12 +122,12 @@ class KerasOptimizer(Optimizer):
             group["lr"] = value
 
     def scale_loss(self, loss: Any) -> Any:
-        """The loss times ``loss_scale_factor``, for whose gradients the optimizer then is."""
+        """Return the loss times ``loss_scale_factor``; the optimizer expects the gradients of this product."""
         return loss if self.loss_scale_factor is None else loss * self.loss_scale_factor
 
     @torch.no_grad()
     def finalize_variable_values(self) -> None:
-        """With ``use_ema``: every parameter becomes its average."""
+        """Set every parameter to its moving average, with ``use_ema``."""
         for parameter in self._parameters() if self.use_ema else ():
             parameter.copy_(self.state[parameter]["average"])
 
@@ -137,7 +137,7 @@ class KerasOptimizer(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _steps_done(self) -> int:
-        """What rules and averages count: with accumulation, the steps and not the calls."""
+        """Return the number of steps, by which rules and averages count: with accumulation, steps and not calls."""
         return self.iterations // (self.gradient_accumulation_steps or 1)
 
     def _update_all(self, updates: list[Update]) -> None:
@@ -157,7 +157,7 @@ class KerasOptimizer(Optimizer):
             self._average()
 
     def _accumulated(self, updates: list[Update]) -> list[Update]:
-        """What is to be done now: nothing, or a step with the mean gradients."""
+        """Add gradients to their sums; return a step's mean gradients when it is due, else nothing."""
         steps = self.gradient_accumulation_steps
         assert steps is not None
         is_step = (self.iterations + 1) % steps == 0
@@ -189,7 +189,7 @@ class KerasOptimizer(Optimizer):
         return gradients
 
     def _average(self) -> None:
-        """Of every parameter, with a gradient or without; the first average is the parameter."""
+        """Update the moving average of every parameter, with or without a gradient; it begins with the parameter."""
         done = self._steps_done()
         for parameter in self._parameters():
             momentum = rounded(self.ema_momentum if done else 0.0, parameter.dtype)
@@ -210,17 +210,17 @@ def _clip_by_norm(values: Tensor, limit: float) -> Tensor:
 
 
 def rows_of(table: Tensor, gradient: Gradient) -> Tensor:
-    """What belongs to each slice of a gradient, or all of the table."""
+    """Return the rows of a table that the slices of a gradient belong to, or the table for a strided gradient."""
     return table.index_select(0, gradient.indices) if isinstance(gradient, Slices) else table
 
 
 def add(table: Tensor, change: Gradient) -> None:
-    """In place; slices one after another, to their rows alone."""
+    """Add a change to a table in place; slices are added one after another, and only to their rows."""
     _subtract(table, change, -1.0)
 
 
 def subtract(table: Tensor, change: Gradient) -> None:
-    """In place; slices one after another, from their rows alone."""
+    """Subtract a change from a table in place; slices are subtracted one after another, and only from their rows."""
     _subtract(table, change, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""Of ``keras.optimizers``: the rules that correct their averages by the number of steps."""
+"""Keras's rules that correct their averages by the number of steps: Adam, AdamW, Adamax and Nadam."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._numbers import adam_rate, cast, power, rounded
 
 class Adam(KerasOptimizer):
     """
-    Adam, of every row, with the squares of slices.
+    Adam, for every row; squares are taken of each slice by itself.
 
     ``m += (1 - beta_1) * (g - m)``, ``v += (1 - beta_2) * (g * g - v)``,
     ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``; with ``amsgrad`` by the largest ``v``
-    so far. For a step of the rows in a gradient alone: :class:`.LazyAdam`.
+    so far. :class:`.LazyAdam` takes a step only of the rows in a gradient.
 
     Source: ``keras.optimizers.Adam``.
 
@@ -65,7 +65,7 @@ class Adam(KerasOptimizer):
 
 class AdamW(Adam):
     """
-    :class:`Adam` with weight decay, ``w -= lr * weight_decay * w`` before a step; it comes second among the arguments.
+    :class:`Adam` that does ``w -= lr * weight_decay * w`` before a step; ``weight_decay`` is the third argument.
 
     Source: ``keras.optimizers.AdamW``.
 
@@ -94,7 +94,7 @@ class AdamW(Adam):
 
 class Adamax(KerasOptimizer):
     """
-    Adamax, of every row, with the absolute values of slices.
+    Adamax, for every row; absolute values are taken of each slice by itself.
 
     ``m += (1 - beta_1) * (g - m)``, ``u = max(beta_2 * u, |g|)``, ``w -= lr * m / ((1 - beta_1**t) * (u + epsilon))``.
 
@@ -135,9 +135,9 @@ class Adamax(KerasOptimizer):
 
 class Nadam(KerasOptimizer):
     """
-    Adam with Nesterov's momentum, of every row.
+    Adam with Nesterov's momentum, for every row.
 
-    With ``c(t) = beta_1 * (1 - 0.5 * 0.96**t)``, and ``p(t)`` the product of those so far:
+    With ``c(t) = beta_1 * (1 - 0.5 * 0.96**t)`` and ``p(t)`` the product of ``c(1)`` to ``c(t)``:
     ``w -= lr * (c(t + 1) * m / (1 - p(t + 1)) + (1 - c(t)) * g / (1 - p(t))) / (sqrt(v / (1 - beta_2**t)) + epsilon)``,
     ``m`` and ``v`` as of :class:`Adam`. The product is kept in the groups as ``u_product``.
 
@@ -166,7 +166,7 @@ class Nadam(KerasOptimizer):
         super().__init__(params, learning_rate, hyperparameters, weight_decay=weight_decay, **options)
 
     def _update_all(self, updates: list[Any]) -> None:
-        """Keras has one product, in the dtype of the first parameter; with accumulation it grows in steps alone."""
+        """Take the step; if one is due, first update ``u_product``: Keras has one, in the first parameter's dtype."""
         dtype, step = self._parameters()[0].dtype, self._steps_done() + 1
         calls = self.gradient_accumulation_steps or 1
         for group in self.param_groups if (self.iterations + 1) % calls == 0 else ():
@@ -192,6 +192,6 @@ class Nadam(KerasOptimizer):
 
 
 def _schedule(beta: float, decay: float, step: int, dtype: torch.dtype) -> float:
-    """``beta * (1 - 0.5 * decay**step)``, each operation rounded."""
+    """Return ``beta * (1 - 0.5 * decay**step)``, each operation rounded."""
     share = torch.tensor(power(decay, step, dtype), dtype=dtype)
     return (torch.tensor(beta, dtype=dtype) * (1 - 0.5 * share)).item()

@@ -1,4 +1,4 @@
-"""Of ``keras.optimizers``: the rules that do not count steps."""
+"""Keras's rules that do not count steps: SGD, Adagrad, RMSprop, Adadelta, Ftrl and Lion."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class SGD(KerasOptimizer):
     """
     Gradient descent, with or without momentum: ``m = momentum * m - lr * g``, ``w += m``.
 
-    With ``nesterov``: ``w += momentum * m - lr * g``. With momentum every row moves, those without a gradient too.
+    With ``nesterov``: ``w += momentum * m - lr * g``. With momentum every row moves, also rows without a gradient.
 
     Args:
-        params, learning_rate, weight_decay, options: as of :class:`.KerasOptimizer`, as for all.
+        params, learning_rate, weight_decay, options: as of :class:`.KerasOptimizer`; so for all of Keras's rules.
         momentum: the share of ``m`` that stays, in [0, 1].
         nesterov: whether to look ahead.
 
@@ -69,10 +69,10 @@ class Adagrad(KerasOptimizer):
     """
     Adagrad: ``a += g * g``, ``w -= lr * g / sqrt(a + epsilon)``. Rows without a gradient stay as they are.
 
-    A row that occurs several times adds the square of each of its slices, and then moves by all of them.
+    The squares of all slices of a row are added to its ``a``; then the row moves by all of the slices.
 
     Args:
-        initial_accumulator_value: what ``a`` begins with.
+        initial_accumulator_value: the value with which ``a`` begins.
         epsilon: added to ``a``, under the root.
 
     Source: ``keras.optimizers.Adagrad``.
@@ -217,7 +217,7 @@ class Adadelta(KerasOptimizer):
 
 class Ftrl(KerasOptimizer):
     """
-    Follow the regularized leader, proximal. Every row is written: those never in a gradient become 0 at once.
+    Follow the regularized leader, proximal. Every row is written: rows that never had a gradient become 0 at once.
 
     With ``p = -learning_rate_power``: ``b = a + g * g``,
     ``z += g + 2 * l2_shrinkage * w - (b**p - a**p) / lr * w``,
@@ -282,7 +282,7 @@ class Ftrl(KerasOptimizer):
 
 class Lion(KerasOptimizer):
     """
-    Lion: ``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``, ``m = beta_2 * m + (1 - beta_2) * g``, of every row.
+    Lion, for every row: ``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``, ``m = beta_2 * m + (1 - beta_2) * g``.
 
     Source: ``keras.optimizers.Lion``.
 

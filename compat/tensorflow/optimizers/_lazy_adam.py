@@ -15,7 +15,7 @@ from ._optimizer import Optimizer
 
 class LazyAdam(Optimizer):
     """
-    Adam that moves only the rows in a sparse gradient, and only their averages; slices of one row are added up first.
+    Adam that changes only the rows in a sparse gradient and their averages; slices of one row are added up first.
 
     ``m = beta_1 * m + (1 - beta_1) * g``, ``v = beta_2 * v + (1 - beta_2) * g * g``,
     ``w -= lr * sqrt(1 - beta_2**t) / (1 - beta_1**t) * m / (sqrt(v) + epsilon)``, where ``t`` counts all
@@ -60,7 +60,7 @@ class LazyAdam(Optimizer):
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Tensor]], name: str | None = None) -> None:
         """
-        One step with these gradients.
+        Take a step with these gradients.
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,

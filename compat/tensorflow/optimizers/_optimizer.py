@@ -1,4 +1,4 @@
-"""What all optimizers share: parameter groups, gradients, slots, learning rates that are functions, the step."""
+"""The base of all optimizers: parameter groups, gradients, slots, learning rates that are functions, the step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Update = tuple[Tensor, Gradient, dict[str, Any]]
 
 class Optimizer(torch.optim.Optimizer):
     """
-    A torch optimizer with a rule of TensorFlow's. Its groups have ``lr``, which torch's schedulers change, the
-    hyperparameters under TensorFlow's names, and ``iterations``, the number of steps done.
+    A torch optimizer with a rule of TensorFlow's.
+
+    Its groups have ``lr``, which torch's schedulers change, the hyperparameters under TensorFlow's names, and
+    ``iterations``, the number of steps done.
     """
 
     #: The names of the slots that a parameter may have, in the order in which TensorFlow makes them.
@@ -36,18 +38,18 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, **hyperparameters, "iterations": 0})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; the new group continues the count of steps."""
+        """Add a group as torch's optimizers do; the new group continues the count of steps."""
         if self.param_groups:
             param_group.setdefault("iterations", self.iterations)
         super().add_param_group(param_group)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of copies and pickles."""
+        """Return the state for copies and pickles."""
         return super().__getstate__() | {name: getattr(self, name) for name in self._kept}
 
     @property
     def slot_scopes(self) -> tuple[str, ...]:
-        """What TensorFlow calls each slot after the variable."""
+        """The name of each slot that TensorFlow puts behind the variable's."""
         return (self.name,) * len(self.slot_names)
 
     @property
@@ -65,13 +67,13 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """
-        One step with the gradients in ``grad``: strided, or sparse COO, whose indices may repeat.
+        Take a step with the gradients in ``grad``: strided, or sparse COO, whose indices may repeat.
 
         Args:
-            closure: computes the loss once more, and gradients.
+            closure: a function that computes the loss and its gradients once more.
 
         Returns:
-            The loss, where there is a closure.
+            The loss if there is a closure.
 
         Raises:
             ValueError, IndexError: for a gradient that does not fit its parameter; then nothing has been written.
@@ -110,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
             group["iterations"] += 1
 
     def _scheduled(self, iterations: int) -> float:
-        """A function of the number of steps done, or of nothing."""
+        """Return the learning rate of a function of the number of steps done, or of nothing."""
         assert self._schedule is not None
         takes_steps = any(
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
@@ -121,20 +123,20 @@ class Optimizer(torch.optim.Optimizer):
     # ---- Rules -------------------------------------------------------------------------------------------------------
 
     def _update_all(self, updates: list[Update]) -> None:
-        """The whole step, after the gradients have been checked."""
+        """Take the whole step, after the gradients have been checked."""
         for parameter, gradient, group in updates:
             self._update(parameter, gradient, group)
 
     def _update(self, parameter: Tensor, gradient: Gradient, group: dict[str, Any]) -> None:
-        """The step of one parameter."""
+        """Take the step of one parameter."""
         raise NotImplementedError
 
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
-        """The slots that a parameter of this group has, and what they are filled with at first."""
+        """Return the slots that a parameter of this group has, with the value that fills each at first."""
         return dict.fromkeys(self.slot_names, 0.0)
 
     def slots_of(self, parameter: Tensor, group: dict[str, Any]) -> list[Tensor]:
-        """The slots of a parameter, which are made when they are first needed."""
+        """Return the slots of a parameter, which are made when they are first needed."""
         state = self.state[parameter]
         return [
             state[name] if name in state else state.setdefault(name, full(parameter, value))
@@ -143,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def full(parameter: Tensor, value: float) -> Tensor:
-    """A slot: contiguous, with the shape, dtype and device of a parameter."""
+    """Make a slot: contiguous, with the shape, dtype and device of a parameter."""
     return torch.full_like(parameter, value, memory_format=torch.contiguous_format, requires_grad=False)
 
 
@@ -155,13 +157,13 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def check_not_negative(**numbers: float) -> None:
-    """Raises ValueError with the name of a number that is negative."""
+    """Raise ``ValueError`` with the name of the first number that is negative."""
     for name, value in numbers.items():
         if value < 0:
             raise ValueError(f"{name} must not be negative, got {value}")
 
 
 def check_positive(name: str, value: float) -> None:
-    """Raises ValueError for a number that is not positive."""
+    """Raise ``ValueError`` for a number that is not positive."""
     if not value > 0:
         raise ValueError(f"{name} must be positive, got {value}")

@@ -1,4 +1,4 @@
-"""The state of a TensorFlow optimizer into one of ours, and back."""
+"""Import the state of a TensorFlow optimizer into one of ours, and export it back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ._keras import KerasOptimizer
 from ._lazy_adam import LazyAdam
 from ._optimizer import Optimizer
 
-#: The values of a source by name, in its order, each read when it is needed.
+#: A source's values, in its order: the name of each, and a function that reads it when it is needed.
 _Entries = list[tuple[str, Callable[[], Any]]]
 _CHECKPOINTED = "/.ATTRIBUTES/VARIABLE_VALUE"
-#: Of Keras's variables, those that a checkpoint knows by another name, and their places among them.
+#: The Keras variables that a checkpoint knows by attribute, not by number, and their places among the variables.
 _ATTRIBUTES = {"_iterations": 0, "_learning_rate": 1, "_u_product": 10**9}
 
 
@@ -28,23 +28,23 @@ def import_slots(
     """
     Take over the slots and the count of steps of a TensorFlow optimizer, so that training goes on where it was.
 
-    The hyperparameters must be the same on both sides; of Keras's the learning rate is taken over too, where both have
-    a number. The parameters themselves are not: copy them as any others.
+    The hyperparameters must be the same on both sides. From Keras the learning rate is taken over too, if both sides
+    have a number. The parameters themselves are not taken over: copy them as those of any model.
 
     Args:
-        optimizer: of :mod:`.v1` or :mod:`.keras`, or a :class:`.LazyAdam`.
+        optimizer: an optimizer of :mod:`.v1` or :mod:`.keras`, or a :class:`.LazyAdam`.
         source: one of
 
-            - for Keras's: the optimizer, a list of its ``variables``, or a mapping of names to arrays in that order:
-              their paths, the numbers of ``optimizer/vars`` in a ``.keras`` file, or a checkpoint;
-            - for those of ``tf.compat.v1.train``: the optimizer, or a mapping of names to arrays, as
+            - for an optimizer of Keras: the optimizer, a list of its ``variables``, or a mapping of names to arrays in
+              that order: their paths, the numbers of ``optimizer/vars`` in a ``.keras`` file, or a checkpoint;
+            - for one of ``tf.compat.v1.train``: the optimizer, or a mapping of names to arrays, as
               :func:`export_slots` makes it: the names in a checkpoint. A ``global_step`` in it sets ``iterations``;
             - a reader of checkpoints, ``tf.train.load_checkpoint(...)``, for all of them.
 
-        variables: what TensorFlow calls the parameters, in the order in which ``optimizer`` has them: names, paths or
-            the variables themselves. Only Keras's can do without, if the parameters have the order in which its
-            optimizer was built.
-        transposed: the parameters that hold the transposed of TensorFlow's, as the weights of ``torch.nn.Linear`` do.
+        variables: TensorFlow's names of the parameters, in the order in which ``optimizer`` has them: names, paths or
+            the variables themselves. For a Keras optimizer they may be left out if the parameters have the order in
+            which it was built.
+        transposed: the parameters that are TensorFlow's transposed, as the weights of ``torch.nn.Linear`` are.
 
     Raises:
         ValueError: for a slot that is missing or has another shape; then nothing has been changed.
@@ -88,14 +88,14 @@ def export_slots(
     optimizer: Optimizer, variables: Sequence[Any] | None = None, transposed: Iterable[Tensor] = ()
 ) -> dict[str, np.ndarray]:
     """
-    The slots and the count of steps under TensorFlow's names; what :func:`import_slots` takes.
+    Return the slots and the count of steps under TensorFlow's names, as :func:`import_slots` takes them.
 
-    Of :mod:`.keras`, the values are in the order of Keras's ``variables``: ``set_weights(list(result.values()))`` of an
-    optimizer that is built takes them. bfloat16, which numpy has not, becomes float32.
+    For :mod:`.keras`, the values are in the order of Keras's ``variables``: ``set_weights(list(result.values()))`` of
+    an optimizer that is built takes them. bfloat16 becomes float32, since numpy does not have it.
 
     Args:
-        optimizer: of :mod:`.v1` or :mod:`.keras`, or a :class:`.LazyAdam`.
-        variables: what to call the parameters, in their order: names, paths or TensorFlow's variables; by default
+        optimizer: an optimizer of :mod:`.v1` or :mod:`.keras`, or a :class:`.LazyAdam`.
+        variables: the names of the parameters, in their order: names, paths or TensorFlow's variables; by default
             ``variable_0``, ``variable_1``, ...
         transposed: as of :func:`import_slots`.
 
@@ -125,11 +125,11 @@ def export_slots(
     return result
 
 
-# ---- What there is, and what it is called ---------------------------------------------------------------------------
+# ---- Slots and their names in TensorFlow ----------------------------------------------------------------------------
 
 
 def _layout(optimizer: Optimizer, names: Sequence[str]) -> list[tuple[str, int | None, str]]:
-    """Each slot, its parameter (None: a number of the groups), and what TensorFlow calls it, in TensorFlow's order."""
+    """Return each slot, its parameter (None: a number of the groups) and TensorFlow's name, in TensorFlow's order."""
     groups = [group for group in optimizer.param_groups for _ in group["params"]]
     slots = [list(optimizer._slots(group)) for group in groups]
     if isinstance(optimizer, KerasOptimizer):
@@ -167,7 +167,7 @@ def _keras_layout(
 
 
 def _name(variable: Any) -> str:
-    """Of a string, a Keras variable or another of TensorFlow's."""
+    """Return the name of a variable: a string, a Keras variable or another of TensorFlow's."""
     if isinstance(variable, str):
         return variable
     return variable.path if hasattr(variable, "path") else variable.name.split(":")[0]
@@ -186,14 +186,14 @@ def _same(value: Any) -> Any:
 
 
 def _keras_entries(source: Any) -> _Entries:
-    """In Keras's order."""
+    """Return the name of each of Keras's variables and a function that reads it, in Keras's order."""
     variables = getattr(source, "variables", source)
     if isinstance(variables, (list, tuple)):
         return [(getattr(v, "path", ""), partial(_same, v)) for v in variables]
     entries = _entries(source)
     ordered: list[tuple[int, Callable[[], Any]]] = []
     for name, read in entries:
-        # A file has them all by number; a checkpoint has some by attribute, and the others keep their numbers.
+        # A file names all variables by number; a checkpoint names some by attribute, and the others keep their numbers.
         match = re.fullmatch(r"(?:.*/_variables/)?(\d+)" + f"(?:{_CHECKPOINTED})?", name)
         last = name.removesuffix(_CHECKPOINTED).split("/")[-1]
         if match:
@@ -227,7 +227,7 @@ def _by_name(
     found = {}
     for slot, position, key in layout:
         last = key.split("/")[-1]
-        # Nadam's product is variable_1 where there are others.
+        # The product of Nadam is called variable, or variable_1 if there are other variables of that name.
         matches = [name for name in named if name == last or (slot == "u_product" and name.startswith("variable_"))]
         if matches:
             found[slot, position] = named[matches[0]]()
@@ -239,7 +239,7 @@ def _by_name(
 def _slots_of_optimizer(
     optimizer: Optimizer, source: Any, variables: Sequence[Any]
 ) -> dict[tuple[str, int | None], Any]:
-    """Of an optimizer of ``tf.compat.v1.train`` that runs eagerly."""
+    """Return the slots of an optimizer of ``tf.compat.v1.train`` that runs eagerly."""
     found: dict[tuple[str, int | None], Any] = {}
     for slot, position, _ in _layout(optimizer, [""] * len(variables)):
         if position is not None:
@@ -259,7 +259,7 @@ def _named_values(
     layout = _layout(optimizer, names)
     for slot, position, key in layout:
         if position is None:
-            # In object-based checkpoints it belongs to the optimizer.
+            # In object-based checkpoints a number of the groups belongs to the optimizer.
             last = key.split("/")[-1]
             matches = [n for n in named if n == key or n.removesuffix(_CHECKPOINTED).endswith(f"/{last}")]
         else:
@@ -274,7 +274,7 @@ def _named_values(
 
 
 def _renamed(named: Iterable[str], key: str, keys: list[str]) -> list[str]:
-    """Run eagerly, TensorFlow counts the slots of all optimizers of a process: there may be Adam_4 and Adam_5 alone."""
+    """Return the names found for a slot, one or none: eager TensorFlow may call it Adam_4 if others came before."""
     scope = re.sub(r"_\d+$", "", key)
     found = [re.fullmatch(re.escape(scope) + r"_(\d+)", name) for name in named]
     matches = sorted((int(match[1]), match[0]) for match in found if match)
@@ -283,9 +283,9 @@ def _renamed(named: Iterable[str], key: str, keys: list[str]) -> list[str]:
 
 
 def _as_slot(name: str, position: int, value: Any, parameter: Tensor, is_transposed: bool) -> Tensor:
-    """A copy with the dtype and device of the parameter."""
+    """Return a copy of an array as a tensor with the parameter's dtype and device, in the parameter's shape."""
     array = np.asarray(value)
-    # numpy has no bfloat16: TensorFlow's is an extension's, whose values float32 holds.
+    # numpy has no bfloat16: TensorFlow's is a dtype of an extension; float32 holds its values.
     tensor = torch.from_numpy(array.astype(np.float32) if array.dtype.name == "bfloat16" else np.array(array))
     tensor = tensor.T if is_transposed else tensor
     if tensor.shape != parameter.shape:

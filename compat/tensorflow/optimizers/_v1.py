@@ -1,4 +1,4 @@
-"""Of ``tf.compat.v1.train``: what its optimizers share, and those without penalties."""
+"""The base class of the optimizers of ``tf.compat.v1.train``, and those without penalties."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._optimizer import Optimizer, check_positive
 
 
 class RowOptimizer(Optimizer):
-    """Applies a rule on rows; a strided gradient is one of all rows."""
+    """An optimizer with a rule on rows; a strided gradient is a gradient of all rows."""
 
     #: Whether slices of one row are added up first.
     _merges = True
@@ -25,12 +25,12 @@ class RowOptimizer(Optimizer):
         self, grads_and_vars: Iterable[tuple[Any, Tensor]], global_step: Tensor | None = None, name: str | None = None
     ) -> None:
         """
-        One step with these gradients.
+        Take a step with these gradients.
 
         Args:
             grads_and_vars: pairs of a gradient and a parameter of this optimizer. A gradient is strided, sparse COO,
                 :class:`.IndexedSlices`, or None: then its parameter stays as it is.
-            global_step: grows by one.
+            global_step: a tensor that grows by one.
             name: ignored.
 
         Raises:
@@ -56,11 +56,11 @@ class RowOptimizer(Optimizer):
             parameter.copy_(weight)
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The rule's hyperparameters, by the operator's names."""
+        """Return the rule's hyperparameters, under the operator's names."""
         return {"lr": group["lr"]}
 
     def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        """The rule, in place: of the parameter, its slots, the gradient and its rows, and the numbers by name."""
+        """Return the rule's in-place operator: of the parameter, slots, gradient, rows and hyperparameters by name."""
         raise NotImplementedError
 
 
@@ -167,8 +167,9 @@ class AdamOptimizer(RowOptimizer):
     ``m = beta1 * m + (1 - beta1) * g``, ``v = beta2 * v + (1 - beta2) * g * g``,
     ``w -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``. The powers of the betas are those that
     TensorFlow has: products in float32, kept in the groups as ``beta1_power`` and ``beta2_power``.
+    :class:`.LazyAdam` takes a step only of the rows in a gradient.
 
-    Source: ``tf.compat.v1.train.AdamOptimizer``. For a step of the rows in a gradient alone: :class:`.LazyAdam`.
+    Source: ``tf.compat.v1.train.AdamOptimizer``.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(3, 1))
@@ -194,7 +195,7 @@ class AdamOptimizer(RowOptimizer):
         super().__init__(params, learning_rate, name, {"beta1": beta1, "beta2": beta2, "epsilon": epsilon})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. The powers of the betas begin with the betas."""
+        """Add a group as torch's optimizers do; the powers of its betas begin with the betas."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for name in ("beta1", "beta2"):
@@ -272,7 +273,7 @@ class RMSPropOptimizer(RowOptimizer):
 
 class AdadeltaOptimizer(RowOptimizer):
     """
-    Adadelta.
+    Adadelta, which scales each step by the average size of the steps before.
 
     ``a = rho * a + (1 - rho) * g * g``, ``d = sqrt(u + epsilon) / sqrt(a + epsilon) * g``, ``w -= lr * d``,
     ``u = rho * u + (1 - rho) * d * d``.

@@ -1,4 +1,4 @@
-"""Of ``tf.compat.v1.train``: the optimizers with l1 and l2 penalties."""
+"""The optimizers of ``tf.compat.v1.train`` with l1 and l2 penalties."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _penalties(group: dict[str, Any]) -> dict[str, Any]:
 
 class AdagradDAOptimizer(RowOptimizer):
     """
-    Adagrad with dual averaging: the weight follows from the sums of gradients and of their squares alone.
+    Adagrad with dual averaging: the weight follows only from the sums of gradients and of their squares.
 
     Args:
-        params, learning_rate, use_locking, name: as of all.
+        params, learning_rate, use_locking, name: as of all optimizers of :mod:`.v1`.
         global_step: the number of steps done: a number or scalar tensor, which is read here and then counted on.
-        initial_gradient_squared_accumulator_value: what the sum of squares begins with.
-        l1_regularization_strength: of the l1 penalty.
-        l2_regularization_strength: of the l2 penalty.
+        initial_gradient_squared_accumulator_value: the value with which the sum of squares begins.
+        l1_regularization_strength: the factor of the l1 penalty.
+        l2_regularization_strength: the factor of the l2 penalty.
 
     Source: ``tf.compat.v1.train.AdagradDAOptimizer``. Formulas: :func:`.sparse_apply_adagrad_da_`.
 
@@ -80,14 +80,14 @@ class FtrlOptimizer(RowOptimizer):
     Follow the regularized leader, proximal.
 
     Args:
-        params, learning_rate, use_locking, name: as of all. The learning rate must be positive.
+        params, learning_rate, use_locking, name: as of all in :mod:`.v1`. The learning rate must be positive.
         learning_rate_power: how the learning rate falls as the accumulator grows, <= 0.
-        initial_accumulator_value: what the sum of squares begins with, >= 0.
-        l1_regularization_strength: of the l1 penalty, >= 0.
-        l2_regularization_strength: of the l2 penalty, >= 0.
-        accum_name: in the names of the accumulators, in place of ``name``.
-        linear_name: in the names of the linear slots, in place of ``name``.
-        l2_shrinkage_regularization_strength: of the l2 penalty that goes into the gradient alone, >= 0.
+        initial_accumulator_value: the value with which the sum of squares begins, >= 0.
+        l1_regularization_strength: the factor of the l1 penalty, >= 0.
+        l2_regularization_strength: the factor of the l2 penalty, >= 0.
+        accum_name: part of the names of the accumulators, in place of ``name``.
+        linear_name: part of the names of the linear slots, in place of ``name``.
+        l2_shrinkage_regularization_strength: the factor of an l2 penalty that goes only into the gradient, >= 0.
         beta: adds ``beta / (2 * learning_rate)`` to the l2 penalty; None is 0.
 
     Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_`.
@@ -133,14 +133,14 @@ class FtrlOptimizer(RowOptimizer):
 
     @property
     def slot_scopes(self) -> tuple[str, ...]:
-        """What TensorFlow calls each slot after the variable."""
+        """The name of each slot that TensorFlow puts behind the variable's."""
         return self.accum_name, self.linear_name
 
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accum": group["initial_accumulator_value"], "linear": 0.0}
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        # The sum in float32, as TensorFlow has it.
+        # As in TensorFlow, the sum is in float32.
         lr, beta = torch.tensor(float(group["lr"])), torch.tensor(float(group["beta"]))
         l2 = group["l2_regularization_strength"] + beta / (2 * lr.clamp_min(1e-36))
         return _penalties(group) | {

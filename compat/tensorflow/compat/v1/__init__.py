@@ -1,4 +1,4 @@
-"""``tf.compat.v1``: where its arguments differ from those of ``tf``."""
+"""``tf.compat.v1``: functions whose arguments differ from those of ``tf``, and the optimizers."""
 
 from . import nn as nn
 from . import train as train

@@ -22,7 +22,7 @@ def embedding_lookup(
     sparse_gradient: bool = False,
 ) -> Any:
     """
-    ``tf.nn.embedding_lookup`` with a ``partition_strategy``, by default ``"mod"``: row ``id // n`` of shard ``id % n``.
+    Look up rows of a table or of its shards, by default ``"mod"``: id is row ``id // n`` of shard ``id % n``.
 
     Source: ``tf.compat.v1.nn.embedding_lookup``.
 
@@ -46,7 +46,7 @@ def embedding_lookup_sparse(
     sparse_gradient: bool = False,
 ) -> Tensor:
     """
-    ``tf.nn.embedding_lookup_sparse`` with a ``partition_strategy``, by default ``"mod"``.
+    Compute ``tf.nn.embedding_lookup_sparse`` with a ``partition_strategy``, by default ``"mod"``.
 
     Source: ``tf.compat.v1.nn.embedding_lookup_sparse``.
 
@@ -73,7 +73,7 @@ def safe_embedding_lookup_sparse(
     sparse_gradient: bool = False,
 ) -> Tensor:
     """
-    ``tf.nn.safe_embedding_lookup_sparse`` with a ``partition_strategy``, by default ``"div"`` here too.
+    Compute ``tf.nn.safe_embedding_lookup_sparse`` with a ``partition_strategy``, by default ``"div"`` here too.
 
     Source: ``tf.compat.v1.nn.safe_embedding_lookup_sparse``.
 
