@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the dense part in one file, which names the version of every table that belongs to it."""
+"""Checkpoints of a run: one file for the dense part, which names the version of every table that belongs to it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Checkpoints:
     delta_every: int | None = None
 
     def __post_init__(self) -> None:
-        self._chain: str | None = None  # the folder of the present full versions of tables
+        self._chain: str | None = None  # the folder of the tables' versions since the last full one
 
     @property
     def path(self) -> Path:
-        """Of the dense part."""
+        """The file of the dense part."""
         return self.folder / "checkpoint.pt"
 
     def due(self, step: int) -> str | None:
-        """``"full"``, ``"delta"`` or None: what is to be written after that step."""
+        """Return ``"full"``, ``"delta"`` or None: the kind of checkpoint to write after a step."""
         if self.save_every is not None and step % self.save_every == 0:
             return "full"
         return "delta" if self.delta_every is not None and step % self.delta_every == 0 else None
@@ -52,7 +52,7 @@ class Checkpoints:
         Write a checkpoint: ``content``, and the network with its optimizers.
 
         Args:
-            content: of the loop.
+            content: the training loop's part of it.
             step: has the network.
             number: of the step.
             kind: as of :meth:`due`.
@@ -77,7 +77,7 @@ class Checkpoints:
         tables = variables(step.model.bags)
         if kind == "full" or self._chain is None:
             chain = f"{number:09d}"
-            shutil.rmtree(self._folder(chain), ignore_errors=True)  # of a run that was killed before the commit
+            shutil.rmtree(self._folder(chain), ignore_errors=True)  # from a run killed before it wrote checkpoint.pt
             versions = {name: table.save(self._folder(chain) / name) for name, table in tables.items()}
             self._chain = chain
         else:
@@ -94,7 +94,7 @@ class Checkpoints:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, content: dict[str, Any], step: TorchStep) -> None:
-        """Bring a network and its optimizers to where a checkpoint was written."""
+        """Load a checkpoint's content into a network and its optimizers."""
         _training.check_device(content, step.device)
         step.model.layers.load_state_dict(content["layers"])
         step.of_layers.load_state_dict(content["of_layers"])
@@ -108,5 +108,5 @@ class Checkpoints:
             table.restore(self._folder(tables["chain"]) / name, version=tables["versions"][name])
 
     def read(self) -> dict[str, Any] | None:
-        """The content of the checkpoint; None if there is none."""
+        """Return the content of the checkpoint; None if there is none."""
         return _training.read_checkpoint(self.path, FORMAT) if self.path.exists() else None

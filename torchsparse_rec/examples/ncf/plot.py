@@ -11,7 +11,7 @@ from .train import Record
 
 def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
     """
-    Draw the curves into a PNG.
+    Draw metrics and loss over the epochs into a PNG.
 
     Args:
         history: the epochs, at least one.
