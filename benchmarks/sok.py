@@ -1,6 +1,6 @@
 """
-Rows of the case that HugeCTR's SparseOperationKit is shown with: 100 features with ten ids in a bag, a table of
-100,000 x 16 for each, mean, Adagrad.
+Benchmark rows of the example of HugeCTR's SparseOperationKit: 100 features with ten ids in a bag, a table of 100,000 x
+16 for each, mean, Adagrad.
 """
 
 from __future__ import annotations

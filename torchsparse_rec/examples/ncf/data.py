@@ -211,8 +211,6 @@ def _fetch(url: str, connect_seconds: float, total_seconds: float) -> bytes:
 
     A thread requests it, because the lookup of a name has no time limit of its own, and neither has a server that sends
     byte after byte.
-
-    A thread gets it: looking up a name, and a server that sends byte after byte, have no time limit of their own.
     """
     begun, answers, given_up = time.monotonic(), queue.Queue[Any](), threading.Event()
 

@@ -110,8 +110,8 @@ class TensorflowStep:
     """
     Forward, backward and gradient descent in one ``tf.function``, whose inputs are TensorFlow's tensors already.
 
-    It uses no feature columns and no Keras. It updates tables by scattered subtraction of their IndexedSlices, and dense
-    weights by TensorFlow's fused operator, as TensorFlow's own optimizers do.
+    It uses no feature columns and no Keras. It updates tables by scattered subtraction of their IndexedSlices, and
+    dense weights by TensorFlow's fused operator, as TensorFlow's own optimizers do.
 
     Args:
         columns: the features, identity or hashed integers.
