@@ -1,6 +1,5 @@
 """
-Print the test files that a change has touched, separated by commas. CI runs these whole, and of the others the daily
-tests.
+Print the test files that a change has touched, separated by commas: CI runs these whole, of the others daily tests.
 
 The change is everything since the commit that .ci/full names, on which `make test-full` has passed. It prints
 "everything" where that commit is not in the history, or where something has changed that all tests stand on.

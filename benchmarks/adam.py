@@ -58,10 +58,7 @@ class Problem:
 
     @cached_property
     def gradient(self) -> Tensor:
-        """
-        ``[ids, DIM]``: the gradient of a lookup's result; its first rows serve as the gradient of a batch's distinct
-        rows.
-        """
+        """The gradient of a lookup's result, ``[ids, DIM]``. Its first rows serve as the gradient of distinct rows."""
         return torch.randn(self.ids, DIM, generator=self._generator(1), device=self.device)
 
     def table(self) -> Tensor:
@@ -110,10 +107,7 @@ def whole_step(side: str, grad_mode: str, problem: Problem) -> Training:
 
 
 def update_alone(side: str, grad_mode: str, problem: Problem) -> Training:
-    """
-    Make a training whose step is the update alone, by a given gradient: coalesced rows, or dense for torch's dense
-    Adam.
-    """
+    """Make a training whose step is the update by given gradients: dense ones for torch's dense Adam, else merged."""
     module, optimizer = module_and_optimizer(side, grad_mode, problem)
     # module.weight would flush all rows of our table.
     (weight,) = module.parameters()
@@ -191,10 +185,7 @@ def print_side(side: str, kind: str, grad_mode: str, rows: int, ids: int, spread
 
 
 def pair_apart(options: Options, kind: str, grad_mode: str, problem: Problem, peer: str) -> Pair:
-    """
-    Time both sides in turn, two blocks in each of four processes one after the other: the tables do not fit in memory
-    together.
-    """
+    """Time both sides in turn, two blocks in each of four processes one after the other: memory holds one table."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     kept: dict[str, list[float]] = {"ours": [], peer: []}
     plans = {}

@@ -1,9 +1,9 @@
 """
 ``python -m benchmarks.auto_map --json map.json --png map.png``: does ``grad_mode="auto"`` choose the fastest mode?
 
-Times a training step in each fixed mode and in ``auto``, over tables of up to 1 GB, batches and optimizers. Points come
-in an order that is random and always the same, so that a run of any length is a sample of them all. What the file has
-already is not measured again: a run that was stopped, by hand or by ``--minutes``, goes on where it was.
+It times a training step in each fixed mode and in ``auto``, over tables of up to 1 GB, batches and optimizers. The
+order of these points is random and always the same, so that a run of any length is a sample of them all. Points that
+the file has already are not measured again: a run that was stopped, by hand or by ``--minutes``, goes on where it was.
 """
 
 from __future__ import annotations

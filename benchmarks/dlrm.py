@@ -34,7 +34,7 @@ class Problem:
     Batches, gradient and first weights, from which every side makes its own.
 
     Args:
-        device: of all.
+        device: where all tensors are.
         buckets: rows of the hashed tables.
         batch: examples.
         distinct: whether raw ids are below ``buckets``, so that no two of them are hashed to one row.

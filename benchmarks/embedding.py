@@ -73,7 +73,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Batch:
-    """Ids in bags."""
+    """A batch of ids in bags."""
 
     ids: Tensor  # [N] int64
     offsets: Tensor  # [B + 1] int64

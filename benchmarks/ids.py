@@ -22,10 +22,10 @@ def uniform_ids(count: int, rows: int, device: str, seed: int = 0) -> Tensor:
 
 def zipf_ids(count: int, rows: int, device: str, seed: int = 0, exponent: float = EXPONENT) -> Tensor:
     """
-    Draw ``count`` int64 ids in ``[0, rows)``, of which the k-th most popular has a probability proportional to ``k **
-    -exponent``: Zipf's law over exactly ``rows`` values, drawn by inverting its distribution function.
+    Draw ``count`` int64 ids in ``[0, rows)`` by Zipf's law: the k-th most popular about as often as ``k ** -exponent``.
 
-    Popular ids lie scattered over the table, as they do in one that is filled by time or by hash.
+    The law is over exactly ``rows`` values, and its distribution function is inverted. Popular ids lie scattered over
+    the table, as they do in one that is filled by time or by hash.
     """
     weights = torch.arange(1, rows + 1, dtype=torch.float64, device=device).pow_(-exponent)
     distribution = weights.cumsum_(0)

@@ -97,10 +97,7 @@ def keras_step(tf: Any, rows: int, batches: list[Tensor], target: Tensor) -> Cal
 
 
 def fbgemm_step(training: Any, rows: int, batches: list[Tensor], target: Tensor) -> Call:
-    """
-    Make a step of FBGEMM's table with its SGD inside backward, one id in a bag, in the faster of its two ways to look
-    up.
-    """
+    """Make a step of FBGEMM's table with SGD inside backward, one id in a bag, in the faster of two ways to look up."""
     goal = target.reshape(-1, DIM)
     offsets = torch.arange(BATCH * IDS + 1)
     flat = [batch.reshape(-1) for batch in batches]

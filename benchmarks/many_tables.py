@@ -42,8 +42,10 @@ class Shape:
 
     def bytes_moved(self, rule: str) -> int:
         """
-        Count the bytes that a step must move: the ids, a row in for each id, the output out, its gradient in, and for
-        the update each row that occurs in and out, with its accumulator.
+        Count the bytes that a step must move.
+
+        Lookups read the ids and a row for each, write the output, and read its gradient. The update reads and writes
+        each row that occurs, with its accumulator.
         """
         occurring = sum(self.rows * -torch.expm1(torch.tensor(-self.batch * hot / self.rows)) for hot in self.hots)
         total = 8.0 * self.ids()
@@ -84,10 +86,7 @@ class Problem:
 
     @cached_property
     def tables(self) -> list[Tensor]:
-        """
-        A table for each feature of the first part, then those of the second. They are drawn once; some sides train
-        them.
-        """
+        """A table for each feature of the first part, then those of the second, drawn once. Some sides train them."""
         generator = self._generator(2)
         return [
             torch.empty(self.shape.rows, dim, device=self.device).uniform_(-0.01, 0.01, generator=generator)

@@ -1,6 +1,8 @@
 """
-Benchmark rows of the overhead of small calls: 100 lookups of 8 ids in 3 bags of a table 1,000 x 64, one after the
-other; and one of 100 such tables in a collection.
+Benchmark rows of the overhead of small calls.
+
+One call is 100 lookups of 8 ids in 3 bags of a table 1,000 x 64, one after the other. Others look up in 100 such tables
+in a collection.
 """
 
 from __future__ import annotations

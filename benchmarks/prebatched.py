@@ -1,6 +1,5 @@
 """
-Benchmark rows of prebatched files: reading a Wide & Deep model's examples, beside tf.data on TFRecords of the same
-rows.
+Benchmark rows of prebatched files: reading a Wide & Deep model's examples, beside tf.data on TFRecords of them.
 
 A row of a file has a label, 10 floats and 40 ids of tables with 400,000 rows, three of them ten times. All sides sum
 every value of every column in a warm page cache, and read as fast as they can: TensorFlow maps in parallel and
@@ -107,10 +106,7 @@ class Files:
         return self._records("examples.tfrecord", prebatched=False)
 
     def _records(self, name: str, prebatched: bool) -> Path:
-        """
-        Write a TFRecord file by this library, in seconds. The file that TensorFlow writes of these rows has as many
-        bytes.
-        """
+        """Write a TFRecord file by this library, in seconds. TensorFlow's own file of these rows has as many bytes."""
         path = self.folder / name
         write_tfrecord(path, (to_record_batch(columns) for columns in self.batches()), prebatched=prebatched)
         return path

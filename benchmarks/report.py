@@ -228,10 +228,10 @@ def run(
 
     Args:
         rows: what to run.
-        options: for all of them.
-        copy_gb: the copy bandwidth.
-        emit: prints a line.
-        keep: is given all results so far after each row, to be stored.
+        options: for all rows.
+        copy_gb: the copy bandwidth, in 10^9 bytes per second.
+        emit: called with each line.
+        keep: called after each row with all results so far, to store them.
 
     Returns:
         The results.

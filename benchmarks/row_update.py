@@ -1,6 +1,5 @@
 """
-Benchmark rows of the ``row_update`` family: SGD's and Adagrad's steps on a batch's rows, beside TensorFlow's and
-torch's.
+Benchmark rows of the ``row_update`` family: steps of SGD and Adagrad, beside TensorFlow's and torch's.
 
 Bytes are counted by formula: the ids, a row of the gradient per id, and every row that occurs read once and written
 once, in the table and in the accumulator.

@@ -30,10 +30,7 @@ class Options:
         return cuda if cuda is not None and self.device == "cuda" else full
 
     def compositions(self) -> bool:
-        """
-        Say whether computations by several of torch's operators are peers: on a GPU, and in quick mode to run them
-        once.
-        """
+        """Say whether computations by several of torch's operators are peers: on a GPU, and in quick mode."""
         return self.quick or self.device == "cuda"
 
 
@@ -103,10 +100,7 @@ class Row:
 
 
 def tensorflow(options: Options) -> Any:
-    """
-    Import TensorFlow with as many threads as torch, and return it. Raise ``UnavailableError`` where it cannot be a
-    peer.
-    """
+    """Import TensorFlow with as many threads as torch; ``UnavailableError`` where it cannot be a peer."""
     if options.device != "cpu":
         raise UnavailableError(f"not run on {options.device}")
     if importlib.util.find_spec("tensorflow") is None:

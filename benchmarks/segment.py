@@ -66,10 +66,7 @@ class Problem:
 
 
 def problem(options: Options, shape: Shape, rows_of_data: bool) -> Problem:
-    """
-    Make the reduction's operands, or with ``rows_of_data`` false its gradient's, where ``data`` ``[S, D]`` is the
-    gradient.
-    """
+    """Make the reduction's operands, or with ``rows_of_data`` false its gradient's, whose ``data`` is ``[S, D]``."""
     device, rows, dim = options.device, shape.table_rows(options), shape.columns(options)
     generator = torch.Generator(device).manual_seed(0)
     n, segments = options.size(1_000_000, 20_000, 1_048_576), options.size(100_000, 2_000, 52_428)

@@ -55,7 +55,7 @@ def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], No
     Args:
         stage: what to run.
         limit: seconds after which it is ended, with everything it started.
-        log: the file, to which is added.
+        log: the file to which output is appended.
         on_line: called after each line.
 
     Returns:

@@ -76,10 +76,7 @@ def plain_lmdb(keys: int, record_bytes: int, folder: str | None = None) -> Itera
 
 @contextmanager
 def plain_rocksdb(keys: int, record_bytes: int, folder: str | None = None) -> Iterator[MultiGet]:
-    """
-    Fill RocksDB as LMDB, with one level, uncompressed, Bloom filters, and a cache that holds everything; yield
-    multi-get.
-    """
+    """Fill RocksDB as LMDB (one level, uncompressed, Bloom filters, everything cached), and yield its multi-get."""
     rocksdict = _module("rocksdict")
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(10, False)

@@ -98,10 +98,10 @@ def compare(ours: Call, peer: Call, device: str, quick: bool, clock: Callable[..
         peer: the second side.
         device: ``cpu`` or ``cuda``, where the calls' work happens.
         quick: call each a few times only: shows that everything runs, not how fast.
-        clock: :func:`clock_block`, or what stands for it in a test.
+        clock: :func:`clock_block`, or its stand-in in a test.
 
     Returns:
-        The medians over what is kept.
+        The medians over the calls that count.
     """
     plans = [plan_for(clock(call, 2, device)[1], quick, device) for call in (ours, peer)]
     kept: list[list[float]] = [[], []]

@@ -1,7 +1,4 @@
-"""
-Benchmark rows of the ``unique`` family: unique values in order of first appearance, as TensorFlow's, beside torch's
-sorted ones.
-"""
+"""Benchmark rows of the ``unique`` family: values in order of first appearance, as TensorFlow's; torch sorts them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """
-Benchmark rows of the sparse part of Wide & Deep: 40 features, three of them with ten ids in a bag, each with a table of
-16 columns (mean) and one of a single column (sum).
+Benchmark rows of the sparse part of Wide & Deep.
+
+It has 40 features, three of them with ten ids in a bag, each with a table of 16 columns (mean) and one of a single
+column (sum).
 """
 
 from __future__ import annotations

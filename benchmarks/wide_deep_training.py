@@ -140,10 +140,7 @@ def _features(problem: Problem) -> list[str]:
 
 
 def _gradients(problem: Problem, hots: list[int], tables: str) -> list[Tensor]:
-    """
-    Return the gradient of each of TensorFlow's lookups. That of a sum of weights is their mean's over the number of
-    ids.
-    """
+    """Return the gradient of each of TensorFlow's lookups. A sum's is its mean's over the number of ids."""
     rows = problem.gradient.split(DIM + 1, 1)
     if tables == "joined":
         return list(rows)

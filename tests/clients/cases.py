@@ -124,10 +124,7 @@ class Side:
 
 
 def batches(first: int = 0, steps: int = STEPS, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """
-    Yield ids ``[B, 2]`` and targets. Ids are from a window that moves on, so that the rows it has left are idle for
-    long.
-    """
+    """Yield ids ``[B, 2]`` and targets. Ids are from a window that moves on, so that many rows are idle for long."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step + 1000 * rank)
         ids = torch.randint(2 * step, 2 * step + 10, (BATCH, 2), generator=generator)
@@ -183,11 +180,11 @@ class Client:
 
     Args:
         name: what the matrix calls it.
-        run: what it does with a side's model.
+        run: the function of a side.
         needs: packages that it imports.
-        full: whether it takes too long for every day; what needs packages is not run every day anyhow.
-        kinds: the modules that it is tried with.
-        way: what a program does where it is refused.
+        full: whether it takes too long for daily runs, in which clients that need packages are left out anyhow.
+        kinds: the modules with which it is tried.
+        way: what a program can do instead where the client is refused.
     """
 
     name: str

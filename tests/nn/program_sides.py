@@ -61,10 +61,7 @@ class Model(torch.nn.Module, ABC):
                 place += 1
 
     def loss(self, features: list[Feature], without: int | None) -> tuple[Tensor, list[Tensor]]:
-        """
-        Return half the squared distance to the targets plus the head's part of the loss, and the results of the
-        lookups.
-        """
+        """Return the loss (half the squared distance to the targets, and the head's part) and the lookups' results."""
         results = self.look_up(features, without)
         total = torch.zeros((), dtype=self.program.dtype)
         for (place, *_), result in zip(self.order(without), results, strict=True):

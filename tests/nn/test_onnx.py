@@ -20,7 +20,7 @@ from torchsparse_rec.onnx import translations  # noqa: E402
 
 
 class Function(torch.nn.Module):
-    """A function as a module."""
+    """A module that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()

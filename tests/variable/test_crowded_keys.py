@@ -32,10 +32,7 @@ from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier, Tier
 
 
 def crowd(count: int, seed: int = 0) -> Tensor:
-    """
-    Return ascending keys whose hashes begin with zeros: in any table all of them fall into the first region, of 768
-    slots.
-    """
+    """Return ascending keys whose hashes begin with zeros: any table puts all into its first region, of 768 slots."""
     return torch.tensor(sorted(key_of_hash(number, seed) for number in range(1, count + 1)))
 
 

@@ -31,10 +31,7 @@ from torchsparse_rec.nn import (
 
 @pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused"])
 def test_the_demo_of_deeprec(grad_mode: str) -> None:
-    """
-    Train DeepRec's demo, sum(lookup) * 2 by Adagrad: a row seen n times in a batch has the gradient 2 n, in every
-    column.
-    """
+    """Train DeepRec's demo, sum(lookup) * 2 by Adagrad: a row that occurs n times has the gradient 2 n everywhere."""
     table = EmbeddingVariable(3, initializer=1.0, grad_mode=grad_mode)
     optimizer = optim.Adagrad(table.parameters(), lr=0.1, initial_accumulator_value=0.1, eps=0.0, in_backward=True)
     ids = torch.tensor([1, 1, 3, 4, 5]), torch.tensor([0, 2, 5])  # row ids [0, 0, 1, 1, 1]

@@ -154,9 +154,9 @@ def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
     Draw loss and AUC over the steps into a PNG.
 
     Args:
-        history: what was recorded, at least one.
-        title: printed above.
-        path: of the file, replaced only by a complete one.
+        history: the records, at least one.
+        title: text above the picture.
+        path: the picture's path; only a complete file replaces one that is there.
 
     Raises:
         ImportError: if matplotlib is not installed.

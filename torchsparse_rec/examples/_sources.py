@@ -92,8 +92,8 @@ class CriteoRows(Generic[T]):
         as_batch: converts a record batch to a training batch.
 
     Raises:
-        OSError: a file that cannot be opened.
-        ValueError: too few rows; a malformed line, while it is read.
+        OSError: if a file cannot be opened.
+        ValueError: if there are too few rows; when a malformed line is read.
     """
 
     EVERY = 10

@@ -34,7 +34,7 @@ def read_checkpoint(path: Path, form: Any) -> dict[str, Any]:
     Return a checkpoint's content, on the CPU.
 
     Args:
-        path: of the file.
+        path: the file's path.
         form: what its ``"format"`` must be.
 
     Raises:
@@ -68,7 +68,7 @@ def progress(batches: Iterable[T], title: str, total: int | None, done: int = 0)
         batches: those to come.
         title: printed beside the bar.
         total: how many there are with those done, where it is known; without, there is a bar only by tqdm.
-        done: how many were before.
+        done: how many are done.
     """
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         return batches
@@ -94,8 +94,8 @@ def picture(title: str, path: Path) -> Iterator[tuple[Any, Any]]:
     Yield two axes side by side to draw on. They are written as a PNG when the block ends.
 
     Args:
-        title: printed above.
-        path: of the file, replaced only by a complete one.
+        title: text above the picture.
+        path: the picture's path; only a complete file replaces one that is there.
 
     Raises:
         ImportError: if matplotlib is not installed.

@@ -19,14 +19,14 @@ class Checkpoints:
     """
     A folder with ``checkpoint.pt``, and versions of each dynamic table in ``tables/<step of the full one>/<name>``.
 
-    Tables are saved first. Writing ``checkpoint.pt``, whole or not at all, makes them the checkpoint; only then are
-    older ones removed: after a kill at any moment there is a checkpoint of one step.
+    Tables are saved first. Writing ``checkpoint.pt``, whole or not at all, makes them the checkpoint, and only then
+    older versions are removed: after a kill at any moment there is a checkpoint of one step.
 
     Args:
-        folder: is made if it is not there.
-        save_every: steps between full checkpoints. Default None: none but the last.
-        delta_every: steps between those whose tables have the rows alone that changed; the first one is full.
-            Default None: none.
+        folder: made if it is not there.
+        save_every: steps between full checkpoints. Default None: only the last step has one.
+        delta_every: steps between checkpoints whose tables hold only the rows that changed; the first one is full.
+            Default None: there are none.
     """
 
     folder: Path
@@ -53,9 +53,9 @@ class Checkpoints:
 
         Args:
             content: the training loop's part of it.
-            step: has the network.
-            number: of the step.
-            kind: as of :meth:`due`.
+            step: holds the network and its optimizers.
+            number: the step's number.
+            kind: what :meth:`due` returned.
         """
         model = step.model
         if step.settings.tables == "hashed":

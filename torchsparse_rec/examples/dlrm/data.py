@@ -122,7 +122,7 @@ def as_batch(rows: Any) -> Batch:
             those that are missing are MISSING.
 
     Raises:
-        ValueError: a column that is missing, a string that is not hexadecimal of up to 8 digits.
+        ValueError: if a column is missing, or a string is not hexadecimal of up to 8 digits.
 
     Example:
         >>> import pyarrow as pa

@@ -54,9 +54,9 @@ class DenseLayers(nn.Module):
     All of DLRM but its tables.
 
     Args:
-        numbers: how many an example has.
+        numbers: how many numbers an example has.
         features: how many embeddings an example has.
-        embedding_dim: of each.
+        embedding_dim: the width of an embedding.
         bottom: widths of the hidden layers over the numbers; a layer as wide as an embedding follows.
         top: widths of the hidden layers over the products; the logit follows.
 
@@ -82,10 +82,7 @@ class DenseLayers(nn.Module):
         self.register_buffer("places", row * self.vectors + column, persistent=False)
 
     def forward(self, numbers: Tensor, pooled: Tensor) -> Tensor:
-        """
-        Return the logits ``[B]`` of ``numbers`` ``[B, n]`` and embeddings side by side ``[B, features *
-        embedding_dim]``.
-        """
+        """Return logits ``[B]`` of ``numbers`` ``[B, n]`` and joined embeddings ``[B, features * embedding_dim]``."""
         dense = self.bottom(numbers)
         vectors = torch.cat([dense, pooled], 1).view(-1, self.vectors, self.embedding_dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.places)
@@ -98,7 +95,7 @@ class DLRM(nn.Module):
 
     Args:
         tables: a config for each feature, all of one dim.
-        numbers: how many an example has. Default 13, as in Criteo's data.
+        numbers: how many numbers an example has. Default 13, as in Criteo's data.
         bottom, top: as for :class:`DenseLayers`. Default: the paper's program's for the Display Advertising Challenge.
 
     Source:

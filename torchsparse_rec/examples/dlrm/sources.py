@@ -26,9 +26,9 @@ def make_source(settings: Settings, paths: Sequence[Path] | None = None) -> Sour
     Return the source of the files' rows, or of generated examples where no files are given.
 
     Raises:
-        ImportError: files without pyarrow.
-        OSError: a file that cannot be opened.
-        ValueError: files of both kinds, too few rows, columns that are not Criteo's.
+        ImportError: if files are given and pyarrow is not installed.
+        OSError: if a file cannot be opened.
+        ValueError: for files of both kinds, too few rows, or columns that are not Criteo's.
     """
     if not paths:
         generator = Generator(settings.batch_size, settings.max_cardinality, settings.seed)

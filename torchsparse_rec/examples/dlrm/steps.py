@@ -30,8 +30,8 @@ class TorchStep:
     Forward, backward and Adagrad's update of tables and dense layers.
 
     Args:
-        settings: of the run.
-        placement: of the rows.
+        settings: the run's settings.
+        placement: where the rows are.
         device: where the network is, default the CPU.
     """
 

@@ -27,7 +27,7 @@ class Placement:
 
     Args:
         tiers: one of TIERS.
-        hbm_rows, dram_rows: of each table, in these tiers, where there is another below.
+        hbm_rows, dram_rows: rows of each table in these tiers, where there is another tier below.
         ssd_path: the folder of the SSD tier.
     """
 

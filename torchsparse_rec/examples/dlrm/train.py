@@ -49,14 +49,14 @@ class Trainer:
     A network in training, with everything that decides how it goes on.
 
     Args:
-        settings: of the run.
-        source: of the examples.
-        placement: of the rows, default all in memory.
+        settings: the run's settings.
+        source: yields the examples.
+        placement: where the rows are, default all in memory.
         device: where the network is, default the CPU.
-        checkpoints: where they are written. Default None: nowhere.
-        history: what was recorded so far.
-        interval: the steps since.
-        epoch, batch, step: finished epochs, batches of the present one, and steps of all.
+        checkpoints: the folder for checkpoints. Default None: none are written.
+        history: the records so far.
+        interval: the steps since the last record.
+        epoch, batch, step: finished epochs, batches done in the epoch that has begun, and steps in all.
     """
 
     settings: Settings
@@ -79,14 +79,14 @@ class Trainer:
         Train, record each epoch's end, and write checkpoints when they are due and at the end.
 
         Args:
-            epochs: in all, those before a checkpoint included.
-            steps: end after so many, likewise.
+            epochs: their number in all, with those before a checkpoint.
+            steps: end after so many in all, with those before a checkpoint.
             every: record also after so many steps.
 
         Raises:
             FloatingPointError: if the loss is no finite number any more.
-            ValueError: examples that are fewer than they were, or malformed.
-            OSError: a checkpoint that cannot be written.
+            ValueError: if there are fewer examples than before, or malformed ones.
+            OSError: if a checkpoint cannot be written.
         """
         if not self.interval:  # Time that passed before is not counted.
             self.interval = Interval()

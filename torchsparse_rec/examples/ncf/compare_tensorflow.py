@@ -46,10 +46,7 @@ class Comparison:
     epochs: list[dict[str, Side]]
 
     def largest_difference(self) -> float:
-        """
-        Return the largest difference between the frameworks' first COMPARED_STEPS losses; infinite if one is not
-        finite.
-        """
+        """Return the largest difference between both sides' first COMPARED_STEPS losses; inf if one is not finite."""
         return largest_difference(self.first_losses["ours"], self.first_losses["tensorflow"])
 
     def speed_ratio(self) -> float:
@@ -68,10 +65,10 @@ def compare(
     Only the training itself is timed: drawing and converting the batches is left out on both sides.
 
     Args:
-        settings: of the run; Adam has Keras's place of eps on both sides.
+        settings: the run's settings; Adam has Keras's place of eps on both sides.
         interactions: the data set.
-        epochs: how many.
-        print_line: takes each line.
+        epochs: the number of epochs.
+        print_line: called with each line.
 
     Returns:
         Both sides' losses, metrics and speeds.

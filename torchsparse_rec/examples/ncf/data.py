@@ -158,7 +158,7 @@ def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS, total_sec
     Return the file of ml-100k in the cache. Download it unless it is there with the right checksum.
 
     Args:
-        url: of the archive that holds it.
+        url: address of the archive that holds the file.
         connect_seconds: how long the first answer, and each part of it, may take.
         total_seconds: how long all of it may take.
 

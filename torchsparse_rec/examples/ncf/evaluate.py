@@ -31,8 +31,8 @@ def ranks(held_out: Tensor, others: Tensor) -> Tensor:
     Ties count against the held-out item, and so does a NaN on either side.
 
     Args:
-        held_out: its scores ``[T]``.
-        others: scores of the items it competes with ``[T, C]``.
+        held_out: scores of the held-out items ``[T]``.
+        others: scores of the items with which each competes ``[T, C]``.
 
     Returns:
         int64 ``[T]``.

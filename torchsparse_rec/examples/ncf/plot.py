@@ -15,8 +15,8 @@ def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
 
     Args:
         history: the epochs, at least one.
-        title: printed above.
-        path: of the file, replaced only by a complete one.
+        title: text above the picture.
+        path: the picture's path; only a complete file replaces one that is there.
 
     Raises:
         ImportError: if matplotlib is not installed.

@@ -72,7 +72,7 @@ class Trainer:
     A network in training, with everything that decides how it goes on.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         interactions: the data set.
         device: where everything lives, default the CPU.
         history: the epochs so far.

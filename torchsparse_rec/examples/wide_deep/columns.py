@@ -49,9 +49,9 @@ class Columns:
 
     Args:
         transform: makes numbers ``[B, n]`` and ids of a batch.
-        numbers: the names of the numbers, in their order there.
-        hots: for each categorical feature its ids in an example.
-        rows: of each table.
+        numbers: the names of the numbers, in the order of their columns.
+        hots: for each categorical feature the number of its ids in an example.
+        rows: the number of rows of each table.
         kind: how ids come about: ``"identity"``, ``"hashed"`` integers or hashed ``"strings"``.
     """
 
@@ -68,7 +68,7 @@ def generated_columns(kind: str, rows: int, embedding_dim: int) -> Columns:
 
     Args:
         kind: ``"identity"``: raw ids are rows of the table; ``"hashed"``: their text's hash is.
-        rows: of each table.
+        rows: the number of rows of each table.
         embedding_dim: of the deep part; a table's rows have one column more.
     """
     if kind not in KINDS:

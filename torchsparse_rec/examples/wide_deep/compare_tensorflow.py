@@ -35,10 +35,7 @@ class Comparison:
     seconds: dict[str, list[float]]
 
     def largest_difference(self) -> float:
-        """
-        Return the largest difference between the frameworks' first COMPARED_STEPS losses; infinite if one is not
-        finite.
-        """
+        """Return the largest difference between both sides' first COMPARED_STEPS losses; inf if one is not finite."""
         ours, theirs = (self.losses[side][:COMPARED_STEPS] for side in NAMES)
         return largest_difference(ours, theirs)
 
@@ -56,11 +53,11 @@ def compare(
     Raw columns are in memory on both sides; what is timed begins with them and ends with the updated weights.
 
     Args:
-        settings: of the run; the optimizer is gradient descent.
-        source: of the batches, all of one size.
+        settings: the run's settings; the optimizer is gradient descent.
+        source: yields the batches, all of one size.
         columns: the features.
-        steps: how many.
-        print_line: takes each line.
+        steps: the number of steps.
+        print_line: called with each line.
 
     Returns:
         Both sides' losses and times.

@@ -97,11 +97,10 @@ class WideDeep(nn.Module):
 
     def _first_layer(self, first: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Return weights for pooled rows and for numbers, and the bias, of the first hidden layer with the wide part as
-        last output.
+        Return the weights for pooled rows and for numbers, and the bias, of the first layer and the wide part together.
 
         Weights for pooled rows are ``[outputs, inputs]``, as a layer has them; those for numbers ``[inputs, outputs]``,
-        because the product that computes their gradient is faster so.
+        because the product that computes their gradient is faster so. The last output is the wide part's.
         """
         embeddings = self.features * self.embedding_dim
         deep, of_numbers = first.weight.split([embeddings, self.numbers], 1)

@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 class PrebatchedSource(GeneratedSource[Batch]):
     """
-    Generated examples that are read from a file, which is written first if it is not there. Held-out ones are
-    generated.
+    Generated examples that are read from a file, written first if it is not there. Held-out ones are generated.
 
     Args:
-        path: of the file.
+        path: the file's path.
         generator, samples, held_out: as for :class:`GeneratedSource`.
 
     Raises:
-        ImportError: without pyarrow.
-        ValueError: a file of other examples, or one that is damaged.
+        ImportError: if pyarrow is not installed.
+        ValueError: if the file has other examples, or is damaged.
     """
 
     def __init__(self, path: Path, generator: Generator, samples: int, held_out: int) -> None:
@@ -69,12 +68,12 @@ class CriteoSource(CriteoRows[Batch]):
     Rows of a file of Criteo's. Every tenth row is held out.
 
     Args:
-        path: of the file.
+        path: the file's path.
         batch_size, held_out: as for :class:`CriteoRows`.
 
     Raises:
-        ImportError: without pyarrow.
-        OSError, ValueError: as :class:`CriteoRows`.
+        ImportError: if pyarrow is not installed.
+        OSError, ValueError: as for :class:`CriteoRows`.
     """
 
     def __init__(self, path: Path, batch_size: int, held_out: int) -> None:

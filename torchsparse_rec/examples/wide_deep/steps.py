@@ -51,7 +51,7 @@ class TorchStep:
     Conversion of columns to ids, forward, backward and update.
 
     Args:
-        columns: of the batches.
+        columns: the features of the batches.
         model: the network.
         optimizer: the name of one of OPTIMIZERS; it gets all parameters.
         lr: its learning rate.

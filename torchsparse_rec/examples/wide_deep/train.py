@@ -55,12 +55,12 @@ class Trainer:
     A network in training, with everything that decides how it goes on.
 
     Args:
-        settings: of the run.
-        source: of the examples.
+        settings: the run's settings.
+        source: yields the examples.
         columns: the examples' features.
         device: where the network is, default the CPU.
-        history: what was recorded so far.
-        epoch, batch, step: finished epochs, batches of the present one, and steps of all.
+        history: the records so far.
+        epoch, batch, step: finished epochs, batches done in the epoch that has begun, and steps in all.
     """
 
     settings: Settings
@@ -82,8 +82,8 @@ class Trainer:
         Train, and record each epoch's end.
 
         Args:
-            epochs: in all, those before a checkpoint included.
-            steps: end after so many, likewise.
+            epochs: their number in all, with those before a checkpoint.
+            steps: end after so many in all, with those before a checkpoint.
             every: record also after so many steps.
 
         Raises:
