@@ -19,7 +19,7 @@ CUDA_SHARE = 0.75
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of columns of a row, and the distribution of ids."""
+    """A row's number of columns, and the distribution of ids."""
 
     dim: int = 128
     spread: str = "uniform"

@@ -68,7 +68,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert "collection auto False t: grad_mode='auto' -> dense" in outputs[0]
 
 
-# ---- Questions that it asks a module ---------------------------------------------------------------------------------
+# ---- What DistributedDataParallel asks a module ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("grad_mode", "sparse"), [(None, False), ("dense", False), ("fused", False), ("sparse", True)])

@@ -26,7 +26,7 @@ from torchsparse_rec.nn.variable.tiers import DramTier
 
 @pytest.mark.parametrize("tiers", [False, True])
 def test_states_beside_training(tiers: bool, tmp_path: Path) -> None:
-    """Take state dicts beside training: they have as many rows as keys. Take figures while a tier is taken down."""
+    """Take state dicts beside training, with as many rows as keys, and figures, which must not read a removed tier."""
     option = EmbeddingVariableOption(storage_option=on_disk(tmp_path) if tiers else StorageOption())
     table = EmbeddingVariable(2, initializer=0.5, capacity=2, ev_option=option)
     errors: list[BaseException] = []
@@ -161,7 +161,7 @@ def test_who_forks_while_it_writes_goes_on_in_both_processes() -> None:
 @needs_fork
 @pytest.mark.usefixtures("one_thread")
 def test_a_process_that_was_forked_while_rows_were_read_ahead(tmp_path: Path) -> None:
-    """Name the parent in the error of a forked process that uses a tier on disk. It does not wait for a lost thread."""
+    """Use a tier on disk in a forked process: an error says whose it is. No call waits for a thread that is lost."""
     table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(storage_option=on_disk(tmp_path)))
     for begin in (0, 16):
         table(torch.arange(begin, begin + 16))

@@ -183,7 +183,7 @@ def test_duplicates() -> None:
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_capacity_is_kept(evict: Any, tiers: bool, filtered: bool, tmp_path: Path) -> None:
-    """Keep capacities below the first size of a table, and of all tiers together."""
+    """Keep a capacity that is below a table's first size, and that holds for all tiers together."""
     option = EmbeddingVariableOption(
         evict_option=evict(40),
         storage_option=on_disk(tmp_path) if tiers else StorageOption(),

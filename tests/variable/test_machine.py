@@ -194,8 +194,7 @@ class Programs(RuleBasedStateMachine):
     def _compare(self, plain: Tensor, tiered: Tensor, wanted: Tensor) -> None:
         if self.grad_mode == "dense" and self.kind.moves_idle_rows:
             # A dense step moves the idle rows of the first tier step by step; rows in other tiers are flushed later,
-            # which rounds differently. This is no property of the table: a copy by state dict has made no dense step
-            # yet.
+            # which rounds differently. The table cannot tell whether it had such a step: a copy by state dict had none.
             torch.testing.assert_close(tiered, plain, rtol=1e-5, atol=1e-6)
         else:
             assert_same_bits(tiered, plain)

@@ -245,7 +245,7 @@ def test_full_disk(tmp_path):
 
 
 def test_erasing_makes_room_on_a_full_disk(tmp_path):
-    """Erase until segments are more than half dead: they go, even if there is no room to copy their live rows first."""
+    """Erase most rows on a full disk: segments more than half dead go, even with no room for their live rows."""
     tier, generator, limits = (
         SsdTier(tmp_path / "tier", 120),
         torch.Generator(),

@@ -19,7 +19,7 @@ BYTES_OF_KEY = 64 / 9 + 16
 
 
 def _stream(kind: type[LRUEvict], keys: int, capacity: int, dim: int, batch: int, first_rows: int):
-    """Send so many new keys through a table; yield it with the ids of each step."""
+    """Send ``keys`` new keys through a table; yield it with the ids of each step."""
     option = EmbeddingVariableOption(evict_option=kind(capacity))
     table = EmbeddingVariable(dim, initializer=0.5, ev_option=option, capacity=first_rows)
     with torch.no_grad():
