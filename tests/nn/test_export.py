@@ -1,4 +1,4 @@
-"""torch.export of trained modules: a program has plain lookups of the tables, and runs without this package."""
+"""torch.export of trained modules: a program has plain lookups, and runs in a process that only imports the package."""
 
 from __future__ import annotations
 
