@@ -1,6 +1,8 @@
 """
-Fails if a CUDA kernel keeps registers in memory, by what ptxas said when it was compiled with .ci/nvcc; or if one of a
-few takes more registers than leave room for the threads that it needs beside it.
+Fail if a CUDA kernel keeps registers in memory, or if one of a few kernels takes more registers than it may.
+
+What ptxas printed when .ci/nvcc compiled the kernels is read. The limit on registers leaves room for as many threads as
+keep memory busy.
 
 usage: check_spills.py [folder of object files] [architecture ...]
 """
@@ -16,10 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parent.parent
-# Parts of names of kernels that may use memory of their own, and why.
+# Parts of names of kernels that may use memory for their registers, each with the reason.
 ALLOWED: dict[str, str] = {}
-# Patterns in names, and the registers with which as many warps are on a processor as keep memory busy. The second is of
-# tables that are not float64.
+# Patterns in kernels' names, and how many registers of a thread leave room for enough warps to keep memory busy. The
+# second pattern leaves out tables of float64.
 MOST_REGISTERS = {r"four_blocks_bags_kernel": 64, r"collection_update_kernel\w+RuleIf": 128}
 # CUB chooses its own trade between registers and memory, per architecture.
 _FOREIGN = ("_ZN3cub", "_ZN6thrust")
@@ -31,7 +33,7 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 
 class Kernel(NamedTuple):
-    """A function of the device, in one architecture's code."""
+    """A kernel, or a device function that is not inlined, in one architecture's code."""
 
     name: str
     architecture: str
@@ -41,13 +43,13 @@ class Kernel(NamedTuple):
 
     @property
     def is_bad(self) -> bool:
-        """Whether it uses memory without leave."""
+        """Whether the function keeps registers in memory without being in ALLOWED."""
         allowed = self.name.startswith(_FOREIGN) or any(part in self.name for part in ALLOWED)
         return (self.stack > 0 or self.spills > 0) and not allowed
 
 
 def parse(log: str) -> Iterator[Kernel]:
-    """Every kernel of a log of ``ptxas -v``; a function that is not inlined has no registers of its own."""
+    """Yield the kernels of a log of ``ptxas -v``. A function that is not inlined has no registers of its own."""
     architecture, waiting = "", None
     for line in log.splitlines():
         if match := _ENTRY.search(line):
@@ -72,7 +74,7 @@ def _readable(name: str) -> str:
 
 
 def check(folder: Path, architectures: list[str]) -> list[str]:
-    """Print each file's largest kernel. Returns what is wrong."""
+    """Print each file's largest kernel, and return what is wrong, one line each."""
     wrong = []
     sources = sorted((_ROOT / "csrc/cuda").glob("*.cu"))
     print(f"{'':24}{'kernels':>8}" + "".join(f"{'registers in ' + x:>22}" for x in architectures))
@@ -102,7 +104,7 @@ def check(folder: Path, architectures: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the logs of a folder. Returns the exit status."""
+    """Check the logs in a folder, print what is wrong, and return the exit status."""
     folder = Path(arguments[0]) if arguments else _ROOT / "build/temp/csrc/cuda"
     wrong = check(folder, arguments[1:] or ["sm_80", "sm_90"])
     print(*wrong, sep="\n")

@@ -1,5 +1,5 @@
 """
-Prints the test files that a change has touched, separated by commas: CI runs these whole, of the others what is daily.
+Print the test files that a change has touched, separated by commas: CI runs these whole, of the others daily tests.
 
 The change is everything since the commit that .ci/full names, on which `make test-full` has passed. It prints
 "everything" where that commit is not in the history, or where something has changed that all tests stand on.
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FULL = ".ci/full"
 EVERYTHING = "everything"
 
-# All tests stand on these: folders end with a slash.
+# Every test depends on these files and folders. The paths of folders end with a slash.
 _GROUND = (
     *("csrc/abi.h", "csrc/dispatch.h", "csrc/library.cpp", "setup.py", "pyproject.toml", "Makefile", "requirements/"),
     *(".ci/run", ".ci/touched.py"),
 )
-# Rooms of the package beside the tests of the rooms above them that would see a fault.
+# For each part of the package, the folders of tests that would see a fault in it.
 _ROOMS = {
     "torchsparse_rec/ops/": ("ops",),
     "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
@@ -44,7 +44,7 @@ _ROOMS = {
     "benchmarks/": ("benchmarks",),
     "docs/": ("project", "clients"),
 }
-# Operators: the files of a family begin with its name.
+# Families of operators. The names of a family's files begin with the family's name.
 _FAMILIES = (
     *("bucketize", "embedding", "embedding_collection", "hash", "record", "row_optimizer", "row_update", "segment"),
     *("segment_rows", "sparse_tensor", "table", "unique", "unique_rows"),
@@ -54,7 +54,7 @@ _OPERATOR_ROOMS = ("ops", "emulation")
 
 
 def changed_since(commit: str) -> list[str] | None:
-    """The files that differ from the commit, those not committed yet too; None where there is no such commit."""
+    """Return the files that differ from a commit, uncommitted ones included; None where there is no such commit."""
     known = subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], cwd=ROOT, capture_output=True)
     if known.returncode != 0:
         return None
@@ -64,12 +64,12 @@ def changed_since(commit: str) -> list[str] | None:
 
 
 def _family(stem: str) -> str | None:
-    """The family whose name the stem begins with: the longest such name."""
+    """Return the longest name of a family with which a file's stem begins, or None."""
     return max((x for x in _FAMILIES if f"{stem}_".startswith(f"{x}_")), key=len, default=None)
 
 
 def _families(path: PurePath) -> set[str]:
-    """The families that compile a file of C++: its own and, of a header, those that include it, at whatever remove."""
+    """Return the families that compile a C++ file. Those of a header compile files that include it, directly or not."""
     reached = {path.name}
     if path.suffix in (".h", ".cuh"):
         files = [x for x in (ROOT / "csrc").rglob("*.*") if x.suffix in (".h", ".cuh", ".cpp", ".cu")]
@@ -84,18 +84,18 @@ def _tested(test: str) -> str | None:
 
 
 def touched_by(path: str, tests: list[str]) -> set[str] | None:
-    """The test files that a changed file touches; None: all of them."""
+    """Return the test files that a changed file touches; None if it touches all of them."""
     if any(path == x or (x.endswith("/") and path.startswith(x)) for x in _GROUND):
         return None
     operators = [x for x in tests if x.split("/")[1] in _OPERATOR_ROOMS]
     if path in tests:
         return {path}
     if path.startswith("tests/") and path.count("/") == 1:
-        # What all tests share; the lists choose among tests, and change none.
+        # All tests share these files; but the .txt lists only choose among tests, and change none.
         return set() if path.endswith(".txt") else None
     if path.startswith(_OPERATORS):
         families = _families(PurePath(path))
-        # Files of no family serve all of them, and tests of no family test all of them.
+        # A file of no family serves all families, and a test of no family tests all of them.
         return {x for x in operators if not families or _tested(x) is None or _tested(x) in families}
     for folder, rooms in _ROOMS.items():
         if path.startswith(folder):
@@ -104,7 +104,7 @@ def touched_by(path: str, tests: list[str]) -> set[str] | None:
 
 
 def touched(paths: Iterable[str], tests: list[str]) -> set[str] | None:
-    """The test files that a change of these files touches; None: all of them."""
+    """Return the test files that a change of these files touches; None if it touches all of them."""
     found: set[str] = set()
     for path in paths:
         more = touched_by(path, tests)
@@ -115,7 +115,7 @@ def touched(paths: Iterable[str], tests: list[str]) -> set[str] | None:
 
 
 def main() -> int:
-    """Print what the change has touched. Returns the exit status."""
+    """Print the test files that the change has touched, and return the exit status."""
     named = ROOT / FULL
     commit = named.read_text().strip() if named.exists() else ""
     paths = changed_since(commit) if commit else None

@@ -1,1 +1,1 @@
-"""Times torchsparse_rec beside its peers: ``python -m benchmarks --help``."""
+"""Benchmarks of torchsparse_rec beside its peers: ``python -m benchmarks --help``."""

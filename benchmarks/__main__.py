@@ -64,7 +64,7 @@ ROWS: list[Row] = [
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", help="rows, or beginnings of their names such as 'segment' (default: all)")
     parser.add_argument(
@@ -81,7 +81,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def choose(names: list[str]) -> list[Row]:
-    """The rows that a name is, or begins, in the order of the names; without any, all in the order of the report."""
+    """Return the rows whose names begin with the given names, in their order; without names all, as in the report."""
     for name in names:
         if not any(row.name.startswith(name) for row in ROWS):
             raise ValueError(f"no row begins with {name!r}; --list prints them all")
@@ -90,12 +90,12 @@ def choose(names: list[str]) -> list[Row]:
 
 
 def place(path: Path, device: str) -> Path:
-    """The file that is meant: in a folder, one named after the device."""
+    """Return the path of a JSON file: ``path`` itself, or a file named after the device if ``path`` is a folder."""
     return path / f"{device}.json" if path.is_dir() else path
 
 
 def write_json(path: Path, device: str, content: dict) -> Path:
-    """Write the file, whole or not at all; returns where."""
+    """Write a JSON file, whole or not at all; return its path."""
     path = place(path, device)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(content, indent=1) + "\n")
@@ -104,7 +104,7 @@ def write_json(path: Path, device: str, content: dict) -> Path:
 
 
 def refusal(given: argparse.Namespace) -> str | None:
-    """What is wrong with the command line, beside the rows' names."""
+    """Return what is wrong with the command line beside the rows' names, or None."""
     if given.threads < 1:
         return f"--threads must be at least 1, got {given.threads}"
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -115,7 +115,7 @@ def refusal(given: argparse.Namespace) -> str | None:
 
 
 def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[Result]:
-    """Run the rows, and write the file again after each: a run that is stopped leaves what it had."""
+    """Run the rows, and write the JSON file again after each, so that a stopped run keeps its results."""
     torch.set_num_threads(options.threads)
     copy_gb = copy_gb_per_second(options.device, options.quick)
     print(f"copy bandwidth {copy_gb:.1f} GB/s (reads plus writes)")
@@ -138,7 +138,7 @@ def measure(rows: list[Row], options: Options, json_path: Path | None) -> list[R
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the chosen rows. Returns 1 if a row fails or an argument is wrong, else 0, whatever the times are."""
+    """Run the chosen rows. Return 1 if a row fails or an argument is wrong, else 0, whatever the times are."""
     given = parse(arguments)
     try:
         rows = choose(given.names)

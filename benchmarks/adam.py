@@ -1,8 +1,8 @@
 """
-Rows of Adam on a table of which a step touches the rows of 8,192 fresh ids: its result is the dense update's.
+Benchmark rows of Adam on a table of which a step touches 8,192 new ids' rows, with the dense update's result.
 
-Torch's SparseAdam is a peer of its time alone: it leaves the rows without gradient where they are. The states begin as
-numbers that are not zero: zeros would be pages that do not exist before a row is first touched.
+torch's SparseAdam is a peer for its time alone: it does not update rows without gradient. The moments begin as numbers
+other than zero: pages of zeros would not be in memory before a row is first touched.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .rows import Call, Case, Make, Options, Row
 from .timing import Pair, Plan, clock_block, plan_for
 
 DIM, IDS, LEARNING_RATE = 64, 8_192, 1e-3
-# Beyond the calls of all a row's windows no batch comes twice.
+# So many batches that within a row's windows no batch comes twice.
 BATCHES = 512
-# Steps after which rows have been idle for as long as in a training that goes on.
+# Steps after which rows have been idle for as long as in a long training.
 WARM_UP = {"ours": 300, "torch fused dense Adam": 2, "torch SparseAdam": 20}
 PEERS = ("torch fused dense Adam", "torch SparseAdam")
 
@@ -43,26 +43,26 @@ class Problem:
     spread: str
     device: str
     count: int = BATCHES
-    # Which rows of a dense gradient are not zero makes no difference to its time: one is enough.
+    # How many dense gradients are made. One is enough: its time does not depend on which of its rows are zero.
     dense_gradients: int = 1
 
     @cached_property
     def batches(self) -> tuple[Tensor, ...]:
-        """``count`` of ``[ids]``."""
+        """``count`` batches of ids, each ``[ids]``."""
         return SPREADS[self.spread](self.ids * self.count, self.rows, self.device).split(self.ids)
 
     @cached_property
     def distinct(self) -> tuple[Tensor, ...]:
-        """Each batch's rows, ascending."""
+        """Each batch's distinct ids, ascending."""
         return tuple(batch.unique() for batch in self.batches)
 
     @cached_property
     def gradient(self) -> Tensor:
-        """``[ids, DIM]``: a gradient for the results of any lookup, and for any batch's rows."""
+        """The gradient of a lookup's result, ``[ids, DIM]``. Its first rows serve as the gradient of distinct rows."""
         return torch.randn(self.ids, DIM, generator=self._generator(1), device=self.device)
 
     def table(self) -> Tensor:
-        """A new one, always the same."""
+        """Make a table ``[rows, DIM]``, the same at each call."""
         return torch.empty(self.rows, DIM, device=self.device).uniform_(-0.05, 0.05, generator=self._generator(0))
 
     def _generator(self, seed: int) -> torch.Generator:
@@ -72,7 +72,7 @@ class Problem:
 def module_and_optimizer(
     side: str, grad_mode: str, problem: Problem
 ) -> tuple[torch.nn.Embedding, torch.optim.Optimizer]:
-    """A table of ours or torch's with its Adam."""
+    """Make a table of ours or torch's, and its Adam."""
     table = problem.table()
     if side == "ours":
         ours = torchsparse_rec.nn.Embedding(problem.rows, DIM, _weight=table, grad_mode=grad_mode)
@@ -86,7 +86,7 @@ def module_and_optimizer(
 
 @dataclass(frozen=True)
 class Training:
-    """One side's table and optimizer, and its step."""
+    """One side's table, optimizer and step."""
 
     module: torch.nn.Embedding
     optimizer: torch.optim.Optimizer
@@ -94,7 +94,7 @@ class Training:
 
 
 def whole_step(side: str, grad_mode: str, problem: Problem) -> Training:
-    """Lookup, backward, update."""
+    """Make a training whose step is lookup, backward and update."""
     module, optimizer = module_and_optimizer(side, grad_mode, problem)
     ids = itertools.cycle(problem.batches)
 
@@ -107,9 +107,9 @@ def whole_step(side: str, grad_mode: str, problem: Problem) -> Training:
 
 
 def update_alone(side: str, grad_mode: str, problem: Problem) -> Training:
-    """The update by a gradient that is there: coalesced rows, or a dense one."""
+    """Make a training whose step is the update by given gradients: dense ones for torch's dense Adam, else merged."""
     module, optimizer = module_and_optimizer(side, grad_mode, problem)
-    # Not module.weight: reading that makes every row of ours current.
+    # module.weight would flush all rows of our table.
     (weight,) = module.parameters()
     gradients = dense_gradients(problem) if side == "torch fused dense Adam" else row_gradients(problem)
 
@@ -121,7 +121,7 @@ def update_alone(side: str, grad_mode: str, problem: Problem) -> Training:
 
 
 def dense_gradients(problem: Problem) -> Iterator[Tensor]:
-    """Of the first batches, again and again."""
+    """Return the dense gradients of the first batches, in a circle."""
     made = []
     for rows in problem.distinct[: problem.dense_gradients]:
         made.append(torch.empty(problem.rows, DIM, device=problem.device).zero_())
@@ -130,7 +130,7 @@ def dense_gradients(problem: Problem) -> Iterator[Tensor]:
 
 
 def row_gradients(problem: Problem) -> Iterator[Tensor]:
-    """Of each batch."""
+    """Yield the sparse gradient of each batch, in a circle."""
     for rows in itertools.cycle(problem.distinct):
         yield torch.sparse_coo_tensor(
             rows.unsqueeze(0),
@@ -145,7 +145,7 @@ KINDS: dict[str, Callable[[str, str, Problem], Training]] = {"update": update_al
 
 
 def warm(side: str, training: Training) -> Call:
-    """The step of a training that has gone on for a while."""
+    """Train until rows have been idle as long as in a long training; return the step."""
     raise_malloc_thresholds()
     training.step()
     for state in training.optimizer.state.values():
@@ -160,8 +160,8 @@ def raise_malloc_thresholds() -> None:
     """
     Let glibc keep freed memory: its thresholds grow to the largest block of up to 32 MB that was ever freed.
 
-    SparseAdam makes and drops temporaries of 2 MB. Where each comes as new pages it takes several times as long, and
-    whether it does would depend on what ran before in the process.
+    SparseAdam makes and drops temporaries of 2 MB. If each is made of new pages it takes several times as long, which
+    would depend on what ran before in the process.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
 
@@ -170,7 +170,7 @@ def raise_malloc_thresholds() -> None:
 
 
 def time_side(side: str, kind: str, grad_mode: str, problem: Problem, blocks: int) -> tuple[list[float], Plan]:
-    """Milliseconds of the calls that count, in so many blocks."""
+    """Return the milliseconds of the calls that count, in so many blocks, and the plan of the calls."""
     step = warm(side, KINDS[kind](side, grad_mode, problem))
     plan = plan_for(clock_block(step, 2, problem.device)[1], False, problem.device)
     times = [clock_block(step, plan.calls, problem.device)[plan.drop :] for _ in range(blocks)]
@@ -178,14 +178,14 @@ def time_side(side: str, kind: str, grad_mode: str, problem: Problem, blocks: in
 
 
 def print_side(side: str, kind: str, grad_mode: str, rows: int, ids: int, spread: str, threads: int) -> None:
-    """Those of two blocks, as JSON."""
+    """Print the milliseconds of two blocks of a side's calls, and their plan, as JSON."""
     torch.set_num_threads(threads)
     times, plan = time_side(side, kind, grad_mode, Problem(rows, ids, spread, "cpu"), 2)
     print(json.dumps([times, plan.__dict__]))
 
 
 def pair_apart(options: Options, kind: str, grad_mode: str, problem: Problem, peer: str) -> Pair:
-    """Both sides alternating, two blocks in each of four processes, one at a time: the tables do not fit together."""
+    """Time both sides in turn, two blocks in each of four processes one after the other: memory holds one table."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     kept: dict[str, list[float]] = {"ours": [], peer: []}
     plans = {}
@@ -206,7 +206,7 @@ def pair_apart(options: Options, kind: str, grad_mode: str, problem: Problem, pe
 
 
 def check(kind: str, grad_mode: str, device: str) -> None:
-    """A small table after 30 steps, in which rows were idle, is that of torch's dense Adam."""
+    """Compare a small table after 30 steps, in which rows were idle, with the table that torch's dense Adam trains."""
     problem = Problem(200, 32, "zipf", device, count=7, dense_gradients=7)
     tables = []
     for side in ("ours", PEERS[0]):
@@ -219,14 +219,14 @@ def check(kind: str, grad_mode: str, device: str) -> None:
 
 
 def bytes_moved(kind: str, problem: Problem) -> int:
-    """Of a row: weight and both states read and written, its gradient read; of a lookup: id, row, result, gradient."""
+    """Count the bytes of a step. Row: weight and moments in and out, gradient in. Lookup: id, row, result, gradient."""
     distinct = statistics.mean(len(rows) for rows in problem.distinct[:8])
     lookups = problem.ids * (8 + 4 * DIM * 3) if kind == "step" else 0
     return round(distinct * (8 + 4 * DIM * (7 if kind == "update" else 6))) + lookups
 
 
 def row(kind: str, spread: str, grad_mode: str, millions: int, targets: dict[str, float]) -> Row:
-    """A row; the update alone has no mode."""
+    """Make a benchmark row of the whole step in a gradient mode, or of the update alone, which has no mode."""
 
     def build(options: Options) -> Case:
         problem = Problem(

@@ -1,9 +1,9 @@
 """
 ``python -m benchmarks.auto_map --json map.json --png map.png``: does ``grad_mode="auto"`` choose the fastest mode?
 
-Times a training step in each fixed mode and in ``auto``, over tables of up to 1 GB, batches and optimizers. Points come
-in an order that is random and always the same, so that a run of any length is a sample of them all. What the file has
-already is not measured again: a run that was stopped, by hand or by ``--minutes``, goes on where it was.
+It times a training step in each fixed mode and in ``auto``, over tables of up to 1 GB, batches and optimizers. The
+order of these points is random and always the same, so that a run of any length is a sample of them all. Points that
+the file has already are not measured again: a run that was stopped, by hand or by ``--minutes``, goes on where it was.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ OPTIMIZERS = ("SGD", "Adagrad", "Adam")
 FIXED = ("dense", "sparse", "fused")
 MODES = (*FIXED, "auto")
 LARGEST_TABLE = 1 << 30
-# What auto's choice may cost beyond the fastest mode's time: a share of it or so many milliseconds; and never more.
+# What auto's choice may cost beyond the fastest mode's time: this share of it or this many milliseconds, but never
+# NEVER times it or more.
 SHARE, MILLISECONDS, NEVER = 1.1, 0.1, 1.5
-# Of a point's time, per mode: until its step is like those that follow, and in each of the blocks.
+# Seconds for each mode of a point: until its step is as fast as those that follow, and in each of the blocks.
 WARM_UP_SECONDS, WARM_UP_STEPS, BLOCK_MS = 0.3, 110, 60.0
 
 Point = dict[str, Any]
 
 
 def grid() -> list[Point]:
-    """All points, shuffled."""
+    """Return all points, shuffled."""
     points = [
         {"rows": rows, "dim": dim, "batch": batch, "optimizer": optimizer}
         for rows, dim, batch, optimizer in itertools.product(ROWS, DIMS, BATCHES, OPTIMIZERS)
@@ -60,7 +61,7 @@ def grid() -> list[Point]:
 
 
 def make_step(point: Point, mode: str, spread: str, device: str) -> tuple[torchsparse_rec.nn.Embedding, Call]:
-    """A table and a step on it, after as many that its states are there and auto has made up its mind."""
+    """Make a table and a step on it, and run the step until the optimizer's state exists and auto has chosen."""
     rows, dim, batch = point["rows"], point["dim"], point["batch"]
     table = torch.empty(rows, dim, device=device).uniform_(-0.05, 0.05)
     module = torchsparse_rec.nn.Embedding(rows, dim, _weight=table, grad_mode=mode)
@@ -76,7 +77,7 @@ def make_step(point: Point, mode: str, spread: str, device: str) -> tuple[torchs
     step()
     for value in itertools.chain(*(state.values() for state in optimizer.state.values())):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 0:
-            value.add_(1e-3)  # a page that was never written to would be made at a row's first step
+            value.add_(1e-3)  # A page that was never written to would otherwise be made at a row's first step.
     began = time.perf_counter()
     for _ in range(WARM_UP_STEPS):
         step()
@@ -86,7 +87,7 @@ def make_step(point: Point, mode: str, spread: str, device: str) -> tuple[torchs
 
 
 def measure(point: Point, spread: str, device: str, blocks: int = 4) -> Point:
-    """The point with each mode's milliseconds, in alternating blocks, and auto's choice."""
+    """Time a point in each mode, in alternating blocks; return it with each mode's milliseconds and auto's choice."""
     made = {mode: make_step(point, mode, spread, device) for mode in MODES}
     calls = {}
     for mode, (_, step) in made.items():
@@ -100,7 +101,7 @@ def measure(point: Point, spread: str, device: str, blocks: int = 4) -> Point:
 
 
 def choice(made: dict[str, tuple[torchsparse_rec.nn.Embedding, Call]]) -> str:
-    """What auto has chosen, by its own account."""
+    """Return the mode that auto says it has chosen."""
     found = re.search(r"-> (\w+)", made["auto"][0].explain())
     assert found is not None
     return found[1]
@@ -110,20 +111,20 @@ def choice(made: dict[str, tuple[torchsparse_rec.nn.Embedding, Call]]) -> str:
 
 
 def excess(point: Point) -> tuple[float, float]:
-    """The time of the mode that auto chose over that of the fastest, as a ratio and in milliseconds."""
+    """Return the time of auto's mode over that of the fastest, and the difference in milliseconds."""
     best = min(point["ms"][mode] for mode in FIXED)
     chosen = point["ms"][point["choice"]]
     return chosen / best, chosen - best
 
 
 def good(point: Point) -> bool:
-    """Whether auto's choice is close enough to the fastest."""
+    """Say whether auto's choice is close enough to the fastest mode."""
     ratio, more = excess(point)
     return ratio <= SHARE or more <= MILLISECONDS
 
 
 def summary(points: list[Point]) -> Iterator[str]:
-    """The verdict in words, and the points that are worst."""
+    """Return the verdict in words, and the worst points."""
     if not points:
         return
     share = sum(map(good, points)) / len(points)
@@ -140,7 +141,7 @@ def summary(points: list[Point]) -> Iterator[str]:
 
 
 def describe(point: Point) -> str:
-    """A point in a line."""
+    """Describe a point in a line."""
     times = ", ".join(f"{mode} {point['ms'][mode]:.3f}" for mode in MODES)
     size = f"{point['rows']:>10,} x {point['dim']:<4} batch {point['batch']:>6,} {point['optimizer']:<8}"
     return f"{size} {times} ms; auto chose {point['choice']}"
@@ -148,10 +149,10 @@ def describe(point: Point) -> str:
 
 def draw(points: list[Point], path: Path) -> None:
     """
-    The map: optimizers below each other, batches side by side; in each, rows to the right and columns upwards.
+    Draw the map: optimizers below each other, batches side by side; in each, rows to the right and columns upwards.
 
-    The colour is the fastest mode's, the letter auto's choice; the number beneath says how much slower that is, where
-    it is, and is red where it is too much.
+    The colour is the fastest mode's, the letter auto's choice. The number beneath says how much slower auto's choice
+    is, if it is, and is red if that is too much.
     """
     import matplotlib
 
@@ -192,7 +193,7 @@ def draw(points: list[Point], path: Path) -> None:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.auto_map", description=__doc__)
     parser.add_argument("--json", type=Path, required=True, help="the points, read and written again after each")
     parser.add_argument("--png", type=Path, help="the map, drawn at the end; needs matplotlib")
@@ -207,7 +208,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def load(path: Path) -> list[Point]:
-    """The points that are there."""
+    """Read the points that the file has already."""
     return json.loads(path.read_text())["points"] if path.is_file() else []
 
 
@@ -219,12 +220,12 @@ def store(path: Path, points: list[Point], about: dict[str, str]) -> None:
 
 
 def key(point: Point) -> tuple[Any, ...]:
-    """What makes a point."""
+    """Return what identifies a point."""
     return point["rows"], point["dim"], point["batch"], point["optimizer"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure until the time is over, then say what came out."""
+    """Measure points until the time is over, then print the summary."""
     given = parse(arguments)
     torch.set_num_threads(given.threads)
     about = {**machine(given.device, given.threads), "ids": given.spread}

@@ -1,9 +1,9 @@
 """
-Rows of the DLRM example: a training step of its 26 tables, and of the whole network.
+Benchmark rows of the DLRM example: a training step of its 26 tables, and of the whole network.
 
 Raw ids of Criteo's shape are in memory. Ours are dynamic tables keyed by them; torch's are EmbeddingBags of a fixed
-number of rows, and hashing, a remainder, is part of their step. What is timed has seen every batch before: no key is
-new. The dense part is one class on both sides.
+number of rows, and hashing, a remainder, is part of their step. Every batch has been trained on before the timing, so
+that no key is new. The dense part is one class on both sides.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ PEER, HASHED = "torch sparse EmbeddingBags, hashed ids", "ours, hashed ids"
 
 class Problem:
     """
-    What every side makes its own from.
+    Batches, gradient and first weights, from which every side makes its own.
 
     Args:
-        device: of all.
+        device: where all tensors are.
         buckets: rows of the hashed tables.
         batch: examples.
         distinct: whether raw ids are below ``buckets``, so that no two of them are hashed to one row.
@@ -45,7 +45,7 @@ class Problem:
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """On the device."""
+        """The batches, on the device."""
         made = Generator(self.batch).batches(0, 4 if self.distinct else BATCHES)
         return [self._moved(batch) for batch in made]
 
@@ -55,36 +55,36 @@ class Problem:
 
     @cached_property
     def gradient(self) -> Tensor:
-        """``[batch, features * DIM]``, of the pooled rows."""
+        """The gradient of the pooled rows, ``[batch, features * DIM]``."""
         generator = torch.Generator().manual_seed(1)
         return torch.randn(self.batch, len(CATEGORIES) * DIM, generator=generator).to(self.device)
 
     def first_row(self) -> Tensor:
-        """What all rows are at the beginning, where it is checked what becomes of them."""
+        """Return the row with which all rows begin where the trained rows are checked."""
         return torch.linspace(-0.1, 0.1, DIM)
 
     def layers(self) -> DenseLayers:
-        """The dense part with its first weights."""
+        """Make the dense part with its first weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(3)
             return DenseLayers(len(INTEGERS), len(CATEGORIES), DIM, BOTTOM, TOP).to(self.device)
 
 
 class Tables(Protocol):
-    """The tables of a side with their optimizer."""
+    """A side's tables and their optimizer."""
 
     def look_up(self, ids: Tensor) -> list[Tensor]:
-        """Of raw ids ``[26, B]`` the embeddings, all in one or feature by feature."""
+        """Return the embeddings of raw ids ``[26, B]``, all in one tensor or one for each feature."""
 
     def update(self) -> None:
-        """Step after backward."""
+        """Update the tables after a backward."""
 
     def rows(self, ids: Tensor) -> list[Tensor]:
-        """Of each table the rows of these raw ids, as they are now."""
+        """Return the trained rows of raw ids, one tensor for each table."""
 
 
 class OurTables:
-    """One collection; the update happens within backward."""
+    """A collection of ours, which is updated within backward."""
 
     def __init__(self, problem: Problem, kind: str) -> None:
         self.problem, self.kind = problem, kind
@@ -107,7 +107,7 @@ class OurTables:
         return nn.EmbeddingBagConfig(1024, DIM, name, feature_names=[name], ev_option=option, initializer=first)
 
     def look_up(self, ids: Tensor) -> list[Tensor]:
-        """All in one."""
+        """Return the embeddings of all features in one tensor."""
         ids = ids.flatten()
         if self.kind == "hashed":
             ids = ids % self.problem.buckets
@@ -115,12 +115,12 @@ class OurTables:
         return [self.bags(features).values()]
 
     def update(self) -> None:
-        """What is left of it."""
+        """Call the optimizer's step and zero_grad. The tables have been updated in the backward."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def rows(self, ids: Tensor) -> list[Tensor]:
-        """By lookups without training."""
+        """Return the rows of raw ids by lookups without training."""
         if self.kind == "hashed":
             return [self.bags.get_parameter(f"embedding_bags.{name}.weight").detach()[ids] for name in CATEGORIES]
         tables: Any = self.bags.embedding_bags
@@ -131,7 +131,7 @@ class TorchTables:
     """A loop over torch.nn.EmbeddingBag with sparse gradients."""
 
     def __init__(self, problem: Problem) -> None:
-        # As it is by default, but said: else torch warns, of its own optimizer's gradients.
+        # This is the default, but torch warns of its own optimizer's gradients unless it is called.
         torch.sparse.check_sparse_tensor_invariants.disable()
         self.problem = problem
         self.bags = [
@@ -144,17 +144,17 @@ class TorchTables:
         self.optimizer = torch.optim.Adagrad([bag.weight for bag in self.bags], lr=RATE, eps=EPS)
 
     def look_up(self, ids: Tensor) -> list[Tensor]:
-        """Feature by feature."""
+        """Return the embeddings feature by feature."""
         hashed = (ids % self.problem.buckets).unsqueeze(2)
         return [bag(row) for bag, row in zip(self.bags, hashed, strict=True)]
 
     def update(self) -> None:
-        """Torch's optimizer and its zero_grad."""
+        """Call step and zero_grad of torch's optimizer."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def rows(self, ids: Tensor) -> list[Tensor]:
-        """Of the weights."""
+        """Return the rows of raw ids from the weights."""
         return [bag.weight.detach()[ids % self.problem.buckets] for bag in self.bags]
 
 
@@ -170,7 +170,7 @@ SIDES: dict[str, MakeTables] = {
 
 
 def sparse_step(tables: Tables, problem: Problem) -> Call:
-    """Lookup, backward with a given gradient, update; one batch after the other."""
+    """Make a step of lookup, backward with a given gradient, and update, on one batch after the other."""
     batches = itertools.cycle(problem.batches)
     parts = [part.contiguous() for part in problem.gradient.split(DIM, 1)]
 
@@ -183,7 +183,7 @@ def sparse_step(tables: Tables, problem: Problem) -> Call:
 
 
 def reference_rows(problem: Problem, steps: int) -> list[Tensor]:
-    """Rows of the raw ids below ``buckets`` after that many steps, by the formula, in float64."""
+    """Return the rows of the raw ids below ``buckets`` after that many steps, computed by the formula in float64."""
     tables = [problem.first_row().double().repeat(problem.buckets, 1) for _ in CATEGORIES]
     sums = [torch.zeros_like(table) for table in tables]
     parts = problem.gradient.double().cpu().split(DIM, 1)
@@ -196,7 +196,7 @@ def reference_rows(problem: Problem, steps: int) -> list[Tensor]:
 
 
 def check_rows(problem: Problem, sides: dict[str, MakeTables]) -> None:
-    """Every side trains the rows that the formula says."""
+    """Compare the rows that every side trains with the formula's."""
     expected, ids = reference_rows(problem, 3), torch.arange(problem.buckets, device=problem.device)
     for name, make in sides.items():
         tables = make(problem)
@@ -213,7 +213,7 @@ def check_rows(problem: Problem, sides: dict[str, MakeTables]) -> None:
 
 
 def whole_step(tables: Tables, problem: Problem) -> Call:
-    """The same with the dense part; returns the loss."""
+    """Make a step of lookup, dense part, backward and updates, on one batch after the other; it returns the loss."""
     layers, batches = problem.layers(), itertools.cycle(problem.batches)
     optimizer = torch.optim.Adagrad(layers.parameters(), lr=RATE, eps=EPS)
     loss_of = torch.nn.BCEWithLogitsLoss()
@@ -232,13 +232,13 @@ def whole_step(tables: Tables, problem: Problem) -> Call:
 
 
 def check_losses(problem: Problem, sides: dict[str, MakeTables]) -> None:
-    """Every side's losses are those of the first."""
+    """Compare every side's losses with those of the first."""
     expected = None
     for name, make in sides.items():
         call = whole_step(make(problem), problem)
         losses = [float(call()) for _ in range(10)]
         expected = expected or losses
-        # Compared one by one: max would pass a NaN over.
+        # Differences are compared one by one because max would pass over a NaN.
         for number, (one, other) in enumerate(zip(losses, expected, strict=True)):
             assert abs(one - other) < 1e-4, f"{name}: losses differ by {abs(one - other)} in step {number}"
 
@@ -247,7 +247,7 @@ def check_losses(problem: Problem, sides: dict[str, MakeTables]) -> None:
 
 
 def row(name: str, what: str, step: Callable[[Tables, Problem], Call], check: Any, targets: dict[str, float]) -> Row:
-    """A row of one kind of step."""
+    """Make a benchmark row for one kind of step."""
 
     def build(options: Options) -> Case:
         small = Problem(options.device, 50, 16, distinct=True)

@@ -1,8 +1,8 @@
 """
-Rows of the ``embedding`` family: lookups in a table that no cache holds, one row per id and pooled per bag.
+Benchmark rows of the ``embedding`` family: lookups in a table that no cache holds, one row per id or pooled by bag.
 
-Bytes are counted as the formula has it: the ids, one row of the table per lookup however often it is looked up, and the
-result. Calls take turns with several batches of ids, so that none finds its rows in a cache.
+Bytes are counted by formula: the ids, one row of the table for each id (also if it comes again), and the result. Calls
+take turns with several batches of ids, so that none finds its rows in a cache.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ BATCHES = 16
 
 @dataclass(frozen=True)
 class Problem:
-    """A table and batches of bags of ids."""
+    """The sizes of a table, and of batches of bags of ids."""
 
     dim: int
     spread: str
-    # Lengths of the bags: about 20 on the mean.
+    # Shortest and longest bag. About 20 ids on the mean.
     shortest: int = 16
     longest: int = 24
 
     def name(self) -> str:
-        """What a row's name ends with."""
+        """Return the end of a benchmark row's name."""
         mixed = "-mixed" if self.shortest == 1 else ""
         return f"{self.dim}-{self.spread}{mixed}"
 
     def rows(self, options: Options) -> int:
-        """Rows of the table."""
+        """Return the number of rows of the table."""
         return options.size(ELEMENTS_CPU, ELEMENTS_QUICK, ELEMENTS_CUDA) // self.dim
 
     def bags(self, options: Options) -> int:
-        """Bags of a batch."""
+        """Return the number of bags in a batch."""
         return options.size(LOOKUPS_CPU, LOOKUPS_QUICK, LOOKUPS_CUDA) * 2 // (self.shortest + self.longest)
 
     def table(self, options: Options) -> Tensor:
-        """``[rows, dim]`` float32."""
+        """Make a table ``[rows, dim]``, float32."""
         return torch.empty(self.rows(options), self.dim, device=options.device).uniform_(-0.05, 0.05)
 
     def batches(self, options: Options, count: int = BATCHES) -> list[Batch]:
-        """Batches of equally many bags; the numbers of ids differ a little."""
+        """Make batches with equally many bags; the numbers of ids differ a little."""
         bags = self.bags(options)
         lengths = [bag_lengths(bags, self.shortest, self.longest, options.device, seed) for seed in range(count)]
         offsets = [offsets_of(each) for each in lengths]
         sizes = [int(each[-1]) for each in offsets]
         ids = SPREADS[self.spread](sum(sizes), self.rows(options), options.device).split(sizes)
         weights = (torch.rand(sum(sizes), device=options.device) + 0.5).split(sizes)
-        # Memory of their own: a part of a larger tensor may begin where no wide load can.
+        # Each tensor is copied: a part of a larger one may begin where its memory cannot be read in wide loads.
         return [Batch(i.clone(), o, w.clone()) for i, o, w in zip(ids, offsets, weights, strict=True)]
 
     def sizes(self, options: Options, ids: int) -> str:
-        """What the report says of it."""
+        """Return the sizes, as text for the report."""
         table = f"{self.rows(options):,} x {self.dim} float32"
         bags = f"{self.bags(options):,} bags of {self.shortest} to {self.longest}"
         return f"{table}, about {ids:,} {self.spread} ids, {bags}"
@@ -73,14 +73,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Batch:
-    """Ids in bags."""
+    """A batch of ids in bags."""
 
     ids: Tensor  # [N] int64
     offsets: Tensor  # [B + 1] int64
     weights: Tensor  # [N] float32: one for each id, where they are wanted
 
     def bags_of_ids(self) -> Tensor:
-        """``[N]``: the bag of each id."""
+        """Return the bag of each id, ``[N]``."""
         return torch.repeat_interleave(self.offsets.diff(), output_size=len(self.ids))
 
 
@@ -88,12 +88,12 @@ Lookup = Callable[[Tensor, Batch], Tensor]
 
 
 def mean_ids(batches: list[Batch]) -> int:
-    """Ids of a batch, on the mean."""
+    """Return the mean number of ids in a batch."""
     return sum(len(batch.ids) for batch in batches) // len(batches)
 
 
 def in_turn(lookup: Lookup, table: Tensor, batches: list[Batch]) -> Make:
-    """Prepare calls of one side, each with the next batch."""
+    """Return a maker of calls of one side, each with the next batch."""
 
     def make() -> Call:
         turns = itertools.cycle(batches)
@@ -103,24 +103,24 @@ def in_turn(lookup: Lookup, table: Tensor, batches: list[Batch]) -> Make:
 
 
 def gathered(table: Tensor, batch: Batch, reduce: str) -> Tensor:
-    """Rows picked by index_select, then reduced by segment_reduce."""
+    """Look up rows by index_select, then pool them by segment_reduce."""
     return torch.segment_reduce(table.index_select(0, batch.ids), reduce, offsets=batch.offsets, unsafe=True)
 
 
 def torch_bag(mode: str) -> Lookup:
-    """Torch's own pooled lookup."""
+    """Return torch's own pooled lookup."""
     return lambda table, batch: functional.embedding_bag(
         batch.ids, table, batch.offsets, mode=mode, include_last_offset=True
     )
 
 
 def divided_bag(table: Tensor, batch: Batch) -> Tensor:
-    """Sums of bags divided by the roots of their lengths, of which none is zero."""
+    """Divide the sums of bags by the square roots of their lengths, none of which is zero."""
     return torch_bag("sum")(table, batch) / batch.offsets.diff().sqrt().unsqueeze(1)
 
 
 def torch_weighted_bag(table: Tensor, batch: Batch) -> Tensor:
-    """Torch's own, with weights."""
+    """Compute torch's pooled lookup with weights."""
     return functional.embedding_bag(
         batch.ids, table, batch.offsets, mode="sum", per_sample_weights=batch.weights, include_last_offset=True
     )
@@ -128,26 +128,26 @@ def torch_weighted_bag(table: Tensor, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of lookup: both sides, and what it must move beside rows of the table."""
+    """A kind of lookup: ours, the peers', and the bytes that it must move."""
 
     name: str
     what: str
     ours: Lookup
-    # The first is also the reference.
+    # The peers by name. The first one is also the reference of the check.
     peers: dict[str, Lookup]
     bytes_per_id: int = 8
     pooled: bool = True
-    # Of each element of a pooled result.
+    # Bytes written for each element of a pooled result.
     bytes_per_result: int = 4
 
     def bytes_moved(self, dim: int, ids: int, bags: int) -> int:
-        """Ids and a row for each; where the bags begin; the results."""
+        """Count the bytes: ids, a row for each id, offsets of the bags, and the result."""
         results = self.bytes_per_result * bags if self.pooled else 4 * ids
         return self.bytes_per_id * ids + 4 * dim * ids + dim * results + (8 * bags if self.pooled else 0)
 
 
 def bag_kind(mode: str) -> Kind:
-    """A pooled lookup without weights."""
+    """Return the kind of a pooled lookup without weights."""
     peers: dict[str, Lookup] = {"torch embedding_bag / root": divided_bag}
     if mode != "sqrtn":
         peers = {
@@ -184,7 +184,7 @@ PER_ID = Kind(
 
 
 def row(kind: Kind, problem: Problem, target: float | None = None, published: str = "") -> Row:
-    """A row for one kind of lookup in one table."""
+    """Make a benchmark row for one kind of lookup in one table."""
 
     def build(options: Options) -> Case:
         table, batches = problem.table(options), problem.batches(options)

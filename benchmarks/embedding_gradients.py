@@ -1,8 +1,8 @@
 """
-Rows of the ``embedding`` family's gradients, alone and with torch's SGD on them.
+Benchmark rows of the gradients of the ``embedding`` family, alone and with torch's SGD on them.
 
-Bytes of an update are counted as the formula has it: the ids, a row of the gradient per lookup, and every row that
-occurs once read and once written. The search for rows that are the same is in the time and not in the bytes.
+Bytes of an update are counted by formula: the ids, a row of the gradient for each id, and every row that occurs read
+once and written once. The search for equal ids counts in the time and not in the bytes.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _ops = torch.ops.torchsparse_rec
 
 @dataclass(frozen=True)
 class Form:
-    """Pooled lookups, or one row per id."""
+    """A form of lookup: pooled, or one row per id."""
 
     name: str
     pooled: bool
 
     def results(self, batch: Batch) -> int:
-        """Rows of the lookup's result, and of its gradient."""
+        """Return the number of rows of the lookup's result."""
         return len(batch.offsets) - 1 if self.pooled else len(batch.ids)
 
     def gradient(self, batch: Batch, dim: int) -> Tensor:
-        """A gradient of the lookup's result."""
+        """Draw a gradient of the lookup's result."""
         return torch.randn(self.results(batch), dim, device=batch.ids.device)
 
     def per_id(self, gradient: Tensor, batch: Batch) -> Tensor:
-        """The gradient's row for each id."""
+        """Return the gradient's row for each id."""
         return gradient.index_select(0, batch.bags_of_ids()) if self.pooled else gradient
 
     def ours(self, table: nn.Embedding | nn.EmbeddingBag, batch: Batch) -> Tensor:
-        """Our lookup."""
+        """Compute our lookup."""
         return table(batch.ids, batch.offsets) if self.pooled else table(batch.ids)
 
     def in_torch(self, table: Tensor, batch: Batch) -> Tensor:
-        """Torch's lookup."""
+        """Compute torch's lookup."""
         if not self.pooled:
             return functional.embedding(batch.ids, table, sparse=True)
         return functional.embedding_bag(
@@ -60,7 +60,7 @@ class Form:
         )
 
     def module(self, table: Tensor) -> nn.Embedding | nn.EmbeddingBag:
-        """Our module on a table."""
+        """Make our module on a table."""
         rows, dim = table.shape
         if not self.pooled:
             return nn.Embedding(rows, dim, _weight=table, grad_mode="sparse")
@@ -68,7 +68,7 @@ class Form:
 
 
 def backward_and_step(weight: Tensor, lookups: Sequence[Callable[[], Tensor]], gradients: list[Tensor]) -> Call:
-    """Calls of backward and SGD's step for one batch after the other; their forwards are behind them."""
+    """Run the forwards, and return a call of backward and SGD's step for one batch after the other."""
     optimizer = torch.optim.SGD([weight], lr=LEARNING_RATE)
 
     def step(output: Tensor, gradient: Tensor) -> None:
@@ -80,25 +80,25 @@ def backward_and_step(weight: Tensor, lookups: Sequence[Callable[[], Tensor]], g
 
 
 def our_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
-    """Our sparse gradient, and torch's SGD."""
+    """Return a call of our sparse backward and torch's SGD."""
     module = form.module(table)
     return backward_and_step(module.weight, [partial(form.ours, module, batch) for batch in batches], gradients)
 
 
 def torch_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
-    """Torch's sparse gradient, and its SGD."""
+    """Return a call of torch's sparse backward and torch's SGD."""
     weight = torch.nn.Parameter(table)
     return backward_and_step(weight, [partial(form.in_torch, weight, batch) for batch in batches], gradients)
 
 
 def in_turn(function: Callable[..., Any], *columns: Sequence[Any]) -> Call:
-    """Calls of a function with the first of each column, then the second of each, and so on in a circle."""
+    """Return a call of a function with the columns' first elements, then their second ones, and so on in a circle."""
     turns = itertools.cycle(list(zip(*columns, strict=True)))
     return lambda: function(*next(turns))
 
 
 def index_add_step(form: Form, table: Tensor, batches: list[Batch], gradients: list[Tensor]) -> Call:
-    """The update itself, in an order of addition that is left open on a GPU."""
+    """Return a call of the update alone, by index_add_, which leaves the order of addition open on a GPU."""
 
     def step(batch: Batch, gradient: Tensor) -> None:
         table.index_add_(0, batch.ids, form.per_id(gradient, batch), alpha=-LEARNING_RATE)
@@ -107,7 +107,7 @@ def index_add_step(form: Form, table: Tensor, batches: list[Batch], gradients: l
 
 
 def check_step(form: Form, problem: Problem, options: Options) -> None:
-    """A small table after two steps is torch's."""
+    """Compare a small table after two steps with torch's."""
     small = Options(options.device, True, options.threads)
     table, batches = problem.table(small), problem.batches(small, 2)
     gradients = [form.gradient(batch, problem.dim) for batch in batches]
@@ -122,7 +122,7 @@ def check_step(form: Form, problem: Problem, options: Options) -> None:
 
 
 def sgd_row(form: Form, problem: Problem) -> Row:
-    """Gradient and SGD."""
+    """Make a benchmark row of the sparse gradient and SGD."""
 
     def build(options: Options) -> Case:
         table, batches = problem.table(options), problem.batches(options, BATCHES)
@@ -149,7 +149,7 @@ def sgd_row(form: Form, problem: Problem) -> Row:
 
 
 def dense_row(problem: Problem) -> Row:
-    """The gradient as a whole table."""
+    """Make a benchmark row of a dense gradient, which is as large as the table."""
 
     def build(options: Options) -> Case:
         rows, batches = problem.rows(options), problem.batches(options, BATCHES)
@@ -187,7 +187,7 @@ def dense_row(problem: Problem) -> Row:
 
 
 def weights_row(problem: Problem) -> Row:
-    """The gradient of the weights of pooled lookups."""
+    """Make a benchmark row of the gradient of a pooled lookup's weights."""
 
     def build(options: Options) -> Case:
         table, batches = problem.table(options), problem.batches(options, BATCHES)
@@ -220,7 +220,7 @@ def weights_row(problem: Problem) -> Row:
             given = batches[0], gradients[0]
             torch.testing.assert_close(ours(*given), composed(*given), rtol=1e-4, atol=1e-4)
 
-        # Ids, bags and result; a row of the table per id and of the gradient per bag.
+        # Ids, bags and result are counted, a row of the table per id, and one of the gradient per bag.
         moved = 12 * ids + 8 * bags + 4 * problem.dim * (ids + bags)
         peers: dict[str, Make] = {"torch embedding_bag's": in_torch, "torch index_select, mul, sum": side(composed)}
         return Case(side(ours), peers, check, moved, ids=ids, sizes=problem.sizes(options, ids))

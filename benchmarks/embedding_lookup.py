@@ -1,7 +1,7 @@
 """
-Rows of TensorFlow's lookups: sparse ids combined in rows, the safe form, and a training step of it.
+Benchmark rows of TensorFlow's lookups: sparse ids combined by row, the safe form, and a training step of it.
 
-TensorFlow's step is compiled by tf.function, its update a scatter of the IndexedSlices it computes.
+TensorFlow's step is compiled by tf.function. It updates the table by a scatter of the IndexedSlices.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        """Of the batch."""
+        """The number of rows in the batch."""
         return len(self.offsets) - 1
 
 
 def problem(options: Options, spread: str) -> Problem:
-    """1M x 64, 1M ids in 100k rows."""
+    """Make a table 1M x 64, and 1M ids in 100k rows; small ones in quick mode."""
     size, rows, dim = options.size(1_000_000, 4_000), options.size(100_000, 400), 64
     device = options.device
     row_ids = torch.randint(0, rows, (size,), device=device).sort().values
-    row_ids[-1] = rows - 1  # TensorFlow drops trailing rows
+    row_ids[-1] = rows - 1  # TensorFlow drops empty rows at the end.
     columns = torch.zeros_like(row_ids)
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     return Problem(
@@ -56,13 +56,13 @@ def problem(options: Options, spread: str) -> Problem:
 
 
 def ours(p: Problem, safe: bool) -> Make:
-    """Our lookup."""
+    """Return a call of our lookup."""
     lookup = ops.safe_embedding_lookup_sparse if safe else ops.embedding_lookup_sparse
     return lambda: lambda: lookup(p.table, p.ids, p.indices[:, 0], num_rows=p.rows)
 
 
 def torch_bag(p: Problem) -> Make:
-    """What torch has: offsets must be known."""
+    """Return a call of torch's pooled lookup. It needs offsets, which are made beforehand."""
     return lambda: lambda: functional.embedding_bag(p.ids, p.table, p.offsets, mode="mean", include_last_offset=True)
 
 
@@ -71,7 +71,7 @@ def _tensorflow_ids(tf: Any, p: Problem) -> Any:
 
 
 def tensorflow_lookup(p: Problem, options: Options, safe: bool) -> Make:
-    """TensorFlow's lookup in a variable."""
+    """Return a call of TensorFlow's lookup in a variable."""
 
     def make() -> Callable:
         tf = tensorflow(options)
@@ -83,7 +83,7 @@ def tensorflow_lookup(p: Problem, options: Options, safe: bool) -> Make:
 
 
 def our_step(p: Problem) -> Make:
-    """Lookup, sparse gradient, and SGD on its rows."""
+    """Return a call of our training step: lookup, sparse gradient, and SGD on its rows."""
 
     def make() -> Callable:
         table = torch.nn.Parameter(p.table.clone())
@@ -101,7 +101,7 @@ def our_step(p: Problem) -> Make:
 
 
 def torch_step(p: Problem) -> Make:
-    """The same of torch."""
+    """Return a call of torch's training step."""
 
     def make() -> Callable:
         table = torch.nn.Parameter(p.table.clone())
@@ -122,7 +122,7 @@ def torch_step(p: Problem) -> Make:
 
 
 def tensorflow_step(p: Problem, options: Options) -> Make:
-    """The same of TensorFlow."""
+    """Return a call of TensorFlow's training step."""
 
     def make() -> Callable:
         tf = tensorflow(options)
@@ -141,7 +141,7 @@ def tensorflow_step(p: Problem, options: Options) -> Make:
 
 
 def row(spread: str, kind: str) -> Row:
-    """``kind``: lookup, safe or step."""
+    """Make a benchmark row of a ``kind``: ``lookup``, ``safe`` or ``step``."""
 
     def build(options: Options) -> Case:
         p = problem(options, spread)
@@ -150,7 +150,7 @@ def row(spread: str, kind: str) -> Row:
         theirs = tensorflow_step(p, options) if kind == "step" else tensorflow_lookup(p, options, kind == "safe")
 
         def check() -> None:
-            # A popular row's gradient has tens of thousands of terms.
+            # The gradient of an often looked-up row is a sum of tens of thousands of terms.
             torch.testing.assert_close(mine()(), torchs()(), rtol=1e-5, atol=1e-4)
 
         rows = p.table.shape[1] * p.table.element_size()

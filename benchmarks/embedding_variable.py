@@ -1,7 +1,7 @@
 """
-Rows of tables that grow: lookups and insertions beside TensorFlow's hash tables, training beside a fixed table, saving.
+Benchmark rows of tables that grow: lookups, insertions, training, the SSD tier, saving.
 
-Keys are random 63-bit integers, rows are random floats.
+Peers are TensorFlow's hash tables and fixed tables of ours. Keys are random 63-bit integers, rows are random floats.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LOOKED_UP = 200_000
 
 
 def random_keys(n: int) -> Tensor:
-    """Distinct."""
+    """Draw ``n`` distinct keys."""
     keys = torch.randint(0, 2**63 - 1, (n + n // 8 + 8,), generator=torch.Generator().manual_seed(0))
     return keys.unique()[torch.randperm(len(keys.unique()), generator=torch.Generator().manual_seed(1))][:n]
 
 
 def filled(keys: Tensor, values: Tensor, device: str) -> nn.EmbeddingVariable:
-    """A table with these rows."""
+    """Make a table with the given rows."""
     table = nn.EmbeddingVariable(values.shape[1], capacity=len(keys), device=device)
     table.insert(keys, values)
     return table
@@ -42,7 +42,8 @@ def filled(keys: Tensor, values: Tensor, device: str) -> nn.EmbeddingVariable:
 
 def _their_table(tf: Any, name: str, dim: int, keys: int) -> Any:
     if name == "DenseHashTable":
-        # As large as it gets for so many keys at its own limit of the load, 0.8: no growth while it is filled.
+        # This is the number of buckets to which the table would grow at its limit of the load, 0.8: it does not grow
+        # while it is filled.
         buckets = 1 << (int(keys / 0.8)).bit_length()
         return tf.lookup.experimental.DenseHashTable(
             tf.int64, tf.float32, default_value=tf.zeros(dim), empty_key=-1, deleted_key=-2, initial_num_buckets=buckets
@@ -51,7 +52,7 @@ def _their_table(tf: Any, name: str, dim: int, keys: int) -> Any:
 
 
 def build_lookup(options: Options) -> Case:
-    """Rows of keys that are there, in random order."""
+    """Build a lookup of keys that the table has, in random order."""
     keys = random_keys(options.size(KEYS, 2000))
     values = torch.rand(len(keys), DIM)
     ids = keys[torch.randint(0, len(keys), (options.size(LOOKED_UP, 500),))]
@@ -81,7 +82,7 @@ def build_lookup(options: Options) -> Case:
 
 
 def build_insert(options: Options) -> Case:
-    """A table made, and filled with given rows."""
+    """Build the insertion of given rows into a new table."""
     keys = random_keys(options.size(KEYS, 2000))
     values = torch.rand(len(keys), DIM)
     here = keys.to(options.device), values.to(options.device)
@@ -101,7 +102,7 @@ def build_insert(options: Options) -> Case:
         def run() -> Any:
             table = _their_table(tf, name, DIM, len(keys))
             table.insert(its_keys, its_values)
-            # TensorFlow keeps it otherwise, and memory runs out.
+            # TensorFlow would keep the table, and memory would run out.
             weakref.finalize(table, tf.raw_ops.DestroyResourceOp, resource=table.resource_handle)
             return table
 
@@ -122,7 +123,7 @@ def _check_inserted(table: nn.EmbeddingVariable, keys: Tensor, values: Tensor) -
 
 
 def build_first_lookup(options: Options) -> Case:
-    """The first lookup in training of keys that are all new, initial rows included, beside those inserted."""
+    """Build the first lookup in training, of keys that are all new, beside the insertion of given rows."""
     keys = random_keys(options.size(KEYS, 2000)).to(options.device)
     values = torch.rand(len(keys), DIM, device=options.device)
 
@@ -148,7 +149,7 @@ def build_first_lookup(options: Options) -> Case:
 
 
 def build_step(options: Options) -> Case:
-    """A training step of one table, Adagrad, fused, 65,536 Zipf ids."""
+    """Build a training step of one table: Adagrad, fused, 65,536 Zipf ids."""
     rows, batch = options.size(KEYS, 2000), options.size(65_536, 256)
     keys = random_keys(rows)
     places = [zipf_ids(batch, rows, "cpu", seed=k) for k in range(8)]
@@ -185,7 +186,7 @@ def build_step(options: Options) -> Case:
 
 
 def build_ssd(engine: str, options: Options) -> Case:
-    """Rows of Zipf ids of a table of which a tenth is in memory, beside an engine that has them all."""
+    """Build lookups of Zipf ids in a table with a tenth of its rows in memory, beside an engine with all rows."""
     keys, dim = options.size(20_000_000, 20_000), 16
     batch = options.size(tiers.BATCH, 512)
     folder = Path(tempfile.mkdtemp(prefix="torchsparse_rec-benchmark-"))
@@ -202,7 +203,7 @@ def build_ssd(engine: str, options: Options) -> Case:
             some = torch.arange(begin, min(begin + (1 << 19), keys))
             table.insert(some, _row_values(some, dim))
         with torch.no_grad():
-            for k in range(64):  # what is used is where it should be
+            for k in range(64):  # Lookups move the rows into the tiers where training would have them.
                 table(zipf_ids(batch, keys, "cpu", seed=100 + k, exponent=1.05))
                 table.global_step += 1
         turn = 0
@@ -242,7 +243,7 @@ def _row_values(keys: Tensor, dim: int) -> Tensor:
 
 
 def build_delta(options: Options) -> Case:
-    """A delta of a hundredth of the rows, beside a full checkpoint: how long training waits."""
+    """Build a delta of a hundredth of the rows, beside a full checkpoint. The time is how long training waits."""
     rows, dim = options.size(10_000_000, 20_000), 16
     folder = Path(tempfile.mkdtemp(prefix="torchsparse_rec-benchmark-"))
     table = nn.EmbeddingVariable(dim, capacity=rows, device=options.device)

@@ -1,4 +1,4 @@
-"""Rows of the ``features`` family: the ids of Wide & Deep's 40 categorical columns, from one tensor per column."""
+"""Benchmark rows of the ``features`` family: ids of Wide & Deep's 40 categorical columns, a tensor for each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ROWS_PER_TABLE = 400_000
 
 
 def batch(examples: int) -> dict[str, Tensor]:
-    """37 columns of one integer per example and 3 of ten."""
+    """Draw 37 columns of one integer per example, and 3 of ten."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(examples, 10) if k >= COLUMNS - TEN_HOT else (examples,) for k in range(COLUMNS)]
     return {f"c{k}": torch.randint(ROWS_PER_TABLE, shape, generator=generator) for k, shape in enumerate(shapes)}
 
 
 def transform(hashed: bool, drop_missing: bool, device: str) -> FeatureTransform:
-    """All columns, in as few operator calls as there are kinds of them: one."""
+    """Make a transform of all columns. They are of one kind, so that it makes one operator call."""
     columns = [
         features.categorical_column_with_hash_bucket(f"c{k}", ROWS_PER_TABLE, "int64")
         if hashed
@@ -36,7 +36,7 @@ def transform(hashed: bool, drop_missing: bool, device: str) -> FeatureTransform
 
 
 def build(hashed: bool, examples: int, drop_missing: bool, options: Options) -> Case:
-    """A batch of so many examples."""
+    """Build the transform of a batch of that many examples."""
     size = options.size(examples, 256)
     given = {name: x.to(options.device) for name, x in batch(size).items()}
     columns = transform(hashed, drop_missing, options.device)
@@ -76,7 +76,7 @@ def build(hashed: bool, examples: int, drop_missing: bool, options: Options) -> 
 
 
 def row(hashed: bool, examples: int, drop_missing: bool = True) -> Row:
-    """One kind of columns at one batch size."""
+    """Make a benchmark row for one kind of columns and one batch size."""
     kind = "hashed" if hashed else "identity"
     trusting = "" if drop_missing else ", -1 taken as it is"
     return Row(

@@ -1,9 +1,9 @@
 """
-``python -m benchmarks.gpu``, as ``make gpu`` calls it: builds, tests, checks and times on this machine's NVIDIA GPU.
+``python -m benchmarks.gpu``, which ``make gpu`` calls: build, test, check and time on this machine's NVIDIA GPU.
 
 It needs a torch with CUDA and pytest, no network and no virtual environment. Each stage has a share of the time that is
 left; one that fails or runs out of time does not stop the next. After each stage gpu.json and gpu.md say what is known
-so far, and what to do next; what the stages print is in output.txt, the tests that failed in failures.txt.
+so far, and what to do next. The stages' output goes to output.txt, the failed tests to failures.txt.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ BUILD = ROOT / "build" / "gpu"
 TESTS = ROOT / "tests"
 WORKERS = 8
 SANITIZER_SECONDS = 90
-# Before its limit a stage of tests stops by itself, so that its processes end in order.
+# A stage of tests stops by itself so long before its limit, so that its processes end in order.
 STOPPING_SECONDS = 15
-# Every operator's meaning, in seconds, then what only a GPU can show.
+# First comes the test of every operator's results, which takes seconds, then the tests of what only a GPU can show.
 _CUDA = ("synchronisation", "streams", "graphs", "errors", "large")
 FIRST_TESTS = ["ops/test_operators.py::test_equals_reference", *(f"cuda/test_{name}.py" for name in _CUDA)]
-# The rooms that come before the others, and the tests that come after all.
+# The folders of tests that come before the others, and the tests that come last.
 FIRST_ROOMS = ["cuda", "ops", "compat"]
 LAST_TESTS = ["test_layout_of_inputs_does_not_matter", "test_expanded_inputs", "test_gradients_of_gradients"]
-# Rows with a share of the bandwidth to reach, then the other kernels; whole trainings last. Every row begins with "".
+# Rows with a target for their share of the bandwidth come first, then the other kernels, then whole trainings. Every
+# row's name begins with "".
 FIRST_ROWS = ["embedding/", "row_update", "adam/update", "segment/", "unique/", "hash/", "embedding_variable/"]
 FIRST_ROWS += ["embedding_lookup/", "sparse_tensor/", "overhead/", "adam/", "features/", "wide_deep/step", ""]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--prebuilt", type=Path, help="folder with _C.so and _C_cuda.so, instead of building them")
@@ -57,7 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def look_at_gpu(device: str) -> dict[str, str]:
-    """What there is to run on, asked in a process of its own, which leaves nothing on the GPU."""
+    """Return the GPU, its driver, and versions. A process of its own asks for them, which leaves nothing on the GPU."""
     about = {"device": "cpu", "python": sys.version.split()[0], "commit": commit(), "date": now()}
     program = "import json, torch; print(torch.__version__)"
     if device == "cuda":
@@ -73,7 +74,7 @@ def look_at_gpu(device: str) -> dict[str, str]:
 
 
 def copy_prebuilt(libraries: Path, needed: list[str]) -> None:
-    """The Python side from here, the compiled one from there."""
+    """Copy the Python files of this tree and the compiled libraries of a folder to where they are tested."""
     missing = [name for name in needed if not (libraries / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{libraries} has no {', '.join(missing)}")
@@ -86,7 +87,7 @@ def copy_prebuilt(libraries: Path, needed: list[str]) -> None:
 
 
 def build_stage(capability: str) -> Stage:
-    """Compile for this GPU alone, with all cores."""
+    """Return a stage that compiles for this GPU alone, with all cores."""
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(BUILD)]
     command += ["build", "--build-lib", str(BUILD)]
     environment = {"TORCHSPARSE_REC_CUDA": "1", "MAX_JOBS": os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))}
@@ -95,7 +96,7 @@ def build_stage(capability: str) -> Stage:
 
 
 def import_stage(device: str) -> Stage:
-    """Show what was built, and that torch loads it."""
+    """Return a stage that shows what was built, and that torch loads it."""
     program = "import torchsparse_rec as t; t.show_config()"
     if device == "cuda":
         program += "; assert t.config()['CUDA library'] == 'loaded'"
@@ -110,7 +111,7 @@ def _path(*folders: Path) -> dict[str, str]:
 
 
 def tests_stage(name: str, share: float, given: argparse.Namespace, tests: list[str]) -> Stage:
-    """Tests that need a GPU and have not been run."""
+    """Return a stage of the given tests. It stops by itself before its limit."""
     log = given.out / f"{name}.log"
     command = [sys.executable, str(TESTS / "in_time.py"), "--workers", str(min(WORKERS, os.cpu_count() or 1))]
     command += ["--log", str(log), "--last", ",".join(LAST_TESTS)]
@@ -121,20 +122,20 @@ def tests_stage(name: str, share: float, given: argparse.Namespace, tests: list[
     def until(limit: float) -> list[str]:
         return [*command, "--until", str(time.time() + limit - STOPPING_SECONDS), *tests, *given.pytest]
 
-    # Other plugins of the machine's Python may warn, which is an error here.
+    # Plugins of this machine's Python may warn, and a warning is an error here.
     environment = {**_path(BUILD, TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // WORKERS))
     return Stage(name, share, until, BUILD, environment, note=lambda: tests_note(tests_found(log)))
 
 
 def rooms() -> list[str]:
-    """The folders of tests, in an order of worth."""
+    """Return the folders of tests, the most important ones first."""
     others = {path.parent.name for path in TESTS.glob("*/test_*.py")} - set(FIRST_ROOMS)
     return [str(TESTS / room) for room in [*FIRST_ROOMS, *sorted(others)]]
 
 
 def tests_found(log: Path) -> dict[str, Any]:
-    """What became of the tests of a log: names where something is wrong, else numbers."""
+    """Read the outcomes of tests from a log: the names of those with a problem, else numbers."""
     words = last_words(log)
     named = {word: [test for test in words if words[test] == word] for word in ("failed", "begun", "collected")}
     counted = {word: sum(each == word for each in words.values()) for word in ("passed", "skipped")}
@@ -143,14 +144,14 @@ def tests_found(log: Path) -> dict[str, Any]:
 
 
 def tests_note(found: dict[str, Any]) -> str:
-    """The same in one line."""
+    """Describe the outcomes of tests in one line."""
     counts = [(found["passed"], "passed"), (len(found["failed"]), "failed"), (found["skipped"], "skipped")]
     counts += [(len(found["begun"]), "did not end"), (sum(found["not run"].values()), "not run")]
     return ", ".join(f"{count} {word}" for count, word in counts if count) or "no tests"
 
 
 def find_tool(name: str) -> str | None:
-    """A program of CUDA's toolkit, on the PATH or in its folder."""
+    """Return the path of a program of CUDA's toolkit, on the PATH or in the toolkit's folder, or None."""
     nvcc = shutil.which("nvcc")
     homes = [os.environ.get("CUDA_HOME"), str(Path(nvcc).resolve().parent.parent) if nvcc else None, "/usr/local/cuda"]
     places = [f"{home}/{folder}" for home in homes if home for folder in ("bin", name)]
@@ -158,14 +159,14 @@ def find_tool(name: str) -> str | None:
 
 
 def kernels_stage(share: float, out: Path) -> Stage:
-    """Nsight Compute's figures of single kernels."""
+    """Return a stage in which Nsight Compute measures single kernels."""
     ncu, written = find_tool("ncu"), out / "kernels.csv"
     if ncu is None:
         return Stage("kernels", 0, lambda limit: [], BUILD, skip="ncu is not installed")
 
     def command(limit: float) -> list[str]:
         program = [sys.executable, "-m", "benchmarks.kernels", str(time.time() + 0.5 * limit)]
-        # It prints its own words, such as that the counters may not be read, where it writes its figures.
+        # ncu prints its messages, such as that the counters may not be read, where it writes the figures.
         shown = ["sh", "-c", '"$@"; code=$?; cat "$0"; exit $code', str(written)]
         return [*shown, *kernels.command(ncu, program, written)]
 
@@ -174,13 +175,13 @@ def kernels_stage(share: float, out: Path) -> Stage:
 
 
 def sanitizer_stage(tool: str, share: float) -> Stage:
-    """One of compute-sanitizer's tools over the small cases, as many as the time allows."""
+    """Return a stage that runs a tool of compute-sanitizer over the small cases, as many as the time allows."""
     program = find_tool("compute-sanitizer")
     if program is None:
         return Stage(tool, 0, lambda limit: [], BUILD, skip="compute-sanitizer is not installed")
     environment = _path(BUILD)
     if tool == "memcheck":
-        # Without torch's cache every tensor is an allocation of its own: what is read beyond its end is seen.
+        # Without torch's cache every tensor is an allocation of its own, so that a read beyond its end is detected.
         environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
     def command(limit: float) -> list[str]:
@@ -193,14 +194,14 @@ def sanitizer_stage(tool: str, share: float) -> Stage:
 
 
 def benchmarks_stage(share: float, out: Path, device: str, quick: bool) -> Stage:
-    """All rows, as many as the time allows."""
+    """Return a stage that runs all benchmark rows, as many as the time allows."""
     command = [sys.executable, "-m", "benchmarks", *FIRST_ROWS, "--device", device]
     command += ["--json", str(out / "benchmarks.json"), *(["--quick"] if quick else [])]
     return Stage("benchmarks", share, lambda limit: command, BUILD, _path(BUILD, ROOT))
 
 
 def stages_after_build(given: argparse.Namespace) -> list[Stage]:
-    """What runs once there is a library."""
+    """Return the stages that run once there is a library."""
     return [
         tests_stage("first", 140, given, [str(TESTS / test) for test in FIRST_TESTS]),
         benchmarks_stage(140, given.out, given.device, given.quick),
@@ -215,14 +216,14 @@ def stages_after_build(given: argparse.Namespace) -> list[Stage]:
 
 @dataclass
 class Report:
-    """gpu.json and gpu.md, written anew whenever something is added."""
+    """The files gpu.json and gpu.md, which are written anew whenever something is added."""
 
     out: Path
     machine: dict[str, str]
     outcomes: list[Outcome] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """What is known so far; the benchmarks write their own file as they go."""
+        """Return what is known so far. The benchmarks write their own file meanwhile."""
         measured = self.out / "benchmarks.json"
         figures = json.loads(measured.read_text()) if measured.is_file() else {}
         machine = {**figures.pop("machine", {}), **self.machine}
@@ -233,7 +234,7 @@ class Report:
         return {"next": what_next(content), **content}
 
     def write(self) -> None:
-        """Both files, each whole or not at all."""
+        """Write both files, each whole or not at all."""
         content = self.content()
         for name, text in (("gpu.json", json.dumps(content, indent=1) + "\n"), ("gpu.md", markdown(content))):
             part = self.out / f".{name}.part"
@@ -241,25 +242,25 @@ class Report:
             part.replace(self.out / name)
 
     def add(self, outcome: Outcome) -> None:
-        """Keep a stage's outcome."""
+        """Add a stage's outcome, and write the files."""
         self.outcomes.append(outcome)
         self.write()
 
     def follow(self, line: str) -> None:
-        """Take over new figures, at a line that a stage prints."""
+        """Write the files again after a stage has printed a line, if it has written new figures."""
         measured, written = self.out / "benchmarks.json", self.out / "gpu.json"
         if measured.is_file() and measured.stat().st_mtime_ns > written.stat().st_mtime_ns:
             self.write()
 
     def without_library(self) -> str | None:
-        """Why nothing else can run, if the library could not be made or loaded."""
+        """Return why nothing else can run if the library could not be built or loaded, else None."""
         made = {"build", "import"}
         broken = [each.name for each in self.outcomes if each.name in made and each.result != "passed"]
         return f"{broken[0]} failed" if broken else None
 
 
 def what_next(content: dict[str, Any]) -> list[str]:
-    """What to mend, the most urgent first: what is wrong, then what is slow."""
+    """Return what to mend, the most urgent first: what is wrong, then what is slow."""
     todo = []
     for stage in content["stages"]:
         found = content["tests"].get(stage["name"], {})
@@ -286,7 +287,7 @@ def _line_of(text: str) -> str:
 
 
 def _missed(row: dict[str, Any]) -> list[tuple[float, str]]:
-    """The targets that a row misses: what share of each it reaches, and in words."""
+    """Return a row's missed targets: the share of each that was reached, and its description."""
     found = [(each["what"], each["reached"], each["wanted"]) for each in row["targets"] if each["passed"] is False]
     peers = [each for each in row["peers"] if each.get("passed") is False]
     found += [(f"ratio to {each['name']}", each["ratio"], each["target"]) for each in peers]
@@ -296,7 +297,7 @@ def _missed(row: dict[str, Any]) -> list[tuple[float, str]]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """The report as a page."""
+    """Return the report as a page of Markdown."""
     lines = ["# GPU run", "", *(f"{n}. {line}" for n, line in enumerate(content["next"], 1)), ""]
     lines += [f"* {name}: {value}" for name, value in content["machine"].items()]
     lines += ["", "| stage | result | seconds | |", "|---|---|---|---|"]
@@ -345,7 +346,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def prepare(given: argparse.Namespace, machine: dict[str, str]) -> list[Stage]:
-    """The stages that make the library."""
+    """Return the stages that make the library."""
     if given.prebuilt is not None:
         needed = ["_C.so", "_C_cuda.so"] if given.device == "cuda" else ["_C.so"]
         copy_prebuilt(given.prebuilt.resolve(), needed)
@@ -355,9 +356,9 @@ def prepare(given: argparse.Namespace, machine: dict[str, str]) -> list[Stage]:
 
 def run_all(stages: list[Stage], end: float, report: Report) -> None:
     """
-    Run stages one after another until ``time.monotonic()`` is at the end, each for its share of what is left.
+    Run stages one after another until ``time.monotonic()`` is at ``end``, each for its share of the time that is left.
 
-    The first ones make the library: without it nothing else can run.
+    The first stages make the library: without it nothing else can run.
     """
     for n, stage in enumerate(stages):
         limit = max(1.0, end - time.monotonic())
@@ -371,11 +372,11 @@ def run_all(stages: list[Stage], end: float, report: Report) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Everything. Returns 1 if a stage failed or ran out of time, 2 if it cannot begin."""
+    """Run all stages. Return 1 if one failed or ran out of time, 2 if the program cannot begin, else 0."""
     given = parse(arguments)
     end = time.monotonic() + 60 * given.minutes
     given.out = given.out.resolve()
-    # So that a stage does not outlive this process.
+    # SIGTERM becomes an exception, so that no stage outlives this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         machine = look_at_gpu(given.device)

@@ -1,4 +1,4 @@
-"""Rows of the ``hash`` family: integers to buckets without making their text, and byte strings."""
+"""Benchmark rows of the ``hash`` family: integers to buckets, without text of them, and byte strings."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ RECORDED = {
     b"user_4611686018427387904": 123210,
 }
 
-# tf.sparse.cross_hashed([[[3]], [[4, 5]]], BUCKETS), of int64 tensors, likewise.
+# tf.sparse.cross_hashed([[[3]], [[4, 5]]], BUCKETS) of TensorFlow 2.21, of int64 tensors.
 RECORDED_CROSSES = [33143, 196914]
 
 
 def full_range(n: int) -> Tensor:
-    """Any int64: 18 to 20 characters, mostly."""
+    """Draw any int64, most of 18 to 20 characters."""
     return torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, n, dtype=np.int64, endpoint=False))
 
 
 def below_2_31(n: int) -> Tensor:
-    """9 or 10 digits, mostly."""
+    """Draw integers in ``[0, 2^31)``, most of 9 or 10 digits."""
     return torch.from_numpy(np.random.default_rng(0).integers(0, 2**31, n, dtype=np.int64))
 
 
 def mixed_lengths(n: int) -> Tensor:
-    """Every number of digits equally often, both signs."""
+    """Draw integers of both signs with every number of digits equally often."""
     generator = np.random.default_rng(0)
     magnitudes = np.exp(generator.uniform(0, np.log(2.0**62), n)).astype(np.int64)
     return torch.from_numpy(magnitudes * generator.choice([-1, 1], n))
 
 
 def check_recorded(device: str) -> None:
-    """TensorFlow's buckets, as strings and where they are integers as integers too."""
+    """Compare with TensorFlow's buckets of strings, and of integers where the strings are their text."""
     assert ops.to_hash_bucket_fast(list(RECORDED), BUCKETS).tolist() == list(RECORDED.values())
     integers = {int(text): bucket for text, bucket in RECORDED.items() if not text.startswith(b"user")}
     x = torch.tensor(list(integers), device=device)
@@ -61,7 +61,7 @@ def check_recorded(device: str) -> None:
 
 
 def check_against_text(x: Tensor, device: str) -> None:
-    """Buckets of integers equal those of their text."""
+    """Compare buckets of integers with those of their text."""
     check_recorded(device)
     sample = x[:: max(1, len(x) // 20_000)]
     text = ops.to_hash_bucket_fast([str(value) for value in sample.tolist()], BUCKETS)
@@ -72,12 +72,12 @@ DRAWS: list[Callable[[int], Tensor]] = [full_range, below_2_31, mixed_lengths]
 
 
 def launch_all() -> None:
-    """A call for each kind of integers, for a profiler to watch."""
+    """Hash each kind of integers once, for a profiler to watch."""
     instructions.launch(DRAWS, lambda x: ops.to_hash_bucket_fast(x, BUCKETS))
 
 
 def issue_limit(draw: Callable[[int], Tensor]) -> list[Fact]:
-    """How many ids a second the GPU could hash at most, by the instructions it would have to issue."""
+    """Return how many ids per second the GPU could hash at most, by the instructions that it must issue."""
     counts, clock = instructions.counted(len(DRAWS)), instructions.highest_clock()
     if not counts or clock is None:
         return []
@@ -89,7 +89,7 @@ def issue_limit(draw: Callable[[int], Tensor]) -> list[Fact]:
 def integer_row(
     name: str, what: str, draw: Callable[[int], Tensor], targets: dict[str, float], ids_per_second: float | None = None
 ) -> Row:
-    """A row for one distribution of integers."""
+    """Make a benchmark row for one distribution of integers."""
 
     def build(options: Options) -> Case:
         x = draw(options.size(2_000_000, 20_000, 33_554_432))
@@ -128,7 +128,7 @@ KEY = [5, -7]
 
 
 def build_strings(strong: bool, options: Options) -> Case:
-    """Byte strings as one buffer and offsets; TensorFlow's are its own string tensor."""
+    """Build the hashing of byte strings, as one buffer and offsets; TensorFlow's are its own string tensor."""
     words = [b"user_%d" % value for value in mixed_lengths(options.size(2_000_000, 20_000)).abs().tolist()]
     offsets = torch.from_numpy(np.cumsum([0, *(len(word) for word in words)], dtype=np.int64)).to(options.device)
     joined = torch.from_numpy(np.frombuffer(bytearray(b"".join(words)), dtype=np.uint8)).to(options.device)
@@ -158,7 +158,7 @@ def build_strings(strong: bool, options: Options) -> Case:
 
 
 def build_cross(jagged: bool, options: Options) -> Case:
-    """Three columns, of one value in every row or of one to three."""
+    """Build a cross of three columns, with one value in every row or with one to three."""
     rows = options.size(1_000_000, 10_000)
     generator = np.random.default_rng(0)
     lengths = [generator.integers(1, 4, rows) if jagged else np.ones(rows, np.int64) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Ids as recommenders see them: spread evenly, or with a few rows that take most lookups; made on the device."""
+"""Ids as recommenders have them: uniform, or with a few rows that take most lookups. They are drawn on the device."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def _generator(device: str, seed: int) -> torch.Generator:
 
 
 def uniform_ids(count: int, rows: int, device: str, seed: int = 0) -> Tensor:
-    """``count`` int64 ids, each of ``[0, rows)`` as likely as any other."""
+    """Draw ``count`` int64 ids, uniform in ``[0, rows)``."""
     return torch.randint(0, rows, (count,), generator=_generator(device, seed), device=device)
 
 
 def zipf_ids(count: int, rows: int, device: str, seed: int = 0, exponent: float = EXPONENT) -> Tensor:
     """
-    ``count`` int64 ids in ``[0, rows)`` of which the k-th most popular has a probability proportional to
-    ``k ** -exponent``: Zipf's law over exactly ``rows`` values, drawn by inverting its distribution function.
+    Draw ``count`` int64 ids in ``[0, rows)`` by Zipf's law: the k-th most popular about as often as ``k ** -exponent``.
 
-    Popular ids lie scattered over the table, as they do in one that is filled by time or by hash.
+    The law is over exactly ``rows`` values, and its distribution function is inverted. Popular ids lie scattered over
+    the table, as they do in one that is filled by time or by hash.
     """
     weights = torch.arange(1, rows + 1, dtype=torch.float64, device=device).pow_(-exponent)
     distribution = weights.cumsum_(0)
@@ -35,7 +35,7 @@ def zipf_ids(count: int, rows: int, device: str, seed: int = 0, exponent: float 
 
 
 def scatter(ranks: Tensor, rows: int) -> Tensor:
-    """A permutation of ``[0, rows)`` that leaves no two neighbours together: multiples of a step prime to ``rows``."""
+    """Permute ``[0, rows)`` so that no neighbours stay together, by multiples of a step that is prime to ``rows``."""
     step = max(1, round(rows * (math.sqrt(5) - 1) / 2))
     while math.gcd(step, rows) != 1:
         step += 1
@@ -47,10 +47,10 @@ SPREADS = {"uniform": uniform_ids, "zipf": zipf_ids}
 
 
 def bag_lengths(bags: int, shortest: int, longest: int, device: str, seed: int = 0) -> Tensor:
-    """``[bags]`` int64 lengths from ``shortest`` to ``longest``, each as likely as any other."""
+    """Draw ``[bags]`` int64 lengths, uniform from ``shortest`` to ``longest``."""
     return torch.randint(shortest, longest + 1, (bags,), generator=_generator(device, seed), device=device)
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """``[bags + 1]``: where each bag begins, and where the last ends."""
+    """Return offsets ``[bags + 1]``: where each bag begins, and where the last ends."""
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

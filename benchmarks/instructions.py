@@ -1,7 +1,7 @@
 """
-How fast hashing could be at most: the instructions it executes, over those that the GPU can issue.
+An upper limit for the speed of hashing: the instructions that the GPU can issue over those that hashing executes.
 
-Nsight Compute counts them, where it is installed and allowed to; elsewhere there is no limit to print.
+Nsight Compute counts the instructions, where it is installed and allowed to; elsewhere there is no limit to print.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _PROGRAM = "from benchmarks.hash import launch_all; launch_all()"
 
 
 def read_counts(printed: str) -> list[int]:
-    """Instructions of warps for each kernel, in order, from ``ncu --csv --page raw --print-units base``."""
+    """Read the executed instructions of each kernel, in order, from ``ncu --csv --page raw --print-units base``."""
     table = list(csv.reader(line for line in printed.splitlines() if line.startswith('"')))
     if not table or METRIC not in table[0]:
         return []
     column = table[0].index(METRIC)
-    return [round(float(row[column].replace(",", ""))) for row in table[2:]]  # the second row holds units
+    return [round(float(row[column].replace(",", ""))) for row in table[2:]]  # The second row holds units.
 
 
 def per_call(counts: list[int], calls: int) -> list[int]:
-    """Instructions of each call, if all launched equally many kernels; else nothing."""
+    """Return the instructions of each call if all launched equally many kernels, else an empty list."""
     kernels, rest = divmod(len(counts), calls)
     if kernels == 0 or rest:
         return []
@@ -41,19 +41,19 @@ def per_call(counts: list[int], calls: int) -> list[int]:
 
 
 def limit(instructions: int, multiprocessors: int, clock_hz: float) -> float:
-    """Ids per second, if the GPU did nothing but issue."""
+    """Return the ids per second of a GPU that does nothing but issue these instructions."""
     return multiprocessors * ISSUED_PER_CYCLE * clock_hz / (instructions / IDS)
 
 
 def launch(draws: list[Callable[[int], Tensor]], function: Callable[[Tensor], Tensor]) -> None:
-    """What is watched: a call for each kind of ids."""
+    """Call the function once for each kind of ids, while ncu watches."""
     for draw in draws:
         function(draw(IDS).to("cuda"))
 
 
 @functools.cache
 def counted(calls: int) -> tuple[int, ...]:
-    """The instructions of each of that many calls; nothing where they cannot be counted."""
+    """Return the instructions of each of that many calls; an empty tuple where they cannot be counted."""
     program = shutil.which("ncu", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
     if program is None:
         return ()
@@ -68,7 +68,7 @@ def counted(calls: int) -> tuple[int, ...]:
 
 
 def highest_clock() -> float | None:
-    """Of the multiprocessors, in Hz."""
+    """Return the highest clock rate of the multiprocessors, in Hz, or None."""
     command = ["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits"]
     try:
         printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout

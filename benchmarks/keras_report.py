@@ -1,5 +1,5 @@
 """
-Rows of a report against Keras: a table of 793,471 x 512 of which a step touches 2,560 rows.
+Benchmark rows against a report on Keras: a table of 793,471 x 512 of which a step touches 2,560 rows.
 
 One step is forward, loss, backward, update and clearing the gradient. All sides look up the same batches.
 """
@@ -28,23 +28,23 @@ PEAK_LIMIT_MB = 64.0
 
 
 def make_table(rows: int, device: str) -> Tensor:
-    """Keras's initial values: uniform in [-0.05, 0.05)."""
+    """Draw Keras's initial values: uniform in [-0.05, 0.05)."""
     return torch.empty(rows, DIM, device=device).uniform_(-0.05, 0.05)
 
 
 def draw_batches(rows: int, device: str) -> list[Tensor]:
-    """Sixteen batches of random ids: no step finds the rows of the one before in the cache."""
+    """Draw sixteen batches of random ids, so that no step finds the rows of the last one in the cache."""
     generator = torch.Generator(device).manual_seed(0)
     return [torch.randint(0, rows, (BATCH, IDS), generator=generator, device=device) for _ in range(16)]
 
 
 def draw_target(device: str) -> Tensor:
-    """What the rows should become, ``[BATCH, IDS, DIM]``."""
+    """Draw the target of the loss for the looked-up rows, ``[BATCH, IDS, DIM]``."""
     return torch.rand(BATCH, IDS, DIM, device=device)
 
 
 def torch_step(module: nn.Embedding, batches: list[Tensor], target: Tensor) -> Call:
-    """A step of any module with torch's interface under SGD; of a fused one under ours."""
+    """Make a step of a module with torch's interface under torch's SGD, or of a fused module under ours."""
     if getattr(module, "grad_mode", None) == "fused":
         optimizer: torch.optim.Optimizer = torchsparse_rec.optim.SGD(
             module.parameters(), lr=LEARNING_RATE, in_backward=True
@@ -64,13 +64,13 @@ def torch_step(module: nn.Embedding, batches: list[Tensor], target: Tensor) -> C
 
 
 def our_step(grad_mode: str, table: Tensor, batches: list[Tensor], target: Tensor) -> Call:
-    """A step of ours, on the given table."""
+    """Make a step of our module on the given table."""
     module = torchsparse_rec.nn.Embedding(table.shape[0], DIM, _weight=table, grad_mode=grad_mode)
     return torch_step(module, batches, target)
 
 
 def tensorflow_step(tf: Any, rows: int, batches: list[Tensor], target: Tensor) -> Call:
-    """IndexedSlices, scattered into the variable within one tf.function: no optimizer object in between."""
+    """Make a step in one tf.function that scatters IndexedSlices into the variable, without an optimizer object."""
     table = tf.Variable(lambda: tf.random.uniform([rows, DIM], -0.05, 0.05))
     goal = tf.constant(target.numpy())
     ids = itertools.cycle([tf.constant(batch.numpy()) for batch in batches])
@@ -88,7 +88,7 @@ def tensorflow_step(tf: Any, rows: int, batches: list[Tensor], target: Tensor) -
 
 
 def keras_step(tf: Any, rows: int, batches: list[Tensor], target: Tensor) -> Call:
-    """Keras's own training call."""
+    """Make a step of Keras's own training call."""
     model = tf.keras.Sequential([tf.keras.layers.Embedding(rows, DIM)])
     model.compile(optimizer=tf.keras.optimizers.SGD(LEARNING_RATE), loss="mse")
     goal = tf.constant(target.numpy())
@@ -97,7 +97,7 @@ def keras_step(tf: Any, rows: int, batches: list[Tensor], target: Tensor) -> Cal
 
 
 def fbgemm_step(training: Any, rows: int, batches: list[Tensor], target: Tensor) -> Call:
-    """FBGEMM's table with its SGD inside backward, one id in a bag; of its two ways to look up the faster one here."""
+    """Make a step of FBGEMM's table with SGD inside backward, one id in a bag, in the faster of two ways to look up."""
     goal = target.reshape(-1, DIM)
     offsets = torch.arange(BATCH * IDS + 1)
     flat = [batch.reshape(-1) for batch in batches]
@@ -123,7 +123,7 @@ def fbgemm_step(training: Any, rows: int, batches: list[Tensor], target: Tensor)
 
 
 def check_modes(grad_mode: str, device: str) -> None:
-    """After three steps on a small table the weights are those of torch.nn.Embedding with a dense gradient."""
+    """Compare the weights after three steps on a small table with those of torch.nn.Embedding with a dense gradient."""
     rows = 5_000
     batches, target, table = draw_batches(rows, device), draw_target(device), make_table(rows, device)
     ours, expected = table.clone(), table.clone()
@@ -137,7 +137,7 @@ def check_modes(grad_mode: str, device: str) -> None:
 
 
 def peak_beyond_table(options: Options, grad_mode: str) -> list[Fact]:
-    """The peak of memory over five steps, beyond what is there before the first, in a fresh process."""
+    """Return the peak of memory in five steps beyond that before the first, in MB (10^6 bytes), in a fresh process."""
     if options.device == "cuda":
         return [Fact("peak memory beyond the table", cuda_peak(options, grad_mode), "MB", PEAK_LIMIT_MB)]
     if options.device != "cpu" or not sys.platform.startswith("linux"):
@@ -151,7 +151,7 @@ def peak_beyond_table(options: Options, grad_mode: str) -> list[Fact]:
 
 
 def cuda_peak(options: Options, grad_mode: str) -> float:
-    """That peak in MB (10^6 bytes) on a GPU: torch counts it, so that it needs no process of its own."""
+    """Return the peak of GPU memory in five steps, in MB (10^6 bytes). torch counts it, without a fresh process."""
     rows = options.size(ROWS_FULL, ROWS_QUICK)
     batches, target, table = draw_batches(rows, "cuda"), draw_target("cuda"), make_table(rows, "cuda")
     step = our_step(grad_mode, table, batches, target)
@@ -163,12 +163,12 @@ def cuda_peak(options: Options, grad_mode: str) -> float:
 
 
 def print_peak(rows: int, grad_mode: str) -> None:
-    """Print that peak in MB (10^6 bytes)."""
+    """Print the peak of this process's memory in five steps, in MB (10^6 bytes)."""
     batches, target, table = draw_batches(rows, "cpu"), draw_target("cpu"), make_table(rows, "cpu")
     step = our_step(grad_mode, table, batches, target)
     before = _status_kb("VmRSS")
     with open("/proc/self/clear_refs", "w") as peak:
-        peak.write("5")  # sets the peak back to what is resident now
+        peak.write("5")  # Writing 5 sets the peak back to the memory that is resident now.
     for _ in range(5):
         step()
     print((_status_kb("VmHWM") - before) * 1024 / 1e6)
@@ -180,7 +180,7 @@ def _status_kb(name: str) -> int:
 
 
 def build_case(grad_mode: str, options: Options) -> Case:
-    """Our step in one mode beside every peer; the peers in torch work on the same table as ours."""
+    """Build our step in one mode beside every peer. The peers in torch work on the same table as ours."""
     rows, device = options.size(ROWS_FULL, ROWS_QUICK), options.device
     batches, target = draw_batches(rows, device), draw_target(device)
     table = make_table(rows, device)
@@ -217,7 +217,7 @@ def build_case(grad_mode: str, options: Options) -> Case:
 
 
 def row(grad_mode: str, targets: dict[str, float]) -> Row:
-    """A row for one gradient mode."""
+    """Make a benchmark row for one gradient mode."""
     what = f"one step, table 793,471 x 512, batch 128 x 20, mse_loss, SGD, {grad_mode}"
     return Row(f"keras_report/{grad_mode}", what, lambda options: build_case(grad_mode, options), targets)
 

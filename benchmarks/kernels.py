@@ -1,8 +1,8 @@
 """
-What Nsight Compute says of single kernels: ``ncu`` runs ``python -m benchmarks.kernels``.
+Figures of single kernels by Nsight Compute: ``ncu`` runs ``python -m benchmarks.kernels``.
 
 The program calls benchmark rows, each once while ``ncu`` watches, and ends in good time before the moment it is given:
-``ncu`` writes only then. Reading what it wrote needs no torch.
+``ncu`` writes only then. Reading what ``ncu`` wrote needs no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-# The row that launches each kernel.
+# Each kernel's benchmark row, which launches it.
 KERNELS = {
     "bags_kernel": "embedding/bag-sum-128-zipf",
     "four_blocks_bags_kernel": "embedding/bag-sum-128-zipf",
@@ -22,7 +22,7 @@ KERNELS = {
     "row_optimizer_update_kernel": "adam/update-zipf",
     "lookup_kernel": "embedding_variable/lookup",
 }
-# What is asked, and what it is called in the report.
+# The metrics, and their names in the report.
 METRICS = {
     "gpu__time_duration.sum": "us",
     "dram__bytes.sum.per_second": "GB/s",
@@ -32,14 +32,14 @@ METRICS = {
     "sm__warps_active.avg.pct_of_peak_sustained_active": "% occupancy",
     "launch__registers_per_thread": "registers",
 }
-# In base units: nanoseconds, bytes per second.
+# Factors to ncu's base units, which are nanoseconds and bytes per second.
 _BASE = {"us": 1e3, "GB/s": 1e9}
-# What it prints where the counters may not, or cannot, be read.
+# What ncu prints where the counters may not, or cannot, be read.
 REFUSED = "ERR_NVGPUCTRPERM|Failed to initialize the profiler"
 
 
 def command(ncu: str, program: list[str], out: Path) -> list[str]:
-    """Watch a program's kernels of these names and write one line for each launch."""
+    """Return ncu's command line. It watches the kernels of a program and writes a line for each launch."""
     names = "|".join(KERNELS)
     watch = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--kernel-name", f"regex:^({names})$"]
     write = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(out)]
@@ -48,7 +48,7 @@ def command(ncu: str, program: list[str], out: Path) -> list[str]:
 
 def read(text: str) -> list[dict[str, str | float]]:
     """
-    Read ``--csv --page raw``: after lines of its own, a head, a line of units, and a line for each launch.
+    Read the output of ``ncu --csv --page raw``: messages, a head, a line of units, and a line for each launch.
 
     A metric that this GPU or version does not have is left out.
     """
@@ -65,7 +65,7 @@ def read(text: str) -> list[dict[str, str | float]]:
 
 
 def main(until: float) -> None:
-    """Call each row twice unseen, then once to be watched, as long as there is time (seconds since 1970)."""
+    """Call each row twice unseen, then once while ncu watches, until the time ``until`` (seconds since 1970)."""
     import torch
 
     from .__main__ import choose
@@ -83,7 +83,7 @@ def main(until: float) -> None:
             run()
             torch.cuda.synchronize()
             torch.cuda.profiler.stop()
-        except Exception as error:  # of one row: it must not take the others along
+        except Exception as error:  # An error of one row must not stop the others.
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
 
 

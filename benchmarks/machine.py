@@ -1,4 +1,4 @@
-"""Where and with what figures are taken. Importing it needs no torch."""
+"""The machine and the versions with which figures are taken. Importing this module needs no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def machine(device: str, threads: int) -> dict[str, str]:
-    """The processor or GPU, and every version that matters."""
+    """Return the processor or GPU, and every version that matters."""
     import torch
 
     import torchsparse_rec
@@ -43,7 +43,7 @@ def machine(device: str, threads: int) -> dict[str, str]:
 
 
 def gpu() -> dict[str, str]:
-    """The GPU, its driver, and the CUDA that torch was built with."""
+    """Return the GPU, its driver, and the CUDA version with which torch was built."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
@@ -67,7 +67,7 @@ def _driver() -> str:
 
 
 def now() -> str:
-    """The time, in UTC."""
+    """Return the time, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
@@ -81,7 +81,7 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """The commit of this tree, and whether it was changed since."""
+    """Return the commit of this tree, and say whether files were changed since."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

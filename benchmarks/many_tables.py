@@ -1,8 +1,8 @@
 """
-Many tables in one training step, as a recommender's sparse part has them: what is looked up, and what must come out.
+The sparse part of a recommender: one training step of many tables, its inputs, and its reference results.
 
-The gradient of the output is given. Every side starts from the same tables and steps through the same batches. The
-accumulators start at 0.1 in all of them: zeros would be pages that do not exist before a row is first touched.
+The gradient of the output is given. Every side starts from the same tables and steps through the same batches. All
+accumulators start at 0.1: pages of zeros would not be in memory before a row is first touched.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ LEARNING_RATE, EPS, INITIAL_SUM = 0.01, 1e-10, 0.1
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model has: features with so many ids in a bag, and for each of them a table of every part."""
+    """The sizes of a model: each feature has so many ids in a bag, and a table in every part."""
 
     hots: tuple[int, ...]
     rows: int
     batch: int
-    # Dimension and pooling of each part's tables.
+    # The dimension and pooling of each part's tables.
     parts: tuple[tuple[int, str], ...]
 
     def ids(self) -> int:
-        """In a batch."""
+        """Return the number of ids in a batch."""
         return self.batch * sum(self.hots)
 
     def sizes(self) -> str:
-        """In words."""
+        """Return the sizes in words."""
         dims = " and ".join(f"{dim} ({mode})" for dim, mode in self.parts)
         return f"{len(self.hots)} features, {self.rows:,} rows each, dim {dims}, {self.ids():,} ids in a batch"
 
     def bytes_moved(self, rule: str) -> int:
         """
-        The least a step moves: the ids; a row read for each id; the output written, its gradient read; and for the
-        update each row that occurs read and written, with its accumulator's.
+        Count the bytes that a step must move.
+
+        Lookups read the ids and a row for each, write the output, and read its gradient. The update reads and writes
+        each row that occurs, with its accumulator.
         """
         occurring = sum(self.rows * -torch.expm1(torch.tensor(-self.batch * hot / self.rows)) for hot in self.hots)
         total = 8.0 * self.ids()
@@ -54,7 +56,7 @@ class Shape:
 
 
 class Problem:
-    """Tables, batches and the output's gradients. What every side makes its own from."""
+    """Tables, batches and the output's gradients, from which every side makes its own."""
 
     def __init__(self, shape: Shape, device: str) -> None:
         self.shape, self.device = shape, device
@@ -67,7 +69,7 @@ class Problem:
 
     @cached_property
     def batches(self) -> list[Tensor]:
-        """``[ids]`` each: feature after feature."""
+        """The batches' ids, each ``[ids]``, feature after feature."""
         size, generator = self.shape.ids(), self._generator(0)
         return [
             torch.randint(0, self.shape.rows, (size,), generator=generator, device=self.device) for _ in range(BATCHES)
@@ -75,7 +77,7 @@ class Problem:
 
     @cached_property
     def gradients(self) -> list[Tensor]:
-        """``[batch, features * dim]`` of each part."""
+        """The output's gradient for each part, ``[batch, features * dim]``."""
         count, generator = len(self.shape.hots), self._generator(1)
         return [
             torch.randn(self.shape.batch, count * dim, generator=generator, device=self.device)
@@ -84,7 +86,7 @@ class Problem:
 
     @cached_property
     def tables(self) -> list[Tensor]:
-        """A table for each feature of the first part, then those of the second: drawn once, trained on by who asks."""
+        """A table for each feature of the first part, then those of the second, drawn once. Some sides train them."""
         generator = self._generator(2)
         return [
             torch.empty(self.shape.rows, dim, device=self.device).uniform_(-0.01, 0.01, generator=generator)
@@ -93,7 +95,7 @@ class Problem:
         ]
 
     def by_feature(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """``[batch * hot]`` for each feature."""
+        """Split a batch's ids by feature, ``[batch * hot]`` each."""
         return ids.split([self.shape.batch * hot for hot in self.shape.hots])
 
 
@@ -106,7 +108,7 @@ class Side:
 
 
 def reference_tables(problem: Problem, rule: str, steps: int) -> list[Tensor]:
-    """The tables after that many steps, by the formulas, in float64."""
+    """Return the tables after that many steps, computed by the formulas in float64."""
     tables = [table.double() for table in problem.tables]
     sums = [torch.full_like(table, INITIAL_SUM) for table in tables]
     for ids in itertools.islice(itertools.cycle(problem.batches), steps):
@@ -125,7 +127,7 @@ def reference_tables(problem: Problem, rule: str, steps: int) -> list[Tensor]:
 
 
 def _lookups(problem: Problem, ids: Tensor) -> Iterator[tuple[Tensor, int, int, str, Tensor]]:
-    """For each table: its ids, their number in a bag, its dimension and pooling, its output's gradient."""
+    """Yield each table's ids, their number in a bag, its dimension and pooling, and its output's gradient."""
     shape = problem.shape
     for (dim, mode), gradient in zip(shape.parts, problem.gradients, strict=True):
         for feature, hot, part in zip(problem.by_feature(ids), shape.hots, gradient.split(dim, 1), strict=True):
@@ -133,5 +135,5 @@ def _lookups(problem: Problem, ids: Tensor) -> Iterator[tuple[Tensor, int, int, 
 
 
 def small(shape: Shape) -> Shape:
-    """The same model with few rows, of which a batch looks many up twice."""
+    """Return a smaller model with few rows, many of which a batch looks up twice."""
     return Shape(shape.hots[:1] + shape.hots[-3:], 50, 16, shape.parts)

@@ -1,4 +1,4 @@
-"""A step of many tables in ours, in torch, in TensorFlow and in FBGEMM."""
+"""The training step of many tables in this library, in torch, in TensorFlow and in FBGEMM."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torchsparse_rec
 from .many_tables import EPS, INITIAL_SUM, LEARNING_RATE, Problem, Side
 from .rows import Options, fbgemm, tensorflow
 
-# How TensorFlow looks up: the first two are its own functions for any number of ids; the last makes use of knowing it.
+# How TensorFlow looks up: by its own functions for any number of ids, or by a gather, which needs equal numbers.
 TENSORFLOW_FORMS = ("safe_embedding_lookup_sparse", "embedding_lookup_sparse", "gather")
 
 
 def our_side(rule: str, problem: Problem) -> Side:
-    """One collection; the update happens within backward."""
+    """Make a step of our collection, which is updated within backward."""
     shape, keys = problem.shape, [f"f{n}" for n in range(len(problem.shape.hots))]
     names = [f"{key}_{part}" for part in range(len(shape.parts)) for key in keys]
     tables = [
@@ -63,7 +63,7 @@ def our_side(rule: str, problem: Problem) -> Side:
 
 
 def torch_side(rule: str, problem: Problem) -> Side:
-    """A loop over torch.nn.EmbeddingBag with sparse gradients, on the problem's own tables."""
+    """Make a step that loops over torch.nn.EmbeddingBag with sparse gradients, on the problem's own tables."""
     shape, copies = problem.shape, len(problem.shape.parts)
     modes = [mode for _, mode in shape.parts for _ in shape.hots]
     bags = [
@@ -91,8 +91,8 @@ def torch_side(rule: str, problem: Problem) -> Side:
 
 
 def torch_update(weights: list[Tensor], rule: str) -> Callable[[], None]:
-    """Torch's optimizer and its zero_grad; row-wise Adagrad, which it has not, of its operations."""
-    # As it is by default, but said: else it warns, of its own optimizer's gradients.
+    """Return the update: torch's optimizer and zero_grad; for row-wise Adagrad, which torch lacks, its operations."""
+    # This is the default, but torch warns of its own optimizer's gradients unless it is called.
     torch.sparse.check_sparse_tensor_invariants.disable()
     if rule == "rowwise_adagrad":
         sums = [torch.full(weight.shape[:1], INITIAL_SUM, device=weight.device) for weight in weights]
@@ -112,7 +112,7 @@ def torch_update(weights: list[Tensor], rule: str) -> Callable[[], None]:
 
 @torch.no_grad()
 def rowwise_adagrad(weights: list[Tensor], sums: list[Tensor]) -> None:
-    """One step of it on sparse gradients, which are dropped."""
+    """Update weights by row-wise Adagrad on their sparse gradients, and drop the gradients."""
     for weight, total in zip(weights, sums, strict=True):
         assert weight.grad is not None
         grad = weight.grad.coalesce()
@@ -125,10 +125,10 @@ def rowwise_adagrad(weights: list[Tensor], sums: list[Tensor]) -> None:
 
 def tensorflow_side(options: Options, rule: str, form: str, problem: Problem) -> Side:
     """
-    A tf.function with a loop over the tables, and the operators that its optimizers apply sparse gradients with.
+    Make a step in a tf.function that loops over the tables and calls the operators of TensorFlow's optimizers.
 
-    The sparse lookups look up distinct ids, so that theirs are the gradient's; after a gather they are made so, as
-    every optimizer of TensorFlow does but gradient descent.
+    The sparse lookups look up distinct ids, so that their gradients have distinct ids too. After a gather equal ids are
+    merged first, as in every optimizer of TensorFlow but gradient descent.
     """
     tf = tensorflow(options)
     shape = problem.shape
@@ -180,17 +180,17 @@ def tensorflow_side(options: Options, rule: str, form: str, problem: Problem) ->
 
 
 def _places(batch: int, hot: int) -> Tensor:
-    """``[batch * hot, 2]``: row and column of each id."""
+    """Return the row and column of each id in a batch, ``[batch * hot, 2]``."""
     places = torch.arange(batch * hot)
     return torch.stack([places // hot, places % hot], 1)
 
 
 def fbgemm_side(options: Options, rule: str, problem: Problem) -> Side:
     """
-    FBGEMM's batched tables, one module for each part: a module has one pooling.
+    Make a step of FBGEMM's batched tables, with a module for each part, because a module has one pooling.
 
-    Its rows have four columns at least. A table of one gets four of them that are the same, with the same gradients:
-    then the mean over a row's squares, too, is that of the one.
+    FBGEMM's rows have at least four columns. A table of one column gets four equal ones with equal gradients: then the
+    mean over a row's squares, too, is that of the one column.
     """
     training = fbgemm(options)
     kinds = {

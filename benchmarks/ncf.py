@@ -1,4 +1,4 @@
-"""Rows of the NCF example: one training step of NeuMF at MovieLens-100k's sizes, in samples per second."""
+"""Benchmark rows of the NCF example: one training step of NeuMF at MovieLens-100k's sizes, in samples per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USERS, ITEMS, BATCH = 943, 1_682, 1_024
 
 
 def batches(device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Users, items and labels: users drawn evenly, items with the skew of a catalogue, a fifth positive."""
+    """Draw users, items and labels: users uniform, items with the skew of a catalogue, a fifth of labels positive."""
     generator = torch.Generator().manual_seed(0)
     made = []
     for _ in range(32):
@@ -25,7 +25,7 @@ def batches(device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
 
 
 def training(kind: str, options: Options, grad_mode: str = "dense", keras_rule: bool = True) -> Call:
-    """A call that trains on the next batch, from the same weights for every kind."""
+    """Return a call that trains on the next batch. Every kind starts from the same weights."""
     from torchsparse_rec.examples.ncf.steps import build_step
 
     step = build_step(kind, USERS, ITEMS, grad_mode=grad_mode, device=options.device, keras_rule=keras_rule)
@@ -34,14 +34,14 @@ def training(kind: str, options: Options, grad_mode: str = "dense", keras_rule: 
 
 
 def row(grad_mode: str, targets: dict[str, float]) -> Row:
-    """Our tables with one gradient mode, beside the same network in PyTorch and TensorFlow."""
+    """Make a benchmark row of our tables in one gradient mode, beside the same network in PyTorch and TensorFlow."""
 
     def build(options: Options) -> Case:
         def ours() -> Call:
             return training("ours", options, grad_mode)
 
         def in_torch() -> Call:
-            # With its own fused Adam: under Keras's rule its tables would have our optimizer.
+            # torch's peer has torch's fused Adam. Under Keras's rule its tables would have our optimizer.
             return training("torch", options, keras_rule=False)
 
         def in_tensorflow() -> Call:

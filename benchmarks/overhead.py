@@ -1,6 +1,8 @@
 """
-Rows of the overhead of one small call: 8 ids in 3 bags of a table 1,000 x 64, each call 100 of them in a row; and of
-100 such tables in one collection.
+Benchmark rows of the overhead of small calls.
+
+One call is 100 lookups of 8 ids in 3 bags of a table 1,000 x 64, one after the other. Others look up in 100 such tables
+in a collection.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def _repeated(step: Callable[[], object], repeats: int) -> Call:
 
 
 def row(name: str, what: str, backward: bool, sparse: bool, targets: dict[str, float]) -> Row:
-    """A row for the forward call alone, which records what a gradient needs, or for forward and backward."""
+    """Make a benchmark row for the forward alone, which records what a gradient needs, or for forward and backward."""
 
     def build(options: Options) -> Case:
         generator = torch.Generator().manual_seed(0)
@@ -74,7 +76,7 @@ def row(name: str, what: str, backward: bool, sparse: bool, targets: dict[str, f
         ours = operator if name.endswith("operator") else module(nn.EmbeddingBag)
         return Case(ours, peers, check, sizes=f"{repeats} calls of 8 ids, {DIM} columns")
 
-    # What launches cost on a GPU is the driver's matter.
+    # There is no target on a GPU, where the driver's launches take the time.
     return Row(f"overhead/{name}", what, build, targets, CudaTargets(fastest_peer=None))
 
 
@@ -82,7 +84,7 @@ KEYS = [f"f{n}" for n in range(100)]
 
 
 class Tables:
-    """100 tables with ids for each, and a step of ours and of torch's on them."""
+    """100 tables with ids for each, a step of our collection, and a step of torch's bags."""
 
     def __init__(self, device: str) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -94,7 +96,7 @@ class Tables:
         self.starts = torch.tensor([0, 3, 5], device=device)
 
     def ours(self, train: bool) -> Callable[[], Tensor]:
-        """A collection whose update happens within backward."""
+        """Return a step of a collection that is updated within backward."""
         configs = [
             nn.EmbeddingBagConfig(
                 name=key, num_embeddings=ROWS_OF_TABLE, embedding_dim=DIM, feature_names=[key], pooling="mean"
@@ -105,7 +107,7 @@ class Tables:
         collection.load_state_dict(
             {f"embedding_bags.{key}.weight": table for key, table in zip(KEYS, self.tables, strict=True)}
         )
-        # Kept here: a table knows its optimizer weakly, and the forward call alone would not keep it.
+        # This object keeps the optimizer: tables hold it weakly, and the forward alone would not keep it.
         self.optimizer = optimizer = torchsparse_rec.optim.SGD(collection.parameters(), lr=0.01, in_backward=True)
         ids = torchsparse_rec.KeyedJaggedTensor(KEYS, self.ids.flatten(), lengths=self.lengths.repeat(len(KEYS))).sync()
 
@@ -119,7 +121,7 @@ class Tables:
         return step if train else lambda: collection(ids).values()
 
     def torchs(self, train: bool) -> Callable[[], list[Tensor]]:
-        """A loop over bags."""
+        """Return a step of a loop over torch's bags."""
         bags = [
             torch.nn.EmbeddingBag(ROWS_OF_TABLE, DIM, mode="mean", sparse=True, _weight=table.clone())
             for table in self.tables
@@ -141,7 +143,7 @@ class Tables:
 
 
 def collection_row(name: str, what: str, train: bool) -> Row:
-    """A row for the forward call, which records what a gradient needs, or for a step of SGD."""
+    """Make a benchmark row for the forward, which records what a gradient needs, or for a step of SGD."""
 
     def build(options: Options) -> Case:
         tables = Tables(options.device)
@@ -157,7 +159,7 @@ def collection_row(name: str, what: str, train: bool) -> Row:
     return Row(f"overhead/{name}", what, build, {"loop of torch.nn.EmbeddingBag": 20.0}, CudaTargets(fastest_peer=None))
 
 
-# At most 1.5 times the peer's time.
+# The target allows 1.5 times the peer's time.
 _TARGET = {"torch.nn.EmbeddingBag": 1 / 1.5}
 ROWS = [
     row("forward-operator", "a small embedding_bag that records its gradient", False, False, _TARGET),

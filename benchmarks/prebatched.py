@@ -1,9 +1,9 @@
 """
-Rows of prebatched files: reading what a Wide & Deep model trains on, beside tf.data on TFRecords of the same rows.
+Benchmark rows of prebatched files: reading a Wide & Deep model's examples, beside tf.data on TFRecords of them.
 
-A row has a label, 10 floats and 40 ids of tables with 400,000 rows, three of them ten times. All sides sum every value
-of every column in a warm page cache, and read as fast as they can: TensorFlow maps in parallel and prefetches; ours
-sums on one thread, beside those that decode.
+A row of a file has a label, 10 floats and 40 ids of tables with 400,000 rows, three of them ten times. All sides sum
+every value of every column in a warm page cache, and read as fast as they can: TensorFlow maps in parallel and
+prefetches; ours sums on one thread, beside those that decode.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from .rows import Call, Case, Fact, Make, Options, Row, tensorflow
 ROWS_FULL, ROWS_QUICK, BATCH_FULL, BATCH_QUICK = 1_000_000, 2_000, 16_384, 512
 TABLE_ROWS, FLOATS, SINGLE, TENFOLD = 400_000, 10, 37, 3
 
-#: What the ids look like, and how many times the bytes of TensorFlow's prebatched file the compressed one may take.
+#: For each distribution of ids, how many times the bytes of TensorFlow's prebatched file the compressed one may take.
 SPREADS = {"uniform": 0.85, "zipf": 0.95, "zipf-ranked": 0.95}
 EXAMPLES, BATCHES = "tf.data, an example a record", "tf.data, a batch a record"
 
 
 @cache
 def _distribution() -> Tensor:
-    """Zipf's distribution function over the rows of a table."""
+    """Return Zipf's distribution function over the rows of a table."""
     weights = torch.arange(1, TABLE_ROWS + 1, dtype=torch.float64).pow_(-EXPONENT)
     weights.cumsum_(0)
     return weights.div_(weights[-1].clone())
 
 
 def draw_ids(spread: str, count: int, seed: int) -> Tensor:
-    """``count`` ids. The popular ones of ``zipf`` lie scattered over the table, those of ``zipf-ranked`` are small."""
+    """Draw ``count`` ids. Popular ids of ``zipf`` lie scattered over the table, those of ``zipf-ranked`` are small."""
     if spread == "uniform":
         return uniform_ids(count, TABLE_ROWS, "cpu", seed)
     generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ def draw_ids(spread: str, count: int, seed: int) -> Tensor:
 
 
 def draw_batches(spread: str, rows: int, batch: int) -> Iterator[dict[str, Tensor]]:
-    """The rows, always the same, a batch at a time."""
+    """Yield the rows a batch at a time, the same ones at each call."""
     for number, begin in enumerate(range(0, rows, batch)):
         size = min(batch, rows - begin)
         generator = torch.Generator().manual_seed(number)
@@ -65,7 +65,7 @@ def draw_batches(spread: str, rows: int, batch: int) -> Iterator[dict[str, Tenso
 
 
 class Files:
-    """The same rows in each of the files, in a folder that goes with this object."""
+    """Files of the same rows in each format. Their folder is removed with this object."""
 
     def __init__(self, spread: str, options: Options) -> None:
         self.spread, self.options = spread, options
@@ -75,38 +75,38 @@ class Files:
         self.folder = Path(folder.name)
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
-        """The rows."""
+        """Yield the files' rows as batches."""
         return draw_batches(self.spread, self.rows, self.batch)
 
     def _ours(self, name: str, compression: str | None) -> Path:
         path = self.folder / name
-        # Small ids are what TensorFlow's variable-length integers are made for: there the smallest file is compared.
+        # TensorFlow's variable-length integers suit small ids. There our smallest file is compared.
         saving = 0.0 if self.spread == "zipf-ranked" else 0.125
         write_prebatched(path, self.batches(), compression=compression, min_saving=saving, progress=False)
         return path
 
     @cached_property
     def mapped(self) -> Path:
-        """Uncompressed."""
+        """Our uncompressed file."""
         return self._ours("mapped.arrow", None)
 
     @cached_property
     def compressed(self) -> Path:
-        """Byte planes and zstd."""
+        """Our compressed file: byte planes and zstd."""
         return self._ours("compressed.arrow", "zstd")
 
     @cached_property
     def batch_records(self) -> Path:
-        """TensorFlow's: one serialized Example for each batch."""
+        """TensorFlow's prebatched file: a serialized Example for each batch."""
         return self._records("batches.tfrecord", prebatched=True)
 
     @cached_property
     def example_records(self) -> Path:
-        """TensorFlow's: one for each row."""
+        """TensorFlow's file with a serialized Example for each row."""
         return self._records("examples.tfrecord", prebatched=False)
 
     def _records(self, name: str, prebatched: bool) -> Path:
-        """Written by this library, in seconds; TensorFlow's own messages of the same rows have as many bytes."""
+        """Write a TFRecord file by this library, in seconds. TensorFlow's own file of these rows has as many bytes."""
         path = self.folder / name
         write_tfrecord(path, (to_record_batch(columns) for columns in self.batches()), prebatched=prebatched)
         return path
@@ -118,9 +118,9 @@ Sums = tuple[int, float]
 
 
 def our_sums(dataset: PrebatchedDataset) -> Sums:
-    """Of all integers and of all floats."""
+    """Return the sum of all integers and the sum of all floats."""
     threads = torch.get_num_threads()
-    # Columns are too small for two threads to be faster, and waiting for one another is slow on a machine in use.
+    # Columns are too small for two threads to be faster, and on a busy machine threads wait long for one another.
     torch.set_num_threads(1)
     try:
         return _sums(dataset)
@@ -131,7 +131,7 @@ def our_sums(dataset: PrebatchedDataset) -> Sums:
 def _sums(dataset: PrebatchedDataset) -> Sums:
     integers: list[Tensor] = []
     floats: list[Tensor] = []
-    # torch adds up int64, and would take new memory for each column.
+    # torch sums int64. Without this buffer each column would take new memory.
     wide = torch.empty(10 * BATCH_FULL, dtype=torch.int64)
     for batch in dataset:
         for column in batch.values():
@@ -144,10 +144,10 @@ def _sums(dataset: PrebatchedDataset) -> Sums:
 
 def tensorflow_sums(files: Files, peer: str) -> Call:
     """
-    tf.data at its best, in one graph from the file to the sums.
+    Return a call of tf.data at its best, in one graph from the file to the sums.
 
-    For records that are batches: parsed in parallel, prefetched. For examples: read in parallel pieces of the file's
-    order, parsed a batch at a time by the vectorised parser, prefetched.
+    Records of batches are parsed in parallel and prefetched. Records of examples are read in parallel pieces of the
+    file's order, parsed a batch at a time by the vectorised parser, and prefetched.
     """
     tf = tensorflow(files.options)
     threads, batch = files.options.threads, files.batch
@@ -188,7 +188,7 @@ def tensorflow_sums(files: Files, peer: str) -> Call:
 
 
 def check(files: Files) -> None:
-    """All files have the same sums."""
+    """Compare the sums of all files."""
     expected_integers, expected_floats = 0, 0.0
     for columns in files.batches():
         for column in columns.values():
@@ -208,7 +208,7 @@ def check(files: Files) -> None:
 
 
 def row(spread: str, compressed: bool) -> Row:
-    """Reading one of our files beside TensorFlow's two."""
+    """Make a benchmark row: reading one of our files beside TensorFlow's two."""
     name = "compressed" if compressed else "mapped"
 
     def build(options: Options) -> Case:
@@ -217,7 +217,7 @@ def row(spread: str, compressed: bool) -> Row:
         def ours() -> Call:
             path = files.compressed if compressed else files.mapped
             dataset = PrebatchedDataset(path, threads=options.threads)
-            our_sums(dataset)  # the checksums, which are compared once
+            our_sums(dataset)  # Checksums are left out of the time: they are compared once.
             return lambda: our_sums(dataset)
 
         def peer(kind: str) -> Make:

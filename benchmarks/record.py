@@ -1,5 +1,5 @@
 """
-Rows of the ``record`` family: TFRecord files of Wide & Deep's rows, read into columns.
+Benchmark rows of the ``record`` family: TFRecord files of Wide & Deep's rows, read into columns.
 
 A row is a label, 10 floats, 37 ids and 3 features of ten ids. All files lie in the page cache.
 """
@@ -32,7 +32,7 @@ FEATURES = {
 
 
 class Files:
-    """Files of random rows, which go with the object."""
+    """Files of random rows. They are removed with this object."""
 
     def __init__(self, batch_size: int, batches: int, prebatched: bool) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="torchsparse_rec-benchmark-"))
@@ -56,13 +56,13 @@ def _batch(generator: np.random.Generator, rows: int) -> Any:
 
 
 def ours(files: Files, batch_size: int, prebatched: bool) -> Call:
-    """Every batch of the files."""
+    """Yield every batch of the files, read by this library."""
     reader = TFRecordReader(files.paths, FEATURES, None if prebatched else batch_size, prebatched=prebatched)
     return lambda: sum(batch.num_rows for batch in reader)
 
 
 def their_batches(tf: Any, files: Files, batch_size: int, prebatched: bool) -> Any:
-    """The same with tf.data, all in parallel that can be: files, batches, parsing and prefetching."""
+    """Yield the files' batches by tf.data, parallel wherever it can be: files, batches, parsing, prefetching."""
     auto = tf.data.AUTOTUNE
     rows = [batch_size] if prebatched else []
     types = {"int64": tf.int64, "float32": tf.float32}
@@ -81,13 +81,13 @@ def their_batches(tf: Any, files: Files, batch_size: int, prebatched: bool) -> A
 
 
 def theirs(tf: Any, files: Files, batch_size: int, prebatched: bool) -> Call:
-    """Every batch of the files."""
+    """Read every batch of the files by tf.data."""
     batches = their_batches(tf, files, batch_size, prebatched)
     return lambda: sum(int(batch["label"].shape[0]) for batch in batches)
 
 
 def sums_of(batches: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """The sum of each column, which says whether two sides have read the same."""
+    """Return the sum of each column, which shows whether two sides have read the same."""
     sums = dict.fromkeys(FEATURES, 0.0)
     for batch in batches:
         for name, values in batch.items():
@@ -96,7 +96,7 @@ def sums_of(batches: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def check(files: Files, batch_size: int, prebatched: bool, theirs_too: Callable[[], Any] | None) -> None:
-    """As many rows as were written, and TensorFlow's sums."""
+    """Check that as many rows are read as were written, and compare the sums with TensorFlow's."""
     reader = TFRecordReader(files.paths, FEATURES, None if prebatched else batch_size, prebatched=prebatched)
     batches = list(reader)
     assert all(batch.num_rows == batch_size for batch in batches)
@@ -111,7 +111,7 @@ def _numbers(column: Any) -> Any:
 
 
 def build(prebatched: bool, options: Options) -> Case:
-    """Files of several batches of the issue's size."""
+    """Build files of several batches, of 16,384 rows in full size."""
     batch_size = options.size(16_384, 64)
     files = Files(batch_size, 2 if options.quick else 1, prebatched)
     rows = FILES * batch_size * (2 if options.quick else 1)

@@ -1,4 +1,4 @@
-"""Runs rows and turns what they measured into text and JSON."""
+"""The runner of benchmark rows, and the report on their results as text and JSON."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .timing import Pair, clock_block, compare
 
 @dataclass(frozen=True)
 class Judgement:
-    """Something a row should reach, and what it reached."""
+    """A target of a row, and what the row reached."""
 
     what: str
     reached: float
     wanted: float
 
     def passed(self) -> bool:
-        """Whether it reached that much."""
+        """Say whether the row reached the target."""
         return self.reached >= self.wanted
 
 
 @dataclass
 class Result:
-    """A row's measurements; nothing of its data."""
+    """A row's measurements, without its data."""
 
     row: Row
     device: str = "cpu"
@@ -41,43 +41,43 @@ class Result:
     pairs: dict[str, Pair] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     facts: list[Fact] = field(default_factory=list)
-    # Where no peer could be timed.
+    # Our time where no peer could be timed.
     alone_ms: float | None = None
-    # Whether the targets, which are for the full sizes, apply.
+    # Whether the targets apply. They are for the full sizes.
     judged: bool = True
-    # Why there are no figures.
+    # The error of a row without figures.
     failed: str | None = None
 
     def ours_ms(self) -> float:
-        """The median of our medians, one per peer."""
+        """Return the median of our medians, one per peer, in milliseconds."""
         times = [pair.ours_ms for pair in self.pairs.values()]
         return statistics.median(times) if times else float(self.alone_ms or 0.0)
 
     def gb_per_second(self) -> float | None:
-        """What the row must move, over our time."""
+        """Return the bytes that the row must move over our time, in 10^9 bytes per second."""
         return None if self.bytes_moved is None else self.bytes_moved / (self.ours_ms() * 1e-3) / 1e9
 
     def ids_per_second(self) -> float | None:
-        """Ids over our time."""
+        """Return the ids of a call over our time."""
         return None if self.ids is None else self.ids / (self.ours_ms() * 1e-3)
 
     def target(self, peer: str) -> float | None:
-        """The least ratio to a peer on this device."""
+        """Return the least ratio to a peer on this device, or None."""
         return (self.row.cuda.peers if self.device == "cuda" else self.row.targets).get(peer)
 
     def passed(self, peer: str) -> bool | None:
-        """Whether the ratio to a peer reaches its target; None without one, or where it is not judged."""
+        """Say whether the ratio to a peer reaches its target; None without a target, or where it is not judged."""
         target = self.target(peer)
         if target is None or peer not in self.pairs or not self.judged:
             return None
         return self.pairs[peer].ratio() >= target
 
     def fastest_peer(self) -> str | None:
-        """The peer that took the least time beside ours."""
+        """Return the name of the peer with the shortest time."""
         return min(self.pairs, key=lambda name: self.pairs[name].ratio(), default=None)
 
     def judgements(self, copy_gb: float) -> Iterator[Judgement]:
-        """What the row should reach on a GPU, beside its ratios to single peers."""
+        """Yield the row's targets on a GPU, beside its ratios to single peers, and what it reached."""
         wanted, rate, ids = self.row.cuda, self.gb_per_second(), self.ids_per_second()
         if self.device != "cuda" or not self.judged or self.failed is not None:
             return
@@ -91,7 +91,7 @@ class Result:
 
 
 def describe(row: Row, case: Case, options: Options) -> Result:
-    """A result without figures."""
+    """Return a result without figures."""
     result = Result(row, options.device, judged=not options.quick, peers=list(case.peers))
     result.bytes_moved, result.samples, result.ids, result.sizes = (
         case.bytes_moved,
@@ -104,10 +104,10 @@ def describe(row: Row, case: Case, options: Options) -> Result:
 
 def run_row(row: Row, options: Options) -> Result:
     """
-    Check a row's candidate, then time it beside each peer.
+    Check a row's result, then time the row beside each peer.
 
-    Each peer has a window of its own with the candidate: what a ratio compares ran side by side, and only two tables
-    are in memory at a time.
+    Each peer has a window of its own with our side: a ratio compares what ran side by side, and only two tables are in
+    memory at a time.
 
     Raises:
         AssertionError: if the check fails; nothing is timed then.
@@ -136,12 +136,12 @@ def run_row(row: Row, options: Options) -> Result:
 
 
 def mark(passed: bool | None) -> str:
-    """One word for a target."""
+    """Return one word for whether a target was reached."""
     return {None: "", True: "pass", False: "MISS"}[passed]
 
 
 def lines(result: Result, copy_gb: float) -> list[str]:
-    """A row as it is printed."""
+    """Return the lines that are printed for a row."""
     row = result.row
     printed = [f"{row.name}: {row.what}" + (f" ({result.sizes})" if result.sizes else "")]
     if result.failed is not None:
@@ -186,7 +186,7 @@ def _peer_line(result: Result, name: str) -> str:
 
 
 def as_json(result: Result, copy_gb: float) -> dict[str, Any]:
-    """A row for the file."""
+    """Return a row's entry of the JSON file."""
     head = {"name": result.row.name, "what": result.row.what, "sizes": result.sizes}
     if result.failed is not None:
         return {**head, "failed": result.failed}
@@ -224,14 +224,14 @@ def run(
     keep: Callable[[list[Result]], None] = lambda results: None,
 ) -> list[Result]:
     """
-    Run rows one after another, printing each as it is done; a row that fails does not stop the others.
+    Run rows one after another, and print each when it is done. A row that fails does not stop the others.
 
     Args:
         rows: what to run.
-        options: for all of them.
-        copy_gb: the copy bandwidth.
-        emit: prints a line.
-        keep: is given all results so far after each row, to be stored.
+        options: for all rows.
+        copy_gb: the copy bandwidth, in 10^9 bytes per second.
+        emit: called with each line.
+        keep: called after each row with all results so far, to store them.
 
     Returns:
         The results.
@@ -242,7 +242,7 @@ def run(
             result = run_row(row, options)
         except AssertionError as error:
             result = Result(row, options.device, failed=f"the result differs from the reference: {error}")
-        except Exception as error:  # whatever it is, it is this row's
+        except Exception as error:  # Whatever the error is, it is this row's.
             result = Result(row, options.device, failed=f"{type(error).__name__}: {error}")
         for line in lines(result, copy_gb):
             emit(line)
@@ -253,7 +253,7 @@ def run(
             try:
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
-            except RuntimeError as error:  # after an illegal access every call of this process fails
+            except RuntimeError as error:  # After an illegal access every CUDA call of this process fails.
                 emit(f"the GPU no longer answers, no other row is run: {error}")
                 break
     return results

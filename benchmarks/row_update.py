@@ -1,8 +1,8 @@
 """
-Rows of the ``row_update`` family: steps of SGD and Adagrad on the rows of a batch, beside TensorFlow's and torch's.
+Benchmark rows of the ``row_update`` family: steps of SGD and Adagrad, beside TensorFlow's and torch's.
 
-Bytes are counted as the formula has it: the ids, a row of the gradient per id, and every row that occurs once read and
-once written, in the table and in the accumulator.
+Bytes are counted by formula: the ids, a row of the gradient per id, and every row that occurs read once and written
+once, in the table and in the accumulator.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ DIM = 64
 
 
 def tables(options: Options) -> tuple[Tensor, Tensor]:
-    """A table and its accumulator."""
+    """Make a table and its accumulator."""
     rows = options.size(1_000_000, 10_000, 10_000_000)
     table = torch.randn(rows, DIM, generator=torch.Generator(options.device).manual_seed(0), device=options.device)
     return table, torch.full_like(table, 0.1)
 
 
 def batch(options: Options, ids: int) -> tuple[Tensor, Tensor]:
-    """Popular ids, and a gradient for each."""
+    """Draw skewed ids, and a gradient for each."""
     rows, count = tables(options)[0].shape[0], options.size(ids, max(ids // 100, 100))
     grad = torch.randn(count, DIM, generator=torch.Generator(options.device).manual_seed(1), device=options.device)
     return zipf_ids(count, rows, options.device), grad
 
 
 def sgd(table: Tensor, _: Tensor, ids: Tensor, grad: Tensor) -> Call:
-    """Our gradient descent."""
+    """Update the table by our gradient descent."""
     return lambda: ops.sparse_apply_gradient_descent_(table, grad, ids, lr=LEARNING_RATE)
 
 
 def adagrad(table: Tensor, sums: Tensor, ids: Tensor, grad: Tensor) -> Call:
-    """Our Adagrad."""
+    """Update the table by our Adagrad."""
     return lambda: ops.sparse_apply_adagrad_(table, sums, grad, ids, lr=LEARNING_RATE)
 
 
 def torch_step(make: Callable[..., torch.optim.Optimizer], table: Tensor, ids: Tensor, grad: Tensor) -> Call:
-    """Torch's optimizer on a sparse gradient that is there already; it adds up duplicates first."""
+    """Return a call of torch's optimizer with a given sparse gradient. It merges rows of one id first."""
     weight = torch.nn.Parameter(table)
     optimizer = make([weight], lr=LEARNING_RATE)
 
@@ -59,13 +59,13 @@ def torch_step(make: Callable[..., torch.optim.Optimizer], table: Tensor, ids: T
 
 
 def tensorflow_sgd(tf: Any, table: Any, _: Any, ids: Any, grad: Any) -> Call:
-    """What its GradientDescentOptimizer does to a variable."""
+    """Update a variable as TensorFlow's GradientDescentOptimizer does."""
     rate = tf.constant(LEARNING_RATE)
     return lambda: tf.raw_ops.ResourceScatterSub(resource=table.handle, indices=ids, updates=rate * grad)
 
 
 def tensorflow_adagrad(tf: Any, table: Any, sums: Any, ids: Any, grad: Any) -> Call:
-    """Its operator, which loses updates when threads meet in a row."""
+    """Update a variable by TensorFlow's Adagrad operator, which loses updates when threads write to one row at once."""
     rate = tf.constant(LEARNING_RATE)
     return lambda: tf.raw_ops.ResourceSparseApplyAdagrad(
         var=table.handle, accum=sums.handle, lr=rate, grad=grad, indices=ids
@@ -73,11 +73,11 @@ def tensorflow_adagrad(tf: Any, table: Any, sums: Any, ids: Any, grad: Any) -> C
 
 
 def check(rule: Callable[..., Call], adagrad_rule: bool) -> None:
-    """A small table after one step is what torch's own operations make of it."""
+    """Compare a small table after one step with the result of torch's operations."""
     options = Options(quick=True)
     table, sums = tables(options)
     ids, grad = batch(options, 10_000)
-    if adagrad_rule:  # without duplicates, whose squares torch would add up first
+    if adagrad_rule:  # There are no duplicates, whose squares torch would add up before.
         ids = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(2))[: len(ids)]
     wanted, wanted_sums = table.clone(), sums.clone()
     rule(table, sums, ids, grad)()
@@ -90,7 +90,7 @@ def check(rule: Callable[..., Call], adagrad_rule: bool) -> None:
 
 
 def row(name: str, what: str, count: int, adagrad_rule: bool, targets: dict[str, float]) -> Row:
-    """A row for one rule and one number of ids."""
+    """Make a benchmark row for one rule and one number of ids."""
     rule, optimizer = (adagrad, torch.optim.Adagrad) if adagrad_rule else (sgd, torch.optim.SGD)
     in_tensorflow = tensorflow_adagrad if adagrad_rule else tensorflow_sgd
 

@@ -1,4 +1,4 @@
-"""What a benchmark row is: a candidate, its peers, and the check that must pass before anything is timed."""
+"""A benchmark row: a candidate, its peers, and the check that must pass before anything is timed."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Any
 
 from .timing import Call, Pair
 
-# Prepares one side (data in its framework's own memory, a compiled function) and returns the call to time. It is
-# called just before the side is timed, and what it made is released after: tables of the peers never pile up.
+# Prepares one side (data in its framework's own memory, a compiled function) and returns the call to time. It is called
+# just before the side is timed, and its data is released after that: the peers' tables never pile up.
 Make = Callable[[], Call]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chose."""
+    """Options of the command line."""
 
     device: str = "cpu"
     quick: bool = False
     threads: int = 2
 
     def size(self, full: int, quick: int, cuda: int | None = None) -> int:
-        """A problem size: the row's own, a small one in quick mode, or one that fills a GPU."""
+        """Return the size of a problem: the row's own, a small one in quick mode, or one that fills a GPU."""
         if self.quick:
             return quick
         return cuda if cuda is not None and self.device == "cuda" else full
 
     def compositions(self) -> bool:
-        """Whether what torch can be made to compute in several steps is a peer: on a GPU, and to see that it runs."""
+        """Say whether computations by several of torch's operators are peers: on a GPU, and in quick mode."""
         return self.quick or self.device == "cuda"
 
 
 class UnavailableError(Exception):
-    """A peer that cannot run here; the text says why."""
+    """An error that says why a peer cannot run here."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """A figure beside the times, such as a peak of memory, with the limit it should stay under."""
+    """A figure beside the times, such as a peak of memory, with its limit."""
 
     name: str
     value: float
@@ -48,39 +48,39 @@ class Fact:
     limit: float | None = None
 
     def passed(self) -> bool | None:
-        """Whether it stays under its limit; None without one."""
+        """Say whether the figure stays under its limit; None without a limit."""
         return None if self.limit is None else self.value < self.limit
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row's content for given options."""
+    """A row's candidate and peers for given options."""
 
     ours: Make
     peers: dict[str, Make]
-    # Raises AssertionError where the candidate's result differs from the reference's.
+    # Raises AssertionError if the candidate's result differs from the reference's.
     check: Callable[[], None]
-    # The least a call must read and write, by formula; None where no such count means anything.
+    # The bytes that a call must read and write at least, by formula; None where no such count means anything.
     bytes_moved: int | None = None
-    # Training samples per call, for rows that are quoted in samples per second; likewise ids.
+    # Training samples per call, for rows that are quoted in samples per second, and ids per call.
     samples: int | None = None
     ids: int | None = None
-    # The sizes at hand, where they depend on the device.
+    # The sizes, for rows whose sizes depend on the device.
     sizes: str = ""
     facts: Callable[[], list[Fact]] = list
-    # Times ours beside the peer of that name, where both do not fit in one process: instead of the calls.
+    # Times our side beside the peer of that name, instead of the calls, where both do not fit in one process.
     pair: Callable[[str], Pair] | None = None
 
 
 @dataclass(frozen=True)
 class CudaTargets:
-    """What a row should reach on an NVIDIA GPU."""
+    """A row's targets on an NVIDIA GPU."""
 
-    # Least share of the copy bandwidth of the same run.
+    # The least share of the copy bandwidth of the same run.
     copy_share: float | None = None
-    # Least ratio to the fastest peer.
+    # The least ratio to the fastest peer.
     fastest_peer: float | None = 1.0
-    # Least ratio by peer.
+    # The least ratio to each peer.
     peers: dict[str, float] = field(default_factory=dict)
     ids_per_second: float | None = None
 
@@ -92,15 +92,15 @@ class Row:
     name: str
     what: str
     build: Callable[[Options], Case]
-    # Least ratio to reach on two cores, by peer.
+    # The least ratio to each peer on two cores.
     targets: dict[str, float] = field(default_factory=dict)
     cuda: CudaTargets = CudaTargets()
-    # What others have published of their own programs on their own machines.
+    # Figures that others have published of their own programs on their own machines.
     published: str = ""
 
 
 def tensorflow(options: Options) -> Any:
-    """TensorFlow with the same number of threads, imported on first use; raises where it cannot be a peer."""
+    """Import TensorFlow with as many threads as torch; ``UnavailableError`` where it cannot be a peer."""
     if options.device != "cpu":
         raise UnavailableError(f"not run on {options.device}")
     if importlib.util.find_spec("tensorflow") is None:
@@ -111,13 +111,13 @@ def tensorflow(options: Options) -> Any:
     try:
         tf.config.threading.set_intra_op_parallelism_threads(options.threads)
         tf.config.threading.set_inter_op_parallelism_threads(options.threads)
-    except RuntimeError:  # it has started its threads already: as the row before asked
+    except RuntimeError:  # TensorFlow has started its threads in an earlier row, as many as are asked for here.
         pass
     return tf
 
 
 def fbgemm(options: Options) -> Any:
-    """FBGEMM's module of embedding tables, imported on first use; raises where it cannot be a peer."""
+    """Import FBGEMM's module of tables, and return it. Raise ``UnavailableError`` where it cannot be a peer."""
     if options.device != "cpu":
         raise UnavailableError(f"not run on {options.device}")
     if importlib.util.find_spec("fbgemm_gpu") is None:

@@ -1,4 +1,4 @@
-"""Rows of the ``segment`` family: sparse segment reductions and their gradients in both forms."""
+"""Benchmark rows of the ``segment`` family: sparse segment reductions, and their gradients in both forms."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from torchsparse_rec import ops
 from .ids import SPREADS
 from .rows import Call, Case, CudaTargets, Make, Options, Row, tensorflow
 
-# The formula's share of the copy bandwidth that a mean and its gradients should reach on a GPU.
+# The share of the copy bandwidth that a mean and its gradients should reach on a GPU, with bytes by formula.
 CUDA_SHARE = 0.75
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a row, and how ids are spread."""
+    """A row's number of columns, and the distribution of ids."""
 
     dim: int = 128
     spread: str = "uniform"
 
     def name(self) -> str:
-        """What a row's name ends with."""
+        """Return the end of a benchmark row's name."""
         return "" if self == Shape() else f"-{self.dim}-{self.spread}"
 
     def columns(self, options: Options) -> int:
-        """Numbers of a row on this device: of the first shape, 64 on two cores."""
+        """Return the number of columns on this device. The first shape has 64 on two cores."""
         return options.size(64, 64, self.dim) if self == Shape() else self.dim
 
     def table_rows(self, options: Options) -> int:
-        """Rows of the table: on a GPU, 10.7 GB of them."""
+        """Return the number of the table's rows: on a GPU, 10.7 GB of them."""
         return options.size(1_000_000, 20_000, 2_684_354_560 // self.dim)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Random rows of a table, in segments of random length."""
+    """Rows of a table, picked at random, in segments of random length."""
 
     data: Tensor  # [V, D]; for a gradient [S, D]
     indices: Tensor  # [N]
@@ -48,25 +48,25 @@ class Problem:
     table_rows: int  # V
 
     def offsets(self) -> Tensor:
-        """``[S + 1]``: where each segment begins."""
+        """Return where each segment begins, ``[S + 1]``."""
         lengths = torch.bincount(self.segment_ids, minlength=self.num_segments)
         return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
     def weights(self, mode: str) -> Tensor:
-        """What each entry counts in its segment, ``[N, 1]`` float32."""
+        """Return the weight of each entry in its segment, ``[N, 1]`` float32."""
         if mode == "sum":
             return torch.ones(len(self.indices), 1, device=self.data.device)
         lengths = torch.bincount(self.segment_ids, minlength=self.num_segments).float()
         return (1.0 / lengths)[self.segment_ids].unsqueeze(1)
 
     def sizes(self) -> str:
-        """What the report says of it."""
+        """Return the sizes, as text for the report."""
         table = f"{self.table_rows:,} x {self.data.shape[1]} float32"
         return f"{table}, {len(self.indices):,} int64 indices, {self.num_segments:,} segments"
 
 
 def problem(options: Options, shape: Shape, rows_of_data: bool) -> Problem:
-    """The reduction's operands, or with ``rows_of_data`` false its gradient's: ``data [S, D]`` is the gradient."""
+    """Make the reduction's operands, or with ``rows_of_data`` false its gradient's, whose ``data`` is ``[S, D]``."""
     device, rows, dim = options.device, shape.table_rows(options), shape.columns(options)
     generator = torch.Generator(device).manual_seed(0)
     n, segments = options.size(1_000_000, 20_000, 1_048_576), options.size(100_000, 2_000, 52_428)
@@ -77,7 +77,7 @@ def problem(options: Options, shape: Shape, rows_of_data: bool) -> Problem:
 
 
 def bytes_of(p: Problem, rows_written: int) -> int:
-    """One row of float32 read per entry, ids read, and the result written."""
+    """Count the bytes of a reduction: a row of float32 in for each entry, its ids in, and the result out."""
     return 4 * p.data.shape[1] * (len(p.indices) + rows_written) + 16 * len(p.indices)
 
 
@@ -85,7 +85,7 @@ def bytes_of(p: Problem, rows_written: int) -> int:
 
 
 def composed_reductions(p: Problem, mode: str) -> dict[str, Make]:
-    """What torch can be made to compute of it, beside embedding_bag."""
+    """Return compositions of torch's operators for the reduction, beside embedding_bag."""
 
     def segment_reduce() -> Call:
         offsets = p.offsets()
@@ -105,7 +105,7 @@ def composed_reductions(p: Problem, mode: str) -> dict[str, Make]:
 
 
 def forward_row(mode: str, targets: dict[str, float], shape: Shape = Shape()) -> Row:
-    """Sum or mean of each segment."""
+    """Make a benchmark row for the sum or mean of each segment."""
     reduce = {"sum": ops.sparse_segment_sum, "mean": ops.sparse_segment_mean}[mode]
 
     def build(options: Options) -> Case:
@@ -142,7 +142,7 @@ def forward_row(mode: str, targets: dict[str, float], shape: Shape = Shape()) ->
 
 
 def composed_gradients(p: Problem, mode: str, compact: bool) -> dict[str, Make]:
-    """What torch can be made to compute of it: a row per entry, added up in an order that is left open on a GPU."""
+    """Return torch's compositions for the gradient: a row per entry, added up in an order that a GPU leaves open."""
 
     def rows_of(weights: Tensor) -> Tensor:
         rows = p.data.index_select(0, p.segment_ids)
@@ -172,29 +172,29 @@ def composed_gradients(p: Problem, mode: str, compact: bool) -> dict[str, Make]:
 
 @dataclass(frozen=True)
 class Form:
-    """Which gradient: dense, or compact (V2: unique rows and their ids); fresh, or into a reused buffer."""
+    """A form of the gradient: dense, or compact (V2: unique rows and their ids); fresh, or into a reused buffer."""
 
     mode: str
     compact: bool
     reuse: bool = False
 
     def function(self) -> Callable:
-        """Ours."""
+        """Return our function for this form."""
         return getattr(ops, f"sparse_segment_{self.mode}_grad{'_v2' if self.compact else ''}")
 
     def name(self) -> str:
-        """The row's name."""
+        """Return the benchmark row's name."""
         return f"segment/{self.mode}-grad{'-v2' if self.compact else ''}{'-out' if self.reuse else ''}"
 
     def what(self) -> str:
-        """In words."""
+        """Describe the form in words."""
         layout = "compact (V2)" if self.compact else "dense"
         memory = "into a reused buffer" if self.reuse else "fresh output"
         return f"gradient of sparse_segment_{self.mode}, {layout}, {memory}"
 
 
 def check_gradient(p: Problem, form: Form, result: Tensor | tuple[Tensor, Tensor]) -> None:
-    """Against sums in float64 of the rows that occur; the others of a dense gradient are zero."""
+    """Compare with sums in float64 of the rows that occur. The other rows of a dense gradient must be zero."""
     ids, places = torch.unique(p.indices, return_inverse=True)
     scaled = p.data[p.segment_ids].double() * p.weights(form.mode)
     expected = scaled.new_zeros(len(ids), scaled.shape[1]).index_add_(0, places, scaled)
@@ -204,14 +204,14 @@ def check_gradient(p: Problem, form: Form, result: Tensor | tuple[Tensor, Tensor
     else:
         values = result[ids]
         assert int(result.any(1).sum()) == len(ids)
-    # What float32 loses grows with what is added up: a Zipf draw's most popular id has tens of thousands of entries.
+    # The error of float32 grows with the number of terms: the most popular id of a Zipf draw has tens of thousands.
     added_up = torch.zeros_like(expected).index_add_(0, places, scaled.abs())
     worst = ((values.double() - expected).abs() / (1e-5 + 1e-6 * added_up)).max().item()
     assert worst <= 1, f"off by {worst:.2g} times what rounding explains"
 
 
 def grad_row(form: Form, targets: dict[str, float], shape: Shape = Shape()) -> Row:
-    """One form of the gradient."""
+    """Make a benchmark row for one form of the gradient."""
     grad = form.function()
 
     def build(options: Options) -> Case:

@@ -1,4 +1,4 @@
-"""Rows of the segment reductions without indices, sorted and unsorted, and of their gradients."""
+"""Benchmark rows of the segment reductions without indices, sorted and unsorted, and of their gradients."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Problem:
     num_segments: int
 
     def sizes(self) -> str:
-        """What the report says of it."""
+        """Return the sizes, as text for the report."""
         rows, columns = self.data.shape
         return f"{rows:,} x {columns} float32, {self.num_segments:,} segments"
 
     def bytes_moved(self) -> int:
-        """Every row read, ids read, and the result written."""
+        """Count the bytes: every row in, ids in, and the result out."""
         return 4 * self.data.shape[1] * (len(self.data) + self.num_segments) + 8 * len(self.segment_ids)
 
 
 def problem(options: Options, unsorted: bool) -> Problem:
-    """The same for every row but for the order of ids."""
+    """Make rows and segments. Only the order of the ids differs between sorted and unsorted ones."""
     generator = torch.Generator(options.device).manual_seed(0)
     rows, segments = options.size(1_000_000, 20_000, 4_194_304), options.size(100_000, 2_000, 419_430)
     data = torch.randn(rows, options.size(64, 64, 128), generator=generator, device=options.device)
@@ -44,16 +44,16 @@ def problem(options: Options, unsorted: bool) -> Problem:
 
 
 def torch_scatter(p: Problem, reduction: str) -> Tensor:
-    """By scatter_reduce_, which takes an id for every element."""
+    """Reduce by torch's scatter_reduce_, which takes an id for every element."""
     ids = p.segment_ids[:, None].expand_as(p.data)
-    # Its derivative counts a start that equals the maximum as one more tie.
+    # The derivative of scatter_reduce_ counts a start value that equals the maximum as one more tie.
     start = {"max": -torch.inf, "min": torch.inf}.get(reduction, 0.0)
     out = p.data.new_full((p.num_segments, p.data.shape[1]), start)
     return out.scatter_reduce_(0, ids, p.data, _TORCH_NAMES[reduction], include_self=False)
 
 
 def check_values(p: Problem, reduction: str, result: Tensor) -> None:
-    """Against torch in float64."""
+    """Compare a result with torch's in float64."""
     wanted = torch_scatter(Problem(p.data.double(), p.segment_ids, p.num_segments), reduction)
     if reduction == "prod":
         wanted[torch.bincount(p.segment_ids, minlength=p.num_segments) == 0] = 1
@@ -62,7 +62,7 @@ def check_values(p: Problem, reduction: str, result: Tensor) -> None:
 
 
 def torch_peers(p: Problem, reduction: str, unsorted: bool) -> dict[str, Make]:
-    """Torch's own ways."""
+    """Return torch's own ways to compute the reduction."""
 
     def segment_reduce() -> Call:
         lengths = torch.bincount(p.segment_ids, minlength=p.num_segments)
@@ -80,7 +80,7 @@ def torch_peers(p: Problem, reduction: str, unsorted: bool) -> dict[str, Make]:
 
 
 def forward_row(reduction: str, unsorted: bool, targets: dict[str, float]) -> Row:
-    """One reduction."""
+    """Make a benchmark row for one reduction."""
     name = f"{'unsorted_' if unsorted else ''}segment_{reduction}"
     reduce = getattr(ops, name)
 
@@ -105,7 +105,7 @@ def forward_row(reduction: str, unsorted: bool, targets: dict[str, float]) -> Ro
 
 
 def gradient_row(reduction: str, unsorted: bool, targets: dict[str, float]) -> Row:
-    """Forward and backward of one reduction."""
+    """Make a benchmark row for forward and backward of one reduction."""
     name = f"{'unsorted_' if unsorted else ''}segment_{reduction}"
     reduce = getattr(ops, name)
 

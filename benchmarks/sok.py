@@ -1,6 +1,7 @@
 """
-Rows of the case that HugeCTR's SparseOperationKit is shown with: 100 features with ten ids in a bag, a table of
-100,000 x 16 for each, mean, Adagrad.
+Benchmark rows of the example of HugeCTR's SparseOperationKit.
+
+It has 100 features with ten ids in a bag, a table of 100,000 x 16 for each, pooling by mean, and Adagrad.
 """
 
 from __future__ import annotations

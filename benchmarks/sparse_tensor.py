@@ -1,4 +1,4 @@
-"""Rows of the ``sparse_tensor`` family: what comes before a pooled lookup, beside TensorFlow and plain torch."""
+"""Benchmark rows of the ``sparse_tensor`` family: preparations of a pooled lookup, beside TensorFlow and torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rows import Call, Case, CudaTargets, Options, Row, tensorflow
 
 @dataclass(frozen=True)
 class Sparse:
-    """Ids in rows of random lengths, ten on the mean: a few rows are empty."""
+    """Ids in rows of random lengths, ten on the mean. A few rows are empty."""
 
     indices: Tensor
     values: Tensor
@@ -26,12 +26,12 @@ class Sparse:
 
     @property
     def sizes(self) -> str:
-        """In words."""
+        """Return the sizes in words."""
         return f"{self.values.shape[0]:,} ids in {self.rows:,} rows"
 
 
 def sparse(options: Options, *, ordered: bool = True) -> Sparse:
-    """Of int64 ids."""
+    """Draw a sparse tensor of int64 ids."""
     entries = options.size(1_000_000, 20_000, 16_000_000)
     rows = entries // 10
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def _theirs(options: Options, given: Sparse) -> tuple[Any, Any]:
 
 
 def fill(ordered: bool) -> Callable[[Options], Case]:
-    """An id for every empty row."""
+    """Make a benchmark row: fill every empty row with an id."""
 
     def build(options: Options) -> Case:
         given = sparse(options, ordered=ordered)
@@ -84,7 +84,7 @@ def fill(ordered: bool) -> Callable[[Options], Case]:
 
 
 def reshape(options: Options) -> Case:
-    """The same elements in half as many rows."""
+    """Build a reshape: the same elements in half as many rows."""
     given = sparse(options)
     old, new = [given.rows, given.columns], [given.rows // 2, 2 * given.columns]
 
@@ -105,7 +105,7 @@ def reshape(options: Options) -> Case:
 
 
 def reorder(options: Options) -> Case:
-    """Shuffled entries sorted again."""
+    """Build a reorder: shuffled entries are sorted again."""
     given = sparse(options, ordered=False)
 
     def ours() -> Call:
@@ -132,7 +132,7 @@ def reorder(options: Options) -> Case:
 
 
 def dense(options: Options) -> Case:
-    """Written into a matrix."""
+    """Build the conversion to a dense matrix."""
     given = sparse(options)
     values = given.values.float()
 
@@ -161,7 +161,7 @@ def dense(options: Options) -> Case:
 
 
 def offsets(options: Options) -> Case:
-    """Offsets of the rows of a sparse tensor."""
+    """Build the offsets of the rows of a sparse tensor."""
     given = sparse(options)
 
     def ours() -> Call:

@@ -1,4 +1,4 @@
-"""Runs commands with a time limit each, and says what became of them."""
+"""A runner of commands, each with a time limit, that reports how each ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# From a polite end to a rude one.
+# Seconds from SIGTERM to SIGKILL.
 GRACE_SECONDS = 5.0
 
 
@@ -22,25 +22,25 @@ class Stage:
     """A command, and its share of the time."""
 
     name: str
-    # Beside those of the stages after it; None: as much as there is.
+    # The share of the remaining time, relative to the shares of the stages after it; None: all of it.
     share: float | None
-    # Makes the command, given the limit in seconds.
+    # Returns the command, given the limit in seconds.
     command: Callable[[float], list[str]]
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    # More than this it does not get, however much is left.
+    # The most seconds that the stage gets, however much time is left.
     most: float | None = None
-    # Why it is not run.
+    # Why the stage is not run.
     skip: str | None = None
-    # What it prints where it cannot work on this machine, as a regular expression.
+    # A regular expression of what the command prints where it cannot work on this machine.
     skip_if_printed: str | None = None
-    # What to say of it afterwards.
+    # Returns a remark on the stage after it has run.
     note: Callable[[], str] = str
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a stage: passed, failed, timed out or skipped."""
+    """How a stage ended: passed, failed, timed out or skipped."""
 
     name: str
     result: str
@@ -50,12 +50,12 @@ class Outcome:
 
 def run_stage(stage: Stage, limit: float, log: Path, on_line: Callable[[str], None] = lambda line: None) -> Outcome:
     """
-    Run a stage's command, printing what it prints and writing it to a file line by line.
+    Run a stage's command; print its output, and write it to a file line by line.
 
     Args:
         stage: what to run.
         limit: seconds after which it is ended, with everything it started.
-        log: the file, to which is added.
+        log: the file to which output is appended.
         on_line: called after each line.
 
     Returns:
@@ -120,7 +120,7 @@ def _end_after(process: subprocess.Popen[str], limit: float, timed_out: threadin
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process, if it runs, and what it started and left: the session that is its own."""
+    """End the process, if it runs, and the processes that it started and left: all of its session."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, how)
@@ -129,7 +129,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def last_words(log: Path) -> dict[str, str]:
-    """How far each test came, as tests/in_time.py wrote: collected, begun, passed, failed or skipped."""
+    """Return how far each test came, as tests/in_time.py wrote it: collected, begun, passed, failed or skipped."""
     words: dict[str, str] = {}
     for line in log.read_text().splitlines() if log.is_file() else ():
         word, _, test = line.partition(" ")

@@ -1,7 +1,7 @@
 """
 ``python -m benchmarks --table`` writes results/README.md, one row per benchmark, from the JSON files beside it.
 
-What was not measured is an empty cell.
+The cell of a figure that was not measured is empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEAD += ["GPU: targets", "published by others, not measured here"]
 
 
 def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The latest results on a CPU and on a GPU; quick runs say nothing about speed."""
+    """Return the latest results on a CPU and on a GPU. Quick runs are left out: they say nothing about speed."""
     latest: dict[bool, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
@@ -36,7 +36,7 @@ def _rows(content: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def _time(content: dict[str, Any] | None, row: dict[str, Any] | None) -> str:
-    """Milliseconds, and what they mean in bytes or ids."""
+    """Return the milliseconds, with the bytes or ids per second."""
     if content is None or row is None:
         return ""
     if "failed" in row:
@@ -51,7 +51,7 @@ def _time(content: dict[str, Any] | None, row: dict[str, Any] | None) -> str:
 
 
 def _peers(row: dict[str, Any] | None) -> str:
-    """Ratios to the peers that ran."""
+    """Return the ratios to the peers that ran."""
     if row is None or "failed" in row:
         return ""
     ratios = [(peer["name"], peer["ratio"]) for peer in row["peers"] if "ratio" in peer]
@@ -59,14 +59,14 @@ def _peers(row: dict[str, Any] | None) -> str:
 
 
 def _judged(row: dict[str, Any] | None) -> dict[str, str]:
-    """For each target that was judged, its mark."""
+    """Return the mark of each target that was judged."""
     if row is None:
         return {}
     return {target["what"].partition(",")[0]: "pass" if target["passed"] else "MISS" for target in row["targets"]}
 
 
 def targets(row: Row, measured: dict[str, Any] | None = None) -> str:
-    """What a row should reach on a GPU, with the marks of a run if there was one."""
+    """Return a row's targets on a GPU, with the marks of a run if there was one."""
     marks = _judged(measured if measured is not None and "targets" in measured else None)
     wanted = []
     if row.cuda.copy_share is not None:
@@ -79,7 +79,7 @@ def targets(row: Row, measured: dict[str, Any] | None = None) -> str:
 
 
 def table(rows: Iterable[Row], cpu: dict[str, Any] | None, gpu: dict[str, Any] | None) -> str:
-    """The Markdown table."""
+    """Return the table as Markdown."""
     on_cpu, on_gpu = _rows(cpu), _rows(gpu)
     lines = [_HEAD, ["---"] * len(_HEAD)]
     for row in rows:
@@ -91,7 +91,7 @@ def table(rows: Iterable[Row], cpu: dict[str, Any] | None, gpu: dict[str, Any] |
 
 
 def about(content: dict[str, Any]) -> str:
-    """Where and with what figures were taken, in a line."""
+    """Return where, and with which versions, figures were taken, in a line."""
     machine = content["machine"]
     names = ["device", "processor", "cores", "driver", "torch", "torch CUDA", "tensorflow", "fbgemm-gpu-cpu", "commit"]
     facts = [f"{name} {machine[name]}" for name in (*names, "date") if name in machine]
@@ -99,7 +99,7 @@ def about(content: dict[str, Any]) -> str:
 
 
 def text(rows: Iterable[Row], folder: Path) -> str:
-    """The whole page."""
+    """Return the whole page."""
     cpu, gpu = load(folder)
     page = [
         "# Benchmark results\n",
@@ -118,7 +118,7 @@ def text(rows: Iterable[Row], folder: Path) -> str:
 
 
 def write(rows: Iterable[Row]) -> Path:
-    """Write the page; returns where."""
+    """Write the page; return its path."""
     path = RESULTS / "README.md"
     path.write_text(text(rows, RESULTS))
     return path

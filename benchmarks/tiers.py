@@ -1,5 +1,5 @@
 """
-The plain engines beside the cold tiers: what a table that kept all its rows in LMDB or RocksDB would pay.
+Lookups in LMDB and RocksDB by themselves: what a table that kept all its rows in such an engine would pay.
 
 ``python -m benchmarks.tiers KEYS RECORD_BYTES [LMDB|RocksDB]`` prints their rows a second.
 """
@@ -22,9 +22,9 @@ from torch import Tensor
 from .ids import zipf_ids
 from .rows import UnavailableError
 
-# Rows written in one transaction while an engine is filled.
+# How many rows are written in one transaction while an engine is filled.
 FILL = 1 << 16
-# Ids of one batch.
+# How many ids a batch has.
 BATCH = 65_536
 
 # Reads the rows of ids, uint8 [N, record_bytes].
@@ -32,19 +32,19 @@ MultiGet = Callable[[Tensor], Tensor]
 
 
 def _key_list(ids: Tensor) -> list[bytes]:
-    """Eight bytes for each id, in whose order the ids ascend."""
+    """Return keys of eight bytes whose order is that of the ids."""
     return (ids.numpy().view(np.uint64) ^ np.uint64(1 << 63)).byteswap().view("V8").tolist()
 
 
 def rows_of(ids: Tensor, record_bytes: int) -> Tensor:
-    """The rows that ids have: uint8 [N, record_bytes], whose first eight bytes are the id."""
+    """Return the rows of ids: uint8 ``[N, record_bytes]``, whose first eight bytes are the id."""
     rows = torch.zeros(len(ids), record_bytes // 8, dtype=torch.int64)
     rows[:, 0] = ids
     return rows.view(torch.uint8)
 
 
 def _chunks(keys: int, record_bytes: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """All rows in ascending order of their ids [0, keys), which is what both engines store best."""
+    """Yield all rows in ascending order of their ids ``[0, keys)``, which both engines store fastest."""
     for begin in range(0, keys, FILL):
         ids = torch.arange(begin, min(begin + FILL, keys))
         records = rows_of(ids, record_bytes).numpy().view(f"V{record_bytes}").ravel().tolist()
@@ -52,13 +52,13 @@ def _chunks(keys: int, record_bytes: int) -> Iterator[list[tuple[bytes, bytes]]]
 
 
 def _joined(values: list[bytes], record_bytes: int) -> Tensor:
-    # A copy: frombuffer's tensors of bytes are read-only.
+    # The bytes are copied because frombuffer's tensors of bytes are read-only.
     return torch.from_numpy(np.frombuffer(b"".join(values), np.uint8).reshape(-1, record_bytes).copy())
 
 
 @contextmanager
 def plain_lmdb(keys: int, record_bytes: int, folder: str | None = None) -> Iterator[MultiGet]:
-    """LMDB with rows for the ids ``[0, keys)``, and its multi-get of ids that ascend."""
+    """Fill LMDB with rows for the ids ``[0, keys)``, and yield its multi-get of ascending ids."""
     lmdb = _module("lmdb")
     with tempfile.TemporaryDirectory(dir=folder) as path:
         with lmdb.open(path, map_size=keys * (record_bytes + 64) * 2 + (1 << 26), sync=False, readahead=False) as env:
@@ -76,7 +76,7 @@ def plain_lmdb(keys: int, record_bytes: int, folder: str | None = None) -> Itera
 
 @contextmanager
 def plain_rocksdb(keys: int, record_bytes: int, folder: str | None = None) -> Iterator[MultiGet]:
-    """RocksDB likewise: one level, uncompressed, Bloom filters, and a cache that holds everything."""
+    """Fill RocksDB as LMDB (one level, uncompressed, Bloom filters, everything cached), and yield its multi-get."""
     rocksdict = _module("rocksdict")
     table = rocksdict.BlockBasedOptions()
     table.set_bloom_filter(10, False)
@@ -112,14 +112,14 @@ def _module(name: str) -> Any:
 
 
 def lookup_all(multi_get: MultiGet, ids: Tensor) -> Tensor:
-    """The rows of ids in any order, each occurrence fetched: sorted first, as both engines like it."""
+    """Return the rows of ids in any order. Each occurrence is fetched, sorted first, which suits both engines."""
     order = torch.from_numpy(ids.numpy().argsort())
     rows = multi_get(ids[order])
     return torch.empty_like(rows).index_copy_(0, order, rows)
 
 
 def lookup_distinct(multi_get: MultiGet, ids: Tensor) -> Tensor:
-    """The rows of ids in any order, each distinct id fetched once."""
+    """Return the rows of ids in any order. Each distinct id is fetched once."""
     distinct, inverse = np.unique(ids.numpy(), return_inverse=True)
     return multi_get(torch.from_numpy(distinct)).index_select(0, torch.from_numpy(inverse))
 
@@ -128,12 +128,12 @@ LOOKUPS = {"each occurrence": lookup_all, "distinct ids": lookup_distinct}
 
 
 def zipf_batches(keys: int, count: int, batch: int = BATCH) -> list[Tensor]:
-    """Batches of ids by Zipf's law with exponent 1.05 over ``[0, keys)``, popular ids scattered."""
+    """Draw batches of ids in ``[0, keys)`` by Zipf's law with exponent 1.05; popular ids are scattered."""
     return list(zipf_ids(count * batch, keys, "cpu").split(batch))
 
 
 def rows_per_second(lookup: Callable[[Tensor], Tensor], batches: list[Tensor], warm: int) -> float:
-    """Ids looked up in a second, the median batch of those after the first ``warm``."""
+    """Return the ids looked up per second in the median batch of those after the first ``warm``."""
     seconds = []
     for ids in batches:
         start = time.perf_counter()

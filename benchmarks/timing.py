@@ -1,9 +1,9 @@
 """
-How two calls are timed against each other, and nothing about what they compute.
+The timing of two calls against each other. This module does not know what the calls compute.
 
-Blocks of one side alternate with blocks of the other. Within a block the same call runs many times in a row and the
-first ones are dropped: right after another framework's call its worker threads still spin on the cores, which would be
-charged to whoever comes next.
+Blocks of one side alternate with blocks of the other. Within a block the same call runs many times in a row, and the
+first times are dropped: right after another framework's call its worker threads still spin on the cores, which would be
+charged to the next call.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SLOW_MS = {"cpu": 250.0, "cuda": 10.0}
 
 @dataclass(frozen=True)
 class Plan:
-    """How often a side is called: ``blocks`` times ``calls`` in a row, the first ``drop`` of each block not counted."""
+    """How often a side is called: ``blocks`` times ``calls`` in a row, of which the first ``drop`` do not count."""
 
     calls: int = 20
     drop: int = 5
     blocks: int = 4
 
     def kept(self) -> int:
-        """Calls that count, over all blocks."""
+        """Return the number of calls that count, over all blocks."""
         return self.blocks * (self.calls - self.drop)
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ QUICK = Plan(calls=3, drop=1, blocks=2)
 
 
 def plan_for(call_ms: float, quick: bool, device: str = "cpu") -> Plan:
-    """The plan for a side whose single call takes ``call_ms``."""
+    """Return the plan for a side whose single call takes ``call_ms``."""
     if quick:
         return QUICK
     return SLOW if call_ms > SLOW_MS[device] else FULL
@@ -61,12 +61,12 @@ class Pair:
     peer_plan: Plan
 
     def ratio(self) -> float:
-        """How many times faster the first side is than the second."""
+        """Return how many times faster the first side is than the second."""
         return self.peer_ms / self.ours_ms
 
 
 def clock_block(call: Call, calls: int, device: str) -> list[float]:
-    """Milliseconds of each of ``calls`` calls in a row. Releasing a result is not counted."""
+    """Return the milliseconds of each of ``calls`` calls in a row. The release of a result does not count."""
     if device == "cuda":
         return _clock_block_cuda(call, calls)
     times = []
@@ -98,10 +98,10 @@ def compare(ours: Call, peer: Call, device: str, quick: bool, clock: Callable[..
         peer: the second side.
         device: ``cpu`` or ``cuda``, where the calls' work happens.
         quick: call each a few times only: shows that everything runs, not how fast.
-        clock: :func:`clock_block`, or what stands for it in a test.
+        clock: :func:`clock_block`, or its stand-in in a test.
 
     Returns:
-        The medians over what is kept.
+        The medians over the calls that count.
     """
     plans = [plan_for(clock(call, 2, device)[1], quick, device) for call in (ours, peer)]
     kept: list[list[float]] = [[], []]
@@ -113,7 +113,7 @@ def compare(ours: Call, peer: Call, device: str, quick: bool, clock: Callable[..
 
 
 def copy_gb_per_second(device: str, quick: bool) -> float:
-    """What a copy between two buffers that no cache holds reaches, reads plus writes, in 10^9 bytes a second."""
+    """Measure the bandwidth of copies between buffers that no cache holds: reads plus writes, in 10^9 bytes/s."""
     n = (1 << 22) if quick else (1 << 29) if device == "cuda" else (1 << 26)
     source, target = torch.rand(n, device=device), torch.rand(n, device=device)
     times = clock_block(lambda: target.copy_(source), FULL.calls, device)[FULL.drop :]

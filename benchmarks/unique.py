@@ -1,4 +1,4 @@
-"""Rows of the ``unique`` family: first-appearance order beside TensorFlow's, and torch's sorted one."""
+"""Benchmark rows of the ``unique`` family: values in order of first appearance, as TensorFlow's; torch sorts them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from .rows import Call, Case, CudaTargets, Make, Options, Row, tensorflow
 
 
 def count(options: Options) -> int:
-    """How many ids."""
+    """Return the number of ids."""
     return options.size(5_000_000, 50_000, 16_000_000)
 
 
 def bounded(options: Options) -> Tensor:
-    """Ids that fill a range a tenth of their number."""
+    """Draw ids from a range of a tenth of their number."""
     n = count(options)
     return torch.randint(0, n // 10, (n,), generator=torch.Generator().manual_seed(0)).to(options.device)
 
 
 def distinct(options: Options) -> Tensor:
-    """Random 62-bit ids: all different."""
+    """Draw random 62-bit ids, all different."""
     n = count(options)
     return torch.randint(0, 2**62, (n,), generator=torch.Generator().manual_seed(0)).to(options.device)
 
 
 def popular(options: Options) -> Tensor:
-    """Ids of which a few are most, out of as many as there are ids."""
+    """Draw ids by Zipf's law, from as many as there are draws."""
     return zipf_ids(count(options), count(options), options.device)
 
 
 def check(x: Tensor) -> None:
-    """The values restore x, are in order of first appearance, and are counted right."""
+    """Check that the values restore x, are in order of first appearance, and have right counts."""
     values, inverse, counts = ops.unique_with_counts(x)
     plain = ops.unique(x)
     assert torch.equal(plain.values, values) and torch.equal(plain.inverse, inverse)
@@ -50,7 +50,7 @@ def check(x: Tensor) -> None:
 
 
 def row(name: str, what: str, draw: Callable[[Options], Tensor], counts: bool, targets: dict[str, float]) -> Row:
-    """A row for one kind of ids, with or without counts."""
+    """Make a benchmark row for one kind of ids, with or without counts."""
 
     def build(options: Options) -> Case:
         x = draw(options)
@@ -72,20 +72,20 @@ def row(name: str, what: str, draw: Callable[[Options], Tensor], counts: bool, t
         sizes = f"{x.numel():,} int64 of {distinct_values:,} values"
         return Case(ours, peers, lambda: check(x), bytes_moved, ids=x.numel(), sizes=sizes)
 
-    # torch.unique's time is that of its sort, which a hash table need not take.
+    # torch.unique spends its time on a sort, which a hash table does not need.
     cuda = CudaTargets(fastest_peer=1.0 if counts else 3.0)
     return Row(f"unique/{name}", what, build, targets, cuda)
 
 
 def check_rows(x: Tensor) -> None:
-    """The rows restore x, in order of first appearance."""
+    """Check that the rows restore x, and are in order of first appearance."""
     values, inverse, counts = ops.unique_with_counts(x, dim=0)
     assert torch.equal(values[inverse], x) and len(values) == len(torch.unique(x, dim=0))
     assert torch.equal(counts, torch.bincount(inverse)) and bool((inverse.cummax(0).values.diff() <= 1).all())
 
 
 def pairs_row() -> Row:
-    """Rows of a matrix: user and item, say, and what else a key is made of."""
+    """Make a benchmark row for unique rows of a matrix, as keys of several parts, such as user and item."""
 
     def build(options: Options) -> Case:
         n = count(options) // 5

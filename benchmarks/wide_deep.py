@@ -1,6 +1,8 @@
 """
-Rows of the sparse part of Wide & Deep: 40 features, three of them with ten ids in a bag, a table of 16 columns (mean)
-and one of a single column (sum) for each.
+Benchmark rows of the sparse part of Wide & Deep.
+
+It has 40 features, three of them with ten ids in a bag, each with a table of 16 columns (mean) and one of a single
+column (sum).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ MakeSide = Callable[[Problem], Side]
 
 
 def check_sides(shape: Shape, device: str, rule: str, sides: dict[str, MakeSide]) -> None:
-    """On a small model every side that can run here trains the tables that the formulas say."""
+    """Compare the tables that each side that can run here trains in a small model with the formulas'."""
     steps = 3
     expected = reference_tables(Problem(small(shape), device), rule, steps)
     for name, make in sides.items():
@@ -36,7 +38,7 @@ def check_sides(shape: Shape, device: str, rule: str, sides: dict[str, MakeSide]
 
 
 def peers(options: Options, rule: str, forms: tuple[str, ...]) -> dict[str, MakeSide]:
-    """What there is beside ours. TensorFlow has no row-wise Adagrad."""
+    """Return the peers of ours. TensorFlow has no row-wise Adagrad."""
     made: dict[str, MakeSide] = {}
     if rule != "rowwise_adagrad":
         for form in forms:
@@ -47,7 +49,7 @@ def peers(options: Options, rule: str, forms: tuple[str, ...]) -> dict[str, Make
 
 
 def row(name: str, what: str, shape: Shape, rule: str, forms: tuple[str, ...], targets: dict[str, float]) -> Row:
-    """A row for one model and one rule."""
+    """Make a benchmark row for one model and one rule."""
 
     def build(options: Options) -> Case:
         given = small(shape) if options.quick else shape
@@ -70,7 +72,7 @@ def row(name: str, what: str, shape: Shape, rule: str, forms: tuple[str, ...], t
 
 
 def wide_deep(rule: str, name: str, ratio: float, forms: tuple[str, ...]) -> Row:
-    """A row of this model; the ratio is to every peer."""
+    """Make a benchmark row for one rule. The target ratio is that to every peer."""
     what = f"forward, backward and update with {name}: 40 features, batch 16,384"
     others = [f"TensorFlow {form}" for form in forms] + ["torch sparse EmbeddingBags", "FBGEMM TBE"]
     return row(f"wide_deep/{rule}", what, SHAPE, rule, forms, dict.fromkeys(others, ratio))

@@ -1,5 +1,5 @@
 """
-Rows of the Wide & Deep example: its sparse step, and its whole step with the perceptron, from raw columns in memory.
+Benchmark rows of the Wide & Deep example: its sparse step, and its whole step, from raw columns in memory.
 
 40 features, three of them with ten ids, and 10 numbers. TensorFlow is timed in each of its forms: with its function for
 any number of ids and with gather, with embeddings and wide part in separate tables and in joined rows, as ours are.
@@ -35,29 +35,29 @@ FORMS = {
 
 
 class Problem:
-    """What every side makes its own from: columns of a kind, batches, and the first weights."""
+    """Columns of a kind, batches, and first weights, from which every side makes its own."""
 
     def __init__(self, kind: str, device: str, rows: int = ROWS_OF_TABLE, batch: int = BATCH) -> None:
         self.kind, self.device, self.rows, self.batch = kind, device, rows, batch
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """On the device."""
+        """The batches, on the device."""
         generator = Generator(self.rows, self.batch)
         return [_moved(generator.batch(number), self.device) for number in range(BATCHES)]
 
     def columns(self) -> Any:
-        """Fresh ones: their module may be moved."""
+        """Make the columns anew, because their transform may be moved to another device."""
         return generated_columns(self.kind, self.rows, DIM)
 
     @cached_property
     def gradient(self) -> Tensor:
-        """``[batch, features * (DIM + 1)]``, of the pooled rows."""
+        """The gradient of the pooled rows, ``[batch, features * (DIM + 1)]``."""
         generator = torch.Generator().manual_seed(1)
         return torch.randn(self.batch, len(HOTS) * (DIM + 1), generator=generator).to(self.device)
 
     def tables(self) -> dict[str, Tensor]:
-        """The first rows by the table's name."""
+        """Return the first rows by the table's name."""
         generator = torch.Generator().manual_seed(2)
         return {
             table.name: torch.empty(self.rows, DIM + 1).uniform_(-0.01, 0.01, generator=generator)
@@ -65,7 +65,7 @@ class Problem:
         }
 
     def model(self) -> Any:
-        """The network with its first weights."""
+        """Make the network with its first weights."""
         from torchsparse_rec.examples.wide_deep.steps import make_model
 
         return make_model(self.columns(), MLP, "fused", 0, self.device)
@@ -79,7 +79,7 @@ def _moved(batch: Batch, device: str) -> Batch:
 
 
 class OurTables:
-    """Columns to ids, lookup, backward with a given gradient, update."""
+    """Our sparse step: columns to ids, lookup, backward with a given gradient, update."""
 
     def __init__(self, problem: Problem) -> None:
         columns, tables = problem.columns(), problem.tables()
@@ -95,20 +95,20 @@ class OurTables:
         self.gradient, self.batches = problem.gradient, itertools.cycle(problem.batches)
 
     def step(self) -> None:
-        """One step."""
+        """Train on the next batch."""
         ids = self.transform(next(self.batches).columns).sparse
         self.bags(ids).values().backward(self.gradient)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def trained(self) -> list[Tensor]:
-        """The tables."""
+        """Return the trained tables."""
         state = self.bags.state_dict()
         return [state[f"embedding_bags.{name}.weight"].cpu() for name in self.names]
 
 
 class TheirTables:
-    """The same in one tf.function."""
+    """TensorFlow's sparse step, in one tf.function."""
 
     def __init__(self, problem: Problem, options: Options, form: tuple[str, str]) -> None:
         tf = tensorflow(options)
@@ -135,12 +135,12 @@ class TheirTables:
 
 
 def _features(problem: Problem) -> list[str]:
-    """In the order of the tables."""
+    """Return the features' names, in the order of the tables."""
     return [name for table in problem.columns().transform.embedding_bag_configs() for name in table.feature_names]
 
 
 def _gradients(problem: Problem, hots: list[int], tables: str) -> list[Tensor]:
-    """Of each lookup of TensorFlow's. A sum of weights has their mean's gradient over the number of ids."""
+    """Return the gradient of each of TensorFlow's lookups. A sum's is its mean's over the number of ids."""
     rows = problem.gradient.split(DIM + 1, 1)
     if tables == "joined":
         return list(rows)
@@ -148,7 +148,7 @@ def _gradients(problem: Problem, hots: list[int], tables: str) -> list[Tensor]:
 
 
 def reference_tables(problem: Problem, steps: int) -> list[Tensor]:
-    """The tables after that many steps, by the formula, in float64."""
+    """Return the tables after that many steps, computed by the formula in float64."""
     tables, names = [table.double() for table in problem.tables().values()], _features(problem)
     parts = problem.gradient.double().cpu().split(DIM + 1, 1)
     for batch in itertools.islice(itertools.cycle(problem.batches), steps):
@@ -161,7 +161,7 @@ def reference_tables(problem: Problem, steps: int) -> list[Tensor]:
 
 
 def check_tables(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -> None:
-    """Every side that can run here trains the tables that the formula says."""
+    """Compare the tables that each side that can run here trains with the formula's."""
     expected = reference_tables(problem, 3)
     for name, make in sides.items():
         try:
@@ -175,7 +175,7 @@ def check_tables(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -
 
 
 def step_row(kind: str, targets: dict[str, float]) -> Row:
-    """The sparse step alone."""
+    """Make a benchmark row of the sparse step alone."""
 
     def build(options: Options) -> Case:
         sides: dict[str, Callable[[Problem], Any]] = {
@@ -204,7 +204,7 @@ def _problem(kind: str, options: Options) -> Problem:
 
 
 def _small(kind: str, options: Options) -> Problem:
-    """Of which a batch looks many rows up twice."""
+    """Make a small problem, with few rows, many of which a batch looks up twice."""
     return Problem(kind, options.device, 50, 16)
 
 
@@ -216,14 +216,14 @@ def _sizes(problem: Problem) -> str:
 
 
 def our_training(problem: Problem) -> Callable[[Batch], Tensor]:
-    """A training step."""
+    """Make our training step of the whole network."""
     from torchsparse_rec.examples.wide_deep.steps import TorchStep
 
     return TorchStep(problem.columns(), problem.model(), "sgd", RATE)
 
 
 def their_training(problem: Problem, options: Options, form: tuple[str, str]) -> Callable[[Batch], Any]:
-    """A training step of batches that are prepared once."""
+    """Make TensorFlow's training step of the whole network, on batches that are prepared once."""
     tensorflow(options)
     from torchsparse_rec.examples.wide_deep.tensorflow_step import Form, TensorflowStep
 
@@ -238,7 +238,7 @@ def _cycled(step: Callable[[Batch], Any], problem: Problem) -> Call:
 
 
 def check_losses(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -> None:
-    """Every side's losses are those of the first."""
+    """Compare every side's losses with those of the first."""
     expected = None
     for name, make in sides.items():
         try:
@@ -247,13 +247,13 @@ def check_losses(problem: Problem, sides: dict[str, Callable[[Problem], Any]]) -
             continue
         losses = [float(call()) for _ in range(20)]
         expected = expected or losses
-        # Compared one by one: max would pass a NaN over.
+        # Differences are compared one by one because max would pass over a NaN.
         for number, (one, other) in enumerate(zip(losses, expected, strict=True)):
             assert abs(one - other) < 1e-4, f"{name}: losses differ by {abs(one - other)} in step {number}"
 
 
 def whole_row(kind: str, targets: dict[str, float]) -> Row:
-    """Forward, backward and update with the perceptron."""
+    """Make a benchmark row for forward, backward and update of the whole network."""
 
     def build(options: Options) -> Case:
         sides: dict[str, Callable[[Problem], Any]] = {
@@ -281,7 +281,7 @@ def whole_row(kind: str, targets: dict[str, float]) -> Row:
 
 
 def prebatched_row() -> Row:
-    """Training from a prebatched file, beside training on the same batches in memory."""
+    """Make a benchmark row for training from a prebatched file, beside training on the same batches in memory."""
 
     def build(options: Options) -> Case:
         problem = _problem("identity", options)
@@ -291,7 +291,7 @@ def prebatched_row() -> Row:
 
             step = our_training(problem)
             generator = Generator(problem.rows, problem.batch)
-            # The open file outlives its name.
+            # The file is open, and can be read after its name is removed.
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "train.arrow")
                 source = PrebatchedSource(path, generator, BATCHES * problem.batch, problem.batch)
@@ -323,7 +323,7 @@ def _on(batch: Batch, device: torch.device) -> Batch:
 
 
 def _targets(ratio: float) -> dict[str, float]:
-    """For the forms in which TensorFlow's users write the model: embeddings and wide part have tables of their own."""
+    """Return the target for those forms that TensorFlow's users write, with a table of its own for the wide part."""
     return {name: ratio for name, (_, tables) in FORMS.items() if tables == "separate"}
 
 

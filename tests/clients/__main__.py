@@ -1,7 +1,7 @@
 """
-``make clients`` writes docs/clients.md. What needs packages that are not here stays in it as it is.
+``make clients`` writes docs/clients.md. Cells of clients whose packages are missing stay as they are.
 
-Arguments: the names of clients, or parts of them, that are to be tried; default: all.
+Arguments: names of clients, or parts of names; default: all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from clients.cases import MODES, Outcome, outcome
 
 
 def main(names: list[str]) -> None:
-    """Try what can be tried, and write after each."""
+    """Try the chosen clients whose packages are installed, and write the page after each."""
     chosen = [one for one in page.CLIENTS if not names or any(name in one.name for name in names)]
     if any(one in of_processes.CLIENTS for one in chosen):
         write(of_processes.outcomes())
@@ -27,7 +27,7 @@ def main(names: list[str]) -> None:
 
 
 def write(found: dict[tuple[str, str], Outcome]) -> None:
-    """Print the outcomes and put them in their cells; those that were never tried say so."""
+    """Print the outcomes, and write them into the page. Cells that were never tried say so."""
     cells = page.read(page.PATH.read_text()) if page.PATH.exists() else {}
     order = [(client.name, mode) for client in page.CLIENTS for mode in MODES]
     old = {key: cells.get(key, ("untried", "")) for key in order}

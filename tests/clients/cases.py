@@ -1,8 +1,8 @@
 """
-A model with tables of ours or torch's, and the verdict on a client: what it makes of ours beside what of torch's.
+A model with tables of ours or torch's, and the verdict on a client: its results with ours beside those with torch's.
 
-A client is a function of a :class:`Side`: it trains or uses ``side.model()`` by its own API and gives tensors by name.
-It is run with torch's modules and optimizer, then with ours.
+A client is a function of a :class:`Side`: it trains or uses ``side.model()`` by its own API and returns tensors by
+name. It runs with torch's modules and optimizer, then with ours.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from torch import Tensor
 import torchsparse_rec
 from torchsparse_rec import nn, optim
 
-# The last one: an optimizer made with in_backward=True, under which auto may choose fused.
+# The last mode has an optimizer made with in_backward=True, under which auto may choose fused.
 MODES = ("dense", "sparse", "fused", "auto", "auto, in_backward")
 KINDS = ("Embedding", "EmbeddingBag", "EmbeddingBagCollection")
 STEPS, BATCH, LR, DECAY = 12, 8, 0.1, 0.9
-# Larger, so that auto chooses sparse, or fused; not so large that a dense reference takes long.
+# Sizes of tables. In large ones auto chooses sparse or fused, but they are not so large that a dense reference takes
+# long.
 SMALL, LARGE = (40, 4), (20_000, 16)
-# Of the rows that a table leaves behind some would be off by some 0.01.
+# Rows that were left stale would be off by about 0.01.
 RTOL, ATOL = 1e-4, 1e-5
 
 PACKAGE = Path(torchsparse_rec.__file__).resolve().parent
@@ -35,7 +36,7 @@ Results = dict[str, Tensor]
 
 
 class TorchBags(torch.nn.Module):
-    """What an EmbeddingBagCollection is, of torch's modules, with the same keys."""
+    """An EmbeddingBagCollection of torch's modules, with the same keys."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class TorchBags(torch.nn.Module):
         self.embedding_bags = torch.nn.ModuleDict(bags)
 
     def forward(self, features: dict[str, Tensor]) -> Tensor:
-        """The pooled rows, side by side."""
+        """Return the pooled rows, side by side."""
         pooled = [self.embedding_bags[table](features[name]) for table, name in (("t", "f"), ("u", "g"))]
         return torch.cat(pooled, 1)
 
@@ -73,7 +74,7 @@ class Model(torch.nn.Module):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """A number for each row of ids ``[B, 2]``."""
+        """Return a number for each row of ids ``[B, 2]``."""
         if self.kind == "Embedding":
             return self.head(self.table(ids).flatten(-2)).squeeze(-1)
         if self.kind == "EmbeddingBag":
@@ -82,26 +83,26 @@ class Model(torch.nn.Module):
         return self.head(rows if isinstance(rows, Tensor) else rows.values()).squeeze(-1)
 
     def tables(self) -> list[torch.nn.Module]:
-        """The modules that have a ``weight``."""
+        """Return the modules that have a ``weight``."""
         bags = getattr(self.table, "embedding_bags", None)
         return [self.table] if bags is None else list(bags.values())
 
 
 @dataclass(frozen=True)
 class Side:
-    """Whose modules and optimizer a client gets: torch's (mode None), or ours in a mode."""
+    """The modules and the optimizer that a client gets: torch's (mode None), or ours in a mode."""
 
     kind: str = "Embedding"
     mode: str | None = None
     size: tuple[int, int] = SMALL
 
     def model(self) -> Model:
-        """The same numbers on every side."""
+        """Make a model, with the same numbers on every side."""
         return Model(self.kind, self.mode, self.size)
 
     @property
     def ours(self) -> bool:
-        """Whether it is not torch's."""
+        """Whether modules and optimizer are ours."""
         return self.mode is not None
 
     @property
@@ -113,17 +114,17 @@ class Side:
         return optim.Adam, {"lr": LR, "in_backward": in_backward}
 
     def optimizer(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        """Adam."""
+        """Make Adam for the parameters."""
         cls, arguments = self.adam
         return cls(parameters, **arguments)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        """Each step is smaller than the one before."""
+        """Make a schedule that decreases the learning rate at each step."""
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY)
 
 
 def batches(first: int = 0, steps: int = STEPS, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ids ``[B, 2]`` and targets: rows of a window that moves on, so that those it has left are idle for long."""
+    """Yield ids ``[B, 2]`` and targets. Ids are from a window that moves on, so that many rows are idle for long."""
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step + 1000 * rank)
         ids = torch.randint(2 * step, 2 * step + 10, (BATCH, 2), generator=generator)
@@ -131,7 +132,7 @@ def batches(first: int = 0, steps: int = STEPS, rank: int = 0) -> Iterator[tuple
 
 
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
-    """What is made small."""
+    """Return the mean squared distance of output to target."""
     return (output - target).square().mean()
 
 
@@ -145,7 +146,7 @@ def train(
     after_step: Callable[[], object] = lambda: None,
     rank: int = 0,
 ) -> None:
-    """Train as everybody does."""
+    """Train a model in the usual loop."""
     for ids, target in batches(first, steps, rank):
         optimizer.zero_grad()
         loss_of(model(ids), target).backward()
@@ -156,12 +157,12 @@ def train(
 
 
 def learned(model: torch.nn.Module, prefix: str = "") -> Results:
-    """Copies of what ``state_dict()`` has."""
+    """Return copies of the tensors of ``state_dict()``."""
     return {prefix + name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
 def trained(side: Side, steps: int = STEPS) -> tuple[Model, torch.optim.Optimizer, Any]:
-    """A model in the middle of its training, of which rows are behind, where its mode leaves any."""
+    """Train a model, which leaves rows stale where its mode does so; return it, its optimizer and its schedule."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     schedule = side.schedule(optimizer)
@@ -179,11 +180,11 @@ class Client:
 
     Args:
         name: what the matrix calls it.
-        run: what it does with a side's model.
+        run: the function of a side.
         needs: packages that it imports.
-        full: whether it takes too long for every day; what needs packages is not run every day anyhow.
-        kinds: the modules that it is tried with.
-        way: what a program does where it is refused.
+        full: whether it takes too long for daily runs, in which clients that need packages are left out anyhow.
+        kinds: the modules with which it is tried.
+        way: what a program can do instead where the client is refused.
     """
 
     name: str
@@ -196,21 +197,21 @@ class Client:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a client in a mode: ``right``, ``refused``, ``wrong`` or ``unclear``, and what it said."""
+    """The verdict on a client in a mode, ``right``, ``refused``, ``wrong`` or ``unclear``, and the client's message."""
 
     word: str
     message: str = ""
 
     @property
     def is_good(self) -> bool:
-        """No third kind."""
+        """Whether the client is right or refused."""
         return self.word in ("right", "refused")
 
 
-# A KeyError or a RecursionError is none, wherever it comes from.
+# KeyError and RecursionError are no refusals, wherever they come from.
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
-# What is in errors of others that say what is not done, and with what: the first two are torch's for its own
-# sparse=True. They go on about the machine.
+# Parts of other packages' errors that say clearly what cannot be done, and with what. The first two are torch's errors
+# for its own sparse=True, which go on about the machine.
 CLEAR = (
     "NotImplementedError: Could not run 'aten::linalg_vector_norm' with arguments from the 'SparseCPU' backend",
     "NotImplementedError: Could not run 'aten::view' with arguments from the 'SparseCPU' backend",
@@ -220,13 +221,13 @@ CLEAR = (
 
 
 def sides(kind: str, mode: str) -> tuple[Side, Side]:
-    """Torch's, and ours."""
+    """Return torch's side and ours."""
     size = LARGE if mode.startswith("auto") else SMALL
     return Side(kind, None, size), Side(kind, mode, size)
 
 
 def outcome(client: Client, mode: str) -> Outcome:
-    """The verdict over all kinds: the worst of them."""
+    """Return the worst of the verdicts on a client with each kind of module."""
     found = [outcome_of_kind(client, kind, mode) for kind in client.kinds]
     for word in ("wrong", "unclear"):
         bad = [f"{kind}: {one.message}" for kind, one in zip(client.kinds, found, strict=True) if one.word == word]
@@ -241,7 +242,7 @@ def outcome(client: Client, mode: str) -> Outcome:
 
 
 def outcome_of_kind(client: Client, kind: str, mode: str) -> Outcome:
-    """The verdict on one of our modules."""
+    """Return the verdict on a client with one of our modules."""
     theirs, ours = sides(kind, mode)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
@@ -250,11 +251,11 @@ def outcome_of_kind(client: Client, kind: str, mode: str) -> Outcome:
         warnings.simplefilter("always")
         try:
             got = client.run(ours)
-        except Exception as error:  # whatever it is: to judge it is what this is for
+        except Exception as error:  # The verdict judges errors of every kind.
             return judged(error)
     found = compared(got, want)
     if found.word == "wrong":
-        # Where there is no place for an error: a tool that passes our tables by.
+        # A tool that passes our tables by cannot be given an error: then a warning counts.
         named = [x for x in warned if "torchsparse_rec." in str(x.message) or "grad_mode=" in str(x.message)]
         return next((Outcome("refused", f"{x.category.__name__}: {x.message}") for x in named), found)
     return found
@@ -262,13 +263,13 @@ def outcome_of_kind(client: Client, kind: str, mode: str) -> Outcome:
 
 @lru_cache(maxsize=8)
 def _of_torchs(client: Client, side: Side) -> Results:
-    """Once for all modes that are compared with it."""
+    """Return the client's results with torch's modules, which are the same for all of our modes."""
     torch.manual_seed(0)
     return client.run(side)
 
 
 def judged(error: Exception) -> Outcome:
-    """A refusal, if the error is raised by this package, or says clearly what is not done."""
+    """Return a refusal if this package raised the error, or if the error says clearly what cannot be done."""
     message = " ".join(f"{type(error).__name__}: {error}".split())
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     ours = PACKAGE in frames[-1].parents and "Could not run 'aten::" not in message
@@ -279,7 +280,7 @@ def judged(error: Exception) -> Outcome:
 
 
 def compared(got: Results, want: Results) -> Outcome:
-    """Right, if all is the same to rounding."""
+    """Compare results: right if all are the same to rounding."""
     if got.keys() != want.keys():
         return Outcome("wrong", f"{sorted(got)} instead of {sorted(want)}")
     off = {name: _difference(got[name], want[name]) for name in want}

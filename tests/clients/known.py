@@ -1,4 +1,4 @@
-"""What is neither right nor refused, and why: a cell of this list that has become right or refused fails its test."""
+"""Cells that are neither right nor refused, with reasons. A cell that has become right or refused fails its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch makes of models by compiling, exporting and quantising them."""
+"""Clients that compile, export and quantise models by torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchsparse_rec import nn
 
 
 def compiled(side: Side, backend: str = "aot_eager") -> Results:
-    """Trained by a compiled model, then looked up by it."""
+    """Train a compiled model, then look up by it."""
     torch.compiler.reset()
     model = side.model()
     optimizer = side.optimizer(model.parameters())
@@ -31,12 +31,12 @@ def compiled(side: Side, backend: str = "aot_eager") -> Results:
 
 
 def compiled_by_inductor(side: Side) -> Results:
-    """The same, with torch's own code generator."""
+    """Train and look up by a model that torch's own code generator compiles."""
     return compiled(side, "inductor")
 
 
 def exported(side: Side) -> Results:
-    """A program that is saved and loaded."""
+    """Export a program, save it and load it."""
     model, _optimizer, _ = trained(side)
     file = io.BytesIO()
     torch.export.save(torch.export.export(model.eval(), (IDS,), strict=False), file)
@@ -46,13 +46,13 @@ def exported(side: Side) -> Results:
 
 
 def exported_in_training(side: Side) -> Results:
-    """Of a model in ``train()``."""
+    """Export a model that is in ``train()``."""
     model, _optimizer, _ = trained(side)
     return {"output": torch.export.export(model, (IDS,)).module()(IDS)}
 
 
 def aot_inductor(side: Side) -> Results:
-    """A library of machine code."""
+    """Compile a library of machine code."""
     model, _optimizer, _ = trained(side)
     program = torch.export.export(model.eval(), (IDS,))
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +61,7 @@ def aot_inductor(side: Side) -> Results:
 
 
 def quantized(side: Side, prepare: Any = lambda model: model) -> Results:
-    """torch.ao's quantised tables, weights alone."""
+    """Quantise the tables' weights by torch.ao."""
     from torch.ao import quantization
 
     model, _optimizer, _ = trained(side)
@@ -74,11 +74,11 @@ def quantized(side: Side, prepare: Any = lambda model: model) -> Results:
 
 
 def quantized_reverted(side: Side) -> Results:
-    """After ``nn.revert``."""
+    """Quantise after ``nn.revert``."""
     return quantized(side, nn.revert if side.ours else lambda model: model)
 
 
-# What compiles takes long.
+# Compiling takes long, so that few kinds are tried.
 _FEW = ("Embedding", "EmbeddingBagCollection")
 CLIENTS = [
     Client("`torch.compile`, `aot_eager`", compiled, full=True, kinds=_FEW),

@@ -1,4 +1,4 @@
-"""What other packages do with models and optimizers: ``make test-full`` installs them."""
+"""Clients that are other packages, which ``make test-full`` installs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIP = 0.1
 
 
 def loader() -> DataLoader:
-    """The examples one by one, in order, so that the clients make the batches."""
+    """Return a loader of the examples one by one, in order, so that the clients make the batches."""
     examples = [example for ids, target in batches() for example in zip(ids, target, strict=True)]
     return DataLoader(examples, batch_size=BATCH)
 
@@ -29,7 +29,7 @@ def loader() -> DataLoader:
 
 
 def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, **arguments: Any) -> Results:
-    """Its Trainer, with a LightningModule as in its documentation."""
+    """Train by Lightning's Trainer, with a LightningModule as in its documentation."""
     import lightning.pytorch as pl
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -61,12 +61,12 @@ def lightning(side: Side, callbacks: tuple[Any, ...] = (), module: Any = None, *
 
 
 def lightning_clipped(side: Side) -> Results:
-    """Its Trainer's ``gradient_clip_val``."""
+    """Train with the ``gradient_clip_val`` of Lightning's Trainer."""
     return lightning(side, gradient_clip_val=CLIP)
 
 
 def lightning_clipped_by_ours(side: Side) -> Results:
-    """The hook that it has for clipping in another way."""
+    """Clip by ours in Lightning's hook for other ways of clipping."""
 
     def module(base: Any) -> Any:
         class Clipping(base):
@@ -80,7 +80,7 @@ def lightning_clipped_by_ours(side: Side) -> Results:
 
 
 def lightning_average(side: Side) -> Results:
-    """Its callback for exponential averages."""
+    """Average by Lightning's callback for exponential averages."""
     from lightning.pytorch.callbacks import WeightAveraging
     from torch.optim.swa_utils import get_ema_avg_fn
 
@@ -91,7 +91,7 @@ def lightning_average(side: Side) -> Results:
 
 
 def accelerate(side: Side, clip: Any = None, accumulate: int = 1) -> Results:
-    """Its loop, as in its documentation."""
+    """Train in accelerate's loop, as in its documentation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
@@ -119,18 +119,18 @@ def accelerate(side: Side, clip: Any = None, accumulate: int = 1) -> Results:
 
 
 def accelerate_clipped(side: Side) -> Results:
-    """Its ``clip_grad_norm_``."""
+    """Clip by accelerate's ``clip_grad_norm_``."""
     return accelerate(side, lambda accelerator, parameters: accelerator.clip_grad_norm_(parameters, CLIP))
 
 
 def accelerate_clipped_by_ours(side: Side) -> Results:
-    """Ours in its loop."""
+    """Clip by ours in accelerate's loop."""
     clip = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
     return accelerate(side, lambda _, parameters: clip(parameters, CLIP))
 
 
 def accelerate_accumulated(side: Side) -> Results:
-    """Its gradient accumulation."""
+    """Accumulate gradients by accelerate."""
     return accelerate(side, accumulate=2)
 
 
@@ -138,7 +138,7 @@ def accelerate_accumulated(side: Side) -> Results:
 
 
 def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Results:
-    """With ``optimizers=`` given, as for any optimizer that it does not make itself."""
+    """Train by transformers' Trainer, with ``optimizers=`` as for any optimizer that it does not make itself."""
     import transformers
 
     class WithLoss(torch.nn.Module):
@@ -181,12 +181,12 @@ def trainer(side: Side, clip: float = CLIP, clip_grad_norm_: Any = None) -> Resu
 
 
 def trainer_unclipped(side: Side) -> Results:
-    """With ``max_grad_norm=0``."""
+    """Train by transformers' Trainer with ``max_grad_norm=0``."""
     return trainer(side, 0.0)
 
 
 def trainer_clipped_by_ours(side: Side) -> Results:
-    """Ours in its accelerator's place, which it also asks for the norm alone."""
+    """Clip by ours in the place of the accelerator's function, which the Trainer also calls for the norm alone."""
     return trainer(side, clip_grad_norm_=optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_)
 
 
@@ -194,7 +194,7 @@ def trainer_clipped_by_ours(side: Side) -> Results:
 
 
 def safetensors(side: Side) -> Results:
-    """``save_model`` and ``load_model``; and a file of ``named_parameters()``."""
+    """Save and load by ``save_model`` and ``load_model``; save ``named_parameters()`` to a file."""
     from safetensors.torch import load_file, load_model, save_file, save_model
 
     model, optimizer, _ = trained(side, 6)
@@ -211,7 +211,7 @@ def safetensors(side: Side) -> Results:
 
 
 def onnx(side: Side, prepare: Any = lambda model: model, **arguments: Any) -> Results:
-    """``torch.onnx.export``, run by onnxruntime."""
+    """Export by ``torch.onnx.export``, and run the program by onnxruntime."""
     import onnxruntime
 
     model, _optimizer, _ = trained(side)
@@ -225,19 +225,19 @@ def onnx(side: Side, prepare: Any = lambda model: model, **arguments: Any) -> Re
 
 
 def onnx_reverted(side: Side) -> Results:
-    """After ``nn.revert``."""
+    """Export to ONNX after ``nn.revert``."""
     return onnx(side, nn.revert if side.ours else lambda model: model)
 
 
 def onnx_translated(side: Side) -> Results:
-    """With our translations."""
+    """Export to ONNX with our translations."""
     from torchsparse_rec.onnx import translations
 
     return onnx(side, custom_translation_table=translations() if side.ours else None)
 
 
 def torchao(side: Side) -> Results:
-    """``quantize_`` of tables and of dense layers, weights alone."""
+    """Quantise the weights of tables and dense layers by torchao's ``quantize_``."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     model, _optimizer, _ = trained(side)
@@ -249,7 +249,7 @@ def torchao(side: Side) -> Results:
 
 
 def torchao_optimizer(side: Side) -> Results:
-    """An optimizer of torchao's takes over from ours."""
+    """Train by our optimizer, then by one of torchao's."""
     from torchao.optim import AdamW8bit
 
     model, optimizer, _ = trained(side, 6)

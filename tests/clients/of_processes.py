@@ -1,4 +1,4 @@
-"""What torch does with models in several processes: two of them run all of these, one after the other."""
+"""Clients of torch that train in several processes. Two processes run all of them, one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def ddp(side: Side, **arguments: Any) -> Results:
-    """Each process with its half of the batch."""
+    """Train by DistributedDataParallel, each process on its half of the batch."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     train(DistributedDataParallel(model, **arguments), optimizer, side.schedule(optimizer), rank=dist.get_rank())
@@ -24,17 +24,17 @@ def ddp(side: Side, **arguments: Any) -> Results:
 
 
 def ddp_finding(side: Side) -> Results:
-    """As for models of which a batch may leave out parts."""
+    """Train by DistributedDataParallel as models are whose batches may leave out parts."""
     return ddp(side, find_unused_parameters=True)
 
 
 def ddp_static(side: Side) -> Results:
-    """As for models that are the same in every batch."""
+    """Train by DistributedDataParallel as models are that are the same in every batch."""
     return ddp(side, static_graph=True)
 
 
 def fsdp2(side: Side) -> Results:
-    """Parameters in two halves."""
+    """Train with each parameter in two halves."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -48,7 +48,7 @@ def fsdp2(side: Side) -> Results:
 
 
 def zero(side: Side) -> Results:
-    """The optimizer's states in two halves."""
+    """Train with the optimizer's states in two halves."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = side.model()
@@ -75,7 +75,7 @@ main(rank, folder)
 
 
 def outcomes() -> dict[tuple[str, str], Outcome]:
-    """Of all of them in all modes; where the processes differ, the worse."""
+    """Return the outcomes of all clients in all modes; where the processes differ, the worse one."""
     with tempfile.TemporaryDirectory() as folder:
         printed = run_two(PROGRAM, Path(folder), 600)
     both = [[(tuple(key), Outcome(*value)) for key, value in json.loads(each.splitlines()[-1])] for each in printed]
@@ -83,13 +83,13 @@ def outcomes() -> dict[tuple[str, str], Outcome]:
 
 
 class Apart:
-    """A client of whose runs each has the processes meet anew: what an error leaves behind is gone."""
+    """A client before each of whose runs the processes meet anew, so that nothing is left of an error."""
 
     def __init__(self, client: Client, rank: int, folder: str) -> None:
         self.client, self.rank, self.folder, self.runs = client, rank, folder, 0
 
     def __call__(self, side: Side) -> Results:
-        """One run."""
+        """Run the client once."""
         dist.destroy_process_group()
         self.runs += 1
         store = f"file://{self.folder}/{self.client.run.__name__}-{self.runs}"
@@ -99,7 +99,7 @@ class Apart:
 
 
 def main(rank: int, folder: str) -> None:
-    """Print the outcomes."""
+    """Run all clients in all modes, and print the outcomes as JSON."""
     found = []
     for client in CLIENTS:
         apart = replace(client, run=Apart(client, rank, folder))

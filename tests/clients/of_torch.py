@@ -1,4 +1,4 @@
-"""What torch itself does with models and optimizers in a single process."""
+"""Clients that use models and optimizers by torch itself in a single process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDS = torch.tensor([[0, 3], [9, 20], [30, 31]])
 
 
 def training(side: Side) -> Results:
-    """As a program does that uses nothing else."""
+    """Train in a loop, and nothing else."""
     return learned(trained(side)[0])
 
 
@@ -27,7 +27,7 @@ def training(side: Side) -> Results:
 
 
 def ema(side: Side) -> Results:
-    """An exponential average after each step, by torch's class and by hand over ``parameters()``."""
+    """Average exponentially after each step, by torch's class and by hand over ``parameters()``."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.8))
@@ -43,7 +43,7 @@ def ema(side: Side) -> Results:
 
 
 def swa(side: Side) -> Results:
-    """A plain average of the last steps, with its schedule."""
+    """Average the last steps by torch's SWA, with its schedule."""
     model, optimizer, _ = trained(side, 6)
     average = swa_utils.AveragedModel(model)
     schedule = swa_utils.SWALR(optimizer, swa_lr=LR / 2, anneal_epochs=3)
@@ -52,7 +52,7 @@ def swa(side: Side) -> Results:
 
 
 def pruned(side: Side) -> Results:
-    """In the middle of training; then on with the mask, then for good."""
+    """Prune in the middle of training, train on with the mask, then make the pruning permanent."""
     model, optimizer, schedule = trained(side, 6)
     for table in model.tables():
         prune.l1_unstructured(table, "weight", amount=0.3)
@@ -64,15 +64,15 @@ def pruned(side: Side) -> Results:
 
 
 class Twice(torch.nn.Module):
-    """A parametrization."""
+    """A parametrization that doubles a table."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Twice the table."""
+        """Return twice the table."""
         return x * 2
 
 
 def parametrized(side: Side) -> Results:
-    """In the middle of training; then on through it, then for good."""
+    """Parametrize in the middle of training, train on through it, then make it permanent."""
     model, optimizer, schedule = trained(side, 6)
     for table in model.tables():
         parametrize.register_parametrization(table, "weight", Twice(), unsafe=True)
@@ -84,7 +84,7 @@ def parametrized(side: Side) -> Results:
 
 
 def functional(side: Side) -> Results:
-    """Trained by ``functional_call`` over its own parameters, and looked at with them in between."""
+    """Train by ``functional_call`` over the model's own parameters, and look up by it after each step."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     schedule = side.schedule(optimizer)
@@ -100,7 +100,7 @@ def functional(side: Side) -> Results:
 
 
 def gradients(side: Side) -> Results:
-    """Gradients of a function of the parameters, in the middle of training."""
+    """Compute gradients of a function of the parameters, in the middle of training."""
     model, _, _ = trained(side, 6)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -111,7 +111,7 @@ def gradients(side: Side) -> Results:
 
 
 def per_sample(side: Side) -> Results:
-    """A gradient for each example, by ``vmap`` over ``grad``."""
+    """Compute a gradient for each example, by ``vmap`` over ``grad``."""
     model, _, _ = trained(side, 6)
     parameters = {name: p.detach() for name, p in model.named_parameters()}
 
@@ -122,7 +122,7 @@ def per_sample(side: Side) -> Results:
 
 
 def ensemble(side: Side) -> Results:
-    """Two models looked up as one by ``stack_module_state`` and ``vmap``."""
+    """Look up in two models at once, by ``stack_module_state`` and ``vmap``."""
     models = [trained(side, steps)[0] for steps in (4, 6)]
     parameters, buffers = torch.func.stack_module_state(models)
     base = copy.deepcopy(models[0]).to("meta")
@@ -134,14 +134,14 @@ def ensemble(side: Side) -> Results:
 
 
 def looked_up_in_vmap(side: Side) -> Results:
-    """A model called within ``vmap`` over its ids."""
+    """Call a model within ``vmap`` over its ids."""
     model, _, _ = trained(side)
     with torch.no_grad():
         return {"output": torch.func.vmap(model)(IDS[:, None])}
 
 
 def copied(side: Side) -> Results:
-    """A copy in the middle of training, which an optimizer of its own trains on."""
+    """Copy a model in the middle of training, and train both on, each by an optimizer of its own."""
     model, optimizer, schedule = trained(side, 6)
     twin = copy.deepcopy(model)
     its = side.optimizer(twin.parameters())
@@ -155,7 +155,7 @@ def copied(side: Side) -> Results:
 
 
 def resumed(side: Side, load: Any, model: Model, optimizer: torch.optim.Optimizer) -> Results:
-    """Others of the same make, after a load, trained on beside those that went on."""
+    """Load into a new model and optimizer, and train them on beside the old ones."""
     fresh = side.model()
     with torch.no_grad():
         for p in fresh.parameters():
@@ -168,7 +168,7 @@ def resumed(side: Side, load: Any, model: Model, optimizer: torch.optim.Optimize
 
 
 def saved(side: Side) -> Results:
-    """By ``torch.save`` of the ``state_dict``s."""
+    """Save and load by ``torch.save`` of the ``state_dict``s."""
     model, optimizer, _ = trained(side, 6)
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
@@ -183,7 +183,7 @@ def saved(side: Side) -> Results:
 
 
 def dcp_saved(side: Side) -> Results:
-    """By torch.distributed.checkpoint, with its ``get_state_dict`` and ``set_state_dict``."""
+    """Save and load by torch.distributed.checkpoint, with its ``get_state_dict`` and ``set_state_dict``."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -204,7 +204,7 @@ def dcp_saved(side: Side) -> Results:
 
 
 def clipped(side: Side) -> Results:
-    """By torch's ``clip_grad_norm_``."""
+    """Clip by torch's ``clip_grad_norm_``."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # noqa: E731
@@ -213,7 +213,7 @@ def clipped(side: Side) -> Results:
 
 
 def clipped_by_ours(side: Side) -> Results:
-    """By ``optim.clip_grad_norm_``."""
+    """Clip by ``optim.clip_grad_norm_``."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     clip_grad_norm_ = optim.clip_grad_norm_ if side.ours else torch.nn.utils.clip_grad_norm_
@@ -222,7 +222,7 @@ def clipped_by_ours(side: Side) -> Results:
 
 
 def accumulated(side: Side) -> Results:
-    """A step for two backwards."""
+    """Accumulate the gradients of two backwards for each step."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     schedule = side.schedule(optimizer)
@@ -236,7 +236,7 @@ def accumulated(side: Side) -> Results:
 
 
 def scaled(side: Side) -> Results:
-    """Mixed precision's scale, which is taken out of the gradients again."""
+    """Train with the scale of mixed precision, which divides the gradients by it before the step."""
     model = side.model()
     optimizer = side.optimizer(model.parameters())
     schedule = side.schedule(optimizer)
@@ -251,7 +251,7 @@ def scaled(side: Side) -> Results:
 
 
 def in_hooks(side: Side) -> Results:
-    """An optimizer for each parameter, stepped from its hook when its gradient is there."""
+    """Step an optimizer for each parameter, in a hook that runs when its gradient is there."""
     model = side.model()
     optimizers = {p: side.optimizer([p]) for p in model.parameters()}
     schedules = [side.schedule(optimizer) for optimizer in optimizers.values()]
@@ -270,7 +270,7 @@ def in_hooks(side: Side) -> Results:
 
 
 class Tied(torch.nn.Module):
-    """Scores of all items: the table is the last layer's weight too."""
+    """A model of all items' scores, in which the table is the last layer's weight too."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -279,14 +279,14 @@ class Tied(torch.nn.Module):
         self.out.weight = model.tables()[0].weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """A number for each row of ids."""
+        """Return a number for each row of ids."""
         table = self.out.weight
         scores = torch.tanh(self.model(ids))[:, None] @ table.mean(1)[None] + self.model(ids)[:, None]
         return scores[:, :40].mean(1)
 
 
 def tied(side: Side) -> Results:
-    """A table that is the weight of a dense layer as well."""
+    """Train a table that is also the weight of a dense layer."""
     model = Tied(side.model())
     optimizer = side.optimizer(model.parameters())
     train(model, optimizer, side.schedule(optimizer))
@@ -294,7 +294,7 @@ def tied(side: Side) -> Results:
 
 
 def stepped_by_torch(side: Side) -> Results:
-    """An optimizer of torch takes over from ours."""
+    """Train by our optimizer, then by one of torch's."""
     model, optimizer, _ = trained(side, 6)
     theirs = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     if side.mode == "fused":

@@ -1,4 +1,4 @@
-"""docs/clients.md: written from what came of the clients, and read again."""
+"""docs/clients.md: written from the outcomes of the clients, and read again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clients.known import KNOWN
 PATH = Path(__file__).resolve().parents[2] / "docs/clients.md"
 CLIENTS: list[Client] = [*of_torch.CLIENTS, *of_compilers.CLIENTS, *of_processes.CLIENTS, *of_others.CLIENTS]
 
-# A cell: its word, and what stands below the table for it.
+# The word of a cell, and its text below the table.
 Cell = tuple[str, str]
 Cells = Mapping[tuple[str, str], Cell]
 
@@ -37,14 +37,14 @@ _MODES = ("`dense`", "`sparse`", "`fused`", "`auto`", "`auto`, `in_backward=True
 
 
 def cell(name: str, mode: str, outcome: Outcome) -> Cell:
-    """What is shown of an outcome."""
+    """Return the cell that shows an outcome."""
     if outcome.is_good:
         return outcome.word, f"``{outcome.message}``" if outcome.message else ""
     return "**wrong**", KNOWN.get((name, mode), f"not known: {outcome.message}")
 
 
 def write(cells: Cells) -> str:
-    """The page."""
+    """Return the page as Markdown."""
     texts = list(dict.fromkeys(text for _, text in cells.values() if text))
     head = ["client", *_MODES]
     table = [head, ["---"] * len(head)]
@@ -57,7 +57,7 @@ def write(cells: Cells) -> str:
 
 
 def read(text: str) -> Cells:
-    """The cells of a page."""
+    """Return the cells of a page."""
     texts = dict(re.findall(r"^(\d+)\. (.*)$", text, flags=re.MULTILINE))
     cells = {}
     for line in text.splitlines():

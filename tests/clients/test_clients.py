@@ -1,4 +1,4 @@
-"""Every client in every mode: right or refused, and what docs/clients.md says; known others stand in known.py."""
+"""Every client in every mode is right or refused, as docs/clients.md says. Known exceptions are in known.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WRITTEN = page.PATH.read_text()
 
 
 def check(name: str, mode: str, found: Outcome) -> None:
-    """Fail unless it is right or refused, or known to be neither; and as it is written."""
+    """Fail unless an outcome is right, refused or a known exception, and the page says the same."""
     if (name, mode) in KNOWN:
         assert not found.is_good, f"{name} is {found.word} in {mode}: take it out of tests/clients/known.py"
     else:
@@ -29,7 +29,7 @@ def check(name: str, mode: str, found: Outcome) -> None:
 
 
 def cases() -> list[Any]:
-    """Clients of one process in each mode."""
+    """Return the clients of one process in each mode, as parameters of a test."""
     result = []
     for client in page.CLIENTS:
         marks = [pytest.mark.full] if client.full or client.needs else []
@@ -67,7 +67,7 @@ def test_what_is_known_is_a_cell() -> None:
 
 
 def trained_with(**arguments: Any) -> Callable[[Side], Results]:
-    """A client whose optimizer of ours has other arguments than torch's."""
+    """Return a client that gives our optimizer other arguments than torch's."""
 
     def run(side: Side) -> Results:
         model = side.model()
@@ -80,7 +80,7 @@ def trained_with(**arguments: Any) -> Callable[[Side], Results]:
 
 
 def raising(error: Exception) -> Callable[[Side], Results]:
-    """A client that refuses our EmbeddingBag."""
+    """Return a client that raises an error with our EmbeddingBag."""
 
     def run(side: Side) -> Results:
         if side.ours and side.kind == "EmbeddingBag":
@@ -91,7 +91,7 @@ def raising(error: Exception) -> Callable[[Side], Results]:
 
 
 def verdict(run: Callable[[Side], Results], kinds: tuple[str, ...] = ("EmbeddingBag",)) -> Outcome:
-    """Of a client in the sparse mode."""
+    """Return the verdict on a client in the sparse mode."""
     return outcome(Client("one", run, kinds=kinds), "sparse")
 
 
@@ -110,12 +110,12 @@ def test_results_of_other_names_or_shapes_are_wrong() -> None:
 
 
 def ours_in_words(side: Side) -> Results:
-    """An id that is not there."""
+    """Raise an error of ours in words: the row of padding is outside the table."""
     return {} if not side.ours else {"x": nn.Embedding(3, 2, padding_idx=5).weight}
 
 
 def ours_without_words(side: Side) -> Results:
-    """A table that is not there."""
+    """Raise an error of Python's: the table has no weight."""
     if side.ours:
         del (table := nn.Embedding(3, 2)).weight
         return {"x": table.weight}

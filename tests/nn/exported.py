@@ -1,4 +1,4 @@
-"""Models of one table of each kind, in every gradient mode: what exporters are given."""
+"""Models of one table of each kind, in every gradient mode, for the tests of exporters."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Model(torch.nn.Module):
         self.table = table_of(kind, grad_mode, 20, 3, initializer=0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """What is looked up."""
+        """Return the looked-up rows."""
         return looked_up(self.table, ids)
 
 
 def trained(kind: str, grad_mode: str | None) -> tuple[Model, optim.Adam]:
-    """A model of which rows are behind, where its mode leaves any, and its optimizer."""
+    """Train a model, which leaves rows stale where its mode does so; return it and its optimizer."""
     model = Model(kind, grad_mode)
     optimizer = optim.Adam(model.parameters(), lr=0.1, in_backward=True)
     for k in range(3):

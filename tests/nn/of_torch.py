@@ -1,4 +1,4 @@
-"""What the tests share that ask of our modules what torch's own tests ask of torch's."""
+"""What the tests share that restate torch's own tests of its modules for ours."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ IDS = (torch.int32, torch.int64)
 POOLINGS = ("sum", "mean", "max")
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64, *HALVES)
-# torch's own tolerances.
+# The absolute tolerances of torch's tests.
 PRECISION = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 
 
 def gradient(module: torch.nn.Module, run: Callable[[], Tensor], cotangent: Tensor | None = None) -> Tensor:
-    """What a backward of ``run()`` gives the table: its gradient, or how far a step with lr=1 has moved it back."""
+    """Return the gradient that a backward of ``run()`` gives the table, or how far a step with lr=1 moves it back."""
     optimizer = optim.SGD(module.parameters(), lr=1.0, in_backward=module.grad_mode in ("fused", "auto"))
     before = module.weight.detach().clone()
     output = run()
@@ -35,6 +35,6 @@ def gradient(module: torch.nn.Module, run: Callable[[], Tensor], cotangent: Tens
 
 
 def close(got: Tensor, want: Tensor, dtype: torch.dtype, factor: float = 1) -> None:
-    """Within torch's tolerance."""
+    """Compare within torch's tolerance."""
     relative = 0.02 if dtype in HALVES else 0
     torch.testing.assert_close(got.double(), want.double(), rtol=relative, atol=factor * PRECISION[dtype])

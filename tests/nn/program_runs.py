@@ -1,4 +1,4 @@
-"""A random training program, step by step on all its sides; ``python tests/nn/program_runs.py SEED`` runs one alone."""
+"""A run of a random training program, all its sides step by step; ``python tests/nn/program_runs.py SEED`` runs one."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from nn.programs import Feature, Program, draw, lookups
 
 from torchsparse_rec import optim
 
-_FLOAT64 = 1e-10  # of the largest value, or of 1
-# Of float32: coarse, for what float64 does not reach. tests/optim/test_training.py measures its error.
+_FLOAT64 = 1e-10  # times the largest value, or 1
+# The tolerance of float32 is coarse: it is for what float64 does not reach. tests/optim/test_training.py measures the
+# error of float32.
 _FLOAT32 = 2e-3
 _ORDINARY = 1e4
 
 
 class Mismatch(AssertionError):
-    """What a side had that it should not have had."""
+    """An error where a side has something that it should not have."""
 
 
 class Outgrown(Exception):
-    """Values are no longer of ordinary size: the training itself diverges."""
+    """An exception where values are no longer of ordinary size, because the training itself diverges."""
 
 
 class Run:
-    """A program's sides: ours first, then torch's in float64, and in float32 where ours is."""
+    """A run of a program on its sides: ours first, then torch's in float64, and in float32 if ours is in float32."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -47,7 +48,7 @@ class Run:
         if program.dtype == torch.float32:
             self.dtypes.append(torch.float32 if program.extreme else torch.float64)
         theirs: list[Model] = [Theirs(program, start, head, dtype) for dtype in reversed(self.dtypes)]
-        if program.extreme:  # what is infinite in one of two that differ by rounding may be so in ours
+        if program.extreme:  # what is infinite on one of two sides that differ by rounding may be so on ours
             with torch.no_grad():
                 for parameter in theirs[1].parameters():
                     parameter.mul_(1 + 1e-5)
@@ -58,7 +59,7 @@ class Run:
         self.at = "start"
 
     def run(self) -> bool:
-        """Do all steps, and compare everything at the end. False where it did not come there: it has outgrown."""
+        """Do all steps, and compare everything at the end. Return False if the values outgrow before."""
         try:
             for number, (name, arguments) in enumerate(self.program.steps):
                 self.at = f"step {number}, {name}"
@@ -77,7 +78,7 @@ class Run:
     # ---- Comparisons -------------------------------------------------------------------------------------------------
 
     def _same(self, what: str, of: Callable[[int], Tensor]) -> None:
-        """Compare what ``of(side)`` gives."""
+        """Compare the tensor that ``of(side)`` returns on each side."""
         got, *wanted = (of(side).detach() for side in range(len(self.models)))
         if any(got.shape != want.shape for want in wanted):
             raise Mismatch(f"{self.at}: {what} has shape {tuple(got.shape)}, not {tuple(wanted[0].shape)}")
@@ -119,7 +120,7 @@ class Run:
                 if not isinstance(value, Tensor):
                     continue
                 if number not in states[0] or name not in states[0][number]:
-                    # torch's Adagrad makes its state at once, ours of a table when it is first stepped.
+                    # torch's Adagrad makes its state at once, ours the state of a table at its first step.
                     if state.get("step", 1) != 0:
                         raise Mismatch(f"{self.at}: no state {name} of parameter {number}")
                     continue
@@ -163,7 +164,7 @@ class Run:
         if clip_value is not None:
             optim.clip_grad_value_(self.models[0].parameters(), clip_value)
             for model in self.models[1:]:
-                if any(parameter.grad is not None for parameter in model.parameters()):  # torch refuses none
+                if any(parameter.grad is not None for parameter in model.parameters()):  # torch does not refuse
                     torch.nn.utils.clip_grad_value_(model.parameters(), clip_value)
         self._step()
 
@@ -204,7 +205,7 @@ class Run:
                 group.update(changes)
 
     def _freeze(self, seed: int = 0, table: int = 0) -> None:
-        """Or let it go on."""
+        """Freeze a table, or thaw it if it is frozen."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         self.frozen ^= {table}
@@ -242,7 +243,7 @@ class Run:
         self.optimizers[0].load_state_dict(copy.deepcopy(self.optimizers[0].state_dict()))
 
     def _resume(self, seed: int) -> None:
-        """Go on with another model and optimizer, from files."""
+        """Go on with another model and optimizer, loaded from a file."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         file = io.BytesIO()
@@ -257,7 +258,7 @@ class Run:
         self._keep_frozen()
 
     def _from_torch(self, seed: int) -> None:
-        """Go on with the state of torch's optimizer."""
+        """Load the state of torch's optimizer into ours."""
         if self.program.optimizer not in REFERENCES and self.program.dtype == torch.float64:
             self.optimizers[0].load_state_dict(copy.deepcopy(self.optimizers[1].state_dict()))
 
@@ -274,7 +275,7 @@ class Run:
             self._same(f"average {number}", lambda side, number=number: self.averages[side][number])
 
     def _parameters(self, model: Model) -> Iterable[Tensor]:
-        """Tables, then the head, as ``parameters()`` gives them."""
+        """Return the model's parameters as ``parameters()`` has them, but the head's last."""
         parameters = list(model.parameters())
         if self.program.head:
             heads = [parameter for parameter in parameters if parameter is model.head]
@@ -283,10 +284,10 @@ class Run:
 
 
 def run(seed: int, extreme: bool = False, program: Program | None = None) -> bool:
-    """Run the program of a seed, True if to its end. A Mismatch, or another error, names the seed and the program."""
+    """Run a seed's program, and say whether it came to its end. A Mismatch names the seed and the program."""
     program = program or draw(seed, extreme)
     with warnings.catch_warnings():
-        # Where a decay that is not decoupled steps all rows, ours say so; this torch's Adagrad knows no invariants.
+        # Ours warn where a decay that is not decoupled steps all rows.
         warnings.filterwarnings("ignore", ".*goes through the second moment", UserWarning)
         try:
             return Run(program).run()

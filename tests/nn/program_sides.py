@@ -20,29 +20,29 @@ REFERENCES = {
     "Ftrl": cases.Ftrl,
     "LAMB": cases.Lamb,
 }
-WIDTH = 3  # of what the head gives
+WIDTH = 3  # columns of the head's result
 
 
 class Model(torch.nn.Module, ABC):
-    """Tables, and a layer after the first one where the program has it."""
+    """A side's tables, and a dense layer after the first one if the program has it."""
 
     def __init__(self, program: Program, head: Tensor) -> None:
         super().__init__()
         self.program = program
-        self.leaves: dict[int, Tensor] = {}  # of the last lookup with gradients, the weights of each feature
+        self.leaves: dict[int, Tensor] = {}  # of the last lookup with gradients, the weights of ids for each feature
         if program.head:
             self.head = torch.nn.Parameter(head.clone())
 
     @abstractmethod
     def table(self, number: int) -> Tensor:
-        """One whole table, all rows current."""
+        """Return one whole table with all rows flushed."""
 
     @abstractmethod
     def look_up(self, features: list[Feature], without: int | None) -> list[Tensor]:
-        """The result for each feature of the tables that take part."""
+        """Return the result for each feature of the tables that take part."""
 
     def weights_of(self, features: list[Feature], place: int, dtype: torch.dtype) -> Tensor | None:
-        """A feature's weights, as a leaf where they are trained."""
+        """Return a feature's weights of ids, as a leaf where they are trained."""
         weights = features[place].weights
         if weights is None:
             return None
@@ -52,7 +52,7 @@ class Model(torch.nn.Module, ABC):
         return weights
 
     def order(self, without: int | None) -> Iterator[tuple[int, int, Spec, int]]:
-        """Feature by feature: its number, its table's, the table, and which of its table's features it is."""
+        """Yield each feature's number, its table's number, its table, and its number among the table's features."""
         place = 0
         for number, spec in enumerate(self.program.tables):
             for which in range(spec.features):
@@ -61,7 +61,7 @@ class Model(torch.nn.Module, ABC):
                 place += 1
 
     def loss(self, features: list[Feature], without: int | None) -> tuple[Tensor, list[Tensor]]:
-        """Half the squared distance to the targets, and the results."""
+        """Return the loss (half the squared distance to the targets, and the head's part) and the lookups' results."""
         results = self.look_up(features, without)
         total = torch.zeros((), dtype=self.program.dtype)
         for (place, *_), result in zip(self.order(without), results, strict=True):
@@ -74,7 +74,7 @@ class Model(torch.nn.Module, ABC):
 
 
 class Ours(Model):
-    """Our modules."""
+    """The side of our modules."""
 
     def __init__(self, program: Program, start: list[Tensor], head: Tensor) -> None:
         super().__init__(program, head.to(program.dtype))
@@ -158,7 +158,7 @@ def _module(program: Program, spec: Spec, weight: Tensor) -> torch.nn.Module:
 
 
 class Theirs(Model):
-    """torch's lookups of plain parameters, with dense gradients, in a dtype of its own."""
+    """The side of torch's lookups of plain parameters, with dense gradients, in a dtype of its own."""
 
     def __init__(self, program: Program, start: list[Tensor], head: Tensor, dtype: torch.dtype) -> None:
         super().__init__(program, head.to(dtype))
@@ -194,7 +194,7 @@ def _pooled(feature: Feature, weight: Tensor, spec: Spec, weights: Tensor | None
 
 
 def groups_of(program: Program, model: Model) -> Any:
-    """The model's parameters: together, or each table for itself with a learning rate of its own."""
+    """Return the model's parameters: in one list, or with a parameter group and a learning rate for each table."""
     tables = [model.table(number) for number in range(len(program.tables))]
     others = [model.head] if program.head else []
     if not program.groups:
@@ -205,13 +205,13 @@ def groups_of(program: Program, model: Model) -> Any:
 
 
 def make_ours(program: Program, model: Model) -> torch.optim.Optimizer:
-    """Our optimizer."""
+    """Make our optimizer."""
     make = getattr(optim, program.optimizer)
     return make(groups_of(program, model), in_backward=program.in_backward, **program.arguments)
 
 
 def make_theirs(program: Program, model: Model) -> torch.optim.Optimizer:
-    """torch's, or the reference where torch has none."""
+    """Make torch's optimizer, or the reference where torch has none."""
     arguments = {name: value for name, value in program.arguments.items() if name != "lazy"}
     if program.optimizer in REFERENCES:
         return REFERENCES[program.optimizer](groups_of(program, model), **arguments)
@@ -219,7 +219,7 @@ def make_theirs(program: Program, model: Model) -> torch.optim.Optimizer:
 
 
 def step_densely(program: Program, model: Model, optimizer: torch.optim.Optimizer) -> None:
-    """A step of the dense optimizer; with ``lazy`` rows whose gradient is zero are then put back, states and all."""
+    """Step the dense optimizer. With ``lazy`` put rows whose gradient is zero back afterwards, with their states."""
     tables = [table for number in range(len(program.tables)) if (table := model.table(number)).grad is not None]
     for parameter in model.parameters():
         if parameter.grad is not None:
@@ -239,6 +239,6 @@ def step_densely(program: Program, model: Model, optimizer: torch.optim.Optimize
 
 
 def _states(optimizer: torch.optim.Optimizer, table: Tensor, of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """Those with something for each row."""
+    """Return the states of a table that have something for each row."""
     items = optimizer.state.get(table, {}).items()
     return {name: of(value) for name, value in items if isinstance(value, Tensor) and value.dim() > 0}

@@ -1,4 +1,4 @@
-"""Random training programs: one seed draws one program, and every step has a seed of its own for what it looks up."""
+"""Random training programs: one seed draws one program, and the lookups of each step have a seed of their own."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ POOLINGS = ("sum", "mean", "max")
 
 @dataclass
 class Spec:
-    """One table. Its features look it up; in modules of their own if ``shared``."""
+    """A table. Its features look it up, in modules of their own if ``shared``."""
 
     rows: int
     dim: int
-    pooling: str  # "rows": none
+    pooling: str  # "rows": not pooled
     padding: int | None
     features: int
     shared: bool
@@ -30,7 +30,7 @@ class Spec:
 
 @dataclass
 class Program:
-    """What is trained, with which optimizer, and the steps: names with arguments."""
+    """A training program: tables, optimizer, and steps by their names and arguments."""
 
     seed: int
     kind: str
@@ -41,7 +41,7 @@ class Program:
     optimizer: str
     arguments: dict[str, Any]
     in_backward: bool
-    groups: bool  # a parameter group for each table
+    groups: bool  # whether each table has a parameter group
     head: bool
     extreme: bool
     steps: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Program:
 
     @property
     def trains_weights(self) -> bool:
-        """Whether the weights of ids have gradients, which ask that no table is renormalised before the backward."""
+        """Whether the weights of ids have gradients, which demand that no table is renormalised before the backward."""
         return self.weighted and not self.extreme and self.seed % 2 == 0 and all(not t.max_norm for t in self.tables)
 
     def __str__(self) -> str:
@@ -81,7 +81,8 @@ CHOICES: dict[str, dict[str, tuple]] = {
     | {"l2_shrinkage": (0.0, 0.03), "beta": (0.0, 0.1), "initial_accumulator_value": (0.1, 0.5)},
     "LAMB": {"lr": (0.01, 0.05), "betas": ((0.9, 0.999), (0.8, 0.99)), "eps": (1e-6, 1e-3), **_DECAY},
 }
-# What a schedule may change between steps, beside lr. SGD's momentum may begin and end; elsewhere torch itself refuses.
+# What a schedule may change between steps, beside lr. SGD's momentum may become zero or not; with other optimizers
+# torch itself refuses that.
 SCHEDULED = ("weight_decay", "betas", "eps", "momentum", "alpha", "rho", "l1", "l2")
 
 
@@ -98,11 +99,11 @@ def _optimizer(random: Random) -> tuple[str, dict[str, Any]]:
 
 
 def _schedule(random: Random, program: Program) -> dict[str, Any]:
-    """One hyperparameter's new value."""
+    """Draw a new value for one hyperparameter."""
     names = [name for name in CHOICES[program.optimizer] if name in SCHEDULED]
     if program.optimizer != "SGD" and "momentum" in names:
         names.remove("momentum")
-    if program.arguments.get("nesterov"):  # which wants momentum
+    if program.arguments.get("nesterov"):  # Nesterov needs a momentum
         names.remove("momentum")
     name = random.choice(names)
     return {name: random.choice(CHOICES[program.optimizer][name])}
@@ -153,7 +154,7 @@ _STEPS = {
 
 
 def _train(random: Random, program: Program, tables: int) -> dict[str, Any]:
-    """A step: which backwards, of what, and what happens to gradients before and after."""
+    """Draw the arguments of a step: its backwards, their lookups, and what is done to gradients before and after."""
     arguments: dict[str, Any] = {"seed": random.randrange(2**31)}
     if tables > 1 and "collection" not in program.kind and random.random() < 0.2:
         arguments["without"] = random.randrange(tables)
@@ -171,7 +172,7 @@ def _train(random: Random, program: Program, tables: int) -> dict[str, Any]:
 
 
 def draw(seed: int, extreme: bool = False) -> Program:
-    """The program of a seed."""
+    """Draw the program of a seed."""
     random = Random(seed)
     kind, grad_mode = random.choice(KINDS), random.choice(MODES)
     name, arguments = _optimizer(random)
@@ -186,14 +187,14 @@ def draw(seed: int, extreme: bool = False) -> Program:
         arguments=arguments,
         in_backward=grad_mode == "fused" or random.random() < 0.5,
         groups=random.random() < 0.3,
-        # Ftrl and LAMB step what is no table by another rule, which tests/optim has.
+        # Ftrl and LAMB update dense layers by another rule, which tests/optim checks.
         head=name not in ("Ftrl", "LAMB") and random.random() < 0.5,
         extreme=extreme,
     )
     if extreme:
         program.head = False
         for spec in program.tables:
-            spec.pooling = "sum" if spec.pooling != "rows" else "rows"  # equal infinities have no one maximum
+            spec.pooling = "sum" if spec.pooling != "rows" else "rows"  # equal infinities have no single maximum
             spec.max_norm = None
     for spec in program.tables:
         if spec.pooling == "max":
@@ -220,7 +221,7 @@ def draw(seed: int, extreme: bool = False) -> Program:
 
 @dataclass
 class Feature:
-    """Bags of ids for one table, where they are to be pulled, and how much each row of the result counts."""
+    """Bags of ids for one table, the targets of their results, and a mask of the results."""
 
     ids: Tensor
     lengths: Tensor
@@ -230,20 +231,20 @@ class Feature:
 
     @property
     def offsets(self) -> Tensor:
-        """Where each bag starts, and the last one ends."""
+        """The place where each bag starts, and where the last one ends."""
         return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
 
 
-# Of targets, so that gradients are.
+# Factors of targets, which become gradients.
 EXTREMES = (1e30, 1e20, 1e15, 1e-20, 1e-30, 1e-42, 0.0, float("inf"), float("nan"))
 
 
 def lookups(program: Program, seed: int) -> list[Feature]:
     """
-    The ids, weights and targets of a backward, for the features of the tables in order.
+    Return the ids, weights and targets of a backward, for the features of the tables in order.
 
     A mask of 0 makes the gradient of a row of the result exactly zero. Now and then the last two bags hold one id that
-    is nowhere else, once with 1 and once with -1: what its row gets adds up to exactly zero.
+    is nowhere else, with the masks 1 and -1: the gradient of its row adds up to exactly zero.
     """
     random, generator = Random(seed), torch.Generator().manual_seed(seed)
     bags = random.choice((0, 1, 3, 6)) if random.random() < 0.3 else 5
@@ -289,12 +290,12 @@ def _feature(
 
 
 def _append_pair(feature: Feature, lone: int | None, spec: Spec) -> None:
-    """Two bags, of ``lone`` or, with None, of nothing."""
+    """Append two bags, each with the id ``lone``, or empty if it is None."""
     size = 0 if lone is None else 1
     feature.lengths = torch.cat([feature.lengths, torch.full((2,), size)])
     if lone is not None:
         feature.ids = torch.cat([feature.ids, torch.full((2,), lone)])
-        if feature.weights is not None:  # torch fuses products with sums: 0 would be what their rounding leaves
+        if feature.weights is not None:  # torch fuses products with sums: with other weights the sum would not be 0
             feature.weights = torch.cat([feature.weights, feature.weights.new_full((2,), 0.5)])
     if lone is not None or spec.pooling != "rows":
         feature.mask = torch.cat([feature.mask, torch.tensor([1.0, -1.0], dtype=torch.float64)])

@@ -1,4 +1,4 @@
-"""Collections: the results, gradients and updates of their tables one by one, and TorchRec's names."""
+"""Collections beside single tables: results, gradients and updates; and TorchRec's names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GRAD_MODES = (None, "dense", "sparse", "fused", "auto")
 
 
 def config(name: str, rows: int, dim: int, features: list[str], pooling="sum", **more) -> nn.EmbeddingBagConfig:
-    """One table."""
+    """Make the config of a table."""
     return nn.EmbeddingBagConfig(
         name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, pooling=pooling, **more
     )
@@ -36,7 +36,7 @@ NAMES = ["f@a", "g@b", "f@b", "h", "g@d"]
 
 
 def batch(size: int = 4, seed: int = 0, weighted: bool = False, sizes: list[int] | None = None) -> KeyedJaggedTensor:
-    """Ids that every table of MIXED has, in features f, g, h."""
+    """Draw ids below 7, which every table of MIXED has, for the features f, g, h."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [size] * 3 if sizes is None else sizes
     lengths = torch.randint(0, 4, (sum(sizes),), generator=generator)
@@ -47,7 +47,7 @@ def batch(size: int = 4, seed: int = 0, weighted: bool = False, sizes: list[int]
 
 
 def one_by_one(collection: nn.EmbeddingBagCollection, grad_mode="as the collection") -> list[nn.EmbeddingBag]:
-    """A module for each table, with a copy of its weight."""
+    """Make a module for each table, with a copy of the table's weight."""
     grad_mode = collection.grad_mode if grad_mode == "as the collection" else grad_mode
     made = []
     for its in collection.embedding_bag_configs():
@@ -66,7 +66,7 @@ def one_by_one(collection: nn.EmbeddingBagCollection, grad_mode="as the collecti
 
 
 def look_up_one_by_one(modules, configs, x: KeyedJaggedTensor) -> list[Tensor]:
-    """Every lookup by itself, in the order of the collection."""
+    """Look up each feature by itself, in the order of the collection."""
     found = []
     for module, its in zip(modules, configs, strict=True):
         for feature in its.feature_names:

@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) trains in the modes dense and fused, with eager's results."""
+"""Training under torch.compile(fullgraph=True) with dense and fused gradients, compared with eager training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchsparse_rec.nn._plan import Plan
 
 
 def batch(seed: int, size: int) -> KeyedJaggedTensor:
-    """Two features."""
+    """Draw a batch of two features."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 4, (2 * size,), generator=generator)
     values = torch.randint(0, 20, (int(lengths.sum()),), generator=generator)
@@ -34,13 +34,13 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(14, 1)
 
     def forward(self, x: KeyedJaggedTensor, ids: torch.Tensor) -> torch.Tensor:
-        """A score for every example."""
+        """Return a score for every example."""
         rows = [self.bags(x).values(), self.bag(ids), self.table(ids[:, 0])]
         return self.head(torch.cat(rows, 1)).squeeze(1)
 
 
 def train(model: torch.nn.Module, forward, steps: int = 4) -> list[float]:
-    """The losses."""
+    """Train, and return the losses."""
     optimizer = optim.Adam(model.parameters(), lr=0.05, in_backward=True)
     losses = []
     for step in range(steps):
@@ -78,14 +78,14 @@ def test_inductor_too() -> None:
     assert got == pytest.approx(want, rel=1e-5)
 
 
-# ---- Rows that are behind --------------------------------------------------------------------------------------------
+# ---- Stale rows ------------------------------------------------------------------------------------------------------
 
 KINDS = ("table", "bag", "bags")
 AS_TORCH = [(kind, {"grad_mode": None, "sparse": True}) for kind in ("table", "bag")]
 
 
 def one_table(kind: str, grad_mode: str | None, **arguments) -> tuple[torch.nn.Module, torch.nn.Embedding]:
-    """A module of 20 rows, and torch's with the same rows."""
+    """Make a module of 20 rows, and torch's with the same rows."""
     torch.manual_seed(0)
     theirs = torch.nn.Embedding(20, 3)
     start = theirs.weight.detach().clone()
@@ -100,26 +100,26 @@ def one_table(kind: str, grad_mode: str | None, **arguments) -> tuple[torch.nn.M
 
 
 def call(kind: str, module, ids: torch.Tensor) -> torch.Tensor:
-    """The rows of ``ids``, which are not pooled with others."""
+    """Look up rows, without pooling."""
     if kind == "table":
         return module(ids)
     return module(ids[:, None]) if kind == "bag" else module({"f": ids[:, None]}).values()
 
 
 def optimizers_of(module: torch.nn.Module, theirs: torch.nn.Module) -> tuple[torch.optim.Optimizer, ...]:
-    """Adam for both: rows without gradient move."""
+    """Make Adam for both modules, because it moves rows without gradient."""
     return optim.Adam(module.parameters(), lr=0.1, in_backward=True), torch.optim.Adam(theirs.parameters(), lr=0.1)
 
 
 def step(ours: torch.Tensor, reference: torch.Tensor, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
-    """One step on each side."""
+    """Train one step on each side."""
     for rows, optimizer in zip((ours, reference), optimizers, strict=True):
         optimizer.zero_grad()
         rows.square().sum().backward()
         optimizer.step()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, at a break
 @pytest.mark.parametrize(("kind", "arguments"), [*((kind, {"grad_mode": "sparse"}) for kind in KINDS), *AS_TORCH])
 def test_sparse_lookups_outside_of_the_graph_see_current_rows(kind: str, arguments: dict) -> None:
     torch._dynamo.reset()
@@ -199,7 +199,7 @@ def test_a_second_call_compiles_nothing() -> None:
     for _ in range(3):
         compiled(torch.tensor([1, 2])).sum().backward()
         optimizer.step()
-    assert counts.frame_count <= 2  # the parameter's class is another one once rows are behind
+    assert counts.frame_count <= 2  # stale rows give the parameter another class
 
 
 def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
@@ -212,7 +212,7 @@ def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
         table(torch.tensor([1, k])).square().sum().backward()
         optimizer.step()
     assert "-> fused" in table.explain()
-    optimizer.param_groups[0]["weight_decay"] = 0.1  # every row has a gradient now
+    optimizer.param_groups[0]["weight_decay"] = 0.1  # a decay gives every row a gradient
     everything = torch.arange(20)
     want = table(everything)
     assert "-> dense" in table.explain()
@@ -223,7 +223,7 @@ def test_a_choice_of_dense_gradients_makes_rows_current() -> None:
 # ---- The table itself in a graph -------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, at a break
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("grad_mode", [None, "dense", "sparse"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,7 @@ OVERRIDES = pytest.mark.filterwarnings(
 
 
 class Shop(torch.nn.Module):
-    """Tables nested, shared, of both kinds, and one that is a subclass."""
+    """A model with tables that are nested, shared, of both kinds, and one of a subclass."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Shop(torch.nn.Module):
 
 
 class Special(torch.nn.Embedding):
-    """A subclass, whose forward is its own."""
+    """A subclass that overrides forward."""
 
     def forward(self, input):
         return super().forward(input) * 2
@@ -115,7 +115,7 @@ def test_bad_input():
 
 
 class Scaled(torch.nn.Embedding):
-    """Begins with other numbers, as spotlight's ScaledEmbedding does."""
+    """A subclass that initialises its table differently, as spotlight's ScaledEmbedding does."""
 
     def reset_parameters(self):
         self.weight.data.normal_(0, 1.0 / self.embedding_dim)
@@ -146,7 +146,7 @@ def test_a_subclass_that_overrides_no_forward(copied):
 
 def test_what_is_left_is_named_with_the_reason():
     model = Shop()
-    model.users.forward = model.users.forward  # as a hook of accelerate does
+    model.users.forward = model.users.forward  # replaced as a hook of accelerate replaces it
     model.computed = parametrizations.weight_norm(torch.nn.Embedding(4, 3))
     with pytest.warns(UserWarning) as caught:
         nn.convert(model)
@@ -200,7 +200,7 @@ def test_what_torch_has_no_module_for_is_left():
     config = nn.EmbeddingBagConfig(name="t", num_embeddings=4, embedding_dim=2, feature_names=["f"])
 
     class Own(nn.Embedding):
-        """A class of somebody's."""
+        """A user's own class."""
 
     model = torch.nn.ModuleDict(
         {

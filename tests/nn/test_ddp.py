@@ -10,7 +10,7 @@ from processes import run_two
 
 from torchsparse_rec import nn, optim
 
-# What each process runs: every case, one after the other. Its results are compared with those of one process, whose
+# Each process runs this program: every case, one after the other. The results are compared with one process's, whose
 # gradients are dense and the mean over both batches.
 PROGRAM = """
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -68,7 +68,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert "collection auto False t: grad_mode='auto' -> dense" in outputs[0]
 
 
-# ---- What it asks a module -------------------------------------------------------------------------------------------
+# ---- What DistributedDataParallel asks a module ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("grad_mode", "sparse"), [(None, False), ("dense", False), ("fused", False), ("sparse", True)])
@@ -93,9 +93,9 @@ def test_sparse_may_be_set() -> None:
 def test_asking_a_table_in_auto_settles_its_choice(rows: int, sparse: bool) -> None:
     table = nn.Embedding(rows, 4, grad_mode="auto")
     optimizer = optim.Adam(table.parameters(), in_backward=True)
-    assert "sparse" not in repr(table)  # to print it settles nothing
+    assert "sparse" not in repr(table)  # repr settles nothing
     assert table.sparse == sparse
-    for ids in (torch.tensor([1]), torch.arange(100).repeat(50)):  # whatever is looked up then
+    for ids in (torch.tensor([1]), torch.arange(100).repeat(50)):  # the choice does not change with the number of ids
         optimizer.zero_grad()
         table(ids).sum().backward()
         assert table.weight.grad.is_sparse == sparse
@@ -118,7 +118,7 @@ def test_an_optimizer_that_no_longer_takes_what_was_settled_is_named() -> None:
 
 def test_a_table_that_grows_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     table = nn.EmbeddingVariable(2)
-    # As within the forward of any of them.
+    # DistributedDataParallel sets this within its forward.
     monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", object())
     with pytest.raises(RuntimeError, match="a table that grows cannot be in a DistributedDataParallel"):
         table(torch.tensor([1]))

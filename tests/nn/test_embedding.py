@@ -1,4 +1,4 @@
-"""Embedding against torch.nn.Embedding: results, gradients, state, copies, errors."""
+"""Embedding beside torch.nn.Embedding: results, gradients, state, copies, errors."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ GRAD_MODES = ("dense", "sparse")
 
 @pytest.fixture(params=("small", "large", "emulated"))
 def lookup_size(request, monkeypatch):
-    """Both sides of the rule that gives small lookups to torch, and the emulated CUDA kernels."""
+    """Make lookups take torch's kernels, which small ones do, ours, and the emulated CUDA kernels."""
     if request.param != "small":
         monkeypatch.setattr(_lookup, "_SMALL_LOOKUP", -1)
     if request.param == "emulated":
@@ -24,7 +24,7 @@ def lookup_size(request, monkeypatch):
 
 
 def pair(*args, grad_mode=None, **kwargs):
-    """One of our modules and torch's, with the same table."""
+    """Make one of our modules and torch's, with the same table."""
     ours = nn.Embedding(*args, grad_mode=grad_mode, **kwargs)
     theirs = torch.nn.Embedding(*args, **kwargs)
     theirs.load_state_dict(ours.state_dict())
@@ -32,7 +32,7 @@ def pair(*args, grad_mode=None, **kwargs):
 
 
 def gradients(module, input, cotangent):
-    """The output and the dense gradient of one lookup."""
+    """Return the output and the dense gradient of one lookup."""
     module.zero_grad()
     output = module(input)
     (output * cotangent).sum().backward()
@@ -98,7 +98,7 @@ def test_half_tables_are_summed_in_float32(grad_mode, dtype):
 
 
 class Densify(torch.autograd.Function):
-    """The identity, with a dense gradient: what gradcheck compares."""
+    """The identity, whose gradient is dense, because gradcheck compares dense ones."""
 
     @staticmethod
     def forward(ctx, x):
@@ -192,7 +192,7 @@ def test_copies_are_independent_and_complete(copier):
 # ---- Errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lookup_size", ["small", "large"], indirect=True)  # max_norm looks at the ids first
+@pytest.mark.parametrize("lookup_size", ["small", "large"], indirect=True)  # the check for max_norm sees the ids first
 @pytest.mark.parametrize("kwargs", [{"grad_mode": "dense"}, {"grad_mode": "sparse"}, {"max_norm": 1.0}])
 @pytest.mark.parametrize(
     ("ids", "message"),

@@ -1,4 +1,4 @@
-"""EmbeddingBag against torch.nn.EmbeddingBag, and against the plain formulas where torch has none."""
+"""EmbeddingBag beside torch.nn.EmbeddingBag, and beside plain formulas where torch has none."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ def ids(n=9, seed=0, dtype=torch.int64):
 
 
 def reference(weight, input, offsets, weights, mode, padding_idx=None):
-    """The formulas of the class, bag by bag."""
+    """Compute the formulas of the class, bag by bag."""
     ends = [*offsets.tolist(), len(input)]
     rows = []
     for start, end in zip(ends, ends[1:], strict=False):
@@ -41,7 +41,7 @@ def reference(weight, input, offsets, weights, mode, padding_idx=None):
 
 
 def run(function, parameters, cotangent):
-    """The output, and the gradients of some leaves, dense."""
+    """Return the output, and the gradients of ``parameters`` as dense tensors."""
     output = function()
     grads = torch.autograd.grad((output * cotangent).sum(), parameters)
     return [output.detach(), *(g.to_dense() if g.is_sparse else g for g in grads)]
@@ -93,7 +93,7 @@ def test_agrees_with_the_formulas(grad_mode, mode, weighted, padding_idx, two_d)
 @pytest.mark.parametrize("grad_mode", GRAD_MODES)
 @pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn", "max"])
 def test_scale_grad_by_freq_divides_by_the_number_of_occurrences(grad_mode, mode):
-    # Not against torch, whose CPU kernel divides the third row of ids 0, 1, 1, 2, 2, 2 by 2.
+    # The reference is not torch: its CPU kernel divides the third row of ids 0, 1, 1, 2, 2, 2 by 2.
     plain = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64)
     scaled = nn.EmbeddingBag(V, D, mode=mode, dtype=torch.float64, grad_mode=grad_mode, scale_grad_by_freq=True)
     scaled.load_state_dict(plain.state_dict())

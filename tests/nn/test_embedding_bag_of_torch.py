@@ -1,4 +1,4 @@
-"""What torch asks of its ``EmbeddingBag``, asked of ours in every gradient mode: see test_embedding_of_torch.py."""
+"""torch's own tests of ``EmbeddingBag``, restated for ours in every gradient mode: see test_embedding_of_torch.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ each_offset_dtype = pytest.mark.parametrize("offsets_dtype", IDS)
 
 
 def test_pretrained_bags(grad_mode: str) -> None:
-    """test_embedding_bag_from_pretrained, test_embeddingbag_from_pretrained."""
+    """Restate test_embedding_bag_from_pretrained and test_embeddingbag_from_pretrained."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     bags = nn.EmbeddingBag.from_pretrained(rows, grad_mode=grad_mode)
     assert torch.equal(bags.weight, rows) and torch.equal(bags(torch.tensor([0, 1]), torch.arange(2)), rows)
@@ -26,7 +26,7 @@ def test_pretrained_bags(grad_mode: str) -> None:
 
 
 def test_pretrained_bags_are_renormalised_where_they_lie(grad_mode: str) -> None:
-    """test_embeddingbag_from_pretrained_options."""
+    """Restate test_embeddingbag_from_pretrained_options."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
     before = rows.clone()
     bags = nn.EmbeddingBag.from_pretrained(rows, max_norm=2.0, norm_type=0.5, mode="max", grad_mode=grad_mode)
@@ -35,7 +35,7 @@ def test_pretrained_bags_are_renormalised_where_they_lie(grad_mode: str) -> None
 
 
 def test_the_function_and_the_bags(grad_mode: str) -> None:
-    """test_embedding_bag_functional."""
+    """Restate test_embedding_bag_functional."""
     ids, offsets, rows = torch.tensor([[1, 3, 2], [0, 2, 1]]), torch.tensor([0, 3, 6]), torch.rand(4, 3)
     bags = nn.EmbeddingBag(4, 3, grad_mode=grad_mode).eval()
     bags.weight = torch.nn.Parameter(rows)
@@ -45,7 +45,7 @@ def test_the_function_and_the_bags(grad_mode: str) -> None:
 
 
 def test_rows_of_padding_that_are_not_there(grad_mode: str) -> None:
-    """test_embedding_bag_padding_idx_error."""
+    """Restate test_embedding_bag_padding_idx_error."""
     for padding in range(-6, 6):
         if -4 <= padding < 4:
             bags = nn.EmbeddingBag(4, 3, padding_idx=padding, grad_mode=grad_mode).eval()
@@ -56,7 +56,7 @@ def test_rows_of_padding_that_are_not_there(grad_mode: str) -> None:
 
 
 def test_the_last_offset(grad_mode: str) -> None:
-    """test_embeddingbag_include_last_offset; one that is not the end is refused."""
+    """Restate test_embeddingbag_include_last_offset. A last offset that is not the end is an error."""
     bags = nn.EmbeddingBag(100, 3, include_last_offset=True, padding_idx=61, grad_mode=grad_mode).eval()
     ids = torch.tensor([0, 1, 2, 3])
     output = bags(ids, torch.tensor([0, 3, 4]))
@@ -68,7 +68,7 @@ def test_the_last_offset(grad_mode: str) -> None:
 def pooled(
     weight: Tensor, ids: Tensor, offsets: Tensor, mode: str, factors: Tensor | None = None, padding: int | None = None
 ) -> Tensor:
-    """Bag by bag; ``offsets`` end with the number of ids."""
+    """Pool the rows of each bag by itself; ``offsets`` end with the number of ids."""
     rows = []
     for start, end in itertools.pairwise(offsets.tolist()):
         kept = [i for i in range(start, end) if ids[i] != padding]
@@ -76,7 +76,7 @@ def pooled(
         if not kept:
             rows.append(x.sum(0))
         elif mode == "max":
-            rows.append(x.max(0).values)  # of equal ones the first, which gets all of the gradient
+            rows.append(x.max(0).values)  # of equal maxima the first one, which gets all of the gradient
         else:
             total = (x if factors is None else factors[kept, None] * x).sum(0)
             rows.append(total / len(kept) if mode == "mean" else total)
@@ -84,7 +84,7 @@ def pooled(
 
 
 def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent: Tensor) -> Tensor:
-    """In float64."""
+    """Compute the gradient of a table in float64."""
     leaf = weight.detach().double().requires_grad_()
     of(leaf).backward(cotangent.double())
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
@@ -93,7 +93,7 @@ def reference_gradient(weight: Tensor, of: Callable[[Tensor], Tensor], cotangent
 def check_bags(
     bags: torch.nn.Module, ids: Tensor, offsets: Tensor | None, ends: Tensor, factors: Tensor | None = None
 ) -> None:
-    """The result and all gradients of a lookup; ``ends``: the offsets and the number of ids."""
+    """Compare a lookup's result and all gradients with the reference; ``ends``: the offsets and the number of ids."""
     dtype, flat = bags.weight.dtype, ids.flatten()
     wide = None if factors is None else factors.detach().double().flatten().requires_grad_()
     want = pooled(bags.weight.detach().double(), flat, ends, bags.mode, wide, bags.padding_idx)
@@ -119,13 +119,13 @@ KNOWN_IDS, KNOWN_OFFSETS = torch.tensor([3, 1, 1, 1, 4, 0]), torch.tensor([0, 0,
 
 
 def numbered(mode: str, dtype: torch.dtype, grad_mode: str, **options) -> torch.nn.Module:
-    """Five rows of two: 1, 2, 3, ..."""
+    """Make a table of five rows of two columns: 1, 2, 3, ..."""
     weight = torch.arange(1, 11).view(5, 2).to(dtype)
     return nn.EmbeddingBag(5, 2, mode=mode, _weight=weight, grad_mode=grad_mode, **options)
 
 
 def random_bags(random: torch.Generator, every: bool) -> tuple[Tensor, Tensor]:
-    """Ten bags of up to ten of a hundred ids, one of them full and one empty, and their ends; or all of the id 1."""
+    """Draw ten bags of up to ten ids below 100, one full and one empty, and their ends; all ids are 1 if ``every``."""
     lengths = torch.randint(1, 10, (10,), generator=random)
     lengths[torch.randperm(10, generator=random)[:2]] = torch.tensor([0, 10])
     ids = torch.randint(100, (int(lengths.sum()),), generator=random)
@@ -134,7 +134,7 @@ def random_bags(random: torch.Generator, every: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_padding_in_bags(dtype: torch.dtype, grad_mode: str) -> None:
-    """test_embedding_bag_1D_padding_idx."""
+    """Restate test_embedding_bag_1D_padding_idx."""
     random = torch.Generator().manual_seed(0)
     for mode, last, every in itertools.product(POOLINGS, (False, True), (False, True)):
         ids, ends = random_bags(random, every)
@@ -147,7 +147,7 @@ def test_padding_in_bags(dtype: torch.dtype, grad_mode: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_padding_in_bags_of_one_length(dtype: torch.dtype, grad_mode: str) -> None:
-    """test_embedding_bag_2D_padding_idx."""
+    """Restate test_embedding_bag_2D_padding_idx."""
     random = torch.Generator().manual_seed(1)
     for mode, every, count in itertools.product(POOLINGS, (False, True), (1, 10)):
         ids = torch.ones(count, 10, dtype=torch.int64) if every else torch.randint(10, (count, 10), generator=random)
@@ -161,7 +161,7 @@ def test_padding_in_bags_of_one_length(dtype: torch.dtype, grad_mode: str) -> No
 @each_id_dtype
 @each_offset_dtype
 def test_bags_of_nothing(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """test_embedding_bag_empty_input."""
+    """Restate test_embedding_bag_empty_input."""
     bags = nn.EmbeddingBag(4, 3, grad_mode=grad_mode).eval()
     for offsets in ([0], [0, 0]):
         output = bags(input=torch.tensor([], dtype=ids_dtype), offsets=torch.tensor(offsets, dtype=offsets_dtype))
@@ -175,7 +175,7 @@ def test_bags_of_nothing(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, gra
 def test_ids_of_no_row(
     dtype: torch.dtype, ids_dtype: torch.dtype, padding: int | None, mode: str, grad_mode: str
 ) -> None:
-    """test_embedding_bag_out_of_bounds_idx."""
+    """Restate test_embedding_bag_out_of_bounds_idx."""
     bags = nn.EmbeddingBag(10, 2, mode=mode, padding_idx=padding, dtype=dtype, grad_mode=grad_mode).eval()
     for ids in ([[-1, 1]], [[11, 8]]):
         for weighted in (False, True) if mode == "sum" else (False,):
@@ -185,7 +185,7 @@ def test_ids_of_no_row(
 
 
 def test_arguments_of_other_ranks(grad_mode: str) -> None:
-    """test_embedding_bag_dimension_errors."""
+    """Restate test_embedding_bag_dimension_errors."""
     bags, ids = nn.EmbeddingBag(2, 6, grad_mode=grad_mode).eval(), torch.ones(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="input must have rank 1 or 2"):
         bags(torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64), torch.zeros(2, 0, 0, 6, 6, dtype=torch.int64))
@@ -198,7 +198,7 @@ def test_arguments_of_other_ranks(grad_mode: str) -> None:
 @each_id_dtype
 @each_offset_dtype
 def test_weights_that_do_not_fit(ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """test_EmbeddingBag_per_sample_weights_failures; mean takes weights, as TensorFlow's does."""
+    """Restate test_EmbeddingBag_per_sample_weights_failures. Mode mean takes weights, as TensorFlow's does."""
     bags = numbered("sum", torch.float32, grad_mode).eval()
     ids, offsets = KNOWN_IDS.to(ids_dtype), KNOWN_OFFSETS.to(offsets_dtype)
     with pytest.raises(ValueError, match="per_sample_weights must have the dtype of weight"):
@@ -220,7 +220,7 @@ def test_weights_that_do_not_fit(ids_dtype: torch.dtype, offsets_dtype: torch.dt
 def test_weights_of_nothing(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:
-    """test_EmbeddingBag_empty_per_sample_weights_and_offsets."""
+    """Restate test_EmbeddingBag_empty_per_sample_weights_and_offsets."""
     for trainable in (True, False):
         weights = torch.zeros(0, dtype=dtype, requires_grad=trainable)
         offsets = torch.zeros(6, dtype=offsets_dtype)
@@ -234,7 +234,7 @@ def test_weights_of_nothing(
 def test_weights_in_bags(
     last: bool | None, dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:
-    """test_EmbeddingBag_per_sample_weights_and_offsets, and with and without a last offset ..._and_new_offsets."""
+    """Restate test_EmbeddingBag_per_sample_weights_and_offsets and, with any or the last offset, ..._new_offsets."""
     ids, ends = KNOWN_IDS.to(ids_dtype), torch.cat([KNOWN_OFFSETS, torch.tensor([6])]).to(offsets_dtype)
     modes = [("sum", True)] if last is None else [("sum", False), ("sum", True), ("max", False), ("mean", False)]
     for (mode, weighted), trainable in itertools.product(modes, (True, False)):
@@ -249,7 +249,7 @@ SIZES = ((2, 3, 5, 7), (2, 5, 53, 23), (101, 5, 3, 7), (2, 101, 3, 7))  # rows, 
 @each_id_dtype
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weights_without_offsets(dtype: torch.dtype, ids_dtype: torch.dtype, grad_mode: str) -> None:
-    """test_EmbeddingBag_per_sample_weights_and_no_offsets."""
+    """Restate test_EmbeddingBag_per_sample_weights_and_no_offsets."""
     for (rows, dim, count, length), trainable in itertools.product(SIZES, (True, False)):
         bags = nn.EmbeddingBag(rows, dim, mode="sum", dtype=dtype, grad_mode=grad_mode)
         ids = torch.randint(rows, (count, length), dtype=ids_dtype)
@@ -258,7 +258,7 @@ def test_weights_without_offsets(dtype: torch.dtype, ids_dtype: torch.dtype, gra
 
 
 def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: torch.dtype, grad_mode: str) -> None:
-    """Known bags in both forms, bags of nothing, bags of any sizes with and without a largest norm, and bad offsets."""
+    """Check known bags in both forms, empty bags, bags of many sizes with and without max_norm, and bad offsets."""
     bags, ends = numbered(mode, dtype, grad_mode), torch.cat([KNOWN_OFFSETS, torch.tensor([6])])
     check_bags(bags, KNOWN_IDS.to(ids), KNOWN_OFFSETS.to(offsets), ends)
     check_bags(bags, KNOWN_IDS.to(ids).view(2, 3), None, torch.tensor([0, 3, 6]))
@@ -270,7 +270,7 @@ def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: 
         given = torch.randint(rows, (count * length,), dtype=ids)
         starts = torch.arange(0, count * length + 1, length)
         with torch.no_grad():
-            some(given, starts[:-1].to(offsets))  # so that the reference, too, has rows of at most that norm
+            some(given, starts[:-1].to(offsets))  # so that the reference, too, has rows of at most this norm
         check_bags(some, given, starts[:-1].to(offsets), starts)
     twelve = torch.ones(3, 4, dtype=ids)
     bags.eval()
@@ -288,7 +288,7 @@ def check_device_case(mode: str, dtype: torch.dtype, ids: torch.dtype, offsets: 
 @each_offset_dtype
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bags(dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str) -> None:
-    """test_embedding_bag_device; of half types also test_embedding_bag_half and test_embedding_bag_bfloat16."""
+    """Restate test_embedding_bag_device; for half types test_embedding_bag_half and test_embedding_bag_bfloat16 too."""
     torch.manual_seed(0)
     for mode in POOLINGS:
         check_device_case(mode, dtype, ids_dtype, offsets_dtype, grad_mode)
@@ -300,7 +300,7 @@ def test_bags(dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.d
 def test_tables_that_are_not_contiguous(
     dtype: torch.dtype, ids_dtype: torch.dtype, offsets_dtype: torch.dtype, grad_mode: str
 ) -> None:
-    """test_embedding_bag_non_contiguous_weight."""
+    """Restate test_embedding_bag_non_contiguous_weight."""
     rows = torch.randn(3, 4).to(dtype)[:, :3]
     arguments = torch.tensor([0, 1, 2], dtype=ids_dtype), torch.tensor([0, 2], dtype=offsets_dtype)
     for mode in POOLINGS:
@@ -312,7 +312,7 @@ def test_tables_that_are_not_contiguous(
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("weights_trainable", [True, False])
 def test_which_gradients_are_asked_for(weights_trainable: bool, trainable: bool, grad_mode: str) -> None:
-    """test_embedding_bag_per_sample_weights_grad."""
+    """Restate test_embedding_bag_per_sample_weights_grad."""
     bags = nn.EmbeddingBag(256, 256, mode="sum", grad_mode=grad_mode)
     optimizer = optim.SGD(bags.parameters(), lr=0.1, in_backward=True)
     bags.requires_grad_(trainable)

@@ -1,10 +1,10 @@
 """
-What torch's own tests ask of ``torch.nn.Embedding``, asked of ours in every gradient mode.
+torch's own tests of ``torch.nn.Embedding``, restated for ours in every gradient mode.
 
 Restated, with those of ``EmbeddingBag`` in test_embedding_bag_of_torch.py, from ``test/nn/test_embedding.py`` of torch
-(commit 013a59d): the 160 cases that run on a CPU. Each test says which it is. Classes of errors are not compared: ours
-are ValueError and IndexError. 154 cases have torch's answers in every mode. Where ours differ on purpose, the test
-asserts what our documents say:
+(commit 013a59d): the 160 cases that run on a CPU. Each test names torch's. Classes of errors are not compared: ours are
+ValueError and IndexError. 154 cases have torch's answers in every mode. Where ours differ on purpose, the test asserts
+what our documents say:
 
 - test_embedding_backward, 1 case: rows of a sparse gradient are unique and sorted; torch's repeat, in the ids' order.
 - test_embeddingbag_include_last_offset, 1 case: of ids behind a last offset torch forgets some in forward and counts
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.parametrize("grad_mode", MODES), pytest.mark.usefixtur
 
 
 def test_gradients_have_the_shape_of_the_table(grad_mode: str) -> None:
-    """test_embedding_sparse_basic."""
+    """Restate test_embedding_sparse_basic."""
     table = nn.Embedding(10, 20, grad_mode=grad_mode)
     ids = torch.tensor([[0, 2, 4, 5], [4, 3, 0, 9]])
     want = torch.bincount(ids.flatten(), minlength=10)[:, None].expand(10, 20)
@@ -39,14 +39,14 @@ def test_gradients_have_the_shape_of_the_table(grad_mode: str) -> None:
 
 
 def test_tables_without_rows_or_columns(grad_mode: str) -> None:
-    """test_embedding_sparse_empty_tensor."""
+    """Restate test_embedding_sparse_empty_tensor."""
     for rows, ids in ((0, torch.tensor([], dtype=torch.int64)), (10, torch.tensor([[0, 2, 4, 5], [4, 3, 0, 9]]))):
         table = nn.Embedding(rows, 0, grad_mode=grad_mode)
         assert gradient(table, lambda table=table, ids=ids: table(ids)).shape == (rows, 0)
 
 
 def test_casting(grad_mode: str) -> None:
-    """test_move_sparse_half_embedding."""
+    """Restate test_move_sparse_half_embedding."""
     table = nn.Embedding(10, 3, grad_mode=grad_mode).eval()
     assert table.weight.dtype == torch.get_default_dtype() and table.weight.device.type == "cpu"
     table.to(torch.float16)
@@ -55,7 +55,7 @@ def test_casting(grad_mode: str) -> None:
 
 
 def test_max_norm(grad_mode: str) -> None:
-    """test_embedding_max_norm."""
+    """Restate test_embedding_max_norm."""
     table = nn.Embedding(22, 5, max_norm=1.0, grad_mode=grad_mode)
     with torch.no_grad():
         output = table(torch.tensor([2, 8, 8, 6]))
@@ -67,7 +67,7 @@ NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_pretrained_rows(dtype: torch.dtype, grad_mode: str) -> None:
-    """test_embedding_from_pretrained."""
+    """Restate test_embedding_from_pretrained."""
     rows = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype)
     table = nn.Embedding.from_pretrained(rows, grad_mode=grad_mode)
     assert torch.equal(table.weight, rows) and torch.equal(table(torch.tensor([0, 1])), rows)
@@ -77,7 +77,7 @@ def test_pretrained_rows(dtype: torch.dtype, grad_mode: str) -> None:
 
 @pytest.mark.parametrize("make", [nn.Embedding, nn.EmbeddingBag])
 def test_a_pretrained_row_of_padding_stays(make: type, grad_mode: str) -> None:
-    """test_embedding_from_pretrained_padding_idx, test_embedding_bag_from_pretrained_padding_idx."""
+    """Restate test_embedding_from_pretrained_padding_idx and test_embedding_bag_from_pretrained_padding_idx."""
     rows = torch.rand(4, 3)
     rows[2] = 7.0
     table = make.from_pretrained(rows.clone().requires_grad_(), padding_idx=2, grad_mode=grad_mode)
@@ -85,7 +85,7 @@ def test_a_pretrained_row_of_padding_stays(make: type, grad_mode: str) -> None:
 
 
 def test_pretrained_rows_are_renormalised_where_they_lie(grad_mode: str) -> None:
-    """test_embedding_from_pretrained_options."""
+    """Restate test_embedding_from_pretrained_options."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64)
     before = rows.clone()
     table = nn.Embedding.from_pretrained(rows, max_norm=2.0, norm_type=0.5, grad_mode=grad_mode)
@@ -94,7 +94,7 @@ def test_pretrained_rows_are_renormalised_where_they_lie(grad_mode: str) -> None
 
 
 def test_the_function_and_the_module(grad_mode: str) -> None:
-    """test_embedding_functional."""
+    """Restate test_embedding_functional."""
     ids, rows = torch.tensor([[1, 3, 2], [0, 2, 1]]), torch.rand(4, 3)
     table = nn.Embedding(4, 3, grad_mode=grad_mode).eval()
     table.weight.data = rows
@@ -104,14 +104,14 @@ def test_the_function_and_the_module(grad_mode: str) -> None:
 
 
 def test_gradients_and_second_ones(grad_mode: str) -> None:
-    """test_embedding_dense_grad."""
+    """Restate test_embedding_dense_grad."""
     ids, weight = torch.tensor([[0, 1, 1, 2], [3, 5, 7, 11]]), torch.randn(20, 20, dtype=torch.float64)
     table = nn.Embedding(20, 20, dtype=torch.float64, grad_mode=grad_mode)
 
     def rows(weight: Tensor) -> Tensor:
         return torch.func.functional_call(table, {"weight": weight * 1}, (ids,))
 
-    if grad_mode == "sparse":  # gradcheck asks for strided ones
+    if grad_mode == "sparse":  # gradcheck needs strided gradients
         close(
             gradient(table, lambda: table(ids)),
             torch.autograd.functional.vjp(lambda w: w[ids].sum(), weight)[1],
@@ -124,7 +124,7 @@ def test_gradients_and_second_ones(grad_mode: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (1, 1, 1)])
 def test_weights_of_other_ranks(shape: tuple[int, ...], grad_mode: str) -> None:
-    """test_embedding_scalar_weight_error: one case, of both shapes."""
+    """Restate test_embedding_scalar_weight_error: one case, of both shapes."""
     with pytest.raises(ValueError, match="weight must have rank 2"):
         ops.embedding(torch.ones(shape), torch.zeros(2, 2, dtype=torch.int64), sparse=grad_mode == "sparse")
     with pytest.raises(AssertionError, match="2-dimensional"):
@@ -132,7 +132,7 @@ def test_weights_of_other_ranks(shape: tuple[int, ...], grad_mode: str) -> None:
 
 
 def test_accumulated_gradients(grad_mode: str) -> None:
-    """test_embedding_backward; rows of ours are unique and sorted."""
+    """Restate test_embedding_backward. Rows of our sparse gradients are unique and sorted."""
     table = nn.Embedding(10, 3, dtype=torch.float64, grad_mode=grad_mode)
     first, second = torch.tensor([7, 1, 3]), torch.tensor([8, 1, 3])
     want = torch.zeros(10, 3, dtype=torch.float64)
@@ -148,7 +148,7 @@ def test_accumulated_gradients(grad_mode: str) -> None:
 
 
 def test_gradients_of_renormalised_rows(grad_mode: str) -> None:
-    """test_embedding_max_norm_backward."""
+    """Restate test_embedding_max_norm_backward."""
     table = nn.Embedding(4, 4, max_norm=1.0, _weight=torch.randn(4, 4) * 2, grad_mode=grad_mode)
     ids = torch.tensor([0, 1, 2, 2])
     with torch.no_grad():
@@ -158,9 +158,9 @@ def test_gradients_of_renormalised_rows(grad_mode: str) -> None:
 
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-)  # torch's own, at its first jvp
+)  # torch's own warning, at its first jvp
 def test_forward_derivatives_of_renormalised_rows(grad_mode: str) -> None:
-    """test_embedding_max_norm_fwd_AD."""
+    """Restate test_embedding_max_norm_fwd_AD."""
     table, ids = nn.Embedding(4, 4, max_norm=1.0, grad_mode=grad_mode), torch.tensor([[0, 1], [2, 2]])
     with torch.autograd.forward_ad.dual_level():
         weight = torch.autograd.forward_ad.make_dual(torch.randn(4, 4) * 2, torch.ones(4, 4))
@@ -169,7 +169,7 @@ def test_forward_derivatives_of_renormalised_rows(grad_mode: str) -> None:
 
 
 def test_padding(grad_mode: str) -> None:
-    """test_embedding_padding_idx."""
+    """Restate test_embedding_padding_idx."""
     for padding, row in ((0, 0), (-2, 8)):
         table = nn.Embedding(10, 20, padding_idx=padding, grad_mode=grad_mode).eval()
         output = table(torch.tensor([[row, 2, 4, 5], [4, 3, row, 9]]))

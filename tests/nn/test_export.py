@@ -1,4 +1,4 @@
-"""torch.export of trained modules: a program has plain lookups of the tables, and runs where nothing else is known."""
+"""torch.export of trained modules: a program has plain lookups, and runs in a process that only imports the package."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ class AllModes(torch.nn.Module):
         self.models = torch.nn.ModuleList(model for model, _ in made)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """What is looked up, ``[models, elements]``."""
+        """Return the looked-up rows, ``[B, elements]``."""
         return torch.cat([model(ids).flatten(1) for model in self.models], 1)  # type: ignore[operator]
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of what Inductor does
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # warnings that Inductor causes
 def test_a_compiled_program_runs_in_a_fresh_process_that_imports_the_package(tmp_path: Path) -> None:
-    model = AllModes().eval()  # with gradients enabled, as a program that ends training has them
+    model = AllModes().eval()  # gradients are enabled, as in a program that has just trained
     program = torch.export.export(model, (IDS,), dynamic_shapes=[{0: torch.export.Dim("B", min=1)}])
     path = str(tmp_path / "model.pt2")
     torch._inductor.aoti_compile_and_package(program, package_path=path)

@@ -38,12 +38,12 @@ class Model(nn.Module):
         self.table, self.head = table, nn.Linear(DIM, 1)
 
     def forward(self, *ids: Tensor) -> Tensor:
-        """A score for every bag."""
+        """Return a score for every bag."""
         return self.head(self.table(*ids)).squeeze(-1)
 
 
 def pair(grad_mode: str = "fused", make=ours.EmbeddingBag, **arguments) -> tuple[Model, Model]:
-    """Our model and torch's, with the same weights."""
+    """Make our model and torch's, with the same weights."""
     torch.manual_seed(0)
     model = Model(make(ROWS, DIM, grad_mode=grad_mode, **arguments))
     theirs = nn.EmbeddingBag if make is ours.EmbeddingBag else nn.Embedding
@@ -53,26 +53,26 @@ def pair(grad_mode: str = "fused", make=ours.EmbeddingBag, **arguments) -> tuple
 
 
 def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Bags of ids of which few are frequent, and labels."""
+    """Draw bags of ids, few of which are frequent, and labels."""
     ids = (torch.rand(6, 4, generator=generator) ** 3 * ROWS).long()
     return ids, torch.rand(6, generator=generator)
 
 
 def loss_of(model: Model, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Any loss."""
+    """Return the mean squared distance of scores to labels."""
     ids, labels = batch
     return ((model(ids) - labels) ** 2).mean()
 
 
 def train_step(optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], *arguments: Any) -> None:
-    """One step on a loss, computed once the gradients of the last are gone."""
+    """Train one step on a loss, which is computed after zero_grad."""
     optimizer.zero_grad()
     loss(*arguments).backward()
     optimizer.step()
 
 
 def assert_same(model: Model, reference: Model, rtol: float = 2e-5) -> None:
-    """Both have the same parameters, to rounding."""
+    """Compare the parameters of both models, to rounding."""
     assert model.state_dict().keys() == reference.state_dict().keys()
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=rtol, atol=rtol / 10)
@@ -149,9 +149,9 @@ def test_an_output_that_is_dropped_or_kept_without_backward() -> None:
     kept = []
     for step in range(4):
         batch, other = draw(generator), draw(generator)
-        model(other[0])  # dropped
+        model(other[0])  # its result is dropped
         if step == 2:
-            kept.append(model(other[0]))  # never used
+            kept.append(model(other[0]))  # its result is kept, and never used
         for side, optimizer in zip((model, reference), optimizers, strict=True):
             train_step(optimizer, loss_of, side, batch)
     assert kept

@@ -1,4 +1,4 @@
-"""The fused gradient mode where a program does something unusual between a lookup and its backward."""
+"""The fused gradient mode in programs that do something unusual between a lookup and its backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def stored(model: nn.Module) -> Tensor:
-    """The table as it is, of :func:`pair`'s models."""
+    """Return the table's parameter as stored, without a flush, in one of the models that :func:`pair` makes."""
     return model.table._parameters["weight"]
 
 
@@ -111,7 +111,7 @@ def test_an_output_that_is_kept_does_not_delay_updates() -> None:
         for side, optimizer in ((model, mine), (reference, torchs)):
             optimizer.zero_grad()
             loss_of(side, batch).backward()
-            if side is model:  # updated within backward, though the first lookup is still to be had
+            if side is model:  # updated in the backward, though one of the first lookup may follow
                 assert stored(model).abs().sum() != size
             optimizer.step()
         size = stored(model).abs().sum()

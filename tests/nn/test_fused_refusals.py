@@ -1,4 +1,4 @@
-"""The fused gradient mode where backward cannot do what a program expects of it: it says so, and what to do instead."""
+"""The fused gradient mode where backward cannot do what a program expects: an error says so, and what to do instead."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ SECOND = "a second backward\\(\\) reached a table before its optimizer's step\\(
 
 
 def fused(lr: float = 0.1) -> tuple[nn.Module, nn.Module, optim.SGD]:
-    """Our model, torch's, and the optimizer of ours."""
+    """Make our model and torch's, and an optimizer of ours that updates in backward."""
     model, reference = pair()
     return model, reference, optim.SGD(model.parameters(), lr=lr, in_backward=True)
 
 
 def stored(model: nn.Module) -> nn.Parameter:
-    """The table as it is."""
+    """Return the table's parameter as stored, without a flush."""
     return model.table._parameters["weight"]
 
 
 def no_optimizer(model: nn.Module) -> object:
-    """None at all."""
+    """Make no optimizer."""
     return None
 
 
 def one_of_torch(model: nn.Module) -> object:
-    """One that does not know of tables."""
+    """Make an optimizer of torch, which does not know of tables."""
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def one_of_the_dense_layer(model: nn.Module) -> object:
-    """One that has other parameters."""
+    """Make an optimizer of ours without the table."""
     return optim.SGD(model.head.parameters(), lr=0.1, in_backward=True)
 
 
@@ -83,7 +83,7 @@ def test_a_second_backward_before_the_step() -> None:
 
 
 def test_a_second_backward_of_a_table_that_was_stepped_with_others() -> None:
-    """By another lookup, of that table alone."""
+    """Run the second backward by another lookup, of that table alone."""
     configs = [ours.EmbeddingBagConfig(num_embeddings=9, embedding_dim=2, name=n, feature_names=[n]) for n in "ab"]
     bags = ours.EmbeddingBagCollection(configs, grad_mode="fused")
     alone = ours.EmbeddingBag(9, 2, grad_mode="fused")
@@ -108,7 +108,7 @@ def test_a_second_backward_in_another_thread(monkeypatch: pytest.MonkeyPatch) ->
     model, _, optimizer = fused()
     begin, errors = optim.SGD._begin, []
 
-    def begin_slowly(*arguments):  # so that both threads are here at once, but for a lock
+    def begin_slowly(*arguments):  # lets both threads come here at once, unless a lock keeps one out
         time.sleep(0.1)
         return begin(*arguments)
 
@@ -130,7 +130,7 @@ def test_a_second_backward_in_another_thread(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_backward_within_a_backward() -> None:
-    """Lookups of a reentrant checkpoint, whose backward comes between those of two others."""
+    """Run a reentrant checkpoint, whose own backward runs between those of two other lookups."""
     model, _, _optimizer = fused()
     late = model(BATCH[0])
     within = torch.utils.checkpoint.checkpoint(
@@ -155,7 +155,7 @@ class Raising(torch.autograd.Function):
 
 @pytest.mark.parametrize("then", ["zero_grad", "step"])
 def test_rows_of_a_backward_that_raised_do_not_count(then: str) -> None:
-    """It ended between the backwards of two lookups, of which the first was the last one made."""
+    """Raise between the backwards of two lookups, the first of which is the last one made."""
     model, reference, optimizer = fused()
     theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
     late, between, early = (
@@ -176,12 +176,12 @@ def test_rows_of_a_backward_that_raised_do_not_count(then: str) -> None:
 
 
 def tied(model: nn.Module) -> Tensor:
-    """The table as the weight of a dense layer."""
+    """Return a loss in which the table is the weight of a dense layer."""
     return nn.functional.linear(model.table(BATCH[0]), model.table.weight).sum()
 
 
 def penalised(model: nn.Module) -> Tensor:
-    """An L2 term."""
+    """Return a loss with an L2 term."""
     return loss_of(model, BATCH) + model.table.weight.square().sum()
 
 
@@ -244,7 +244,7 @@ def test_clipping(clip: Callable) -> None:
     with pytest.raises(RuntimeError, match="gradients are to be clipped.*" + WRITTEN):
         clip(model.parameters())
     optimizer.step()
-    clip(model.parameters())  # what there is
+    clip(model.parameters())  # the dense layer's gradients are there
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -270,7 +270,7 @@ def test_a_grad_scaler_of_an_optimizer_without_fused_tables() -> None:
 
 def test_a_model_in_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, _optimizer = fused()
-    # As within the forward of any of them.
+    # DistributedDataParallel sets this within its forward.
     monkeypatch.setattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", object())
     with pytest.raises(RuntimeError, match="is in a DistributedDataParallel.* choose grad_mode='sparse'"):
         model(BATCH[0])

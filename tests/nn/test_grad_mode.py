@@ -1,4 +1,4 @@
-"""What "auto" chooses, when, and that the choice changes nothing but cost."""
+"""The mode that "auto" chooses, when it chooses, and that a mode changes nothing but cost."""
 
 import copy
 import io
@@ -14,7 +14,7 @@ BIG, SMALL = (50_000, 64), (40, 4)
 
 
 def auto(shape=BIG, optimizer=torch.optim.SGD, lookups=1, ids=100, **kwargs):
-    """A table under auto with its optimizer announced and some lookups seen."""
+    """Make a table in auto whose optimizer is announced, and look up ``lookups`` times."""
     module = nn.Embedding(*shape, _weight=torch.empty(shape), grad_mode="auto")  # untouched memory costs nothing
     optimizer = optimizer(module.parameters(), lr=0.1, **kwargs)
     module.use_optimizer(optimizer)
@@ -24,7 +24,7 @@ def auto(shape=BIG, optimizer=torch.optim.SGD, lookups=1, ids=100, **kwargs):
 
 
 def layout(module):
-    """The layout of the gradient that the next lookup has."""
+    """Return the layout of the gradient that the next lookup has."""
     module.zero_grad()
     module(torch.tensor([1, 2])).sum().backward()
     return "sparse" if module.weight.grad.is_sparse else "dense"
@@ -43,7 +43,7 @@ def test_fixed_modes(sparse, grad_mode):
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad warns
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad])
 def test_all_modes_give_the_same_parameters(optimizer):
     generator = torch.Generator().manual_seed(0)
@@ -85,7 +85,7 @@ def test_auto_is_sparse_for_the_keras_report_under_sgd():
     assert "why: the table has more rows than a lookup has ids" in text
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled")  # torch's Adagrad warns
 @pytest.mark.parametrize(
     ("optimizer", "kwargs", "want"),
     [
@@ -227,7 +227,7 @@ def test_copies_keep_the_estimate_and_want_their_own_optimizer(copier):
 
 @pytest.fixture
 def compiled():
-    """torch.compile without code generation: what can be traced is the question here."""
+    """Return torch.compile without code generation, because the tests ask what can be traced."""
     torch._dynamo.reset()
     yield lambda module, fullgraph=True: torch.compile(module, backend="aot_eager", fullgraph=fullgraph)
     torch._dynamo.reset()

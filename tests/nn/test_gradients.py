@@ -20,7 +20,7 @@ def table(**kwargs):
 
 
 def counts(*lookups):
-    """The gradient of the sum of all results: how often each row was looked up."""
+    """Return the gradient of the sum of all results: how often each row was looked up."""
     total = torch.bincount(torch.cat(lookups), minlength=12).float()
     return total[:, None].expand(12, 2)
 

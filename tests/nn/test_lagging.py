@@ -1,4 +1,4 @@
-"""A table's parameter while rows of it are behind: whoever reads or writes it, by whatever way, finds it current."""
+"""A table's parameter while some of its rows are stale: readers and writers of every way find the rows up to date."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODES = ["sparse", "fused"]
 
 
 def behind(grad_mode: str = "sparse"):
-    """A table's parameter of which rows are behind, what it should be, its model and optimizer."""
+    """Train a table until rows are stale; return its parameter, what that should be, its model and optimizer."""
     model, optimizer, want = trained(grad_mode)
     parameter = next(model.table.parameters())
     assert type(parameter) is LaggingParameter
@@ -89,11 +89,11 @@ READS = {
 
 
 class Another(Tensor):
-    """One that leaves everything to torch."""
+    """A subclass of Tensor that leaves everything to torch."""
 
 
 class Watching(Tensor):
-    """One with a say of its own."""
+    """A subclass of Tensor with a ``__torch_function__`` of its own."""
 
     seen: list = []
 
@@ -171,7 +171,7 @@ def test_writers_write_on_current_rows(write: str, grad_mode: str) -> None:
     WRITES[write](parameter)
     want = torch.full_like(want, 0.25) if write == "initialise" else 2 * want
     close(stored(parameter), want)
-    optimizer.flush()  # nothing comes on top
+    optimizer.flush()  # the steps before are not added to what was written
     close(stored(parameter), want)
     close(model.table(torch.arange(len(parameter)).unsqueeze(1)), want)
 
@@ -263,7 +263,7 @@ def test_a_parameter_of_a_class_of_its_own_never_lags() -> None:
 @pytest.mark.parametrize("grad_mode", MODES)
 @pytest.mark.parametrize("by", ["prune", "parametrize", "average", "by hand", "functional_call", "torch.optim"])
 def test_habits_train_as_dense_torch(by: str, grad_mode: str) -> None:
-    """Each with torch's own modules and dense gradients beside it, step by step."""
+    """Train with torch's own modules and dense gradients beside ours, and compare at the end."""
     torch.manual_seed(0)
     reference = torch.nn.Embedding(30, 4)
     table = nn.Embedding(30, 4, _weight=reference.weight.detach().clone(), grad_mode=grad_mode)
@@ -295,7 +295,7 @@ def test_habits_train_as_dense_torch(by: str, grad_mode: str) -> None:
             else:
                 output = module(ids)
             if grad_mode == "fused" and k >= 8 and by in ("prune", "parametrize", "functional_call"):
-                output = output.detach()  # these give the table a gradient of its own, which fused refuses
+                output = output.detach()  # a backward would give the table a gradient of its own, which fused refuses
             else:
                 (output.square() * torch.arange(1.0, 5)).sum().backward()
             if not (grad_mode == "fused" and k >= 8 and by in ("prune", "parametrize", "functional_call")):
@@ -318,7 +318,7 @@ def test_habits_train_as_dense_torch(by: str, grad_mode: str) -> None:
 
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_swapped_at_conversion(grad_mode: str) -> None:
-    """As ``torch.__future__.set_swap_module_params_on_conversion`` asks for."""
+    """Convert under ``torch.__future__.set_swap_module_params_on_conversion``."""
     parameter, want, model, optimizer = behind(grad_mode)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
@@ -333,7 +333,7 @@ def test_swapped_at_conversion(grad_mode: str) -> None:
 
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_many_threads_read(grad_mode: str) -> None:
-    """All at once: rows are brought up to date once."""
+    """Read in eight threads at once: rows are flushed once."""
     for _ in range(5):
         parameter, want, _, _ = behind(grad_mode)
         start, results = threading.Barrier(8), []
@@ -352,7 +352,7 @@ def test_many_threads_read(grad_mode: str) -> None:
 
 
 def test_readers_beside_a_thread_that_trains() -> None:
-    """Whatever they see in between, training ends where it would have."""
+    """Compare the end of a training, while another thread reads, with dense torch's."""
     torch.manual_seed(0)
     reference = torch.nn.Embedding(2000, 8)
     table = nn.Embedding(2000, 8, _weight=reference.weight.detach().clone(), grad_mode="sparse")
@@ -417,7 +417,7 @@ def test_readers_in_inference_mode() -> None:
 
 
 def test_aliases_taken_earlier_lag() -> None:
-    """The limit that the docs name: what was taken from the parameter before a step is read behind its back."""
+    """Show the limit that the docs name: an alias that was taken before a step has stale rows."""
     parameter, _, model, optimizer = behind()
     alias = parameter.detach()
     for _ in range(3):
@@ -427,7 +427,7 @@ def test_aliases_taken_earlier_lag() -> None:
     lagging = alias.clone()
     close(alias, stored(parameter))
     assert not torch.allclose(lagging, parameter, rtol=2e-5, atol=1e-6)
-    close(alias, parameter.detach())  # which has just been read
+    close(alias, parameter.detach())  # the line above has read the parameter, which flushes
 
 
 def test_a_parameter_dies_as_others_do() -> None:

@@ -1,4 +1,4 @@
-"""Lookups and segment reductions in ONNX, run by onnxruntime, give what they give here."""
+"""Lookups and segment reductions in ONNX, run by onnxruntime, beside our operators."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torchsparse_rec.onnx import translations  # noqa: E402
 
 
 class Function(torch.nn.Module):
-    """A function as a module."""
+    """A module that calls a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, *inputs: Tensor) -> Any:
-        """Its results."""
+        """Return the function's results."""
         return self.function(*inputs)
 
 
@@ -90,10 +90,10 @@ def test_bags(mode: str, dtype: torch.dtype) -> None:
     ]
     ids = torch.randint(0, 30, (40,))
     ids[:6] = 3  # a bag of padding alone
-    starts = torch.tensor([0, 6, 6, 9, 30])  # and an empty one
+    starts = torch.tensor([0, 6, 6, 9, 30])  # an empty bag
     ends = torch.cat([starts, torch.tensor([40])])
     weights = torch.randn(40).to(dtype)
-    weights[6:9] = torch.tensor([1.0, -1.0, 0.0]).to(dtype)  # a sum of 0, which divides nothing
+    weights[6:9] = torch.tensor([1.0, -1.0, 0.0]).to(dtype)  # a sum of weights of 0, by which nothing is divided
 
     def function(ids: Tensor, starts: Tensor, ends: Tensor, weights: Tensor) -> list[Tensor]:
         given = [None] if mode == "max" else [None, weights]
@@ -114,14 +114,14 @@ VALUES, LENGTHS = torch.tensor([1, 19, 3, 3, 0, 9, 1, 5, 1, 1]), torch.tensor([2
 
 
 class OfFeatures(torch.nn.Module):
-    """A collection, called with the parts of a KeyedJaggedTensor."""
+    """A collection that is called with the parts of a KeyedJaggedTensor."""
 
     def __init__(self, collection: torch.nn.Module, keys: str = "xyz") -> None:
         super().__init__()
         self.collection, self.keys = collection, list(keys)
 
     def forward(self, values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Any:
-        """Its results."""
+        """Return the collection's results."""
         result = self.collection(KeyedJaggedTensor(self.keys, values, weights, lengths=lengths))
         return (
             result.values()

@@ -1,4 +1,4 @@
-"""The row of padding: read as any other, without a gradient, in every gradient mode, whatever its values are."""
+"""The row of padding in every gradient mode: it is read as any other, and has no gradient, whatever its values are."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def rows() -> Tensor:
-    """A table without zeros."""
+    """Return a table without zeros."""
     return torch.arange(1.0, 31.0).view(10, 3) / 10
 
 
 def single(grad_mode: str | None) -> torch.nn.Module:
-    """A table."""
+    """Make a single table."""
     return nn.Embedding(10, 3, padding_idx=2, _weight=rows(), grad_mode=grad_mode)
 
 
 def of_a_collection(grad_mode: str | None) -> torch.nn.Module:
-    """The same as a collection."""
+    """Make a collection of one table."""
     config = nn.EmbeddingConfig(10, 3, name="t", feature_names=["f"], padding_idx=2)
     module = nn.EmbeddingCollection([config], grad_mode=grad_mode)
     module.load_state_dict({"embeddings.t.weight": rows()})
@@ -32,7 +32,7 @@ def of_a_collection(grad_mode: str | None) -> torch.nn.Module:
 
 
 def look_up(module: torch.nn.Module, ids: Tensor) -> Tensor:
-    """The rows of ids."""
+    """Look up ids, without pooling."""
     return module(ids) if isinstance(module, nn.Embedding) else module({"f": ids})["f"].values()
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run_all(first: int, count: int, extreme: bool) -> None:
-    """Run programs, of which nearly all must come to their end."""
+    """Run programs, and check that nearly all come to their end."""
     ended = sum(run(seed, extreme) for seed in range(first, first + count))
     assert ended >= 0.95 * count
 
@@ -27,7 +27,7 @@ def test_programs(parity_seed: int) -> None:
 
 
 def test_programs_of_extreme_values(parity_seed: int) -> None:
-    """Where dense torch stays finite so do ours, and where it has a number, if infinite, they have no NaN."""
+    """Find no infinity or NaN where dense torch is finite, and no NaN where dense torch is infinite."""
     run_all(parity_seed, A_DAY // 4, extreme=True)
 
 
@@ -38,7 +38,7 @@ def test_all_programs(block: int) -> None:
 
 
 def test_programs_meet_every_choice() -> None:
-    """Else many of them would say little."""
+    """Check that 300 programs have every optimizer, kind and mode, and each step often: fewer would test little."""
     drawn = [draw(seed) for seed in range(300)]
     steps = Counter(name for program in drawn for name, _ in program.steps)
     assert {program.optimizer for program in drawn} == set(CHOICES)

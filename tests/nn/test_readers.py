@@ -1,4 +1,4 @@
-"""Tables of which rows are behind: whoever reads them sees what dense training would have left."""
+"""Tables with stale rows: every reader sees the rows that dense training would have left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def trained(grad_mode: str, steps: int = 5):
-    """A model whose rows are behind, its optimizer, and what they should be."""
+    """Train a model until rows are stale; return it, its optimizer, and what the rows should be."""
     model, reference = pair(grad_mode)
     optimizer = optim.Adam(model.parameters(), lr=0.01, in_backward=True)
     reference_optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from processes import run_two
 
-# A line for each case: "right", or the error. What should be is what one process makes of both batches, with dense
-# gradients and the optimizer of the same name.
+# It prints a line for each case: "right", or the error. The results should be those of one process on both batches,
+# with dense gradients and the optimizer of the same name.
 PROGRAM = """
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -108,7 +108,7 @@ attempt("plain", "variable", "-", optim.Adam)
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], str]:
     outputs = run_two(PROGRAM, tmp_path_factory.mktemp("sharding"))
     cases = [[line.split("|") for line in output.splitlines()] for output in outputs]
-    for one, other in zip(*cases, strict=True):  # a refusal in one process alone would leave the other waiting
+    for one, other in zip(*cases, strict=True):  # a refusal in one process alone would leave the other one waiting
         assert one[:4] == other[:4] and (one[4] == "right") == (other[4] == "right")
     return {tuple(line[:4]): line[4] for line in cases[0]}
 

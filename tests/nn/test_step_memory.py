@@ -1,4 +1,4 @@
-"""The memory of a training step: rows that occur, never all ids' rows."""
+"""The memory of a training step: it has room for the distinct rows that occur, never for a row per looked-up id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-# Run by itself: what is measured is the process's peak, with an allocator that gives memory back at once.
+# A process of its own runs this, because its peak is measured, with an allocator that gives memory back at once.
 _PROGRAM = """
 import json, sys
 import torch

@@ -1,4 +1,4 @@
-"""torch.jit, torch.fx and torch.ao: a table's module is right there, or refuses and says what to do."""
+"""torch.jit, torch.fx and torch.ao: our modules give right results there, or refuse and say what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nn.exported import IDS, KINDS, MODES, Model, trained
 
 from torchsparse_rec import nn
 
-# torch.jit and torch.ao are deprecated; tracing warns of each condition on a size.
+# torch.jit and torch.ao are deprecated. Tracing warns of each condition on a size.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore:torch.quantize_per_tensor:UserWarning"
 )
@@ -46,7 +46,7 @@ def test_plain_lookups_without_gradients_are_traced(kind: str, grad_mode: str | 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(("kind", "grad_mode"), REFUSED)
 def test_other_lookups_refuse_to_be_traced(kind: str, grad_mode: str | None, training: bool) -> None:
-    model, _optimizer = trained(kind, grad_mode)  # rows are behind, in train()
+    model, _optimizer = trained(kind, grad_mode)  # in train() rows may be stale
     with pytest.raises(RuntimeError, match=WAY_OUT):
         torch.jit.trace(model.train(training), (IDS,))
 
@@ -67,10 +67,10 @@ def test_reverted_tables_are_scripted_and_traced(kind: str, grad_mode: str | Non
 
 
 class OfLeaves(torch.fx.Tracer):
-    """As docs/embeddings.md says."""
+    """A tracer as docs/embeddings.md advises it."""
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is called as it is."""
+        """Say whether a module is called as it is, instead of being traced."""
         return m.__module__.startswith("torchsparse_rec.nn") or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -98,7 +98,7 @@ def test_reverted_tables_are_quantised() -> None:
     model, _optimizer = trained("bag", "sparse")
     flat, offsets = MORE.flatten(), torch.tensor([0, 2, 4])
     table = model.eval().table
-    table.mode = "sum"  # what torch's quantised bags take
+    table.mode = "sum"  # torch's quantised bags take these
     want = table(flat, offsets).detach()
     nn.revert(model)
     quantised = torch.ao.quantization.quantize_dynamic(

@@ -1,4 +1,4 @@
-"""What readers and writers of ``module.weight`` may do: what they may with torch's modules."""
+"""Readers and writers of ``module.weight``: they may do what they may with torch's modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = (None, "dense", "sparse", "fused", "auto")
 
 
 def trained(grad_mode: str | None, steps: int = 3, **arguments) -> tuple[nn.Embedding, optim.Adam]:
-    """A table of which rows are behind, unless its gradients are dense, and its optimizer."""
+    """Train a table, which leaves rows stale unless its gradients are dense; return it and its optimizer."""
     torch.manual_seed(0)
     table = nn.Embedding(12, 3, grad_mode=grad_mode, **arguments)
     optimizer = optim.Adam(table.parameters(), lr=0.1, in_backward=True)
@@ -34,7 +34,7 @@ def trained(grad_mode: str | None, steps: int = 3, **arguments) -> tuple[nn.Embe
 
 
 def saved(x: object) -> object:
-    """Through a file that holds nothing but tensors."""
+    """Save and load ``x`` by a file that holds nothing but tensors."""
     file = io.BytesIO()
     torch.save(x, file)
     file.seek(0)
@@ -63,7 +63,7 @@ def test_a_table_ends_with_its_parameter() -> None:
     gc.collect()
     before = len(_tables._tables)
     table, optimizer = trained("sparse")
-    table.itself = [table]  # freed by the collector, not by the last reference
+    table.itself = [table]  # the collector frees it, not the last reference
     assert len(_tables._tables) == before + 1
     del table, optimizer
     gc.collect()
@@ -91,7 +91,7 @@ def test_threads_find_one_table() -> None:
 
 
 def spectral(module: torch.nn.Module) -> torch.nn.Module:
-    """The old one, whose vectors are drawn."""
+    """Apply torch's old spectral_norm, whose vectors are drawn at random, from a fixed seed."""
     torch.manual_seed(1)
     return torch.nn.utils.spectral_norm(module)
 
@@ -116,7 +116,7 @@ def test_a_weight_computed_from_others_trains_as_torchs(replacement: str, grad_m
         REPLACEMENTS[replacement](module)
         REPLACEMENTS[replacement](reference)
         optimizers = [optim.Adam(module.parameters(), lr=0.1), torch.optim.Adam(reference.parameters(), lr=0.1)]
-        for _ in range(0 if grad_mode == "sparse" else 3):  # no sparse gradient goes through these, in torch either
+        for _ in range(0 if grad_mode == "sparse" else 3):  # torch, too, has no sparse gradient through these
             for each, optimizer in zip((module, reference), optimizers, strict=True):
                 optimizer.zero_grad()
                 each(ids).square().sum().backward()
@@ -139,7 +139,7 @@ def test_a_replaced_weight_can_be_put_back() -> None:
 def test_replicas_give_their_gradients_to_the_module(grad_mode: str | None) -> None:
     table, _ = trained(grad_mode)
     replica = table._replicate_for_data_parallel()
-    copied = table.weight * 1  # as Broadcast does: no parameter
+    copied = table.weight * 1  # a copy as Broadcast makes it, which is no parameter
     replica.weight = copied
     ids = torch.tensor([1, 7, 1])
     torch.testing.assert_close(replica(ids), table(ids), rtol=0, atol=0)
@@ -148,7 +148,7 @@ def test_replicas_give_their_gradients_to_the_module(grad_mode: str | None) -> N
         assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
-# ---- Rows made current between a lookup and its backward -------------------------------------------------------------
+# ---- Rows flushed between a lookup and its backward ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [optim.Adam, partial(optim.SGD, momentum=0.5)])
@@ -198,7 +198,7 @@ def test_an_update_before_backward_is_refused(grad_mode: str, read_before: bool)
 
 
 def collection(grad_mode: str) -> nn.EmbeddingBagCollection:
-    """One table."""
+    """Make a collection of one table."""
     config = nn.EmbeddingBagConfig(name="t", num_embeddings=12, embedding_dim=3, feature_names=["f"], pooling="sum")
     return nn.EmbeddingBagCollection([config], grad_mode=grad_mode)
 

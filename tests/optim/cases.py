@@ -1,4 +1,4 @@
-"""Optimizers beside dense ones: the references that torch lacks, and the training run that all comparisons share."""
+"""What comparisons of optimizers with dense ones share: references that torch lacks, cases, and the training run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PartialRowWiseAdam(Reference):
 
 
 class Lamb(Reference):
-    """Of the rows with gradient alone."""
+    """A reference of LAMB, which updates the rows with gradient alone."""
 
     def update(self, w, g, touched, state, step, *, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0):
         m = state.setdefault("m", torch.zeros_like(w))
@@ -83,7 +83,7 @@ class Lamb(Reference):
 
 
 class Ftrl(Reference):
-    """Of the rows with gradient alone. As the ``ApplyFtrl`` operators of TensorFlow are documented."""
+    """A reference of FTRL, which updates the rows with gradient alone, as TensorFlow documents its ``ApplyFtrl``."""
 
     def update(
         self,
@@ -117,13 +117,13 @@ class Ftrl(Reference):
 
 @dataclass(frozen=True)
 class Case:
-    """One of our optimizers, and the dense one it must equal."""
+    """One of our optimizers, and the dense one to which it must be equal."""
 
     name: str
     ours: Callable[..., torch.optim.Optimizer]
     dense: Callable[..., torch.optim.Optimizer]
     lr: float = 0.05
-    # Whether a step at this rule must update all rows, and says so.
+    # Whether a step must update all rows with this rule, and warns of it.
     warns: bool = False
 
     def __str__(self) -> str:
@@ -173,14 +173,14 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def owned_table(values: Tensor) -> torch.nn.Parameter:
-    """A table whose readers ask for current rows, as our modules do."""
+    """Make a table whose readers ask for rows that are up to date, as our modules do."""
     parameter = torch.nn.Parameter(values.clone())
     table_of(parameter).mark_owned()
     return parameter
 
 
 def current_rows(parameter: Tensor, ids: Tensor) -> Tensor:
-    """What a lookup sees."""
+    """Return rows as a lookup sees them, up to date."""
     table = table_of(parameter)
     if not table.is_behind():
         return parameter.detach()[ids]
@@ -201,19 +201,19 @@ def current_rows(parameter: Tensor, ids: Tensor) -> Tensor:
 
 
 def zipf_ids(count: int, generator: torch.Generator, rows: int = ROWS) -> Tensor:
-    """Row numbers, some of them often, most of them rarely."""
+    """Draw row numbers, some of them often, most of them rarely."""
     weights = 1.0 / torch.arange(1, rows + 1, dtype=torch.float64) ** 1.05
     return torch.multinomial(weights, count, replacement=True, generator=generator)
 
 
 def learning_rate(step: int, peak: float) -> float:
-    """A warm-up, then half a wave."""
+    """Return a learning rate of a schedule: a warm-up, then a cosine."""
     return peak * min((step + 1) / 10, 1.0) * (0.55 + 0.45 * math.cos(step / 20))
 
 
 @dataclass
 class Batch:
-    """What a step is made of: the same for a table of any precision."""
+    """The ids and targets of a step, the same for a table of any precision, and the gradient's layout."""
 
     ids: Tensor
     target: Tensor
@@ -221,7 +221,7 @@ class Batch:
 
 
 def batches(steps: int, layout: str = "sparse", seed: int = 0) -> list[Batch]:
-    """``layout``: "sparse", "dense", or "mixed", a dense gradient now and then."""
+    """Draw batches. ``layout`` is "sparse", "dense", or "mixed", with a dense gradient now and then."""
     generator = torch.Generator().manual_seed(seed)
     result = []
     for step in range(steps):
@@ -233,7 +233,7 @@ def batches(steps: int, layout: str = "sparse", seed: int = 0) -> list[Batch]:
 
 
 def set_gradient(parameter: Tensor, batch: Batch, rows: Tensor, dense: bool) -> None:
-    """The gradient of half the squared distance to the targets, given the rows of the batch as they are."""
+    """Set the gradient of half the squared distance to the targets, given the batch's rows as they are."""
     values = rows - batch.target.to(rows.dtype)
     grad = torch.sparse_coo_tensor(batch.ids[None], values, parameter.shape, check_invariants=True)
     parameter.grad = grad.to_dense() if dense else grad
@@ -241,7 +241,7 @@ def set_gradient(parameter: Tensor, batch: Batch, rows: Tensor, dense: bool) -> 
 
 
 def train(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list[Batch], peak: float, first: int = 0) -> None:
-    """Train a table of ours: gradients from current rows, in the batches' layouts."""
+    """Train a table of ours, with gradients from rows that are up to date, in the batches' layouts."""
     for step, batch in enumerate(run, first):
         optimizer.param_groups[0]["lr"] = learning_rate(step, peak)
         set_gradient(parameter, batch, current_rows(parameter, batch.ids), batch.layout == "dense")
@@ -249,7 +249,7 @@ def train(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list[Batch],
 
 
 def train_densely(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list[Batch], peak: float) -> None:
-    """The same with a dense reference."""
+    """Train a table by a dense reference."""
     for step, batch in enumerate(run):
         optimizer.param_groups[0]["lr"] = learning_rate(step, peak)
         set_gradient(parameter, batch, parameter.detach()[batch.ids], dense=True)
@@ -257,17 +257,17 @@ def train_densely(optimizer: torch.optim.Optimizer, parameter: Tensor, run: list
 
 
 def initial(seed: int = 1) -> Tensor:
-    """What tables start from: exact in every dtype but half ones."""
+    """Draw the first rows of a table, which every dtype but half ones holds exactly."""
     return torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(seed))
 
 
 def error_of(got: Tensor, expected: Tensor) -> float:
-    """The root of the mean squared error, which one unlucky element does not make."""
+    """Return the root of the mean squared error, which does not hang on one unlucky element."""
     return (got.double() - expected).square().mean().sqrt().item()
 
 
 def dense_results(case: Case, run: list[Batch]) -> tuple[Tensor, float]:
-    """What the dense reference ends with in float64, and how far from that it ends in float32."""
+    """Return the rows that the dense reference trains in float64, and the error of those that it trains in float32."""
     results = []
     for dtype in (torch.float64, torch.float32):
         parameter = torch.nn.Parameter(initial().to(dtype))

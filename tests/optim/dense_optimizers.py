@@ -1,4 +1,4 @@
-"""Dense optimizers that step every row at every step: what the family ``row_optimizer`` must be equal to."""
+"""Dense optimizers, which step every row at every step: the family ``row_optimizer`` must be equal to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Dense:
     """
     A table under a dense optimizer, in one dtype.
 
-    torch.optim's where torch has the rule, with every hyperparameter of the step set before it; else the reference's.
+    The optimizer is torch.optim's where torch has the rule, with every hyperparameter of the step set before it; else
+    the reference's.
     """
 
     rule: int
@@ -30,7 +31,7 @@ class Dense:
         self.optimizer = make and make([self.parameter])
 
     def step(self, grad: Tensor, h: Sequence[float]) -> None:
-        """One step of all rows."""
+        """Step all rows once."""
         self.steps += 1
         if self.optimizer is None:
             rows = RULES[self.rule]([self.weight, *self.states], grad.to(self.weight.dtype), self.steps, *h)
@@ -43,7 +44,7 @@ class Dense:
 
 
 def _adam(amsgrad: bool) -> Callable[[list], torch.optim.Optimizer]:
-    # AdamW is Adam with a flag: the group's.
+    # AdamW is Adam with a flag, which the parameter group has.
     return lambda parameters: torch.optim.Adam(parameters, amsgrad=amsgrad, foreach=False)
 
 
@@ -58,7 +59,7 @@ _TORCH: dict[int, Callable[[list], torch.optim.Optimizer]] = {
 
 
 def _groups(rule: int, h: Sequence[float], step: int) -> dict:
-    """The hyperparameters as torch.optim names them."""
+    """Return the hyperparameters by their names in torch.optim."""
     if rule == 0:
         names = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
         return dict(zip(names, (*h[:3], bool(h[3]), h[4]), strict=True))

@@ -1,4 +1,4 @@
-"""Clipping gradients of every layout as torch clips dense ones."""
+"""Clipping of gradients of every layout, as torch clips dense ones."""
 
 import math
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ NORMS = [2.0, 1.0, math.inf]
 
 
 def parameters(dtype=torch.float32):
-    """The same gradient with repeated rows, with unique ones, and strided; and as dense ones."""
+    """Make parameters with one gradient, with repeated rows, with unique ones and strided; and ones with it dense."""
     generator = torch.Generator().manual_seed(3)
     mine = [torch.nn.Parameter(initial().to(dtype)) for _ in range(3)]
     dense = [torch.nn.Parameter(p.detach().clone()) for p in mine]
@@ -80,7 +80,7 @@ def test_one_parameter_none_and_no_gradient():
 
 @pytest.mark.parametrize("norm_type", NORMS)
 def test_gradients_without_rows_count_as_zeros(norm_type):
-    """Of a table that a batch has not looked up; torch has no largest element of none."""
+    """Clip the gradient of a table that a batch has not looked up, of which torch computes no largest element."""
     mine, dense = parameters()
     nothing = torch.sparse_coo_tensor(IDS[None, :0], torch.zeros(0, DIM), mine[0].shape, check_invariants=True)
     mine[1].grad, dense[1].grad = nothing, nothing.to_dense()
@@ -104,11 +104,11 @@ def test_a_norm_that_is_not_finite(where):
     assert optim.clip_grad_norm_(mine, 0.5).isinf()
 
 
-# ---- The lines of docs/embeddings.md, where clients call what they clip with -----------------------------------------
+# ---- The lines of docs/embeddings.md for clients that clip by calls of their own -------------------------------------
 
 
 def pair():
-    """A model whose table has sparse gradients, and one with torch's; an optimizer of each."""
+    """Make a model whose table has sparse gradients, and one with torch's table; and an optimizer for each."""
     models = []
     for table in (nn.Embedding(20, DIM, grad_mode="sparse"), torch.nn.Embedding(20, DIM)):
         torch.manual_seed(0)
@@ -123,7 +123,7 @@ def same(models):
 
 
 def test_lightning_clips_by_its_hook():
-    # optimizer.step(closure) there runs forward, backward and the hook, in this order.
+    # Lightning's optimizer.step(closure) runs forward, backward and the hook, in this order.
     models, optimizers = pair()
 
     def hook(module, clip, *_):  # configure_gradient_clipping(self, optimizer, gradient_clip_val, algorithm)

@@ -28,14 +28,14 @@ EVERYTHING = torch.arange(ROWS)
 
 
 def both(make, dense, tables=1):
-    """Tables of ours and float64 ones, with an optimizer each."""
+    """Make tables of ours and float64 ones, and an optimizer for each side."""
     ours = [owned_table(initial(seed)) for seed in range(tables)]
     theirs = [torch.nn.Parameter(initial(seed).double()) for seed in range(tables)]
     return ours, make(ours), theirs, dense(theirs)
 
 
 def step(ours, theirs, optimizers, batch, which=None, dense=False):
-    """One step of both, of some of the tables; the others have no gradient."""
+    """Step some of the tables on both sides; the others have no gradient."""
     for k, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         one.grad = other.grad = None
         if which is None or k in which:
@@ -46,7 +46,7 @@ def step(ours, theirs, optimizers, batch, which=None, dense=False):
 
 
 def distance(one, other):
-    """How far a lookup of everything is from the float64 table."""
+    """Return the largest difference between a lookup of all our rows and the float64 table."""
     return (current_rows(one, EVERYTHING).double() - other.detach()).abs().max().item()
 
 
@@ -81,7 +81,7 @@ def test_tables_that_step_at_times(name):
     ours, mine, theirs, reference = both(partial(case.ours, lr=0.02), partial(case.dense, lr=0.02), tables=4)
     generator = torch.Generator().manual_seed(4)
     for k, batch in enumerate(batches(60)):
-        # All of them, then without the second, which is frozen, then whichever.
+        # First all tables have gradients, then all but the second, which is frozen, then random ones.
         some = set(torch.randint(4, (2,), generator=generator).tolist())
         which = {0, 1, 2, 3} if k < 20 else {0, 2, 3} if k < 40 else some
         step(ours, theirs, (mine, reference), batch, which, dense=k % 7 == 6)
@@ -130,7 +130,7 @@ def test_a_clock_forgets_tables_that_are_gone(dead):
 def test_schedulers(name, schedule):
     make = {
         "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 5, gamma=0.5),
-        "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.03, total_steps=61),  # cycles momentum, too
+        "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.03, total_steps=61),  # it cycles momentum, too
     }
     case = BY_NAME[name]
     ours, mine, theirs, reference = both(partial(case.ours, lr=0.02), partial(case.dense, lr=0.02))
@@ -193,7 +193,7 @@ def test_amsgrad_that_is_turned_on_later():
     ours, mine, theirs, reference = both(optim.Adam, torch.optim.Adam)
     for k, batch in enumerate(batches(60)):
         if k == 30:
-            # torch fails without the maximum. Ours starts from the average, as here.
+            # torch fails without the maximum. It is set to the average, from which ours starts.
             reference.state[theirs[0]]["max_exp_avg_sq"] = reference.state[theirs[0]]["exp_avg_sq"].clone()
             mine.param_groups[0]["amsgrad"] = reference.param_groups[0]["amsgrad"] = True
         step(ours, theirs, (mine, reference), batch)
@@ -292,7 +292,7 @@ def test_lazy_steps_touch_the_rows_of_the_batch(name, layout):
         states = {k: v.clone() for k, v in reference.state[expected].items() if v.dim()}
         optimizer.step()
         reference.step()
-        with torch.no_grad():  # the dense step, with idle rows put back
+        with torch.no_grad():  # puts idle rows back after the dense step
             expected[idle] = kept[0][idle]
             for key, value in reference.state[expected].items():
                 if value.dim():

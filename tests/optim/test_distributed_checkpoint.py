@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: models and optimizers in every mode are saved and taken up by the bit."""
+"""torch.distributed.checkpoint saves and loads models and optimizers in every mode bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from torchsparse_rec import optim
 
-# Of a process that is alone.
+# torch warns in a process that is alone.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 MODES = ("dense", "sparse", "fused", "auto")
@@ -85,7 +85,7 @@ def test_optimizer_states(optimizer: str, mode: str, flat: bool) -> None:
     state = copy.deepcopy(get_optimizer_state_dict(*one, options=options))
     other[0].load_state_dict(one[0].state_dict())
     set_optimizer_state_dict(*other, copy.deepcopy(state), options=options)
-    check_same(one[0], other[0])  # torch makes states by a step, of zeros
+    check_same(one[0], other[0])  # torch makes states by a step with zeros as gradients
     for each in (one, other):
         train(*each, range(3, 6))
     check_same(one[0], other[0])
@@ -121,7 +121,7 @@ def test_an_lr_of_zero_makes_states_of_ftrl_and_nothing_else() -> None:
 def test_a_table_that_grows_within_its_capacity(tmp_path: Path) -> None:
     one, other = made("variable", "sparse", capacity=64), made("variable", "sparse", capacity=64)
     train(*one, range(3))
-    train(*other, range(20, 22))  # other keys, which are to go
+    train(*other, range(20, 22))  # other keys, which loading must remove
     model, optimizer = get_state_dict(*one)
     dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=tmp_path, no_dist=True)
     model, optimizer = get_state_dict(*other)

@@ -1,4 +1,4 @@
-"""Where a table's gradient may come from, and in what form; warnings and errors."""
+"""The sources and layouts of a table's gradient; warnings and errors."""
 
 import inspect
 import re
@@ -33,7 +33,7 @@ def test_sparse_gradients_of_foreign_parameters(name):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for batch in run:
-            # The parameter's readers know nothing of us: it must be right as it lies.
+            # The parameter's readers do not know this library: its stored rows must be right.
             set_gradient(parameter, batch, parameter.detach()[batch.ids], False)
             set_gradient(other, batch, other.detach()[batch.ids], True)
             mine.step()
@@ -232,7 +232,8 @@ def test_lamb_and_ftrl_of_parameters_that_are_no_tables():
     parameter = torch.nn.Parameter(w.clone())
     parameter.grad = g.clone()
     optim.LAMB([parameter], lr=0.1, eps=0.0).step()
-    # The first direction is the gradient's sign, of length sqrt(2); it becomes as long as the weight, 5.
+    # The first direction is the gradient's sign, whose length is sqrt(2). LAMB scales it to the length of the weight,
+    # 5.
     assert torch.allclose(parameter, w - 0.1 * 5 / 2**0.5 * g)
 
     bias = torch.nn.Parameter(torch.zeros(2))

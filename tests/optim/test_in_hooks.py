@@ -1,4 +1,4 @@
-"""Training loops that step, or clear gradients, otherwise than once for all: as torch trains with dense gradients."""
+"""Training loops that step or clear gradients at unusual moments: they train as torch does with dense gradients."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def by_hooks(model: Model, optimizer: Callable[..., torch.optim.Optimizer]) -> N
 
 def by_torch(model: Model, optimizer: partial[torch.optim.Optimizer]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it imports scripted functions
+        warnings.simplefilter("ignore", DeprecationWarning)  # it imports scripted functions, of which torch warns
         from torch.distributed.optim import _apply_optimizer_in_backward
     _apply_optimizer_in_backward(optimizer.func, model.parameters(), optimizer.keywords)  # type: ignore[arg-type]
 
@@ -115,7 +115,7 @@ def test_gradients_that_are_set_to_zero_lose_no_step(kind: str, mode: str, name:
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "auto"])
 def test_a_gradient_of_zeros_is_a_step(mode: str) -> None:
-    # Of a table that was not looked up since: torch's momentum moves it on.
+    # The table is not looked up in later steps. torch's momentum moves it on.
     model, want = Model("table", mode), Model("table", "dense")
     optimizers = [
         optim.SGD(model.parameters(), lr=0.1, momentum=0.9),

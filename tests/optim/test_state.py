@@ -1,4 +1,4 @@
-"""Checkpoints, copies and what torch's optimizers make of them."""
+"""Checkpoints and copies of optimizers, and what torch's optimizers make of them."""
 
 import copy
 import gc
@@ -31,7 +31,7 @@ EVERYTHING = torch.arange(ROWS)
 
 
 def saved(x):
-    """As after a round trip through a file."""
+    """Save and load ``x`` by a file."""
     file = io.BytesIO()
     torch.save(x, file)
     file.seek(0)
@@ -152,9 +152,9 @@ def test_loaded_states_of_half_tables_do_not_come_back():
     mine.load_state_dict(torchs.state_dict())
     grad = Gradient(EVERYTHING, torch.ones(ROWS, DIM))
     for _ in range(3):
-        mine.step_tables([(parameter, grad)])  # as a fused backward does: step() is never called
+        mine.step_tables([(parameter, grad)])  # as a fused backward does, so that step() is never called
     before = mine.state[parameter]["exp_avg"].clone()
-    table_of(parameter).release()  # as another optimizer's turn does
+    table_of(parameter).release()  # as happens when another optimizer takes the table over
     mine.step_tables([(parameter, grad)])
     torch.testing.assert_close(mine.state[parameter]["exp_avg"], 0.9 * before + 0.1)
 
@@ -285,7 +285,7 @@ def test_a_step_that_raises_halfway_leaves_every_table_before_or_after_it(monkey
         for optimizer in optimizers:
             optimizer.step()
 
-    step(run[0], (0,), [mine, *theirs])  # from here on they have clocks of their own
+    step(run[0], (0,), [mine, *theirs])  # from here on the two tables have separate clocks
 
     def update_of_the_first(group, gradients):
         if group.parameters[0] is tables[1]:

@@ -1,5 +1,5 @@
 """
-Whole training runs, module and optimizer, against dense float64: every optimizer, gradient mode and pooling.
+Whole training runs of module and optimizer, beside dense float64: every optimizer, gradient mode and pooling.
 
 CI runs a set of configurations in which every two choices meet; ``make test-full`` runs all of them.
 """
@@ -23,7 +23,7 @@ MODES = ("dense", "sparse", "fused", "auto")
 POOLINGS = ("sum", "mean", "sqrtn", "max", "rows")
 WEIGHTED = (False, True)
 KINDS = ("module", "collection")
-# The optimizers that meet everything; the others are like one of them, and meet something.
+# These optimizers meet every choice. Each of the others is like one of them, and meets a single configuration.
 OPTIMIZERS = (
     "sgd",
     "sgd-nesterov-decay",
@@ -39,12 +39,12 @@ CHOICES = (OPTIMIZERS, MODES, POOLINGS, WEIGHTED, KINDS)
 
 
 def is_possible(chosen: tuple) -> bool:
-    """Maxima and single rows have no weights."""
+    """Say whether a configuration is possible: with maxima and single rows there are no weights."""
     return not (chosen[3] and chosen[2] in ("max", "rows"))
 
 
 def covering() -> list[tuple]:
-    """Few configurations in which every two choices meet: greedily, always the one with most new pairs."""
+    """Return few configurations in which every two choices meet: greedily, always the one with most new pairs."""
     everything = [chosen for chosen in itertools.product(*CHOICES) if is_possible(chosen)]
 
     def pairs(chosen: tuple) -> set:
@@ -62,7 +62,7 @@ def covering() -> list[tuple]:
 
 @dataclass
 class Batch:
-    """What a step is made of."""
+    """The ids, weights and targets of a step."""
 
     ids: Tensor
     weights: Tensor | None
@@ -70,7 +70,7 @@ class Batch:
 
 
 def batches(steps: int, pooling: str, weighted: bool, rows: int = ROWS, dim: int = DIM) -> list[Batch]:
-    """Zipf ids, weights and targets."""
+    """Draw Zipf ids, weights and targets."""
     generator = torch.Generator().manual_seed(5)
     made = []
     for _ in range(steps):
@@ -83,13 +83,13 @@ def batches(steps: int, pooling: str, weighted: bool, rows: int = ROWS, dim: int
 
 
 def pooled_densely(weight: Tensor, batch: Batch, pooling: str) -> Tensor:
-    """The plain formulas."""
+    """Pool rows by the plain formulas."""
     x = weight[batch.ids]
     if pooling == "rows":
         return x
     x = x.view(BAGS, LENGTH, -1)
     if pooling == "max":
-        return x.max(1).values  # of equal ones the first, which gets all of the gradient
+        return x.max(1).values  # of equal maxima the first one, which gets all of the gradient
     w = torch.ones(BAGS * LENGTH) if batch.weights is None else batch.weights
     w = w.to(weight.dtype).view(BAGS, LENGTH, 1)
     total = (w * x).sum(1)
@@ -99,7 +99,7 @@ def pooled_densely(weight: Tensor, batch: Batch, pooling: str) -> Tensor:
 
 
 def train_densely(case: Case, run: list[Batch], pooling: str, start: Tensor) -> Tensor:
-    """The reference, in the dtype of ``start``."""
+    """Train by the reference, in the dtype of ``start``."""
     parameter = torch.nn.Parameter(start.clone())
     optimizer = case.dense([parameter], lr=case.lr)
     for step, batch in enumerate(run):
@@ -113,7 +113,7 @@ def train_densely(case: Case, run: list[Batch], pooling: str, start: Tensor) -> 
 
 
 class Ours:
-    """A module or a collection of one table, called alike."""
+    """A module, or a collection of one table, that is called alike."""
 
     def __init__(self, start: Tensor, mode: str, pooling: str, weighted: bool, kind: str) -> None:
         rows, dim = start.shape
@@ -150,7 +150,7 @@ class Ours:
 
 
 def train(case: Case, run: list[Batch], start: Tensor, ours: Ours) -> Tensor:
-    """Ours, float32."""
+    """Train by ours, in float32."""
     optimizer = case.ours(ours.module.parameters(), lr=case.lr, in_backward=True)
     for step, batch in enumerate(run):
         optimizer.param_groups[0]["lr"] = learning_rate(step, case.lr)
@@ -162,12 +162,12 @@ def train(case: Case, run: list[Batch], start: Tensor, ours: Ours) -> Tensor:
 
 
 def start_of(rows: int = ROWS, dim: int = DIM) -> Tensor:
-    """Exact in float32."""
+    """Draw first rows, which float32 holds exactly."""
     return torch.randn(rows, dim, generator=torch.Generator().manual_seed(1))
 
 
 def compare(chosen: tuple, steps: int) -> None:
-    """The error against float64 is at most 1.5 times that of dense float32."""
+    """Train by ours, and allow at most 1.5 times the error of dense float32 against float64."""
     name, mode, pooling, weighted, kind = chosen
     case, run, start = BY_NAME[name], batches(steps, pooling, weighted), start_of()
     want = train_densely(case, run, pooling, start.double())
@@ -184,7 +184,7 @@ CHOSEN = covering()
 
 
 def named(chosen: tuple) -> str:
-    """For the report."""
+    """Return a configuration's name for the report."""
     return "-".join(str(x).replace(" ", "-") for x in chosen)
 
 
@@ -231,7 +231,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_rows_whose_gradient_is_zero_count_as_not_looked_up(name: str, kernels: str) -> None:
-    """A loss that masks row 2 after the first step; row 3 is looked up twice, and what it gets adds up to zero."""
+    """Mask row 2 in the loss after the first step, and look row 3 up twice, with gradients that add up to zero."""
     results = []
     for mode in MODES:
         module = nn.Embedding(5, 2, _weight=torch.full((5, 2), 2.0), grad_mode=mode)
@@ -262,7 +262,7 @@ def test_rows_that_are_idle(name: str, idle: int) -> None:
     ]
     quiet = Batch(torch.tensor([11, 12, 13, 14, 15] * LENGTH), None, torch.zeros(BAGS * LENGTH, 4).double())
     run = [*active, *[quiet] * idle, *active]
-    # Rows that are trained towards zero for very long hold nothing but what rounding has left of them.
+    # Rows that are trained towards zero for very long hold nothing but rounding errors.
     rows = slice(9 if idle == 100_000 else None)
     want = train_densely(case, run, "rows", start.double())[rows]
     allowed = 1.5 * error_of(train_densely(case, run, "rows", start)[rows], want)

@@ -1,4 +1,4 @@
-"""What the tests of embedding variables share: a step of training, the rows of a table, and tiers on disk."""
+"""Helpers of the tests of embedding variables: a step of training, the rows of a table, and tiers on disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-What the tests of checkpoints share: versions whose content follows from their number, and processes that write them.
+Helpers of the tests of checkpoints: versions whose content follows from their number, and processes that write them.
 
-Run as a program, it is a process that has torch loaded and makes others on request, so that two hundred of them can be
+Run as a program, this file has torch loaded and makes other processes on request, so that two hundred of them can be
 killed within a minute: ``python checkpoint_cases.py`` reads lines ``command path argument`` and forks for each.
 """
 
@@ -20,22 +20,22 @@ import torch
 from torchsparse_rec.nn.variable.checkpoint import CheckpointStore, VersionInfo
 
 SHARDS = 4
-#: Every so many versions one is full.
+#: One version of so many is full.
 PERIOD = 4
 
 
 def kind_of(number: int) -> str:
-    """Whether a version is full."""
+    """Return the kind of a version, ``"full"`` or ``"delta"``."""
     return "full" if number % PERIOD == 1 else "delta"
 
 
 def shards_of(number: int) -> list[int]:
-    """Which shards a version writes: all, or two that change."""
+    """Return the shards that a version writes: all, or the two that change."""
     return list(range(SHARDS)) if kind_of(number) == "full" else [number % SHARDS, (number + 1) % SHARDS]
 
 
 def content(number: int, shard: int, rows: int) -> torch.Tensor:
-    """What a version writes to a shard: the number in every row, so that no mix goes unseen."""
+    """Return what a version writes to a shard: a number of both in every row, so that no mix goes unseen."""
     return torch.full((rows,), number * SHARDS + shard)
 
 
@@ -51,7 +51,7 @@ def save(store: CheckpointStore, rows: int, on_phase: Callable[[str], None] | No
 
 
 def check_whole(store: CheckpointStore, rows: int) -> int:
-    """Load the newest version, which must be what its number says; 0 if there is none."""
+    """Load the newest version, and check its content against its number; return the number, or 0 without a version."""
     assert [info.problem for info in store.versions() if info.problem is not None] == []
     latest = store.latest()
     if latest is None:
@@ -78,9 +78,9 @@ CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync")
 @contextmanager
 def watched(monkeypatch, before: Callable[[str, tuple], None]) -> Iterator[None]:
     """
-    Have a function called before each call of the system that changes the disk but for writing to files.
+    Call ``before`` ahead of each system call that changes the disk, except writes to files.
 
-    What it writes itself is not brought to the disk, which costs time.
+    The files that ``before`` writes are not synced to the disk, which would take time.
     """
     inside = []
 
@@ -108,10 +108,10 @@ def watched(monkeypatch, before: Callable[[str, tuple], None]) -> Iterator[None]
 
 
 class Savers:
-    """A process that makes processes which write checkpoints, one at a time."""
+    """A process that forks processes which write checkpoints, one at a time."""
 
     def __init__(self) -> None:
-        # A process that is forked has none of torch's threads.
+        # torch's threads do not survive a fork.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
             [sys.executable, __file__],
@@ -123,27 +123,27 @@ class Savers:
         )
 
     def start(self, command: str, path: Path, argument: int) -> int:
-        """Start a process; its id."""
+        """Start a process, and return its id."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{command} {path} {argument}\n")
         return int(self.line().removeprefix("started "))
 
     def line(self) -> str:
-        """The next line that the process says; ``ended <status>`` once it has ended."""
+        """Return the next line that the process prints, or ``ended <status>`` once it has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the process that makes processes has ended"
         return line.rstrip("\n")
 
     def lines(self) -> list[str]:
-        """All further lines, until it has ended."""
+        """Return all further lines until the process has ended."""
         lines = [self.line()]
         while not lines[-1].startswith("ended "):
             lines.append(self.line())
         return lines
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that forks."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait()
@@ -155,7 +155,7 @@ def _say(text: str) -> None:
 
 
 def _save(path: str, rows: int) -> None:
-    """Save until killed."""
+    """Save versions until killed."""
     store = CheckpointStore(path, keep=3)
     while True:
         info = save(store, rows, _say)
@@ -163,7 +163,7 @@ def _save(path: str, rows: int) -> None:
 
 
 def _hold(path: str, rows: int) -> None:
-    """Stay in the midst of a save until killed."""
+    """Stay in the middle of a save until killed."""
     with CheckpointStore(path).writer() as writer:
         writer.write("0", {"rows": content(writer.number, 0, rows)})
         _say("holding")
@@ -171,7 +171,7 @@ def _hold(path: str, rows: int) -> None:
 
 
 def _limited(path: str, nbytes: int) -> None:
-    """Save three times as much as files may hold."""
+    """Save three times as many bytes as a file may hold, and print the error."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
     try:
         with CheckpointStore(path).writer() as writer:

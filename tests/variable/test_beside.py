@@ -1,4 +1,4 @@
-"""Other threads and processes beside training: states of one moment, and forks."""
+"""Other threads and processes beside training: state dicts of one moment, and forks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchsparse_rec.nn.variable.tiers import DramTier
 
 @pytest.mark.parametrize("tiers", [False, True])
 def test_states_beside_training(tiers: bool, tmp_path: Path) -> None:
-    """Every key is there once, with as many rows as keys; and numbers do not come upon a tier that has just gone."""
+    """Take state dicts beside training, with as many rows as keys, and figures, which must not read a removed tier."""
     option = EmbeddingVariableOption(storage_option=on_disk(tmp_path) if tiers else StorageOption())
     table = EmbeddingVariable(2, initializer=0.5, capacity=2, ev_option=option)
     errors: list[BaseException] = []
@@ -35,7 +35,7 @@ def test_states_beside_training(tiers: bool, tmp_path: Path) -> None:
     def train() -> None:
         try:
             for k in range(40):
-                # Now and then another optimizer, whose states the tiers' records must have room for.
+                # Now and then the optimizer changes, and the tiers' records must have room for its states.
                 if k % 8 == 0:
                     kind: Any = optim.Adagrad if k % 16 else partial(optim.SGD, momentum=0.5)
                     optimizer = kind(table.parameters(), lr=0.1)
@@ -71,10 +71,10 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="the
 
 
 def _forked(work: Callable[[], Any]) -> str:
-    """What work returns in a forked process, or the error's text; empty if that process hangs."""
+    """Return the result of ``work`` in a forked process, or the error's text; empty if that process hangs."""
     out, into = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are threads
+        warnings.simplefilter("ignore")  # Python warns of threads
         child = os.fork()
     if child == 0:
         try:
@@ -95,7 +95,7 @@ def _forked(work: Callable[[], Any]) -> str:
 
 
 class _Held:
-    """Another thread is in a lock."""
+    """A block during which another thread holds a lock."""
 
     def __init__(self, lock: Any) -> None:
         self._lock, self._in, self._go = lock, threading.Event(), threading.Event()
@@ -161,13 +161,13 @@ def test_who_forks_while_it_writes_goes_on_in_both_processes() -> None:
 @needs_fork
 @pytest.mark.usefixtures("one_thread")
 def test_a_process_that_was_forked_while_rows_were_read_ahead(tmp_path: Path) -> None:
-    """Of the tier on disk it is told that this is another process's; nothing waits for a thread that is not there."""
+    """Use a tier on disk in a forked process: an error says whose it is. No call waits for a thread that is lost."""
     table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(storage_option=on_disk(tmp_path)))
     for begin in (0, 16):
         table(torch.arange(begin, begin + 16))
     assert table.cold is not None
     with _Held(table.cold._tiers[0]._lock):
-        table.prefetch(torch.arange(8))  # which waits
+        table.prefetch(torch.arange(8))  # it waits for the lock
         assert "forked from it" in _forked(lambda: table(torch.arange(8)))
     tier = DramTier(2)
     tier.put(torch.tensor([7]), torch.ones(1, 2, dtype=torch.uint8))

@@ -1,4 +1,4 @@
-"""Capacities: which keys stay does not depend on where rows lie."""
+"""Capacities: the tiers in which rows lie make no difference to the keys that stay."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_tiers_keep_the_keys_that_memory_alone_keeps(evict: Any, strategy: str, 
 
 @pytest.mark.parametrize("tiers", [False, True])
 def test_more_rows_are_inserted_than_a_capacity_holds(tiers: bool, tmp_path: Path) -> None:
-    """Nothing has gone then, but what has made room."""
+    """Refuse an insertion of more rows than a capacity holds. Rows that did not make room stay."""
     storage = on_disk(tmp_path) if tiers else StorageOption()
     table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=LRUEvict(20), storage_option=storage))
     table.insert(torch.arange(20), torch.ones(20, 2))

@@ -1,4 +1,4 @@
-"""Programs that random ones have found, or would: what goes, stays and comes back with the rows of a variable."""
+"""Cases that random programs have found, or would find: rows of a variable that go, stay and come back."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from torchsparse_rec.nn.variable.keys import KeyRows
 
 
 def _tiered(folder: Path, **options: Any) -> EmbeddingVariable:
-    """With a first tier of 16 rows."""
+    """Make a variable whose first tier has 16 rows."""
     storage = StorageOption("DRAM_SSD", storage_path=str(folder), storage_size=[1], cache_strategy="LRU")
     option = EmbeddingVariableOption(storage_option=storage, **options)
     return EmbeddingVariable(2, initializer=0.5, capacity=2, ev_option=option)
 
 
 def test_more_rows_are_inserted_than_the_first_tier_has(tmp_path: Path) -> None:
-    """Pretrained vectors of a table that is larger than memory, at once and in parts."""
+    """Insert pretrained vectors into a table that is larger than memory, at once and in parts."""
     variable = _tiered(tmp_path)
     values = torch.arange(80.0).reshape(40, 2)
     variable.insert(torch.arange(20), values[:20])
@@ -44,7 +44,7 @@ def test_more_rows_are_inserted_than_the_first_tier_has(tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_written_is_new_in_every_tier(tmp_path: Path) -> None:
-    """Its frequency begins anew, as its optimizer state does."""
+    """Write a row that is in use: its frequency begins anew, as its optimizer state does."""
     frequencies = []
     for variable in (EmbeddingVariable(2, initializer=0.5), _tiered(tmp_path)):
         variable(torch.tensor([100, 100]))
@@ -80,7 +80,7 @@ def test_a_delta_says_which_keys_no_longer_wait(tmp_path: Path, how: str) -> Non
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "lazy_adam"])
 def test_what_has_no_rows_is_exported(name: str) -> None:
-    """After steps all of whose keys were filtered, and after all keys were erased."""
+    """Export a variable after a step whose keys were all filtered, and after all keys were erased."""
     for filter_freq in (0, 3):
         option = EmbeddingVariableOption(filter_option=CounterFilter(filter_freq))
         trained = Trained(option, OPTIMIZERS[name], "sparse", 2)
@@ -107,7 +107,7 @@ def test_lists_may_be_empty() -> None:
     ids=["momentum", *(name for name in OPTIMIZERS if name not in ("none", "sgd"))],
 )
 def test_state_dicts_hold_the_optimizers_rows(make: Callable, tiers: bool, model_first: bool, tmp_path: Path) -> None:
-    """Those of slow tiers too, and in whichever order the two are loaded."""
+    """Load state dicts with the rows of slow tiers too, the model's and the optimizer's in either order."""
 
     def made(name: str) -> Trained:
         storage = StorageOption()
@@ -135,7 +135,7 @@ def test_state_dicts_hold_the_optimizers_rows(make: Callable, tiers: bool, model
 
 
 def test_keys_erased_without_waiting_leave_room() -> None:
-    """As a device does it, which must not be waited for at every step."""
+    """Erase keys as a device does it, for which no step must wait."""
     keys = KeyRows("test", 16)
     ids = torch.arange(16)
     keys.insert(ids)
@@ -148,7 +148,7 @@ def test_keys_erased_without_waiting_leave_room() -> None:
 
 
 def test_memory_of_a_key_beyond_its_row() -> None:
-    """Key, row index, tag, frequency and version, of a table that is full: three quarters of its index's slots."""
+    """Count key, row index, tag, frequency and version in a full table: its index fills three quarters of its slots."""
     keys = KeyRows("test", 900_000)
     keys.insert(torch.arange(900_000) * 7919)
     assert len(keys) == keys.capacity
@@ -166,7 +166,7 @@ def test_a_state_dict_of_too_many_cold_rows_is_refused(tmp_path: Path, monkeypat
         variable.state_dict()
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own, at a break
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's, at a break
 def test_a_compiled_model_looks_up_outside_of_its_graph() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
@@ -181,6 +181,6 @@ def test_a_compiled_model_looks_up_outside_of_its_graph() -> None:
     for ids in (torch.arange(3), torch.arange(2000)):  # the table grows
         assert torch.equal(compiled(ids), torch.full((len(ids),), 3.0))
     assert model.table.total_count() == 2000
-    torch._dynamo.reset()  # it would take what it has just compiled
+    torch._dynamo.reset()  # otherwise dynamo would take the code that it has just compiled
     with pytest.raises(Exception, match="fullgraph|disable"):
         torch.compile(model, backend="eager", fullgraph=True)(torch.arange(3))

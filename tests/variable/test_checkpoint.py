@@ -1,4 +1,4 @@
-"""Numbered versions of checkpoints: what is written comes back, chains, pruning, and what is no proper use."""
+"""Numbered versions of checkpoints: contents that come back, chains, pruning, and errors of wrong use."""
 
 import os
 import tempfile
@@ -23,14 +23,14 @@ DTYPES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def no_fsync():
-    """Nobody pulls the plug here, and the random chains have thousands of them."""
+    """Replace fsync, which the thousands of saves of the random chains need not wait for."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
 def bits(tensors):
-    """Tensors as what can be compared, NaN or not."""
+    """Return tensors' bits in a form that can be compared, NaN included."""
     return {
         name: (t.dtype, t.shape, t.contiguous().reshape(-1).view(torch.uint8).tolist()) for name, t in tensors.items()
     }
@@ -45,7 +45,7 @@ def read(chain):
 
 @st.composite
 def tensor(draw):
-    """Of any bits."""
+    """Draw a tensor of random bits."""
     dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 3), max_size=3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     high = 2 if dtype == torch.bool else 256
@@ -103,7 +103,7 @@ def test_dtypes_and_shapes(dtype, shape, tmp_path):
         writer.write("s", tensors)
     ((_, name, found),) = CheckpointStore(tmp_path).open()
     assert (name, bits(found), list(found)) == ("s", bits(tensors), ["x", "a"])
-    # The process's own memory: what a caller does to it happens to nobody else.
+    # The tensors are the process's own memory: a caller that changes them changes nothing else.
     found["x"].zero_()
 
 
@@ -226,7 +226,7 @@ def test_damaged_versions_do_not_count_among_those_kept(tmp_path):
 
 
 def test_folders_of_others_are_left_alone(tmp_path):
-    """A path may have been given by mistake."""
+    """Leave other people's folders alone, as the path may have been given by mistake."""
     for name in ("202401", "000007"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shard-00000.safetensors").write_text("mine")
@@ -293,7 +293,7 @@ def test_bases(tmp_path):
             pass
     with pytest.raises(ValueError, match=r"version must be one of \[1\] of .*, got 2"):
         store.open(2)
-    # After such errors, nobody holds the lock.
+    # After such errors the lock is free.
     with store.writer("delta", base=1) as writer:
         assert writer.number == 2
 

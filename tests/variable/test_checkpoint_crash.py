@@ -26,7 +26,7 @@ def savers():
 
 
 def leftovers(path):
-    """What a save leaves that is no version."""
+    """Return the names that a save leaves in the folder and that are no versions."""
     return [p.name for p in path.iterdir() if p.name != ".lock" and not (p / "manifest.json").exists()]
 
 
@@ -36,10 +36,10 @@ def leftovers(path):
 @pytest.mark.parametrize("power", [True, False], ids=["killed", "power lost"])
 def test_a_crash_before_every_change_of_the_disk(power, tmp_path, monkeypatch):
     """
-    The folder is copied before every call that changes it, as a crash would leave it.
+    Copy the folder before every call that changes it, as a crash would leave it, and go on from the copy.
 
-    Where power is lost, files are empty unless they were brought to the disk before. (Names may then be lost as well:
-    the next test.)
+    Where power is lost, files that were not synced to the disk are empty. (Their names may be lost as well: see the
+    next test.)
     """
     path, copies = tmp_path / "run", tmp_path / "copies"
     store, on_disk, committed, seen = CheckpointStore(path, keep=2), set(), [0], set()
@@ -56,7 +56,7 @@ def test_a_crash_before_every_change_of_the_disk(power, tmp_path, monkeypatch):
             number = check_whole(after, ROWS)
             assert number in (committed[0], committed[0] + 1), name
             seen.add((name, number - committed[0]))
-            # Whoever is next goes on, and clears away.
+            # The next save goes on from there, and removes the leftovers.
             assert save(after, ROWS).number == number + 1 == check_whole(after, ROWS)
             assert leftovers(crashed) == []
         if name == "fsync":
@@ -66,7 +66,7 @@ def test_a_crash_before_every_change_of_the_disk(power, tmp_path, monkeypatch):
     with watched(monkeypatch, before):
         for number in range(1, 11):
             if number == 5:
-                # What is left of two writers: a crash may come while it is cleared away.
+                # Two writers have left these folders: a crash may also come while they are removed.
                 for folder in (path / ".000005.partial", path / "000005"):
                     shutil.copytree(path / "000004", folder, ignore=shutil.ignore_patterns("manifest.json"))
             assert save(store, ROWS).number == number
@@ -77,7 +77,7 @@ def test_a_crash_before_every_change_of_the_disk(power, tmp_path, monkeypatch):
 
 
 def test_all_is_on_the_disk_before_the_manifest_gets_its_name(tmp_path, monkeypatch):
-    """Of the order of writes to the disk the system promises nothing but what is asked for."""
+    """Check the order of syncs, because the system promises no order of writes but the one that is asked for."""
     path, calls = tmp_path / "new" / "run", []
 
     def before(name, arguments):
@@ -101,7 +101,7 @@ def test_all_is_on_the_disk_before_the_manifest_gets_its_name(tmp_path, monkeypa
         ("replace", "new/run/000001/manifest.json"),
         ("fsync", "new/run/000001"),
     ]
-    # Nor does a shard go before its manifest has gone.
+    # A shard, too, is removed only after its manifest has gone.
     begin = calls.index(("unlink", "new/run/000004/manifest.json"))
     assert begin > calls.index(("fsync", "new/run/000005"))
     assert calls[begin + 1] == ("fsync", "new/run/000004")
@@ -118,14 +118,14 @@ def saved_twice(path):
 
 
 def unharmed(store, number):
-    """The older version is whole, nothing else is left, and the next save succeeds."""
+    """Check that the older version is whole, that nothing else is left, and that the next save succeeds."""
     assert check_whole(store, ROWS) == number
     assert leftovers(store.path) == []
     assert save(store, ROWS).number == number + 1 == check_whole(store, ROWS)
 
 
 def test_a_full_disk_at_every_file(tmp_path, monkeypatch):
-    """/dev/full is a disk that is."""
+    """Write each of the files to /dev/full, which is always full."""
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     names = []
@@ -152,7 +152,7 @@ def test_a_full_disk_at_every_file(tmp_path, monkeypatch):
 
 
 def test_a_limit_of_the_system(savers, tmp_path):
-    """Files that may not grow further, a real limit: the file is cut off in its midst."""
+    """Limit the size of files, so that a real error of the system cuts off a file in the middle."""
     store = saved_twice(tmp_path)
     savers.start("limited", tmp_path, 100_000)
     (said, ended) = savers.lines()
@@ -171,14 +171,14 @@ def test_a_disk_that_fails_at_every_call(tmp_path, monkeypatch):
         def before(name, arguments, failing=failing):
             nonlocal calls
             calls += 1
-            # Of the third save's calls one fails; those after it, which clear away, do not.
+            # One call of the third save fails. The later calls, which remove its files, do not.
             if calls == failing + 1:
                 failed_at.add(name)
                 raise OSError(errno.EIO, os.strerror(errno.EIO), None if name == "fsync" else str(arguments[0]))
 
         with watched(monkeypatch, before):
             try:
-                # A delta, so that nothing is pruned.
+                # The save writes a delta, so that it prunes nothing.
                 save(store, ROWS)
             except OSError as error:
                 assert error.errno == errno.EIO and error.filename.startswith(str(path))
@@ -213,14 +213,14 @@ def test_a_writer_of_another_process_is_left_to_its_work(savers, tmp_path):
     assert at_work.exists() and check_whole(store, ROWS) == 2
     os.kill(process, signal.SIGKILL)
     assert savers.lines() == ["ended -9"]
-    # What it left is there until the next writer comes.
+    # Its leftovers stay until the next writer comes.
     assert at_work.exists()
     assert save(store, ROWS).number == 3 == check_whole(store, ROWS)
     assert leftovers(tmp_path) == []
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path):
-    """As a DataLoader's workers are: they have all that was open."""
+    """Save while another process has the lock's file open, as DataLoader's workers have that were forked meanwhile."""
     store = CheckpointStore(tmp_path)
     with store.writer() as writer:
         lock = os.dup(writer._lock)
@@ -234,7 +234,7 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(tmp_path):
 
 
 def kill(savers, path, rows, times, longest):
-    """Kill savers at random moments; the phases in which they were."""
+    """Kill savers at random moments; return the phases in which they were."""
     store, draw, phases = CheckpointStore(path), random.Random(), []
     last = 0
     for _ in range(times):
@@ -245,7 +245,7 @@ def kill(savers, path, rows, times, longest):
         said += savers.lines()
         assert said.pop() == "ended -9", said
         phases.append(said[-1])
-        # What was reported as committed is there, and nothing but the version after it can be.
+        # Versions that were reported as committed are there, and at most one more.
         last += said.count("committed")
         number = check_whole(store, rows)
         assert number - last in (0, 1), (number, last, said)

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are refused by the file's name, whatever is damaged; older versions are there for who asks."""
+"""Damaged checkpoints: the error names the damaged file, and older versions can still be read."""
 
 import json
 import os
@@ -17,12 +17,12 @@ pytest.importorskip("safetensors")
 
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch):
-    """Nobody pulls the plug here."""
+    """Replace fsync, because no test takes the power away."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def chain(path, rows=3):
-    """A full version and two deltas."""
+    """Write a full version and two deltas."""
     store = CheckpointStore(path)
     for number in (1, 2, 3):
         with store.writer("full" if number == 1 else "delta", {"step": number}) as writer:
@@ -36,7 +36,7 @@ def files(path):
 
 
 def refused(store, file, problem=None):
-    """Reading the newest version must fail, with an error that names the file."""
+    """Check that reading the newest version fails, with an error that names the file."""
     with pytest.raises(CheckpointError, match=problem) as raised:
         for _ in store.open():
             pass
@@ -53,7 +53,7 @@ def test_every_flipped_byte_of_a_small_checkpoint(tmp_path):
         data = file.read_bytes()
         with open(file, "r+b", buffering=0) as changed:
             for position in range(len(data)):
-                # One bit, and any number of them.
+                # One bit is flipped, then a random number of bits.
                 for mask in (1 << position % 8, draw.randrange(1, 256)):
                     os.pwrite(changed.fileno(), bytes([data[position] ^ mask]), position)
                     refused(store, file, "checksum")
@@ -96,7 +96,7 @@ def test_missing_files(tmp_path):
     store = chain(tmp_path)
     for file in files(tmp_path):
         if file == tmp_path / "000003" / "manifest.json":
-            continue  # Without it, there is no version 3.
+            continue  # Without this file there is no version 3.
         file.rename(tmp_path / "aside")
         refused(store, file, "the file is missing")
         if file.parent.name != "000003":
@@ -128,7 +128,8 @@ def test_files_of_other_versions_and_checkpoints(tmp_path):
             file.write_bytes(foreign.read_bytes())
             with pytest.raises(CheckpointError) as raised:
                 list(store.open())
-            # The other checkpoint's manifest of this version is whole: what it does not fit is its shards, or its base.
+            # The other checkpoint's manifest of this version is whole, so that the error names its shards or its base,
+            # which do not fit.
             fits = file.suffix == ".json" and foreign == tmp_path / "b" / file.relative_to(tmp_path / "a")
             assert raised.value.path.startswith(str(tmp_path / "a")) if fits else raised.value.path == str(file)
             file.write_bytes(data)
@@ -136,7 +137,7 @@ def test_files_of_other_versions_and_checkpoints(tmp_path):
 
 
 def test_a_version_of_another_checkpoint_is_no_base(tmp_path):
-    """A folder that was copied over another: each version is whole, together they are a mix."""
+    """Copy a folder over another checkpoint's: each version is whole, but together they are a mix."""
     store, _ = chain(tmp_path / "a"), chain(tmp_path / "b")
     shutil.rmtree(tmp_path / "a" / "000001")
     shutil.copytree(tmp_path / "b" / "000001", tmp_path / "a" / "000001")
@@ -151,7 +152,7 @@ def test_a_version_of_another_checkpoint_is_no_base(tmp_path):
 
 
 def rewrite(file, change):
-    """Change the manifest and make its checksum fit."""
+    """Change the manifest, and correct its checksum."""
     fields = json.loads(file.read_bytes())
     del fields["crc32c"]
     change(fields)
@@ -206,7 +207,7 @@ def test_older_versions_are_for_who_asks(name, tmp_path):
     assert [info.number for info in versions if info.problem is None] == [1, 2]
     assert versions[-1].number == 3 and str(file) in versions[-1].problem
     assert len(list(store.open(2))) == 4
-    # Nor is a delta put on top of what is damaged, unless on top of an older one.
+    # A delta on top of a damaged version is refused as well, unless its base is an older one.
     with pytest.raises(CheckpointError, match=str(file)):
         with store.writer("delta"):
             pass

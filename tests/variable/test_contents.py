@@ -1,4 +1,4 @@
-"""Checkpoints with the right checksums that no variable wrote: refused by the file's name, and nothing has changed."""
+"""Checkpoints with right checksums that no variable wrote: the error names the file, and nothing has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch_files = pytest.importorskip("safetensors.torch")
 
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug here."""
+    """Replace fsync, because no test takes the power away."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -37,12 +37,12 @@ def _saved(folder: Path, filtering: Any = None) -> None:
     for _ in range(3):
         step(table, optimizer, [1, 2, 3])
     if filtering is not None:
-        table(torch.tensor([4]))  # which waits
+        table(torch.tensor([4]))  # key 4 waits in the filter
     table.save(folder)
 
 
 def _rewrite(folder: Path, metadata: Callable | None, tensors: Callable | None, shard: int = 0) -> None:
-    """Change what a version says, or a shard of it, and make all checksums fit."""
+    """Change a version's metadata, or the tensors of a shard, and correct all checksums."""
     manifest = folder / "000001" / "manifest.json"
     fields = json.loads(manifest.read_bytes())
     del fields["crc32c"]
@@ -92,7 +92,7 @@ def test_metadata_that_no_variable_writes(name: str, values: list, tmp_path: Pat
         _rewrite(tmp_path, lambda fields, value=value: fields["metadata"].update({name: value}), None)
         _refuses(tmp_path, "manifest.json", f"{name} must be ")
     _rewrite(tmp_path, lambda fields: fields["metadata"].pop(name), None)
-    if name in ("seen", "optimizer"):  # as of older versions, and of a table without an optimizer
+    if name in ("seen", "optimizer"):  # older versions, and tables without an optimizer, write none
         table, _ = _made()
         table.restore(tmp_path)
     else:
@@ -179,13 +179,13 @@ def test_keys_of_another_range(tmp_path: Path) -> None:
 
 
 def test_a_warning_that_is_an_error_changes_nothing(tmp_path: Path) -> None:
-    """Of a checkpoint with states, for a table that no optimizer holds."""
+    """Restore a checkpoint with states into a table that no optimizer holds, with warnings as errors."""
     _saved(tmp_path)
     table = EmbeddingVariable(2)
     table.insert([1, 2], torch.ones(2, 2))
     with pytest.warns(UserWarning, match="the checkpoint has states of Adagrad"):
         EmbeddingVariable(2).restore(tmp_path)
-    with pytest.raises(UserWarning):  # as the settings of these tests have it
+    with pytest.raises(UserWarning):  # the settings of these tests make warnings errors
         table.restore(tmp_path)
     assert rows_of(table) == {1: [1.0, 1.0], 2: [1.0, 1.0]}
 

@@ -1,4 +1,4 @@
-"""Keys that were chosen to fill a part of the index, whose hash is public: a table is as with any other keys."""
+"""Keys that were chosen to fill one part of the index, whose hash is public: tables behave as with any other keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier, Tier
 
 
 def crowd(count: int, seed: int = 0) -> Tensor:
-    """Ascending keys whose hashes begin with zeros: all of the first region, which holds 768, whatever the table."""
+    """Return ascending keys whose hashes begin with zeros: any table puts all into its first region, of 768 slots."""
     return torch.tensor(sorted(key_of_hash(number, seed) for number in range(1, count + 1)))
 
 
@@ -40,7 +40,7 @@ CROWD = crowd(3000)
 
 
 def foresee(monkeypatch: pytest.MonkeyPatch, *seeds: int) -> None:
-    """Let these be the next seeds that nobody knows, the last one for ever."""
+    """Replace the seeds that nobody can foresee by these; the last one is used again and again."""
     left = list(seeds)
 
     def unforeseen() -> int:
@@ -55,13 +55,13 @@ def has_seed(table: KeyRows) -> bool:
 
 
 def assert_bounded(table: KeyRows) -> None:
-    """The index is as large as 9 keys a bucket ask for, in whole regions, but for the line of a seed."""
+    """Check that the index has 9 keys a bucket, in whole regions, beside one line for a seed."""
     buckets = table.index.nbytes // 64 - has_seed(table)
     assert table.capacity <= 9 * buckets < table.capacity + 9 * 64 and (buckets < 128 or buckets % 64 == 0)
 
 
 def assert_same_tables(crowded: KeyRows, plain: KeyRows, its: Tensor) -> None:
-    """All bits, ``its[k]`` for the key k, but for those of the index."""
+    """Compare all bits but the index's; ``its[k]`` is the crowded table's key for the key k of the other."""
     for name in ("counters", "free_rows"):
         assert_same_bits(getattr(crowded, name), getattr(plain, name))
     assert_same_bits(crowded.entries[:, 1], plain.entries[:, 1])
@@ -78,7 +78,7 @@ def assert_same_tables(crowded: KeyRows, plain: KeyRows, its: Tensor) -> None:
 @pytest.mark.parametrize("capacity", [16, 1200, 4000])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_rows_frequencies_and_counters_are_those_of_any_keys(capacity: int, filtered: bool) -> None:
-    """Where keys that crowd and others come in one call, several times each, and to rows that are free again."""
+    """Mix crowding keys with others in one call, each several times, and insert them into freed rows too."""
     generator = torch.Generator().manual_seed(capacity)
     its = torch.cat([CROWD, torch.arange(600) * 2**40])[torch.randperm(3600, generator=generator)]
     crowded, plain = (KeyRows("t", capacity, reserved=1) for _ in range(2))
@@ -98,7 +98,7 @@ def test_rows_frequencies_and_counters_are_those_of_any_keys(capacity: int, filt
 
 @pytest.mark.parametrize("capacity", [1143, 1144, 1600, 1728, 1729, 2304, 5000])
 def test_a_full_table_of_other_keys_has_no_seed(capacity: int) -> None:
-    """Whatever its size: all regions have as many buckets."""
+    """Fill tables of many sizes: all their regions have equally many buckets."""
     table = KeyRows("t", capacity)
     table.insert(torch.arange(capacity))
     assert len(table) == table.capacity == capacity and not has_seed(table)
@@ -106,7 +106,7 @@ def test_a_full_table_of_other_keys_has_no_seed(capacity: int) -> None:
 
 
 def test_a_loaded_state_of_keys_that_crowd() -> None:
-    """Under any hash, into a table of any other; the seed is not of the state."""
+    """Load a state from a table of one hash into a table of another. The state does not hold the seed."""
     tables = [KeyRows("t", 2000) for _ in range(3)]
     for table in tables[:2]:
         table.insert(CROWD[:1500])
@@ -139,7 +139,7 @@ def test_copies(via: Any) -> None:
 
 
 def test_keys_that_crowd_under_a_seed_that_became_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is always another one, also while a table grows."""
+    """Find another seed whenever keys crowd under the present one, also while a table grows."""
     foresee(monkeypatch, 11, 22, 33)
     table, inserted = KeyRows("t", 2000), torch.arange(0)
     for seed in (0, 11, 22):
@@ -157,7 +157,7 @@ def test_keys_that_crowd_under_a_seed_that_became_known(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("foreseen", [11, 0])
 def test_keys_that_no_hash_holds_are_refused_alone(foreseen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they would be, could somebody foresee all seeds: no key of the call has come."""
+    """Refuse keys that crowd under all seeds, as if somebody could foresee them; no key of the call is inserted."""
     foresee(monkeypatch, foreseen)
     table, bad = KeyRows("t", 4000), torch.cat([crowd(1000, 11), CROWD[:1000]])
     others = torch.arange(100) * 2**40
@@ -223,7 +223,7 @@ def test_training_is_that_of_any_keys(options: dict[str, Any], tmp_path: Path) -
 
 
 def test_checkpoints_of_tables_of_different_hashes(tmp_path: Path) -> None:
-    """Restored and loaded each into one that has keys of the other kind, and trained on."""
+    """Restore checkpoints and load state dicts into tables that have keys of the other kind, and train on."""
     first, second, third = (EmbeddingVariable(2, initializer=0.5, capacity=1200) for _ in range(3))
     optimizers = [optim.SGD(each.parameters(), lr=0.1) for each in (first, second, third)]
     step(first, optimizers[0], CROWD[:1100])

@@ -1,4 +1,4 @@
-"""Embedding variables, every day: DeepRec's demo, what they are given, capacities, gradients."""
+"""Embedding variables in daily use: DeepRec's demo, their arguments, capacities, gradients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torchsparse_rec.nn import (
 
 @pytest.mark.parametrize("grad_mode", ["sparse", "dense", "fused"])
 def test_the_demo_of_deeprec(grad_mode: str) -> None:
-    """sum(lookup) * 2, Adagrad: a row seen n times in a batch has the gradient 2 n, in every column."""
+    """Train DeepRec's demo, sum(lookup) * 2 by Adagrad: a row that occurs n times has the gradient 2 n everywhere."""
     table = EmbeddingVariable(3, initializer=1.0, grad_mode=grad_mode)
     optimizer = optim.Adagrad(table.parameters(), lr=0.1, initial_accumulator_value=0.1, eps=0.0, in_backward=True)
     ids = torch.tensor([1, 1, 3, 4, 5]), torch.tensor([0, 2, 5])  # row ids [0, 0, 1, 1, 1]
@@ -183,7 +183,7 @@ def test_duplicates() -> None:
 @pytest.mark.parametrize("tiers", [False, True])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_capacity_is_kept(evict: Any, tiers: bool, filtered: bool, tmp_path: Path) -> None:
-    """It is below the first capacity of a table, and of all tiers together."""
+    """Keep a capacity that is below a table's first size, and that holds for all tiers together."""
     option = EmbeddingVariableOption(
         evict_option=evict(40),
         storage_option=on_disk(tmp_path) if tiers else StorageOption(),
@@ -239,7 +239,7 @@ def test_ids_of_a_step_do_not_make_room_for_its_others(evict: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_rows_of_whole_cache_lines_begin_with_one(dtype: torch.dtype) -> None:
-    """One that lies across two takes as long as two to read."""
+    """Check that rows begin at cache lines, because a row across two lines takes as long to read as two."""
     table = EmbeddingVariable(32, capacity=2, dtype=dtype)
     optimizer = optim.Adam(table.parameters(), lr=0.1)
     for _ in range(14):
@@ -278,7 +278,7 @@ def test_growth_between_lookup_and_backward(grad_mode: str, dtype: torch.dtype, 
 
 def test_the_gradient_of_the_whole_table_outlives_growth() -> None:
     table = EmbeddingVariable(2, capacity=4, grad_mode="dense")
-    total = table.weight.sum()  # whose gradient is one number, expanded
+    total = table.weight.sum()  # its gradient is one number, expanded
     table(torch.arange(50))
     total.backward()
     grad = table.weight.grad

@@ -1,4 +1,4 @@
-"""What fails on the way, for want of memory or of disk, has changed nothing."""
+"""Failures for want of memory or disk leave everything unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier, Tier
 
 
 def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:
-    """Let the next call raise."""
+    """Let the next call of a function raise, and no later one."""
     real = getattr(owner, name)
 
     def fails(*args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def records_of(keys: Tensor) -> Tensor:
 
 
 def check_tier(tier: Tier, keys: Tensor) -> None:
-    """It has these keys and no others."""
+    """Check that a tier has these keys and no others."""
     found, records = tier.get(keys)
     assert found.all() and torch.equal(records, records_of(keys)) and len(tier) == len(keys)
     assert sum(len(some) for some, _ in tier.items()) == len(keys)
@@ -128,7 +128,7 @@ def test_no_delta_on_top_of_a_restore_that_failed(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("at", ["write shard 0", "rename manifest"])
 def test_a_delta_that_failed_has_saved_nothing(at: str, tmp_path: Path) -> None:
-    """The next one holds its changes too."""
+    """Check that the next delta holds the failed delta's changes too."""
     table, other = EmbeddingVariable(2), EmbeddingVariable(2)
     table.insert([1, 2, 3], torch.ones(3, 2))
     table.save(tmp_path)

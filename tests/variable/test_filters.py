@@ -1,4 +1,4 @@
-"""Filters: which keys get a row, when, and what is looked up until then."""
+"""Filters: which keys get a row, when, and which values lookups return before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchsparse_rec.nn import (
 
 
 def test_a_counter_filter_admits_after_the_nth_occurrence() -> None:
-    """As DeepRec's: what is looked up is what was there before."""
+    """Admit keys as DeepRec does: the lookup of the n-th occurrence still returns the default value."""
     option = EmbeddingVariableOption(
         filter_option=CounterFilter(3), init_option=InitializerOption(default_value_no_permission=0.25)
     )
@@ -41,7 +41,7 @@ def test_a_counter_filter_admits_after_the_nth_occurrence() -> None:
 
 
 def _deeprec(frequency: int, batches: list[list[int]], default: float, initial: float) -> list[list[float]]:
-    """What DeepRec's CounterFilter serves: lookups only read; the optimizer (SGD, 0.5) counts, admits and steps."""
+    """Return what DeepRec's CounterFilter serves: lookups only read; the optimizer (SGD, 0.5) counts and admits."""
     counts: dict[int, int] = {}
     rows: dict[int, float] = {}
     served = []
@@ -50,7 +50,7 @@ def _deeprec(frequency: int, batches: list[list[int]], default: float, initial: 
         for key in dict.fromkeys(ids):
             counts[key] = counts.get(key, 0) + ids.count(key)
             if counts[key] >= frequency:
-                # The gradient of sum(x * x), as it was looked up.
+                # the gradient of sum(x * x), at the values that were looked up
                 slope = 2 * rows.get(key, default) * ids.count(key)
                 rows[key] = rows.get(key, initial) - 0.5 * slope
     return served

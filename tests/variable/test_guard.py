@@ -1,4 +1,4 @@
-"""The lock between the lookups of an EmbeddingVariable and its training: who waits for whom, and what it costs."""
+"""The reader-writer lock between lookups of an EmbeddingVariable and its training: who waits for whom, and its cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchsparse_rec.nn.variable.guard import Guard, reading
 
 @contextmanager
 def _elsewhere(work: Callable[[], None]) -> Iterator[threading.Event]:
-    """Work in another thread, which ends after this; the event says that it has."""
+    """Run ``work`` in another thread beside the block; join it at the end. The event is set when ``work`` has ended."""
     errors: list[BaseException] = []
     ended = threading.Event()
 
@@ -65,7 +65,7 @@ def test_readers_read_together_and_a_writer_waits_for_all() -> None:
         with _elsewhere(partial(_write, guard)) as wrote:
             _until(lambda: guard._waiting == 1)
             assert not wrote.is_set()
-            # This must end before the writer's thread is waited for.
+            # The read lock must be left before the writer's thread is joined.
             guard._reading.__exit__()
             assert wrote.wait()
             guard._reading.__enter__()
@@ -73,7 +73,7 @@ def test_readers_read_together_and_a_writer_waits_for_all() -> None:
 
 
 def _order_of_those_that_waited(held: str, readers: int) -> list[str]:
-    """While the guard is held, a writer comes to wait, then readers do: in what order they enter once it is free."""
+    """Let a writer and then readers wait for a lock that is held, and return the order in which they enter."""
     guard = Guard()
     order: list[str] = []
     errors: list[BaseException] = []
@@ -160,7 +160,7 @@ def test_an_error_inside_frees_the_lock(way: str) -> None:
 
 
 def test_a_wait_that_is_broken_off_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by Ctrl-C."""
+    """Interrupt a wait, as Ctrl-C does."""
     guard = Guard()
 
     def interrupt() -> None:
@@ -195,7 +195,7 @@ def test_several_tables_are_read_in_the_order_of_their_numbers_each_once() -> No
             _until(lambda: _is_free(first))
             first._writing.__enter__()
     assert all(_is_free(guard) for guard in guards)
-    # A writer between two entries of one guard would wait for the first and be waited for by the second.
+    # A writer between two entries into one lock would wait for the first entry, and the second entry for the writer.
     entered = threading.Event()
 
     def read() -> None:
@@ -215,7 +215,7 @@ def _read_all(guards: list[Guard]) -> None:
 
 
 def _random_program(seed: int, rounds: int) -> None:
-    """Threads that read and write tables, alone and several, nested: what is written is never seen half."""
+    """Read and write tables in threads, alone and several, nested. No thread may see half a write."""
     guards = [Guard() for _ in range(3)]
     pairs = [[0, 0] for _ in guards]
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Lookups of several embedding variables and fixed tables at once: SOK's, and those of collections."""
+"""Lookups in several embedding variables and fixed tables at once, by SOK's function and by collections."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _pooled(rows: Tensor, offsets: list[int], weights: Tensor, combiner: str) ->
     ],
 )
 def test_lookups_of_sok(combiner: str, weighs: bool, grad_mode: str) -> None:
-    """Two variables and a fixed table, against torch."""
+    """Compare two variables and a fixed table with torch."""
     sizes, dims, hotness, batch = [65536, 33, 33], [128, 4, 4], [10, 3, 3], 16
     generator = torch.Generator().manual_seed(3)
     fixed = torch.nn.Parameter(torch.randn(33, 4, generator=generator))
@@ -127,7 +127,7 @@ def test_collections_beside_fixed_tables(grad_mode: str | None, pooled: bool) ->
     for k in range(3):
         ids = torch.tensor([1, 2, k, 100 * k, 100 * k + 1, 3, 1, 2, 3])
         features = KeyedJaggedTensor(["f", "g", "h"], ids, lengths=torch.tensor([2, 1, 3, 0, 1, 2]))
-        if not pooled:  # a feature of two tables has two names there
+        if not pooled:  # a feature of two tables has a name for each
             made = [growing(features), fixed(features)]
             both = [[x[key].values() for key in x] for x in made]
         else:

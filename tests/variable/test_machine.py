@@ -1,4 +1,4 @@
-"""Random programs of everything that an EmbeddingVariable can do, against a dictionary and a dense table."""
+"""Random programs of all operations of an EmbeddingVariable, compared with a dictionary and a dense table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KEYS = [0, -1, 2**63 - 1, -(2**63), *range(1, 33), *range(2**40, 2**40 + 8)]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One of ours, torch's that it must equal, and how closely."""
+    """An optimizer of ours, the one of torch to which it must be equal, and how closely."""
 
     ours: Callable[[list], torch.optim.Optimizer] | None
     torchs: Callable[[list], torch.optim.Optimizer] | None
@@ -49,14 +49,14 @@ class Optimizer:
     grad_modes: tuple[str, ...] = ("sparse", "dense", "fused")
 
 
-# A learning rate of a power of two: torch's SGD fuses the product with the sum, which rounds otherwise but for that.
+# The learning rate is a power of two: torch's SGD fuses product and sum, which then makes no difference in rounding.
 OPTIMIZERS = {
     "none": Optimizer(None, None, grad_modes=("sparse",)),
     "sgd": Optimizer(partial(optim.SGD, in_backward=True, lr=0.5), partial(torch.optim.SGD, lr=0.5, foreach=False)),
     "adagrad": Optimizer(
         partial(optim.Adagrad, in_backward=True, lr=0.3, initial_accumulator_value=0.1),
         partial(torch.optim.Adagrad, lr=0.3, initial_accumulator_value=0.1, foreach=False),
-        # torch's square root is MKL's, whose last bit depends on the processor's maker.
+        # torch's square root is MKL's. Its last bit depends on the processor's maker.
         exact=False,
     ),
     "adam": Optimizer(
@@ -74,7 +74,7 @@ OPTIMIZERS = {
     ),
 }
 
-# A few keys most often, or else little would happen to any of them.
+# A few keys come most often, so that much happens to them.
 keys = st.sampled_from(KEYS[:6]) | st.sampled_from(KEYS)
 ids_of_a_step = st.lists(keys, min_size=1, max_size=12)
 some_keys = st.lists(keys, max_size=10)
@@ -98,7 +98,7 @@ class Trained:
         return values.detach()
 
     def rows(self) -> dict[int, tuple[Tensor, int, int]]:
-        """Values, frequency and version of every key."""
+        """Return the values, frequency and version of every key."""
         exported = self.variable.export()
         numbers = zip(exported.frequencies.tolist(), exported.versions.tolist(), strict=True)
         keys = exported.keys.tolist()
@@ -193,8 +193,8 @@ class Programs(RuleBasedStateMachine):
 
     def _compare(self, plain: Tensor, tiered: Tensor, wanted: Tensor) -> None:
         if self.grad_mode == "dense" and self.kind.moves_idle_rows:
-            # A dense step moves the idle rows of the first tier one by one; those elsewhere catch up. The table itself
-            # cannot be asked for this: a copy by state dict has yet to be stepped.
+            # A dense step moves the idle rows of the first tier step by step; rows in other tiers are flushed later,
+            # which rounds differently. The table cannot tell whether it had such a step: a copy by state dict had none.
             torch.testing.assert_close(tiered, plain, rtol=1e-5, atol=1e-6)
         else:
             assert_same_bits(tiered, plain)
@@ -226,7 +226,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(ids=ids_of_a_step, seed=st.integers(0, 100), ahead=st.booleans())
     def train(self, ids: list[int], seed: int, ahead: bool) -> None:
-        """Whole numbers as gradients: their sums do not depend on the order."""
+        """Train with whole numbers as gradients, whose sums do not depend on the order."""
         keys = torch.tensor(ids)
         target = torch.randint(-4, 5, (len(ids), DIM), generator=torch.Generator().manual_seed(seed)).float()
         if ahead:
@@ -291,7 +291,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.has_base)
     @rule(data=st.data(), crossed=st.booleans(), fresh=st.booleans(), capacity=st.sampled_from([2, 64]))
     def restore(self, data: Any, crossed: bool, fresh: bool, capacity: int) -> None:
-        """What one layout has written, any other reads; into a variable that is in use, or another one."""
+        """Restore what either layout has written into either layout, into variables in use or new ones."""
         number = data.draw(st.sampled_from(sorted(self.checkpoints[False])))
         if fresh or crossed:
             self.plain, self.tiered = self._new(False, capacity), self._new(True, capacity)
@@ -312,7 +312,7 @@ class Programs(RuleBasedStateMachine):
 
 
 class ManyPrograms(Programs):
-    """The same, for longer."""
+    """The same programs, more of them."""
 
 
 for kind, programs in ((Programs, 8), (ManyPrograms, 25)):

@@ -1,4 +1,4 @@
-"""Names and files that lead elsewhere: what lies there is neither followed nor written."""
+"""Names and links that lead elsewhere: files there are neither followed nor written."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_lock_is_of_the_file_that_has_its_name(tmp_path: Path) -> None:
     first = take_lock(path, str)
     with pytest.raises(BlockingIOError, match=f"{os.getpid()}: '{tmp_path}'"):
         take_lock(path, str)
-    path.unlink()  # as its owner does
+    path.unlink()  # as the lock's owner does
     second = take_lock(path, str)
     assert not os.path.samestat(os.fstat(first), os.fstat(second))
     release_lock(first)
@@ -60,7 +60,7 @@ def test_a_lock_is_of_the_file_that_has_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../escaped", "/escaped", "..", "a/b", "a%2Fb", "../../x/y", "a\0b"])
 def test_the_rows_of_any_name_stay_in_their_folder(name: str, tmp_path: Path) -> None:
-    """And those of two names apart."""
+    """Keep the rows of any name in the folder, and those of two names apart."""
     folder = tmp_path / "a" / "b"
 
     def made(name: str) -> EmbeddingVariable:

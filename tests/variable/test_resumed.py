@@ -1,4 +1,4 @@
-"""Rows that get another key, and variables that go on from what was kept: as if nothing had happened before."""
+"""Rows that get another key, and variables that go on from a checkpoint: as if nothing had happened before."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_key_in_a_row_of_another_one_has_no_past(make: Callable, between: str,
         table.weight.sum().backward()
         optimizer.step()
     step(table, optimizer, [9])
-    assert table.keys.capacity == 2  # it is the row of key 7
+    assert table.keys.capacity == 2  # key 9 has the row of key 7
     fresh = EmbeddingVariable(1, initializer=0.5)
     its = make(fresh.parameters())
     step(fresh, its, [9])
@@ -149,7 +149,7 @@ def test_half_tables_grow_between_loading_and_the_first_step(
 def test_all_rows_of_half_tables_begin_with_the_same_sums(dtype: torch.dtype) -> None:
     table = EmbeddingVariable(1, capacity=2, dtype=dtype)
     optimizer = optim.Adagrad(table.parameters(), lr=0.1, initial_accumulator_value=0.1)
-    for ids in ([1, 2], [3, 4, 5]):  # of which the second grows the table
+    for ids in ([1, 2], [3, 4, 5]):  # the second step grows the table
         step(table, optimizer, ids)
     sums = optimizer.state[table._stored_weight()]["sum"][table.keys.find(torch.arange(1, 6))]
     assert sums.equal(torch.full((5, 1), 1.1))

@@ -1,4 +1,4 @@
-"""The tier on an SSD: its segments, its disk, and its folder, which one live process has for itself."""
+"""The tier on an SSD: its segments, its disk, and its folder, which a single live process may use."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def small_segments(monkeypatch):
-    """Of 16 KiB at most, so that there are many."""
+    """Limit segments to 16 KiB, so that there are many."""
     monkeypatch.setattr(tiers, "_LEAST_SEGMENT", 1 << 12)
     monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1 << 14)
 
 
 @pytest.mark.parametrize("width", [1, 24, 100, 5000])
 def test_compaction(small_segments, tmp_path, width):
-    """Long programs of overwriting and erasing, with calls of less than a segment and of several."""
+    """Overwrite and erase many times, in calls of less than a segment and of several."""
     tier, expected = SsdTier(tmp_path / "tier", width), {}
     generator = torch.Generator().manual_seed(width)
     most = (1 << 18) // (width + 8)
@@ -55,13 +55,13 @@ def test_compaction(small_segments, tmp_path, width):
             assert torch.equal(records[found], records[found][:, :1].expand(-1, width))
         _, rows, live = tier._segments
         assert (2 * live >= rows)[rows > 0].all() and live.sum() == len(tier) == len(expected)
-    assert tier._folder.disk_bytes() <= 1 << 20  # a quarter is live at most
+    assert tier._folder.disk_bytes() <= 1 << 20  # at most a quarter of it is live
     assert tier.erase(torch.tensor(list(expected))) == len(expected) and not tier._segments[1].any()
     tier.close()
 
 
 def test_disk_holds_twice_what_is_live(tmp_path, monkeypatch):
-    """However long rows are overwritten, in whatever order."""
+    """Overwrite rows for long and in any order: the disk holds at most 2.5 times the live bytes."""
     monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1 << 18)
     tier, count = SsdTier(tmp_path / "tier", 120), 1 << 17
     keys, generator = torch.arange(count), torch.Generator().manual_seed(0)
@@ -106,7 +106,7 @@ def test_reading_while_segments_come_and_go(small_segments, tmp_path):
 
 
 def test_compaction_waits_while_the_disk_is_full(small_segments, tmp_path, monkeypatch):
-    """Erasing does not fail, and what is left is there; the next call that has the room makes up for it."""
+    """Erase on a full disk: the other rows stay. The next call with enough room compacts."""
     tier, keys = SsdTier(tmp_path / "tier", 64), torch.arange(40_000)
     tier.put(keys, records_of(*range(40_000), width=64))
     with monkeypatch.context() as context:
@@ -173,7 +173,7 @@ sys.stdin.read()
 
 
 def test_folder_of_another_process(tmp_path):
-    """Refused while it lives; cleared once it has been killed."""
+    """Refuse the folder of a live process; clear it once that process has been killed."""
     command = [sys.executable, "-c", IN_USE, tmp_path / "tier"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
@@ -192,11 +192,11 @@ def test_folder_of_another_process(tmp_path):
 
 
 def test_forked(tmp_path):
-    """A forked process is refused, and its end takes nothing away."""
+    """Refuse a forked process. Its end removes nothing."""
     tier = SsdTier(tmp_path / "tier", WIDTH)
     tier.put(keys_of(1), records_of(1))
     refused, answer = os.pipe()
-    with warnings.catch_warnings():  # of threads that the child does not have
+    with warnings.catch_warnings():  # Python warns of threads, which the child does not have
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
@@ -205,7 +205,7 @@ def test_forked(tmp_path):
                 call()
             except RuntimeError as error:
                 os.write(answer, f"{error}\n".encode())
-        tier._ending()  # as at the interpreter's end, which pytest's child must not have
+        tier._ending()  # what the interpreter calls at its end, which pytest's child must not reach
         os._exit(0)
     os.close(answer)
     assert os.waitpid(child, 0)[1] == 0
@@ -217,7 +217,7 @@ def test_forked(tmp_path):
 
 
 def test_full_disk(tmp_path):
-    """A limit on the size of files stands for it: what was put before is all there, and later calls go on."""
+    """Fill a disk, for which a limit on the size of files stands: earlier rows are all there, and later calls go on."""
     tier, written = SsdTier(tmp_path / "tier", 64), 0
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -245,7 +245,7 @@ def test_full_disk(tmp_path):
 
 
 def test_erasing_makes_room_on_a_full_disk(tmp_path):
-    """Segments that are more than half dead go, even where there is no room to write what is alive in them first."""
+    """Erase most rows on a full disk: segments more than half dead go, even with no room for their live rows."""
     tier, generator, limits = (
         SsdTier(tmp_path / "tier", 120),
         torch.Generator(),

@@ -1,4 +1,4 @@
-"""What is kept of embedding variables, and where: state dicts and copies, checkpoints, rows in other tiers."""
+"""Copies of embedding variables in every form: state dicts, deep copies, checkpoints, rows in other tiers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_states_load_in_any_order(module_first: bool) -> None:
         step(table, optimizer, torch.arange(9 * k + 1))
     if module_first:
         other.load_state_dict(table.state_dict())
-    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share its tensors
+    its_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # without a copy torch would share the tensors
     if not module_first:
         other.load_state_dict(table.state_dict())
     for one, of_it in pairs:
@@ -89,7 +89,7 @@ def test_copies_casts_and_moves() -> None:
         assert (copied.total_count(), table.total_count()) == (100, 9)
     step(table.double(), optimizer, torch.arange(99).repeat(2))
     assert table.export().values.dtype == torch.float64
-    assert "_filtered" in dict(table.named_buffers())  # so that it moves
+    assert "_filtered" in dict(table.named_buffers())  # a buffer moves with the module
     assert "_filtered" not in table.state_dict()
 
 
@@ -110,7 +110,7 @@ def test_variables_are_freed_at_once(grad_mode: str, tmp_path: Path) -> None:
         assert os.listdir(tmp_path)
         del table, optimizer
         assert reference() is None
-        while os.listdir(tmp_path):  # until the reading ahead has ended
+        while os.listdir(tmp_path):  # reading ahead may not have ended yet
             time.sleep(0.01)
     finally:
         gc.enable()
@@ -152,7 +152,7 @@ def test_a_delta_has_what_was_trained_in_eval(tmp_path: Path) -> None:
 def test_a_delta_after_more_keys_have_gone_than_there_are_rows_is_a_full_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has gone is not noted for ever."""
+    """Erase more keys than a table notes for the next delta."""
     monkeypatch.setattr(saving, "_MOST_NOTED", 100)
     table, other = EmbeddingVariable(2, capacity=64), EmbeddingVariable(2)
     table.insert([1, 2, 3], torch.ones(3, 2))
@@ -261,15 +261,15 @@ def test_rows_that_were_read_ahead_and_then_written_are_read_again(method: str, 
     optimizer = optim.SGD(table.parameters(), lr=1.0)
     for k in range(4):
         step(table, optimizer, torch.arange(16 * k, 16 * k + 16))
-    # Of the second tier; or new ones.
+    # Keys of the second tier, or new ones.
     keys = torch.arange(8) + (500 if method == "insert many" else 0)
     assert not table.keys.find(keys).ge(0).any()
     table.prefetch(keys)
     assert table.cold is not None and table.cold._read_ahead is not None
-    table.cold._read_ahead[1].result()  # before what comes
+    table.cold._read_ahead[1].result()  # reading ahead has ended
     if method == "insert":
         table.insert(keys, torch.full((8, 2), 5.0))
-    elif method == "insert many":  # for which the first tier has no room
+    elif method == "insert many":  # more rows than the first tier has
         table.insert(torch.cat([torch.arange(1000, 1100), keys]), torch.full((108, 2), 5.0))
         assert not table.keys.find(keys).ge(0).any()
     else:

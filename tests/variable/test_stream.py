@@ -1,4 +1,4 @@
-"""Far more keys than a table's capacity: those that remain are the right ones, and memory stays what it is."""
+"""Far more keys than a table's capacity: the right keys remain, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, LFUEv
 from torchsparse_rec.nn.variable.eviction import coldest
 from torchsparse_rec.nn.variable.keys import packed
 
-# Beside the row: its share of a bucket of 9 keys, and the entry.
+# The bytes of a key beside its row: its share of a bucket of 9 keys, and the entry.
 BYTES_OF_KEY = 64 / 9 + 16
 
 
 def _stream(kind: type[LRUEvict], keys: int, capacity: int, dim: int, batch: int, first_rows: int):
-    """A table through which so many new keys go; yields it with the ids of each step."""
+    """Send ``keys`` new keys through a table; yield it with the ids of each step."""
     option = EmbeddingVariableOption(evict_option=kind(capacity))
     table = EmbeddingVariable(dim, initializer=0.5, ev_option=option, capacity=first_rows)
     with torch.no_grad():
         for first in range(0, keys, batch):
-            # Every one another, spread over all bits: the factor is odd.
+            # The keys differ from one another, and are spread over all bits, because the factor is odd.
             ids = torch.arange(first, min(first + batch, keys)) * 0x5851F42D4C957F2D
             table(ids)
             yield table, ids
@@ -47,7 +47,7 @@ def test_two_million_keys_go_through_a_hundred_thousand_rows(kind: type[LRUEvict
         assert (table.lookup(ids[-3:]) == 0.5).all()
         if step % 10 == 9:
             _check_numbers(table, (step + 1) * batch, capacity, 4)
-    # The last two steps are there as a whole, and what the first ones have left.
+    # All keys of the last two steps are there, beside some of earlier ones.
     present = table.export().keys
     assert len(present.unique()) == len(present) == table.total_count()
     assert (table.keys.find(ids) >= 0).all()
@@ -57,7 +57,7 @@ def test_two_million_keys_go_through_a_hundred_thousand_rows(kind: type[LRUEvict
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_keys_that_remain_are_those_of_an_ordered_dictionary() -> None:
-    """One key more at each step, so that no two are equally old: a share of the capacity goes at once."""
+    """Insert one key at each step, so that no two are equally old; a full table drops a share of its capacity."""
     capacity, share = 64, 2
     table = EmbeddingVariable(2, ev_option=EmbeddingVariableOption(evict_option=LRUEvict(capacity)), capacity=4)
     known: OrderedDict[int, None] = OrderedDict()
@@ -97,7 +97,7 @@ def test_the_coldest_are_the_first_and_of_equal_ones_the_lowest_keys(
 
 
 def _resident() -> int:
-    """Bytes of this process now."""
+    """Return the bytes that this process has in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -107,11 +107,11 @@ def _resident() -> int:
 def test_a_hundred_million_keys_go_through_five_million_rows() -> None:
     keys, capacity, dim = 100_000_000, 5_000_000, 8
     batch = keys // 1000
-    # What torch and the library load and keep when they are first used is not the table's.
+    # First use makes torch and the library load things that are not the table's memory.
     for _ in _stream(LRUEvict, 10 * batch, 2 * batch, dim, batch, 2 * batch):
         pass
     most, before, begin = 0, _resident(), time.perf_counter()
-    # The rows are there from the beginning: growth has both tables for a moment.
+    # The table has all its rows from the beginning, because growth holds two tables for a moment.
     for table, _ in _stream(LRUEvict, keys, capacity, dim, batch, capacity):  # noqa: B007
         most = max(most, _resident() - before)
     bound = 1.1 * capacity * (4 * dim + BYTES_OF_KEY)

@@ -1,4 +1,4 @@
-"""Lookups of an EmbeddingVariable beside its training: each sees rows of before or after an update."""
+"""Lookups of an EmbeddingVariable beside its training: each returns rows from before or after an update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, Callable[[list], torch.optim.Optimizer]] = {
     "sgd": partial(optim.SGD, lr=0.5),
     "momentum": partial(optim.SGD, lr=0.1, momentum=0.9),
     "adagrad": partial(optim.Adagrad, lr=0.3, initial_accumulator_value=0.1),
-    "adam": partial(optim.Adam, lr=0.1),  # rows without gradient move too: they are behind
+    "adam": partial(optim.Adam, lr=0.1),  # moves rows without gradient too, which leaves them stale
     "lazy_adam": partial(optim.Adam, lr=0.1, lazy=True),
 }
 MODES = ("sparse", "fused")
@@ -28,7 +28,7 @@ CAPACITIES = {"grows": None, "lru": LRUEvict(400), "lfu": LFUEvict(400)}
 
 
 def run_all(threads: list[threading.Thread], errors: list[BaseException]) -> None:
-    """Start them all, and wait until they end."""
+    """Start threads, wait until all have ended, and raise the first error."""
     for thread in threads:
         thread.daemon = True
         thread.start()
@@ -42,7 +42,7 @@ def thread_of(work: Callable[[], None], errors: list[BaseException]) -> threadin
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # all are told to the test
+        except BaseException as error:  # the test gets every error
             errors.append(error)
 
     return threading.Thread(target=run)
@@ -52,7 +52,7 @@ def thread_of(work: Callable[[], None], errors: list[BaseException]) -> threadin
 
 
 class Seen(NamedTuple):
-    """What a lookup returned, and between which phases of training it came."""
+    """The rows that a lookup returned, and the phases of training between which it ran."""
 
     first: int
     last: int
@@ -65,7 +65,7 @@ class Training:
     """
     Tables whose rows have equal elements, before and after every update: a torn row shows as unequal ones.
 
-    Each step has two phases: rows come and go, then they are updated. All is a function of the seed.
+    Each step has two phases: keys are inserted and evicted, then rows are updated. All depends on the seed alone.
     """
 
     def __init__(self, optimizer: str, mode: str, capacity: str, tables: int = 1) -> None:
@@ -81,11 +81,11 @@ class Training:
         """Train; ``after_phase`` is called after each phase."""
         random = torch.Generator().manual_seed(3)
         for step in range(steps):
-            # Of several tables not all at each step.
+            # With several tables a step leaves some out.
             tables = [t for k, t in enumerate(self.tables) if len(self.tables) == 1 or (step + k) % 3]
             loss = torch.zeros(())
             for table in tables:
-                # More keys as time goes by.
+                # The range of keys grows with the steps.
                 ids = torch.randint(0, KEYS * (step + 1) // steps, (BATCH,), generator=random) - KEYS // 2
                 slopes = torch.randint(-4, 5, (BATCH, 1), generator=random).float()
                 loss = loss + (table(ids) * slopes).sum()
@@ -100,13 +100,13 @@ class Training:
         self.phase += 1
 
     def all_rows(self) -> Tensor:
-        """``[tables, KEYS]``, the first column."""
+        """Return the first column of all rows, ``[tables, KEYS]``."""
         ids = torch.arange(KEYS) - KEYS // 2
         return torch.stack([table.lookup(ids)[:, 0] for table in self.tables])
 
 
 def _recorded(make: Callable[[], Training], steps: int) -> Tensor:
-    """``[phases + 1, tables, KEYS]``: what all lookups return after each phase of a run alone."""
+    """Return the results of lookups after each phase of a run alone, ``[phases + 1, tables, KEYS]``."""
     training = make()
     states = [training.all_rows()]
     training.run(steps, lambda: states.append(training.all_rows()))
@@ -114,7 +114,7 @@ def _recorded(make: Callable[[], Training], steps: int) -> Tensor:
 
 
 def _beside(training: Training, steps: int) -> tuple[list[Seen], list[int]]:
-    """All lookups of 8 threads while it trains, and how many each had."""
+    """Return all lookups of 8 threads beside training, and each thread's number of lookups."""
     errors: list[BaseException] = []
     seen: list[list[Seen]] = [[] for _ in range(READERS)]
     done = threading.Event()
@@ -134,7 +134,7 @@ def _beside(training: Training, steps: int) -> tuple[list[Seen], list[int]]:
             ids = torch.randint(-KEYS // 2, KEYS // 2, (sizes[number % 3],), generator=random)
             first = training.phase
             values = training.tables[table].lookup(ids)
-            # The next phase may have written already, without having said so.
+            # The next phase may have written before it is counted.
             seen[k].append(Seen(first, training.phase + 1, table, ids, values))
 
     readers = [thread_of(partial(look_up, k), errors) for k in range(READERS)]
@@ -151,7 +151,7 @@ def _check_beside(make: Callable[[], Training], steps: int) -> None:
         assert (values == values[:, :1]).all(), "a row is half from before an update"
         wanted = states[first : last + 1, table, ids + KEYS // 2]
         assert (wanted == values[:, 0]).all(1).any(), f"no state from {first} to {last} has these rows"
-    # Nobody starved: at one phase in four at least each reader had a turn.
+    # No thread starved: each had at least one lookup in four phases.
     assert min(lookups) >= len(states) // 4, lookups
     for table in training.tables:
         assert table.stats()["failed"] == 0
@@ -196,5 +196,5 @@ def test_what_a_lookup_has_returned_stays_when_the_table_grows() -> None:
     rows = table.lookup(ids)
     table(torch.arange(10_000))
     assert table.keys.capacity > 8
-    # Whoever still reads the buffers of before finds in them what was there.
+    # The old buffers still have their content, for threads that are reading them.
     assert torch.equal(weight[ops.table_find(index, entries, ids)], rows)

@@ -1,4 +1,4 @@
-"""Tiers against a dict: any keys, any order of calls; wrong arguments; and the memory that the tier in DRAM takes."""
+"""Tiers compared with a dict: any keys, any order of calls; wrong arguments; and the memory of the tier in DRAM."""
 
 import copy
 import pickle
@@ -19,7 +19,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
 
 @pytest.fixture(params=["dram", "ssd"])
 def make(request, tmp_path):
-    """Makes tiers of one kind; closes them after the test."""
+    """Return a function that makes tiers of one kind, and close them after the test."""
     made = []
 
     def new(record_bytes=WIDTH):
@@ -37,14 +37,14 @@ def keys_of(*keys):
 
 
 def records_of(*numbers, width=WIDTH):
-    """A record for each number, all of whose bytes depend on it."""
+    """Return a record for each number, all of whose bytes depend on the number."""
     return torch.tensor([[(n * 31 + k * 7) % 256 for k in range(width)] for n in numbers], dtype=torch.uint8).reshape(
         len(numbers), width
     )
 
 
 def content(tier, batch=65536):
-    """All that is in a tier, by its items, whose keys must ascend."""
+    """Return all rows of a tier by its ``items``, and check that the keys ascend."""
     found = {}
     for keys, records in tier.items(batch):
         assert 0 < len(keys) <= batch and keys.dtype == torch.int64
@@ -119,7 +119,7 @@ class TierMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("kind", ["dram", "ssd"])
 def test_random_programs(kind, tmp_path, monkeypatch):
-    # So small that tables grow and calls are cut into parts.
+    # Sizes are so small that tables grow and calls are cut into parts.
     monkeypatch.setattr(tiers, "_FIRST_ROWS", 8)
     monkeypatch.setattr(tiers, "_LEAST_SEGMENT", 1)
     monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1)
@@ -223,14 +223,14 @@ def test_items_while_records_come_and_go(make):
 
 
 def test_threads(make):
-    """Readers beside a writer: a record is wholly an old one or wholly a new one, and none is missing."""
+    """Read beside a writer: a record is wholly old or wholly new, and none is missing."""
     tier, width, wrong, done = make(64), 64, [], threading.Event()
     keys = torch.arange(500) - 250
 
     def write():
         for turn in range(60):
             tier.put(keys, torch.full((500, width), turn % 256, dtype=torch.uint8))
-            # Growth, beside the readers.
+            # The tier grows beside the readers.
             tier.put(torch.arange(1000) + 1000 * (turn + 1), torch.zeros(1000, width, dtype=torch.uint8))
         done.set()
 
@@ -337,9 +337,9 @@ def test_memory_of_dram():
 
 
 def test_dram_spreads_keys_that_crowd_a_bucket():
-    """With nine keys a bucket some region of many may overflow; its keys are found a place all the same."""
+    """Fill an index beyond its buckets: keys that find no place in their bucket get one elsewhere."""
     tier = DramTier(1)
-    tier._keys.index = tier._keys.index[:1].clone()  # room for 12 keys of the 1,024 there are rows for
+    tier._keys.index = tier._keys.index[:1].clone()  # room for 12 keys, not for the 1,024 for which there are rows
     tier.put(torch.arange(500), torch.arange(500).to(torch.uint8)[:, None])
     found, records = tier.get(torch.arange(501))
     assert found.tolist() == [True] * 500 + [False] and len(tier) == 500

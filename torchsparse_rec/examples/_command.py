@@ -1,4 +1,4 @@
-"""What the commands share: kinds of flags, and what is checked before a run."""
+"""What the examples' commands share: types of flags, and the checks before a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def positive_int(text: str) -> int:
-    """An integer of at least 1."""
+    """Parse an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
@@ -21,12 +21,12 @@ def positive_int(text: str) -> int:
 
 
 def widths(text: str) -> tuple[int, ...]:
-    """Comma-separated widths, at least one."""
+    """Parse comma-separated widths, at least one."""
     return tuple(positive_int(width) for width in text.split(","))
 
 
 def seed(text: str) -> int:
-    """An integer that torch's generators take."""
+    """Parse an integer in ``[0, 2^63)``, which torch's generators take as a seed."""
     value = int(text)
     if not 0 <= value < 1 << 63:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 2^63, got {value}")
@@ -34,7 +34,7 @@ def seed(text: str) -> int:
 
 
 def positive_float(text: str) -> float:
-    """A finite number above 0."""
+    """Parse a finite number above 0."""
     value = float(text)
     if not 0.0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text}")
@@ -42,7 +42,7 @@ def positive_float(text: str) -> float:
 
 
 def device(text: str) -> torch.device:
-    """A device that this machine has, of those that the library computes on."""
+    """Parse the name of a device: ``cpu`` or ``cuda``, and one that this machine has."""
     try:
         chosen = torch.device(text)
         torch.empty(0, device=chosen)
@@ -55,7 +55,7 @@ def device(text: str) -> torch.device:
 
 def check_given(given: Mapping[str, Any], saved: Any, checkpoint: Path) -> None:
     """
-    Refuse flags that name another value than a checkpoint was trained with.
+    Raise ``ValueError`` if a flag has another value than the one that a checkpoint was trained with.
 
     Args:
         given: the settings on the command line.
@@ -72,7 +72,7 @@ def check_given(given: Mapping[str, Any], saved: Any, checkpoint: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder; OSError that names it if files cannot be made in it."""
+    """Make a folder. Raise an ``OSError`` that names it if it cannot be made or files cannot be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -83,7 +83,7 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def ending(parser: argparse.ArgumentParser, *unusable: type[Exception]) -> Iterator[None]:
-    """End the process with one line: code 2 for these errors, 1 for a loss that is not finite."""
+    """End the process with a line of text if the block raises: code 1 for a loss that is not finite, else 2."""
     try:
         yield
     except FloatingPointError as error:

@@ -1,4 +1,4 @@
-"""Figures of a run that learns a binary label: AUC and log loss by torchmetrics, records of the steps, curves."""
+"""Figures of a run that learns a binary label: AUC and log loss by torchmetrics, records of intervals, curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Labelled(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """0 or 1 each."""
+        """The labels, 0 or 1."""
 
 
 B = TypeVar("B", bound=Labelled)
@@ -28,19 +28,19 @@ B = TypeVar("B", bound=Labelled)
 
 @dataclass(frozen=True)
 class Metrics:
-    """Area under the ROC curve, None if all labels are equal, and mean binary cross-entropy, of held-out examples."""
+    """Area under the ROC curve (None if all labels are equal) and mean binary cross-entropy of held-out examples."""
 
     auc: float | None
     log_loss: float
 
     def __str__(self) -> str:
-        """As they are printed."""
+        """Return the text that is printed."""
         auc = "n/a" if self.auc is None else f"{self.auc:.4f}"
         return f"AUC {auc} log loss {self.log_loss:.4f}"
 
 
 def torchmetrics() -> Any:
-    """The package. ImportError that names the extra, if it is missing."""
+    """Return the package torchmetrics. Raise an ``ImportError`` that names the extra if it is missing."""
     try:
         import torchmetrics
         import torchmetrics.classification
@@ -54,7 +54,7 @@ def torchmetrics() -> Any:
 @torch.no_grad()
 def evaluate(logits_of: Callable[[B], Tensor], batches: Iterable[B], device: torch.device | str) -> Metrics:
     """
-    The metrics of a network, whose parameters stay as they are.
+    Return the metrics of a network on held-out batches, without training it.
 
     Args:
         logits_of: gives the logits ``[B]`` of a batch.
@@ -71,16 +71,16 @@ def evaluate(logits_of: Callable[[B], Tensor], batches: Iterable[B], device: tor
     for batch in batches:
         classes.update((batch.labels > 0.5).unique().tolist())
         logits, labels = logits_of(batch), batch.labels.to(device)
-        # As probabilities: numbers outside [0, 1] would be taken for logits, batch by batch.
+        # Logits become probabilities here: torchmetrics takes a batch for logits only where one lies outside [0, 1].
         auc.update(logits.sigmoid(), labels.int())
         log_loss.update(nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none"))
-    # Of one class torchmetrics gives 0, as if everything were in the wrong order.
+    # Where all labels are of one class torchmetrics returns 0, as if everything were in the wrong order.
     return Metrics(float(auc.compute()) if len(classes) == 2 else None, float(log_loss.compute()))
 
 
 @dataclass(frozen=True)
 class Record:
-    """Figures of the steps since the one before: mean training loss, metrics after them, samples per second."""
+    """Figures of the steps since the last record: mean training loss, metrics at their end, samples per second."""
 
     epoch: int
     step: int
@@ -89,7 +89,7 @@ class Record:
     samples_per_second: float
 
     def line(self, epochs: int) -> str:
-        """The line that is printed."""
+        """Return the line that is printed for the record."""
         return (
             f"epoch {self.epoch:>{len(str(epochs))}}/{epochs} step {self.step:,}  loss {self.loss:.4f}  "
             f"held out: {self.metrics}  "
@@ -98,12 +98,12 @@ class Record:
 
 
 def as_record(saved: dict[str, Any]) -> Record:
-    """A record from what :func:`dataclasses.asdict` made of it."""
+    """Return the record of which :func:`dataclasses.asdict` made ``saved``."""
     return Record(**{**saved, "metrics": Metrics(**saved["metrics"])})
 
 
 class Interval:
-    """The steps since the last record. Nothing waits for a loss before the mean is asked for."""
+    """The losses and times of the steps since the last record. Only the mean waits for the losses to be computed."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
@@ -111,7 +111,7 @@ class Interval:
         self._began = time.perf_counter()
 
     def add(self, loss: Tensor, size: int) -> None:
-        """A step's mean loss and its number of samples."""
+        """Add a step's mean loss and its number of samples."""
         self._losses.append(loss)
         self._sizes.append(size)
 
@@ -119,13 +119,13 @@ class Interval:
         return len(self._losses)
 
     def state(self) -> dict[str, Any]:
-        """Numbers that :meth:`of_state` makes the interval of. Waits for the losses."""
+        """Return numbers from which :meth:`of_state` makes the interval again. Wait for the losses."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return {"losses": losses, "sizes": list(self._sizes), "seconds": time.perf_counter() - self._began}
 
     @classmethod
     def of_state(cls, state: dict[str, Any], device: torch.device | str) -> Interval:
-        """The interval that goes on from :meth:`state`, with losses on this device."""
+        """Return an interval that goes on from what :meth:`state` returned, with losses on ``device``."""
         interval = cls()
         interval._losses = list(torch.tensor(state["losses"], device=device).unbind())
         interval._sizes = list(state["sizes"])
@@ -133,14 +133,14 @@ class Interval:
         return interval
 
     def close(self) -> tuple[float, float]:
-        """The mean loss of a sample, and samples per second."""
+        """Return the mean loss of a sample, and samples per second."""
         losses = torch.stack(self._losses).double().tolist()
         seconds, samples = time.perf_counter() - self._began, sum(self._sizes)
         return sum(loss * size for loss, size in zip(losses, self._sizes, strict=True)) / samples, samples / seconds
 
 
 def summary(history: Sequence[Record]) -> str:
-    """The last line: the last record's figures, and the best by AUC, or by log loss where there is none."""
+    """Return a run's last line: the last record's metrics, and the best by AUC, or by log loss where AUC is None."""
     last = history[-1]
     if last.metrics.auc is None:
         best = min(history, key=lambda record: record.metrics.log_loss)
@@ -154,9 +154,9 @@ def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
     Draw loss and AUC over the steps into a PNG.
 
     Args:
-        history: what was recorded, at least one.
-        title: printed above.
-        path: of the file, replaced only by a complete one.
+        history: the records, at least one.
+        title: text above the picture.
+        path: the picture's path; only a complete file replaces one that is there.
 
     Raises:
         ImportError: if matplotlib is not installed.

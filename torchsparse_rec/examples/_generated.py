@@ -1,4 +1,4 @@
-"""What generated examples share: skewed ids, and a hidden model's effects of ids."""
+"""What the generators of examples share: skewed ids, and each id's effect on the label in a hidden model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MASK = (1 << 31) - 1
 
 def zipf(drawn: Tensor, rows: int | Tensor) -> Tensor:
     """
-    Ids in ``[0, rows)``, id ``i`` about as often as ``(i + 1) ** -1.05``.
+    Return ids in ``[0, rows)``, id ``i`` about as often as ``(i + 1) ** -1.05``.
 
     Args:
         drawn: uniform in ``[0, 1)``, float64. It is overwritten.
@@ -32,7 +32,7 @@ def zipf(drawn: Tensor, rows: int | Tensor) -> Tensor:
 
 
 def effects(ids: Tensor, feature: int | Tensor) -> Tensor:
-    """What each id of a feature adds to the hidden model's logit: a hash of both, float32, uniform in ``[-1, 1)``."""
+    """Return each id's effect on the hidden model's logit: a hash of id and feature, float32 uniform in ``[-1, 1)``."""
     mixed = (ids & _MASK) * 0x5BD1E995 + (feature + 1) * 0x27D4EB2F
     mixed = ((mixed >> 15) ^ mixed) & _MASK
     mixed = mixed * 0x2C1B3C6D

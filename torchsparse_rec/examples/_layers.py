@@ -1,20 +1,20 @@
-"""Layers that the networks share."""
+"""Layers that the examples' networks share."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-# Fewer examples or outputs than these are not worth the way through a convolution.
+# With fewer examples or outputs than these a convolution is not worth its overhead.
 _LEAST_EXAMPLES, _LEAST_OUTPUTS = 256, 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """
-    :func:`torch.nn.functional.linear` of ``x`` ``[B, n]``; large ones on the CPU by oneDNN.
+    Compute :func:`torch.nn.functional.linear` of ``x`` ``[B, n]``, on the CPU by oneDNN where it is large.
 
-    There torch multiplies matrices of float32 by MKL, which on some processors does not use all instructions that they
-    have, but convolves by oneDNN, which does. A layer is a convolution of single points.
+    On the CPU torch multiplies matrices of float32 by MKL, which leaves some processors' instructions unused, and
+    convolves by oneDNN, which uses them. A layer is a convolution of single points.
 
     Example:
         >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.5]))

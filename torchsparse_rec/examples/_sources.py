@@ -1,4 +1,4 @@
-"""Where examples come from: generated as they are needed, or the rows of Criteo's files."""
+"""Where examples come from: generated as they are needed, or read from Criteo's files."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ class Source(Protocol[B_co]):
     """Examples to train on, the same in every epoch, and others that are held out."""
 
     def batches(self, first: int = 0) -> Iterator[B_co]:
-        """An epoch's batches, without so many at its beginning."""
+        """Yield an epoch's batches from number ``first`` on."""
 
     def epoch_length(self) -> int | None:
-        """How many batches an epoch has, where it is known."""
+        """Return the number of batches in an epoch, or None where it is not known yet."""
 
     def held_out(self) -> Sequence[B_co]:
-        """Batches that are never trained on, at least one."""
+        """Return batches that are never trained on, at least one."""
 
     def fingerprint(self) -> str:
-        """What tells these examples from others."""
+        """Return a text that differs between sources of different examples."""
 
 
 class Generates(Protocol[B_co]):
-    """Makes examples by number of their batch. Its ``repr`` tells it from others."""
+    """A generator that makes each batch from its number. Generators of different examples differ in their ``repr``."""
 
     @property
     def batch_size(self) -> int:
-        """Examples in a batch."""
+        """The number of examples in a batch."""
 
     def batch(self, number: int) -> B_co:
-        """The batch of a number, at least 0."""
+        """Return the batch of a number, at least 0."""
 
     def batches(self, first: int, last: int) -> Iterator[B_co]:
-        """Those of the numbers from ``first`` up to, without, ``last``."""
+        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
 
 
 class GeneratedSource(Generic[T]):
     """
-    Examples made when they are needed; no more than a batch of them is in memory, but for those held out.
+    Generated examples. Beside the held-out ones no more than a batch of them is in memory.
 
     Args:
-        generator: makes them.
-        samples: of an epoch, rounded up to whole batches.
-        held_out: examples, likewise.
+        generator: makes the examples.
+        samples: how many an epoch has, rounded up to whole batches.
+        held_out: how many are held out, rounded up likewise.
     """
 
     def __init__(self, generator: Generates[T], samples: int, held_out: int) -> None:
@@ -59,15 +59,15 @@ class GeneratedSource(Generic[T]):
         self._held_out_length = -(-held_out // generator.batch_size)
 
     def batches(self, first: int = 0) -> Iterator[T]:
-        """Generated one by one."""
+        """Yield the epoch's batches from number ``first`` on, each generated when it is needed."""
         return self.generator.batches(first, self._length)
 
     def epoch_length(self) -> int:
-        """In batches."""
+        """Return the number of batches in an epoch."""
         return self._length
 
     def held_out(self) -> list[T]:
-        """The batches after an epoch's."""
+        """Return the batches whose numbers follow the epoch's."""
         return self._held_out
 
     @cached_property
@@ -75,25 +75,25 @@ class GeneratedSource(Generic[T]):
         return list(self.generator.batches(self._length, self._length + self._held_out_length))
 
     def fingerprint(self) -> str:
-        """The generator's arguments and the length."""
+        """Return the generator's arguments and the epoch's length, as text."""
         return f"{self._length} batches of {self.generator}"
 
 
 class CriteoRows(Generic[T]):
     """
-    The rows of Criteo's files, one in ten of which is held out, read anew in every epoch.
+    Rows of Criteo's files, read anew in every epoch. Every tenth row is held out.
 
     Args:
         paths: of the files, for messages and the fingerprint.
-        read: gives their record batches, of so many rows each.
+        read: yields the files' record batches, of as many rows as its argument says.
         batch_size: rows that are trained on at a time. Some batches have one more, as rows are held out by their place
             in the files; the last may have fewer.
         held_out: how many rows are kept for the metrics, the first of those held out.
-        as_batch: makes a training batch of a record batch.
+        as_batch: converts a record batch to a training batch.
 
     Raises:
-        OSError: a file that cannot be opened.
-        ValueError: too few rows; a malformed line, while it is read.
+        OSError: if a file cannot be opened.
+        ValueError: if there are too few rows; when a malformed line is read.
     """
 
     EVERY = 10
@@ -121,9 +121,9 @@ class CriteoRows(Generic[T]):
         return ", ".join(map(str, self._paths))
 
     def _rows(self, held: bool) -> Iterator[Any]:
-        """Record batches of the rows that are held out, or of the others."""
+        """Yield record batches of the rows that are held out, or of the others."""
         begin = 0
-        # So many that about the batch's size remain.
+        # So many rows are read at a time that about a batch's remain without those held out.
         for batch in self._read(-(-self._batch_size * self.EVERY // (self.EVERY - 1))):
             rows = np.arange(batch.num_rows)
             chosen = rows[((begin + rows) % self.EVERY == self.EVERY - 1) == held]
@@ -132,7 +132,7 @@ class CriteoRows(Generic[T]):
                 yield batch.take(chosen)
 
     def batches(self, first: int = 0) -> Iterator[T]:
-        """Read from the files, past so many."""
+        """Read the files' rows from batch ``first`` on, without those held out, and yield them as batches."""
         number = -1
         for number, batch in enumerate(self._rows(held=False)):
             if number >= first:
@@ -140,14 +140,14 @@ class CriteoRows(Generic[T]):
         self._length = number + 1
 
     def epoch_length(self) -> int | None:
-        """Known once an epoch was read."""
+        """Return the number of batches in an epoch, or None before one has been read to its end."""
         return self._length
 
     def held_out(self) -> list[T]:
-        """The first of the rows held out."""
+        """Return batches of the first of the held-out rows."""
         return self._held_out
 
     def fingerprint(self) -> str:
-        """The files' names and sizes, and how they are cut."""
+        """Return the files' names and sizes and the size of a batch, as text."""
         files = ", ".join(f"{path.name} of {path.stat().st_size:,} bytes" for path in self._paths)
         return f"{files} in batches of {self._batch_size}"

@@ -1,4 +1,4 @@
-"""What the training loops share: checkpoints, the progress bar, the picture's file, losses beside TensorFlow's."""
+"""What the training loops share: checkpoints, the progress bar, the picture's file, comparison of two runs' losses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint; a file of that name is replaced only by a complete one. OSError if it cannot be written."""
+    """Write a checkpoint. Only a complete file replaces one of that name. Raise ``OSError`` if it cannot be written."""
     with whole_file(path) as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
-            # torch's archive cannot be closed after a write that failed, and says only that.
+            # torch cannot close its archive after a failed write, and raises a RuntimeError that does not tell why.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
@@ -31,10 +31,10 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 def read_checkpoint(path: Path, form: Any) -> dict[str, Any]:
     """
-    A checkpoint's content, on the CPU.
+    Return a checkpoint's content, on the CPU.
 
     Args:
-        path: of the file.
+        path: the file's path.
         form: what its ``"format"`` must be.
 
     Raises:
@@ -46,7 +46,7 @@ def read_checkpoint(path: Path, form: Any) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no checkpoint {path}") from None
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        # torch's own text is a paragraph on unpickling.
+        # torch's message is a paragraph on unpickling, so it is replaced.
         reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
         raise ValueError(f"{path} is not a checkpoint of this program, or is truncated{reason}") from None
     if not isinstance(content, dict) or content.get("format") != form:
@@ -55,20 +55,20 @@ def read_checkpoint(path: Path, form: Any) -> dict[str, Any]:
 
 
 def check_device(checkpoint: dict[str, Any], device: torch.device | str) -> None:
-    """Refuse a checkpoint of another kind of device: ValueError."""
+    """Raise ``ValueError`` if a checkpoint is of another kind of device."""
     if checkpoint["device"] != torch.device(device).type:
         raise ValueError(f"the checkpoint was trained on {checkpoint['device']}, got device {device}")
 
 
 def progress(batches: Iterable[T], title: str, total: int | None, done: int = 0) -> Iterable[T]:
     """
-    The batches, with a bar while they are consumed, where a person may watch: tqdm's if it is installed.
+    Yield the batches, and show a bar of their progress on a terminal: tqdm's if it is installed.
 
     Args:
         batches: those to come.
         title: printed beside the bar.
         total: how many there are with those done, where it is known; without, there is a bar only by tqdm.
-        done: how many were before.
+        done: how many are done.
     """
     if not (sys.stdout.isatty() and sys.stderr.isatty()):
         return batches
@@ -91,11 +91,11 @@ def _plain_progress(batches: Iterable[T], title: str, total: int, done: int) -> 
 @contextmanager
 def picture(title: str, path: Path) -> Iterator[tuple[Any, Any]]:
     """
-    Two axes side by side to draw on, which become a PNG when the block ends.
+    Yield two axes side by side to draw on. They are written as a PNG when the block ends.
 
     Args:
-        title: printed above.
-        path: of the file, replaced only by a complete one.
+        title: text above the picture.
+        path: the picture's path; only a complete file replaces one that is there.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -114,7 +114,7 @@ def picture(title: str, path: Path) -> Iterator[tuple[Any, Any]]:
 
 def largest_difference(losses: Iterable[float], others: Iterable[float]) -> float:
     """
-    Between two runs' losses, as many of each; infinite if one of them is no finite number.
+    Return the largest difference between two runs' losses, as many of each; infinite if a loss is not finite.
 
     Example:
         >>> largest_difference([0.5, 0.25], [0.5, 0.375])
@@ -123,5 +123,5 @@ def largest_difference(losses: Iterable[float], others: Iterable[float]) -> floa
         inf
     """
     differences = [abs(one - other) for one, other in zip(losses, others, strict=True)]
-    # A NaN is larger than nothing: max would pass it over.
+    # max would pass over a NaN, which is not larger than anything.
     return max(differences) if all(map(math.isfinite, differences)) else math.inf

@@ -20,7 +20,7 @@ from .train import Settings, Trainer, saved_settings
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The flags. Those that a checkpoint fixes have no default here, so that it is known which were given."""
+    """Return the command's parser. Flags that a checkpoint fixes have no default: so it is known which were given."""
     default, place = Settings(), Placement()
     bottom, top = (",".join(map(str, sizes)) for sizes in (default.bottom, default.top))
     parser = argparse.ArgumentParser(
@@ -59,13 +59,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings named on the command line."""
+    """Return the settings that were named on the command line."""
     values = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def make_placement(arguments: argparse.Namespace) -> Placement:
-    """Where the rows of dynamic tables are."""
+    """Return where the rows of dynamic tables are."""
     values = {field.name: getattr(arguments, field.name) for field in fields(Placement)}
     found = {name: value for name, value in values.items() if value is not None}
     if "SSD" in found.get("tiers", "") and "ssd_path" not in found:
@@ -74,7 +74,7 @@ def make_placement(arguments: argparse.Namespace) -> Placement:
 
 
 def make_trainer(arguments: argparse.Namespace) -> Trainer:
-    """A new trainer, or one that goes on from the checkpoint."""
+    """Return a new trainer, or one that goes on from the checkpoint."""
     settings, checkpoints, content = Settings(), None, None
     if arguments.checkpoint is not None:
         check_writable(arguments.checkpoint)
@@ -101,12 +101,12 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
 
 
 def _check_safetensors() -> None:
-    """Now, and not after an hour's training."""
+    """Raise ``ImportError`` if safetensors is missing: at the start, and not after an hour's training."""
     extra_module("safetensors.torch", "checkpoint", "--checkpoint of dynamic tables")
 
 
 def check_fit(arguments: argparse.Namespace, settings: Settings) -> None:
-    """Refuse flags that mean nothing to tables of this kind: ValueError."""
+    """Raise ``ValueError`` if a flag was given that means nothing to this kind of tables."""
     of_the_other = {
         "dynamic": ("buckets",),
         "hashed": (*("filter", "evict", "tiers", "delta_every"),),
@@ -117,7 +117,7 @@ def check_fit(arguments: argparse.Namespace, settings: Settings) -> None:
 
 
 def refusal(arguments: argparse.Namespace) -> str | None:
-    """Which flags do not go together."""
+    """Return an error message if flags were given that do not go together, else None."""
     if arguments.data is not None:
         for name in ("samples", "max_cardinality"):
             if getattr(arguments, name) is not None:
@@ -139,7 +139,7 @@ def refusal(arguments: argparse.Namespace) -> str | None:
 
 
 def describe(trainer: Trainer) -> str:
-    """The first lines: what is trained on, which tables there are, and where it goes on."""
+    """Return the first lines of a run: its data, its tables, and the step from which it goes on."""
     settings = trainer.settings
     rows = f"of {settings.buckets:,} rows and" if settings.tables == "hashed" else "of"
     tables = len(trainer.train_on.model.bags.embedding_bag_configs())
@@ -152,7 +152,7 @@ def describe(trainer: Trainer) -> str:
 
 
 def train(trainer: Trainer, arguments: argparse.Namespace) -> None:
-    """Train; then the picture, the tables' statistics and the last line."""
+    """Train and print each record; then draw the curves and print the tables' statistics and the last line."""
     for record in trainer.run(arguments.epochs, arguments.steps, arguments.evaluate_every):
         print(record.line(arguments.epochs), flush=True)
     for line in statistics(trainer.train_on.model.bags):
@@ -168,7 +168,7 @@ def train(trainer: Trainer, arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit code. Unusable input ends it with one line and code 2."""
+    """Run the command, and return its exit code. Unusable input ends the process with one line and code 2."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     wrong = refusal(arguments)

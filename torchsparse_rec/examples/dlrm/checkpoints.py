@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the dense part in one file, which names the version of every table that belongs to it."""
+"""Checkpoints of a run: one file for the dense part, which names the version of every table that belongs to it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Checkpoints:
     """
     A folder with ``checkpoint.pt``, and versions of each dynamic table in ``tables/<step of the full one>/<name>``.
 
-    Tables are saved first. Writing ``checkpoint.pt``, whole or not at all, makes them the checkpoint; only then are
-    older ones removed: after a kill at any moment there is a checkpoint of one step.
+    Tables are saved first. Writing ``checkpoint.pt``, whole or not at all, makes them the checkpoint, and only then
+    older versions are removed: after a kill at any moment there is a checkpoint of one step.
 
     Args:
-        folder: is made if it is not there.
-        save_every: steps between full checkpoints. Default None: none but the last.
-        delta_every: steps between those whose tables have the rows alone that changed; the first one is full.
-            Default None: none.
+        folder: made if it is not there.
+        save_every: steps between full checkpoints. Default None: only the last step has one.
+        delta_every: steps between checkpoints whose tables hold only the rows that changed; the first one is full.
+            Default None: there are none.
     """
 
     folder: Path
@@ -34,15 +34,15 @@ class Checkpoints:
     delta_every: int | None = None
 
     def __post_init__(self) -> None:
-        self._chain: str | None = None  # the folder of the present full versions of tables
+        self._chain: str | None = None  # the folder of the tables' versions since the last full one
 
     @property
     def path(self) -> Path:
-        """Of the dense part."""
+        """The file of the dense part."""
         return self.folder / "checkpoint.pt"
 
     def due(self, step: int) -> str | None:
-        """``"full"``, ``"delta"`` or None: what is to be written after that step."""
+        """Return ``"full"``, ``"delta"`` or None: the kind of checkpoint to write after a step."""
         if self.save_every is not None and step % self.save_every == 0:
             return "full"
         return "delta" if self.delta_every is not None and step % self.delta_every == 0 else None
@@ -52,10 +52,10 @@ class Checkpoints:
         Write a checkpoint: ``content``, and the network with its optimizers.
 
         Args:
-            content: of the loop.
-            step: has the network.
-            number: of the step.
-            kind: as of :meth:`due`.
+            content: the training loop's part of it.
+            step: holds the network and its optimizers.
+            number: the step's number.
+            kind: what :meth:`due` returned.
         """
         model = step.model
         if step.settings.tables == "hashed":
@@ -77,7 +77,7 @@ class Checkpoints:
         tables = variables(step.model.bags)
         if kind == "full" or self._chain is None:
             chain = f"{number:09d}"
-            shutil.rmtree(self._folder(chain), ignore_errors=True)  # of a run that was killed before the commit
+            shutil.rmtree(self._folder(chain), ignore_errors=True)  # from a run killed before it wrote checkpoint.pt
             versions = {name: table.save(self._folder(chain) / name) for name, table in tables.items()}
             self._chain = chain
         else:
@@ -94,7 +94,7 @@ class Checkpoints:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, content: dict[str, Any], step: TorchStep) -> None:
-        """Bring a network and its optimizers to where a checkpoint was written."""
+        """Load a checkpoint's content into a network and its optimizers."""
         _training.check_device(content, step.device)
         step.model.layers.load_state_dict(content["layers"])
         step.of_layers.load_state_dict(content["of_layers"])
@@ -108,5 +108,5 @@ class Checkpoints:
             table.restore(self._folder(tables["chain"]) / name, version=tables["versions"][name])
 
     def read(self) -> dict[str, Any] | None:
-        """The content of the checkpoint; None if there is none."""
+        """Return the content of the checkpoint; None if there is none."""
         return _training.read_checkpoint(self.path, FORMAT) if self.path.exists() else None

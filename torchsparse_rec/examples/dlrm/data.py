@@ -1,4 +1,4 @@
-"""Batches of Criteo's form: labels, 13 numbers and 26 raw ids; of generated examples, or of the rows of files."""
+"""Batches of Criteo's form (labels, 13 numbers, 26 raw ids): generated, or read from files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CARDINALITIES = (
 #: The raw id of an empty field: beyond the 32 bits of the others.
 MISSING = -1
 
-# Standard deviations of what numbers and ids add to the hidden model's logit, and its mean: a quarter are clicks.
+# Standard deviations of what numbers and ids add to the hidden model's logit, and the logit's mean, by which a quarter
+# of the labels are clicks.
 _OF_NUMBERS, _OF_IDS, _BIAS = 0.8, 1.5, -1.4
 _32_BITS = (1 << 32) - 1
 
@@ -36,7 +37,7 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """B."""
+        """The number of examples."""
         return self.labels.shape[0]
 
 
@@ -44,7 +45,7 @@ class Batch(NamedTuple):
 
 
 def spread(ids: Tensor) -> Tensor:
-    """Numbers of 32 bits as others of 32 bits that show no order, each as one of its own."""
+    """Map numbers of 32 bits one to one to numbers of 32 bits in no visible order."""
     # An odd factor below 2^31 has an inverse modulo 2^32, and its product fits int64.
     ids = ((ids >> 16) ^ ids) * 0x7FEB352D & _32_BITS
     ids = ((ids >> 15) ^ ids) * 0x5BD1E995 & _32_BITS
@@ -54,7 +55,7 @@ def spread(ids: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Generator:
     """
-    Examples of the Challenge's shape by number of their batch: the same for the same arguments, whatever was drawn.
+    A generator of examples of the Challenge's shape. A batch depends on the arguments and its number alone.
 
     The i-th commonest value of a category is about as frequent as ``i ** -1.05``, its raw id any 32 bits. Numbers are
     ``log(1 + x)`` of counts, most of which are small. Each number and each value has an effect on the label.
@@ -63,7 +64,7 @@ class Generator:
         batch_size: examples in a batch.
         max_cardinality: categories have no more values than that. Default None: as many as in the Challenge,
             33,762,577 in all.
-        seed: of all.
+        seed: of the generator.
 
     Example:
         >>> batch = Generator(batch_size=4).batch(0)
@@ -82,11 +83,11 @@ class Generator:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
     def cardinalities(self) -> list[int]:
-        """Of each category."""
+        """Return the number of values of each category."""
         return [min(count, self.max_cardinality or count) for count in CARDINALITIES]
 
     def batch(self, number: int) -> Batch:
-        """The batch of a number, at least 0."""
+        """Return the batch of a number, at least 0."""
         random = torch.Generator().manual_seed((self.seed * 1_000_003 + number * 2 + 1) % (1 << 63))
         drawn = torch.randn(self.batch_size, len(INTEGERS), generator=random)
         numbers = drawn.mul(1.5).exp_().floor_().log1p_()
@@ -98,7 +99,7 @@ class Generator:
         return Batch(labels, numbers, spread((values + features * 0x3C6EF372) & _32_BITS))
 
     def batches(self, first: int, last: int) -> Iterator[Batch]:
-        """Those of the numbers from ``first`` up to, without, ``last``."""
+        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
         return (self.batch(number) for number in range(first, last))
 
     def _logits(self, drawn: Tensor, values: Tensor, features: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ class Generator:
 
 def as_batch(rows: Any) -> Batch:
     """
-    A batch of a ``pyarrow.RecordBatch``.
+    Convert a ``pyarrow.RecordBatch`` to a batch.
 
     Args:
         rows: with the columns ``label``, ``I1`` to ``I13`` and ``C1`` to ``C26``. Numbers become ``log(1 + x)``, 0
@@ -121,7 +122,7 @@ def as_batch(rows: Any) -> Batch:
             those that are missing are MISSING.
 
     Raises:
-        ValueError: a column that is missing, a string that is not hexadecimal of up to 8 digits.
+        ValueError: if a column is missing, or a string is not hexadecimal of up to 8 digits.
 
     Example:
         >>> import pyarrow as pa
@@ -152,12 +153,12 @@ def _raw_ids(pa: Any, name: str, column: Any) -> np.ndarray:
         return _numpy(column, pa.int64(), MISSING)
     strings = column.cast(pa.string())
     digits = _digits(pa.compute.fill_null(strings, "00000000"))
-    if digits is None:  # not all are eight characters long
+    if digits is None:  # Not all strings have eight characters.
         digits = _digits(pa.compute.utf8_lpad(pa.compute.fill_null(strings, ""), 8, "0"))
     if digits is None or int(digits.max(initial=0)) > 15:
         wrong = next(text for text in strings.to_pylist() if text is not None and not _is_hexadecimal(text))
         raise ValueError(f"column {name!r} must hold hexadecimal ids of up to 8 digits, got {wrong!r}")
-    # Two neighbours become one until there is one number: bytes first, then 16 and 32 bits.
+    # Join neighbouring digits until one number is left: to 8 bits first, then to 16 and 32.
     joined = digits.view(">u8").ravel().astype(np.uint64)
     for bits, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
         joined = (joined | joined >> np.uint64(bits)) & np.uint64(mask)
@@ -165,14 +166,14 @@ def _raw_ids(pa: Any, name: str, column: Any) -> np.ndarray:
     return np.where(present.to_numpy(zero_copy_only=False), joined.astype(np.int64), MISSING)
 
 
-# What a character stands for; 255: it is no digit.
+# The value of each character as a hexadecimal digit; 255 if it is none.
 _DIGITS = np.full(256, 255, np.uint8)
 for _value, _digit in enumerate("0123456789abcdef"):
     _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
 
 
 def _digits(strings: Any) -> np.ndarray | None:
-    """``[n, 8]``: the characters' values; None if a string has another number of bytes than eight."""
+    """Return the values of the strings' characters ``[n, 8]``, or None if a string does not have eight bytes."""
     _, ends, content = strings.buffers()
     if len(strings) == 0:
         return np.zeros((0, 8), np.uint8)

@@ -1,4 +1,4 @@
-"""DLRM: a perceptron of the numbers, products of it and the embeddings pair by pair, and a perceptron of those."""
+"""DLRM: a perceptron over the numbers, pairwise products of its output and the embeddings, a perceptron over those."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._layers import linear
 
 class Perceptron(nn.Module):
     """
-    Fully connected layers with a ReLU after each, but the last if it is to be linear.
+    Fully connected layers, each followed by a ReLU; the last one only if ``linear_end`` is False.
 
     Args:
         sizes: of the input, then of each layer.
@@ -35,13 +35,13 @@ class Perceptron(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normally distributed, as in the paper's program: weights with ``2 / (n + m)``, biases with ``1 / m``."""
+        """Draw normal weights as the paper's program: variance ``2 / (n + m)`` for matrices, ``1 / m`` for biases."""
         for weight, bias in zip(self.weights, self.biases, strict=True):
             nn.init.xavier_normal_(weight)
             nn.init.normal_(bias, std=bias.shape[0] ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, sizes[-1]]`` of ``[B, sizes[0]]``."""
+        """Map ``x`` ``[B, sizes[0]]`` to ``[B, sizes[-1]]``."""
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True), 1):
             x = linear(x, weight, bias)
             if not self.linear_end or layer < len(self.weights):
@@ -54,9 +54,9 @@ class DenseLayers(nn.Module):
     All of DLRM but its tables.
 
     Args:
-        numbers: how many an example has.
+        numbers: how many numbers an example has.
         features: how many embeddings an example has.
-        embedding_dim: of each.
+        embedding_dim: the width of an embedding.
         bottom: widths of the hidden layers over the numbers; a layer as wide as an embedding follows.
         top: widths of the hidden layers over the products; the logit follows.
 
@@ -82,7 +82,7 @@ class DenseLayers(nn.Module):
         self.register_buffer("places", row * self.vectors + column, persistent=False)
 
     def forward(self, numbers: Tensor, pooled: Tensor) -> Tensor:
-        """Logits ``[B]`` of numbers ``[B, n]`` and the embeddings side by side ``[B, features * embedding_dim]``."""
+        """Return logits ``[B]`` of ``numbers`` ``[B, n]`` and joined embeddings ``[B, features * embedding_dim]``."""
         dense = self.bottom(numbers)
         vectors = torch.cat([dense, pooled], 1).view(-1, self.vectors, self.embedding_dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.places)
@@ -91,11 +91,11 @@ class DenseLayers(nn.Module):
 
 class DLRM(nn.Module):
     """
-    Deep learning recommendation model.
+    The deep learning recommendation model.
 
     Args:
         tables: a config for each feature, all of one dim.
-        numbers: how many an example has. Default 13, as in Criteo's data.
+        numbers: how many numbers an example has. Default 13, as in Criteo's data.
         bottom, top: as for :class:`DenseLayers`. Default: the paper's program's for the Display Advertising Challenge.
 
     Source:
@@ -125,5 +125,5 @@ class DLRM(nn.Module):
         self.bags = torchsparse_rec.nn.EmbeddingBagCollection(list(tables), grad_mode="fused")
 
     def forward(self, numbers: Tensor, ids: Any) -> Tensor:
-        """Logits ``[B]`` of numbers ``[B, n]`` and the ids of all features, a ``KeyedJaggedTensor`` or a mapping."""
+        """Return the logits ``[B]`` of numbers ``[B, n]`` and all features' ids, a ``KeyedJaggedTensor`` or mapping."""
         return self.layers(numbers, self.bags(ids).values())

@@ -1,4 +1,4 @@
-"""Where examples come from: generated as they are needed, or from Criteo's files as they are or prebatched."""
+"""Where examples come from: generated as they are needed, or read from Criteo's files, as text or prebatched."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def is_prebatched(path: Path) -> bool:
-    """Whether a file's suffix says that it is one of :func:`torchsparse_rec.data.write_prebatched`."""
+    """Say whether a file's suffix is one of those that :func:`torchsparse_rec.data.write_prebatched` takes."""
     return path.suffix in FORMATS["prebatched"].suffixes
 
 
 def make_source(settings: Settings, paths: Sequence[Path] | None = None) -> Source[Batch]:
     """
-    The rows of files, or generated examples.
+    Return the source of the files' rows, or of generated examples where no files are given.
 
     Raises:
-        ImportError: files without pyarrow.
-        OSError: a file that cannot be opened.
-        ValueError: files of both kinds, too few rows, columns that are not Criteo's.
+        ImportError: if files are given and pyarrow is not installed.
+        OSError: if a file cannot be opened.
+        ValueError: for files of both kinds, too few rows, or columns that are not Criteo's.
     """
     if not paths:
         generator = Generator(settings.batch_size, settings.max_cardinality, settings.seed)

@@ -1,4 +1,4 @@
-"""One training step: raw ids to the tables', forward, backward, update."""
+"""One training step: conversion of raw ids to the tables' ids, forward, backward, update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_model(settings: Settings, placement: Placement, device: torch.device | str = "cpu") -> DLRM:
-    """A network whose weights depend on the seed alone; torch's global generator is left as it was."""
+    """Make a network whose weights depend on the seed alone. torch's global generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         return DLRM(table_configs(settings, placement), bottom=settings.bottom, top=settings.top).to(device)
@@ -30,8 +30,8 @@ class TorchStep:
     Forward, backward and Adagrad's update of tables and dense layers.
 
     Args:
-        settings: of the run.
-        placement: of the rows.
+        settings: the run's settings.
+        placement: where the rows are.
         device: where the network is, default the CPU.
     """
 
@@ -39,7 +39,7 @@ class TorchStep:
         self.settings, self.device = settings, torch.device(device)
         self.model = make_model(settings, placement, device)
         make = torchsparse_rec.optim.Adagrad
-        # Two, because tables have checkpoints of their own.
+        # There are two optimizers because dynamic tables have checkpoints of their own.
         self.of_tables = make(self.model.bags.parameters(), lr=settings.lr, in_backward=True)
         self.of_layers = make(self.model.layers.parameters(), lr=settings.lr)
         self._cold = list(variables(self.model.bags).values()) if "_" in placement.tiers else []
@@ -47,7 +47,7 @@ class TorchStep:
         self._offsets = torch.zeros(1, dtype=torch.int64)
 
     def logits(self, batch: Batch) -> Tensor:
-        """``[B]``."""
+        """Return the logits ``[B]`` of a batch."""
         return self.model(batch.numbers.to(self.device), self._features(batch))
 
     def _features(self, batch: Batch) -> torchsparse_rec.KeyedJaggedTensor:
@@ -58,13 +58,13 @@ class TorchStep:
         return torchsparse_rec.KeyedJaggedTensor(CATEGORIES, ids, offsets=self._offsets, length_per_key=counts)
 
     def prefetch(self, batch: Batch) -> None:
-        """Begin to read the rows of a batch to come that are in tiers below the first."""
+        """Begin to read those rows of a coming batch that are in tiers below the first."""
         if self._cold:
             for table, ids in zip(self._cold, batch.ids.to(self.device), strict=True):
                 table.prefetch(ids)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on one batch; returns its mean loss, a scalar without a graph that nothing has waited for."""
+        """Train on one batch; return its mean loss, a scalar without a graph, without waiting for it."""
         for optimizer in (self.of_tables, self.of_layers):
             optimizer.zero_grad()
         loss = self._loss(self.logits(batch), batch.labels.to(self.device))

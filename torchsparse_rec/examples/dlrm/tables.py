@@ -1,4 +1,4 @@
-"""The tables: Embedding Variables keyed by raw ids, or fixed ones of hashed ids."""
+"""The tables of the categories: Embedding Variables keyed by raw ids, or fixed tables of hashed ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .train import Settings
 
 KINDS = ("dynamic", "hashed")
-# Tables grow.
+# The rows for which a dynamic table has room at first. It grows.
 FIRST_CAPACITY = 1024
 TIERS = ("DRAM", "HBM", "HBM_DRAM", "DRAM_SSD", "HBM_DRAM_SSD")
 
@@ -23,11 +23,11 @@ TIERS = ("DRAM", "HBM", "HBM_DRAM", "DRAM_SSD", "HBM_DRAM_SSD")
 @dataclass(frozen=True)
 class Placement:
     """
-    Where the rows of dynamic tables are. It does not change what is trained.
+    Where the rows of dynamic tables are. This does not change what is trained.
 
     Args:
         tiers: one of TIERS.
-        hbm_rows, dram_rows: of each table, in these tiers, where there is another below.
+        hbm_rows, dram_rows: rows of each table in these tiers, where there is another tier below.
         ssd_path: the folder of the SSD tier.
     """
 
@@ -37,7 +37,7 @@ class Placement:
     ssd_path: Path | None = None
 
     def storage(self, embedding_dim: int) -> nn.StorageOption:
-        """The option of one table. A row has as many bytes of optimizer state as of weights, and a key with numbers."""
+        """Return a table's storage option. A row takes as many bytes of optimizer state as of weights, its key 24."""
         rows = {"HBM": self.hbm_rows, "DRAM": self.dram_rows}
         sizes = [rows[tier] * (embedding_dim * 4 * 2 + 24) for tier in self.tiers.split("_")[:-1]]
         path = None if self.ssd_path is None else str(self.ssd_path)
@@ -45,7 +45,7 @@ class Placement:
 
 
 def table_configs(settings: Settings, placement: Placement) -> list[nn.EmbeddingBagConfig]:
-    """A table for each category."""
+    """Return a table's config for each category."""
     hashed = settings.tables == "hashed"
     rows = settings.buckets if hashed else FIRST_CAPACITY
     option, start = (None, None) if hashed else (_option(settings, placement), nn.Uniform(-0.01, 0.01))
@@ -69,18 +69,18 @@ def _option(settings: Settings, placement: Placement) -> nn.EmbeddingVariableOpt
 
 
 def table_ids(settings: Settings, ids: Tensor) -> Tensor:
-    """Raw ids as the tables take them."""
+    """Return the ids by which the tables look up raw ids: the same ones, or their hashes."""
     return ids if settings.tables == "dynamic" else ops.to_hash_bucket_fast(ids, settings.buckets)
 
 
 def variables(bags: nn.EmbeddingBagCollection) -> dict[str, nn.EmbeddingVariable]:
-    """The dynamic tables by name."""
+    """Return the dynamic tables by name."""
     found = bags.get_submodule("embedding_bags").named_children()
     return {name: table for name, table in found if isinstance(table, nn.EmbeddingVariable)}
 
 
 def statistics(bags: nn.EmbeddingBagCollection) -> list[str]:
-    """Lines of a table of what is in each dynamic table, and of their sums; none where there are none."""
+    """Return the lines of a report on each dynamic table and their sums; no lines where no table is dynamic."""
     rows = {name: _figures(table.stats()) for name, table in variables(bags).items()}
     if not rows:
         return []

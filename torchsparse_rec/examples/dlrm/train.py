@@ -21,7 +21,7 @@ from .tables import Placement
 
 @dataclass(frozen=True)
 class Settings:
-    """What determines a run's bits, besides files of examples; see the command's flags."""
+    """Settings that determine a run's bits, beside the files of examples. The command's flags explain them."""
 
     tables: str = "dynamic"
     buckets: int = 100_000
@@ -39,7 +39,7 @@ class Settings:
     seed: int = 0
 
     def learning_rate(self) -> float:
-        """``lr``."""
+        """Return the learning rate, ``lr``."""
         return self.lr
 
 
@@ -49,14 +49,14 @@ class Trainer:
     A network in training, with everything that decides how it goes on.
 
     Args:
-        settings: of the run.
-        source: of the examples.
-        placement: of the rows, default all in memory.
+        settings: the run's settings.
+        source: yields the examples.
+        placement: where the rows are, default all in memory.
         device: where the network is, default the CPU.
-        checkpoints: where they are written. Default None: nowhere.
-        history: what was recorded so far.
-        interval: the steps since.
-        epoch, batch, step: finished epochs, batches of the present one, and steps of all.
+        checkpoints: the folder for checkpoints. Default None: none are written.
+        history: the records so far.
+        interval: the steps since the last record.
+        epoch, batch, step: finished epochs, batches done in the epoch that has begun, and steps in all.
     """
 
     settings: Settings
@@ -79,16 +79,16 @@ class Trainer:
         Train, record each epoch's end, and write checkpoints when they are due and at the end.
 
         Args:
-            epochs: in all, those before a checkpoint included.
-            steps: end after so many, likewise.
+            epochs: their number in all, with those before a checkpoint.
+            steps: end after so many in all, with those before a checkpoint.
             every: record also after so many steps.
 
         Raises:
             FloatingPointError: if the loss is no finite number any more.
-            ValueError: examples that are fewer than they were, or malformed.
-            OSError: a checkpoint that cannot be written.
+            ValueError: if there are fewer examples than before, or malformed ones.
+            OSError: if a checkpoint cannot be written.
         """
-        if not self.interval:  # what was before does not count
+        if not self.interval:  # Time that passed before is not counted.
             self.interval = Interval()
         while not self.is_over(epochs, steps):
             step = self.step
@@ -109,7 +109,7 @@ class Trainer:
                 raise ValueError(f"{self.source.fingerprint()}: there is no batch {self.batch} any more")
 
     def is_over(self, epochs: int, steps: int | None) -> bool:
-        """Whether so many epochs, or steps, were made."""
+        """Say whether as many epochs or steps have been made."""
         return self.epoch >= epochs or (steps is not None and self.step >= steps)
 
     def _batches(self) -> Iterator[Batch]:
@@ -123,7 +123,7 @@ class Trainer:
         loss, speed = self.interval.close()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss up to step {self.step} is {loss}: a smaller learning rate may help")
-        # Within an epoch its number, after its last batch that of the finished one.
+        # Within an epoch this is its number. After its last batch ``self.epoch`` counts it already.
         epoch, model = self.epoch + (self.batch > 0), self.train_on.model
         model.eval()
         metrics = _figures.evaluate(self.train_on.logits, self.source.held_out(), self.device)
@@ -173,13 +173,13 @@ class Trainer:
 
 
 def saved_settings(content: dict[str, Any]) -> Settings:
-    """Those that a checkpoint was trained with."""
+    """Return the settings with which a checkpoint was trained."""
     settings = content["settings"]
     return Settings(**{**settings, "bottom": tuple(settings["bottom"]), "top": tuple(settings["top"])})
 
 
 def _with_next(batches: Iterator[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
-    """Each batch with the one after it, None after the last."""
+    """Yield each batch with the one after it, None after the last."""
     batch = next(batches, None)
     while batch is not None:
         following = next(batches, None)

@@ -21,7 +21,7 @@ DEFAULT_OUTPUT = Path("runs/ncf")
 
 
 def layer_widths(text: str) -> tuple[int, ...]:
-    """Comma-separated widths: two or more, the first one even."""
+    """Parse comma-separated widths: two or more, the first one even."""
     widths = tuple(positive_int(width) for width in text.split(","))
     if len(widths) < 2 or widths[0] % 2:
         raise argparse.ArgumentTypeError(f"must be two or more widths, the first one even, got {text}")
@@ -29,7 +29,7 @@ def layer_widths(text: str) -> tuple[int, ...]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The flags. Those that a checkpoint fixes have no default here, so that it is known which were given."""
+    """Return the command's parser. Flags that a checkpoint fixes have no default: so it is known which were given."""
     default = Settings()
     rates = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
     parser = argparse.ArgumentParser(
@@ -58,13 +58,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings named on the command line."""
+    """Return the settings that were named on the command line."""
     values = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def make_trainer(arguments: argparse.Namespace, interactions: data.Interactions) -> Trainer:
-    """A new trainer, or one that goes on from --resume."""
+    """Return a new trainer, or one that goes on from --resume."""
     given = given_settings(arguments)
     if arguments.resume is None:
         return Trainer(Settings(**given), interactions, arguments.device)
@@ -81,7 +81,7 @@ def make_trainer(arguments: argparse.Namespace, interactions: data.Interactions)
 
 
 def summary(history: list[Record]) -> str:
-    """The last line: the last epoch's figures, and the best by HR@10."""
+    """Return the last line of a run: the last epoch's figures, and the best by HR@10."""
     last = history[-1]
     best = max(history, key=lambda record: (record.metrics.hr, record.metrics.ndcg))
     return (
@@ -91,7 +91,7 @@ def summary(history: list[Record]) -> str:
 
 
 def train(trainer: Trainer, epochs: int, output: Path) -> None:
-    """Train up to ``epochs``, with a checkpoint after each; then the picture and the last line."""
+    """Train up to ``epochs``, with a checkpoint after each; then draw the picture and print the last line."""
     checkpoint, picture = output / "checkpoint.pt", output / "curves.png"
     while len(trainer.history) < epochs:
         print(trainer.run_epoch().line(epochs), flush=True)
@@ -106,7 +106,7 @@ def train(trainer: Trainer, epochs: int, output: Path) -> None:
 
 
 def compare(arguments: argparse.Namespace, interactions: data.Interactions) -> int:
-    """Run --compare tensorflow; 1 if the losses differ."""
+    """Run --compare tensorflow; return 1 if the losses differ, else 0."""
     from . import compare_tensorflow
 
     settings = Settings(**given_settings(arguments))
@@ -115,7 +115,7 @@ def compare(arguments: argparse.Namespace, interactions: data.Interactions) -> i
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit code. Unusable input ends it with one line and code 2."""
+    """Run the command, and return its exit code. Unusable input ends the process with one line and code 2."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     if arguments.compare and arguments.resume:

@@ -22,7 +22,7 @@ NAMES = {"ours": "torchsparse_rec", "tensorflow": "TensorFlow"}
 
 @dataclass(frozen=True)
 class Side:
-    """One framework's epoch: the loss of every step, metrics after it, training samples per second."""
+    """One framework's epoch: the loss of every step, the metrics at its end, training samples per second."""
 
     losses: list[float]
     loss: float
@@ -30,7 +30,7 @@ class Side:
     samples_per_second: float
 
     def line(self, title: str, name: str) -> str:
-        """The line that is printed."""
+        """Return the line that is printed for the epoch."""
         m = self.metrics
         return (
             f"{title}  {name:<15}  HR@10 {m.hr:.4f} NDCG@10 {m.ndcg:.4f} full-HR@10 {m.full_hr:.4f} "
@@ -40,17 +40,17 @@ class Side:
 
 @dataclass
 class Comparison:
-    """What a comparison found: the losses of the first steps on both sides, and every epoch's figures."""
+    """The losses of the first steps, and the figures of every epoch, of both frameworks."""
 
     first_losses: dict[str, list[float]]
     epochs: list[dict[str, Side]]
 
     def largest_difference(self) -> float:
-        """Between the two sides, over the first COMPARED_STEPS losses; infinite if one of these is no finite number."""
+        """Return the largest difference between both sides' first COMPARED_STEPS losses; inf if one is not finite."""
         return largest_difference(self.first_losses["ours"], self.first_losses["tensorflow"])
 
     def speed_ratio(self) -> float:
-        """Our samples per second over TensorFlow's, the median over the epochs."""
+        """Return our samples per second over TensorFlow's, the median over the epochs."""
         ratios = sorted(e["ours"].samples_per_second / e["tensorflow"].samples_per_second for e in self.epochs)
         middle = len(ratios) // 2
         return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
@@ -60,15 +60,15 @@ def compare(
     settings: Settings, interactions: Interactions, epochs: int, print_line: Callable[[str], None] = print
 ) -> Comparison:
     """
-    Train in both frameworks, epoch by epoch on the same batches, and print both.
+    Train in both frameworks, epoch by epoch on the same batches, and print both sides' figures.
 
     Only the training itself is timed: drawing and converting the batches is left out on both sides.
 
     Args:
-        settings: of the run; Adam has Keras's place of eps on both sides.
+        settings: the run's settings; Adam has Keras's place of eps on both sides.
         interactions: the data set.
-        epochs: how many.
-        print_line: takes each line.
+        epochs: the number of epochs.
+        print_line: called with each line.
 
     Returns:
         Both sides' losses, metrics and speeds.
@@ -84,7 +84,7 @@ def compare(
     found = Comparison({kind: [] for kind in NAMES}, [])
     for epoch in range(1, epochs + 1):
         batches = sampler.draw().batches(settings.batch_size)
-        # The side that goes first alternates: it finds the machine in another state than the second one.
+        # The side that goes first alternates, because the second one finds the machine in another state.
         kinds = list(NAMES) if epoch % 2 else list(NAMES)[::-1]
         sides = {kind: _run_side(steps[kind], batches, evaluator, f"epoch {epoch} {NAMES[kind]}") for kind in kinds}
         found.epochs.append(sides)
@@ -105,7 +105,7 @@ def _run_side(step: Step, batches: list[Any], evaluator: Evaluator, title: str) 
     prepared = step.prepare(batches)
     started = time.perf_counter()
     scalars = run_batches(step, prepared, title)
-    float(scalars[-1])  # waits for what may still be running
+    float(scalars[-1])  # Wait for what may still be running.
     seconds = time.perf_counter() - started
     losses = [float(loss) for loss in scalars]
     mean = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / sum(sizes)

@@ -25,13 +25,13 @@ URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 MD5 = "6e47046882bad158b0efbb84cd5cb987"
 MEMBER = "ml-100k/u.data"
 CONNECT_SECONDS, TOTAL_SECONDS = 10.0, 60.0
-# The archive has 5 MB, the file in it 2 MB: what is larger is something else.
+# The archive has 5 MB and the file in it 2 MB. Anything larger is not the archive.
 MOST_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
 class Source:
-    """A MovieLens release: its file, how the lines look and how many there are."""
+    """A MovieLens release: its file, the form of its lines, and their number."""
 
     file: str
     layout: Layout
@@ -48,10 +48,10 @@ SOURCES = {
 @dataclass(frozen=True)
 class Interactions:
     """
-    Who touched what when, in file order.
+    Interactions of users with items, in the file's order.
 
     Args:
-        name: of the data set.
+        name: the data set's.
         users, items: 0-based ids without gaps, int32 ``[N]``.
         timestamps: Unix times in seconds, int64 ``[N]``.
         num_users, num_items: bounds of the ids.
@@ -65,7 +65,7 @@ class Interactions:
     num_items: int
 
     def checksum(self) -> int:
-        """A number that tells two data sets apart."""
+        """Return a number that tells two data sets apart."""
         value = zlib.crc32(f"{self.num_users} {self.num_items}".encode())
         for column in (self.users, self.items, self.timestamps):
             value = zlib.crc32(np.ascontiguousarray(column).data, value)
@@ -74,7 +74,7 @@ class Interactions:
 
 def load(dataset: str = "ml-100k", data_dir: str | Path | None = None) -> tuple[Interactions, str]:
     """
-    The interactions of a MovieLens release.
+    Return the interactions of a MovieLens release.
 
     With ``data_dir``, or ``$TORCHSPARSE_REC_DATA``, the original file is read from there. Without either, ml-100k is
     taken from the cache or downloaded, and where that fails a generated data set of its shape takes its place.
@@ -112,7 +112,7 @@ def load(dataset: str = "ml-100k", data_dir: str | Path | None = None) -> tuple[
 
 
 def find(dataset: str, folder: Path, given_by: str) -> Path:
-    """The data set's file in ``folder/<dataset>`` or in ``folder``; FileNotFoundError names both and ``given_by``."""
+    """Return the data set's file in ``folder/<dataset>`` or ``folder``, or raise FileNotFoundError with both names."""
     places = [folder / dataset / SOURCES[dataset].file, folder / SOURCES[dataset].file]
     for place in places:
         if place.is_file():
@@ -121,7 +121,7 @@ def find(dataset: str, folder: Path, given_by: str) -> Path:
 
 
 def read(dataset: str, path: Path) -> Interactions:
-    """Read a release's file; ValueError with the line number if it is garbled or does not have all its lines."""
+    """Read a release's file. Raise ``ValueError`` with the line's number if it is garbled or lines are missing."""
     source = SOURCES[dataset]
     with path.open("rb") as stream:
         columns = read_ratings(stream, str(path), source.layout)
@@ -149,16 +149,16 @@ def _without_gaps(ids: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def cache_file() -> Path:
-    """Where the downloaded file is kept."""
+    """Return where the downloaded file is kept."""
     return Path.home() / ".cache" / "torchsparse_rec" / "ml-100k" / "u.data"
 
 
 def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS, total_seconds: float = TOTAL_SECONDS) -> Path:
     """
-    Find the file of ml-100k in the cache, where it is downloaded to unless it is there with the right checksum.
+    Return the file of ml-100k in the cache. Download it unless it is there with the right checksum.
 
     Args:
-        url: of the archive that holds it.
+        url: address of the archive that holds the file.
         connect_seconds: how long the first answer, and each part of it, may take.
         total_seconds: how long all of it may take.
 
@@ -184,11 +184,11 @@ def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS, total_sec
 
 
 def _unpack(url: str, archive: bytes) -> bytes:
-    """The file in the archive. What it declares to have is not trusted: bytes are counted as they come."""
+    """Return the archive's file, uncompressed. Its declared size is not trusted: unpacked bytes are counted."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as members:
             member = members.getinfo(MEMBER)
-            # Other methods unpack a block of any size at once.
+            # zipfile unpacks other methods in blocks of any size.
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{url}: {MEMBER} must be stored or deflated, got method {member.compress_type}")
             if member.file_size > MOST_BYTES:
@@ -197,7 +197,7 @@ def _unpack(url: str, archive: bytes) -> bytes:
                 content = stream.read(MOST_BYTES + 1)
     except KeyError:
         raise ValueError(f"{url} holds no {MEMBER}") from None
-    # RuntimeError: it is encrypted.
+    # RuntimeError is raised for an encrypted member.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{url} is no archive that can be unpacked: {error}") from error
     if len(content) > MOST_BYTES:
@@ -207,9 +207,10 @@ def _unpack(url: str, archive: bytes) -> bytes:
 
 def _fetch(url: str, connect_seconds: float, total_seconds: float) -> bytes:
     """
-    The body behind ``url``.
+    Return the body of the answer to a request for ``url``.
 
-    A thread gets it: looking up a name, and a server that sends byte after byte, have no time limit of their own.
+    A thread requests it, because the lookup of a name has no time limit of its own, and neither has a server that sends
+    byte after byte.
     """
     begun, answers, given_up = time.monotonic(), queue.Queue[Any](), threading.Event()
 
@@ -220,7 +221,7 @@ def _fetch(url: str, connect_seconds: float, total_seconds: float) -> bytes:
                 answers.put(_body(url, answer, given_up))
         except http.client.HTTPException as error:
             answers.put(OSError(f"{url}: no proper answer, {error!r}"))
-        except Exception as error:  # handed to the caller
+        except Exception as error:  # The caller raises it.
             answers.put(error)
 
     def next_answer(seconds: float, problem: str) -> Any:
@@ -242,7 +243,7 @@ def _fetch(url: str, connect_seconds: float, total_seconds: float) -> bytes:
 
 
 def _body(url: str, answer: Any, given_up: threading.Event) -> bytes:
-    """What is read of an answer until it ends, is too long, or nobody waits for it."""
+    """Read an answer until it ends or ``given_up`` is set, and return its bytes; ValueError if there are too many."""
     parts, size = [], 0
     while not given_up.is_set() and (part := answer.read1(1 << 16)):
         parts.append(part)
@@ -256,7 +257,7 @@ def generate(
     num_users: int = 943, num_items: int = 1682, num_interactions: int = 100_000, seed: int = 0
 ) -> Interactions:
     """
-    Interactions with popular and rare items and users whose taste can be learnt; the same for the same arguments.
+    Generate interactions that can be learned: popular and rare items, and users of different tastes.
 
     A user of taste ``t`` prefers item ``i`` of qualities ``q_i`` by ``log popularity_i + 2.5 <t, q_i>``; ``<t, q_i>``
     is about standard normal and popularity falls with an item's rank; the items a user touches are a draw without
@@ -277,7 +278,7 @@ def generate(
     tastes = random.standard_normal((num_users, rank)) / rank**0.5
     qualities = random.standard_normal((num_items, rank))
     preference = log_popularity + 2.5 * tastes @ qualities.T
-    # The largest of preference + Gumbel noise are a draw without replacement with weights exp(preference).
+    # The largest values of preference + Gumbel noise are a draw without replacement with weights exp(preference).
     order = np.argsort(-(preference + random.gumbel(size=preference.shape)), axis=1)
     users = np.repeat(np.arange(num_users), counts)
     items = np.concatenate([order[user, :count] for user, count in enumerate(counts)])
@@ -294,7 +295,7 @@ def generate(
 
 
 def _activity(random: np.random.Generator, num_users: int, total: int, most: int) -> np.ndarray:
-    """Items per user: log-normal, at least a fifth of the mean, at most ``most``, ``total`` in all."""
+    """Draw the number of items per user: log-normal, at least a fifth of the mean, at most ``most``; sum ``total``."""
     if total > num_users * most:
         raise ValueError(
             f"num_interactions must be at most {num_users * most}: {num_users} users with at most {most} items each, "

@@ -10,7 +10,7 @@ from torch import Tensor
 from .model import NeuMF
 from .sampling import PairSet, Split
 
-# Pairs scored at once: their hidden layer stays in the cache.
+# How many pairs are scored at once, so that their hidden layer stays in the cache.
 _PAIRS = 1 << 15
 
 
@@ -26,13 +26,13 @@ class Metrics:
 
 def ranks(held_out: Tensor, others: Tensor) -> Tensor:
     """
-    The 0-based rank of each held-out item: how many others do not score below it.
+    Return the 0-based rank of each held-out item: how many others do not score below it.
 
     Ties count against the held-out item, and so does a NaN on either side.
 
     Args:
-        held_out: its scores ``[T]``.
-        others: scores of the items it competes with ``[T, C]``.
+        held_out: scores of the held-out items ``[T]``.
+        others: scores of the items with which each competes ``[T, C]``.
 
     Returns:
         int64 ``[T]``.
@@ -45,12 +45,12 @@ def ranks(held_out: Tensor, others: Tensor) -> Tensor:
 
 
 def hit_rate(ranks: Tensor, top: int = 10) -> float:
-    """The share of ranks ``[T]`` below ``top``."""
+    """Return the share of ranks ``[T]`` below ``top``."""
     return (ranks < top).double().mean().item()
 
 
 def ndcg(ranks: Tensor, top: int = 10) -> float:
-    """The mean of ``1 / log2(rank + 2)`` over ranks ``[T]``, zero from ``top`` on; the ideal is 1."""
+    """Return the mean of ``1 / log2(rank + 2)`` over ranks ``[T]``, 0 for ranks from ``top`` on. The ideal is 1."""
     gain = 1.0 / torch.log2(ranks.double() + 2.0)
     return torch.where(ranks < top, gain, 0.0).mean().item()
 
@@ -76,7 +76,7 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, model: NeuMF) -> Metrics:
-        """The metrics of ``model``, whose parameters stay as they are."""
+        """Return the metrics of ``model``, without training it."""
         sampled = self._sampled_ranks(model)
         full = self._full_ranks(model)
         return Metrics(hit_rate(sampled), ndcg(sampled), hit_rate(full), ndcg(full))
@@ -96,7 +96,8 @@ class Evaluator:
         for users, items in zip(self._users.split(size), self._items.split(size), strict=True):
             scores = model.score_all(users)
             held_out = scores.gather(1, items.long().unsqueeze(1)).squeeze(1)
-            # A training item, and the held-out item itself, is no competitor: minus infinity is below every number.
+            # A training item, or the held-out item itself, is no competitor: it scores minus infinity, below every
+            # number.
             scores.masked_fill_(self._trained.row_mask(users), -torch.inf)
             scores.scatter_(1, items.long().unsqueeze(1), -torch.inf)
             found.append(ranks(held_out, scores))

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 import torchsparse_rec
 
-# (num_embeddings, embedding_dim) -> a module that maps ids [N] to rows [N, embedding_dim].
+# A function of num_embeddings and embedding_dim that returns a module, which maps ids [N] to rows [N, embedding_dim].
 TableFactory = Callable[[int, int], nn.Embedding]
 
 
 def table_factory(grad_mode: str) -> TableFactory:
-    """Tables of ``torchsparse_rec.nn.Embedding`` with gradients in ``grad_mode`` (sparse, dense, fused or auto)."""
+    """Return a factory of ``torchsparse_rec.nn.Embedding`` tables with this ``grad_mode``, e.g. sparse or fused."""
     return lambda rows, dim: torchsparse_rec.nn.Embedding(rows, dim, grad_mode=grad_mode)
 
 
@@ -63,7 +63,7 @@ class NeuMF(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Tables from N(0, 0.01), as in the paper; the perceptron Glorot-uniform, biases zero."""
+        """Draw the tables from N(0, 0.01), as in the paper, and the perceptron Glorot-uniform; set biases to zero."""
         for table in self.tables():
             nn.init.normal_(table.weight, std=0.01)
         for layer in [*self.linears(), self.output]:
@@ -71,15 +71,15 @@ class NeuMF(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def linears(self) -> list[nn.Linear]:
-        """The perceptron's layers, from its input on."""
+        """Return the perceptron's layers, from its input on."""
         return [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
 
     def tables(self) -> list[nn.Embedding]:
-        """The user table and the item table."""
+        """Return the user table and the item table."""
         return [self.user_table, self.item_table]
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Logits ``[N]`` of the pairs ``users[n], items[n]``, integers ``[N]``."""
+        """Return the logits ``[N]`` of the pairs ``users[n], items[n]``, integers ``[N]``."""
         widths = [self.factors, self.mlp_width]
         gmf_user, mlp_user = self.user_table(users).split(widths, dim=1)
         gmf_item, mlp_item = self.item_table(items).split(widths, dim=1)
@@ -91,7 +91,7 @@ class NeuMF(nn.Module):
     @torch.no_grad()
     def score_all(self, users: Tensor) -> Tensor:
         """
-        Logits of every item for each user, ``[len(users), num_items]``.
+        Return the logits ``[len(users), num_items]`` of every item for each user.
 
         The first layer is linear in user and item, so each half is computed once per user and once per item.
         """

@@ -11,12 +11,12 @@ from .train import Record
 
 def plot_curves(history: Sequence[Record], title: str, path: Path) -> None:
     """
-    Draw the curves into a PNG.
+    Draw metrics and loss over the epochs into a PNG.
 
     Args:
         history: the epochs, at least one.
-        title: printed above.
-        path: of the file, replaced only by a complete one.
+        title: text above the picture.
+        path: the picture's path; only a complete file replaces one that is there.
 
     Raises:
         ImportError: if matplotlib is not installed.

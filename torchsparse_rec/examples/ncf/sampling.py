@@ -1,4 +1,4 @@
-"""What the network is trained and judged on: leave-one-out split, fresh training negatives, evaluation candidates."""
+"""Samples for training and evaluation: leave-one-out split, fresh training negatives, candidates for the metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .data import Interactions
 @dataclass(frozen=True)
 class Split:
     """
-    Interactions cut in two: every user's latest one is held out, the rest trains.
+    Interactions in two parts: every user's latest one is held out, the rest is trained on.
 
     Args:
         users, items: training interactions, int32 ``[N]``.
@@ -37,7 +37,7 @@ def leave_one_out(interactions: Interactions) -> Split:
     A user with a single interaction keeps it for training and is not tested.
     """
     users, items = interactions.users, interactions.items
-    order = np.lexsort((interactions.timestamps, users))  # stable: equal timestamps stay in file order
+    order = np.lexsort((interactions.timestamps, users))  # A stable sort keeps equal timestamps in the file's order.
     sorted_users = users[order]
     last_of_user = np.append(sorted_users[1:] != sorted_users[:-1], True)
     counts = np.bincount(users, minlength=interactions.num_users)
@@ -68,7 +68,7 @@ class PairSet:
         self.num_items = num_items
         self._row_bytes = (num_items + 7) // 8
         self._bits = torch.zeros(num_users * self._row_bytes, dtype=torch.uint8, device=users.device)
-        for bit in range(8):  # within one pass every pair of the same byte writes the same value
+        for bit in range(8):  # Within one pass every pair of the same byte writes the same value.
             chosen = (items & 7) == bit
             position = self._byte(users[chosen], items[chosen])
             self._bits[position] = self._bits[position] | (1 << bit)
@@ -77,17 +77,17 @@ class PairSet:
         return users.long() * self._row_bytes + (items >> 3)
 
     def contains(self, users: Tensor, items: Tensor) -> Tensor:
-        """Whether each pair is in the set: bool, of the shape of ``items``, to which ``users`` is broadcast."""
+        """Say whether each pair is in the set: bool of the shape of ``items``, to which ``users`` is broadcast."""
         return ((self._bits[self._byte(users, items)] >> (items & 7).to(torch.uint8)) & 1).bool()
 
     def row_mask(self, users: Tensor) -> Tensor:
-        """Membership of every item, bool ``[len(users), num_items]``."""
+        """Say of every item whether the set has it with each user: bool ``[len(users), num_items]``."""
         rows = self._bits.view(-1, self._row_bytes)[users.long()]
         shifts = torch.arange(8, dtype=torch.uint8, device=rows.device)
         return ((rows.unsqueeze(-1) >> shifts) & 1).bool().flatten(1)[:, : self.num_items]
 
     def counts(self) -> Tensor:
-        """Items in the set per user, int64 ``[num_users]``."""
+        """Return the number of items that the set has for each user, int64 ``[num_users]``."""
         powers = torch.arange(8, dtype=torch.uint8, device=self._bits.device)
         counted = ((torch.arange(256, dtype=torch.uint8, device=self._bits.device).unsqueeze(1) >> powers) & 1).sum(1)
         return counted[self._bits.int()].view(-1, self._row_bytes).sum(1)
@@ -110,7 +110,7 @@ class Epoch:
     labels: Tensor
 
     def batches(self, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Consecutive slices of ``size`` samples; the last may be shorter."""
+        """Yield consecutive slices of ``size`` samples; the last may be shorter."""
         return list(zip(self.users.split(size), self.items.split(size), self.labels.split(size), strict=True))
 
 
@@ -155,11 +155,11 @@ class TrainingSampler:
 
     @property
     def samples(self) -> int:
-        """Samples of one epoch."""
+        """The number of samples in an epoch."""
         return len(self._users) * (1 + self.negatives)
 
     def draw(self) -> Epoch:
-        """The next epoch; the generator moves on."""
+        """Return the next epoch, and advance the generator."""
         device, group = self._users.device, 1 + self.negatives
         items = torch.empty(len(self._users), group, dtype=torch.int32, device=device)
         items[:, 0] = self._items
@@ -172,7 +172,7 @@ class TrainingSampler:
 
 
 def _draw_outside(pairs: PairSet, users: Tensor, generator: torch.Generator) -> Tensor:
-    """A uniform item for each user such that the pair is not in ``pairs``: int32, of the shape of ``users``."""
+    """Draw uniform items for each user such that no pair is in ``pairs``: int32, of the shape of ``users``."""
 
     def draw(size: torch.Size) -> Tensor:
         return torch.randint(pairs.num_items, size, generator=generator, dtype=torch.int32, device=users.device)
@@ -189,7 +189,7 @@ def _draw_outside(pairs: PairSet, users: Tensor, generator: torch.Generator) -> 
 
 def evaluation_candidates(split: Split, count: int = 99, seed: int = 0) -> Tensor:
     """
-    For each tested user ``count`` different items that the user never touched, in training or test.
+    Draw ``count`` different items for each tested user, none ever touched by the user, in training or test.
 
     Args:
         split: the held-out interactions and what else the users touched.

@@ -1,4 +1,4 @@
-"""One training step, three ways: with our tables, in plain PyTorch and in TensorFlow, from the same weights."""
+"""One training step, in three kinds: with our tables, in plain PyTorch and in TensorFlow, from the same weights."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ KINDS = ("ours", "torch", "tensorflow")
 OPTIMIZERS = ("adam", "sgd", "adagrad")
 GRAD_MODES = ("sparse", "dense", "fused", "auto")
 LEARNING_RATES = {"adam": 1e-3, "sgd": 0.5, "adagrad": 0.02}
-KERAS_EPS = 1e-7  # added to sqrt(v), before the correction of its bias
+KERAS_EPS = 1e-7  # Keras's Adam adds this to sqrt(v), before the correction of the bias.
 
 Batch = tuple[Any, Any, Any]
 
 
 class Step(Protocol):
-    """Trains on one batch: users and items int32 ``[B]``, labels float32 ``[B]``."""
+    """A function that trains on one batch: users and items int32 ``[B]``, labels float32 ``[B]``."""
 
     def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[Batch]:
-        """The batches as the framework's own tensors."""
+        """Convert batches to the framework's own tensors."""
 
     def __call__(self, users: Any, items: Any, labels: Any) -> Any:
-        """Update the weights; returns the batch's mean loss, a scalar that ``float()`` takes."""
+        """Update the weights, and return the batch's mean loss, a scalar that ``float()`` takes."""
 
     def network(self) -> NeuMF:
-        """A network with the present weights, to evaluate."""
+        """Return a network with the trained weights, to evaluate."""
 
 
 class TorchStep:
@@ -50,11 +50,11 @@ class TorchStep:
         self._loss = nn.BCEWithLogitsLoss()
 
     def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[Batch]:
-        """The batches themselves."""
+        """Return the batches themselves."""
         return list(batches)
 
     def __call__(self, users: Tensor, items: Tensor, labels: Tensor) -> Tensor:
-        """Train on one batch; returns its mean loss without a graph."""
+        """Train on one batch, and return its mean loss without a graph."""
         self.optimizer.zero_grad()
         loss = self._loss(self.model(users, items), labels)
         loss.backward()
@@ -62,21 +62,21 @@ class TorchStep:
         return loss.detach()
 
     def network(self) -> NeuMF:
-        """The trained network itself."""
+        """Return the trained network itself."""
         return self.model
 
 
 def initial_weights(
     num_users: int, num_items: int, factors: int, layers: Sequence[int], seed: int
 ) -> dict[str, Tensor]:
-    """The state from which every kind of step starts; torch's global generator is left as it was."""
+    """Return the weights from which every kind of step starts. torch's global generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return NeuMF(num_users, num_items, factors, layers).state_dict()
 
 
 def make_optimizer(model: NeuMF, optimizer: str, lr: float, ours: bool, keras_rule: bool) -> Optimizer:
-    """Ours, which takes gradients in every mode and gives torch's dense results in each, or torch's."""
+    """Return our optimizer, which takes gradients of every mode and updates as torch's does dense ones, or torch's."""
     library = torchsparse_rec.optim if ours else torch.optim
     parameters = list(model.parameters())
     options: dict[str, Any] = {"lr": lr, **({"in_backward": True} if ours else {})}
@@ -104,7 +104,7 @@ def build_step(
     keras_rule: bool = False,
 ) -> Step:
     """
-    A training step of NeuMF; all kinds with the same seed start from the same weights.
+    Return a training step of NeuMF. All kinds with the same seed start from the same weights.
 
     Args:
         kind: ``ours`` (tables of ``torchsparse_rec.nn``), ``torch`` (``torch.nn.Embedding``, dense gradients) or

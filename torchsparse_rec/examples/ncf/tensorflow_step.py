@@ -1,4 +1,4 @@
-"""NeuMF's training step in TensorFlow, as its official model does it. Imports TensorFlow: an extra."""
+"""NeuMF's training step in TensorFlow, as its official model does it. This module imports TensorFlow, an extra."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ class TensorflowStep:
         self._function = tf.function(self._train, input_signature=signature).get_concrete_function()
 
     def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[tuple[Any, Any, Any]]:
-        """The batches copied into TensorFlow's tensors."""
+        """Copy the batches into TensorFlow's tensors."""
         return [tuple(tf.constant(column.cpu().numpy()) for column in batch) for batch in batches]
 
     def __call__(self, users: Any, items: Any, labels: Any) -> Any:
-        """Train on one batch; returns its mean loss."""
+        """Train on one batch, and return its mean loss."""
         return self._function(users, items, labels)
 
     def network(self) -> NeuMF:
-        """A PyTorch network with the present weights."""
+        """Return a PyTorch network with the trained weights."""
         state = {name: torch.from_numpy(variable.numpy()) for name, variable in self._variables.items()}
         self._model.load_state_dict(state)
         return self._model
@@ -94,7 +94,8 @@ class TensorflowStep:
                 var=variable.handle, accum=slots[0].handle, lr=self._lr, epsilon=1e-10, grad=gradient
             )
         else:
-            # The kernel computes lr sqrt(1 - beta2_power) / (1 - beta1_power) in float32: given here in float64.
+            # The kernel computes lr sqrt(1 - beta2_power) / (1 - beta1_power) in float32. Here it is computed in
+            # float64.
             bias1, bias2 = 1.0 - BETA1**self._steps, 1.0 - BETA2**self._steps
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,

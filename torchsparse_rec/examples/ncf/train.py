@@ -21,7 +21,7 @@ CHECKPOINT_FORMAT = 1
 
 @dataclass(frozen=True)
 class Settings:
-    """What determines a run's bits, besides its data; see the command's flags."""
+    """Settings that determine a run's bits, beside its data. The command's flags explain them."""
 
     factors: int = 8
     layers: tuple[int, ...] = (32, 16, 8)
@@ -34,22 +34,22 @@ class Settings:
     seed: int = 0
 
     def learning_rate(self) -> float:
-        """``lr``, or the optimizer's default."""
+        """Return ``lr``, or the optimizer's default."""
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
 
     def make_sampler(self, split: Split, device: torch.device | str = "cpu") -> TrainingSampler:
-        """The sampler of the run's epochs."""
+        """Return the sampler of the run's epochs."""
         return TrainingSampler(split, self.negatives, self.seed, device, self.exclude_held_out)
 
     def step_arguments(self) -> dict[str, Any]:
-        """What :func:`build_step` is given."""
+        """Return the arguments of :func:`build_step`."""
         names = ("factors", "layers", "grad_mode", "optimizer", "seed")
         return {**{name: getattr(self, name) for name in names}, "lr": self.learning_rate()}
 
 
 @dataclass(frozen=True)
 class Record:
-    """One epoch's figures: mean training loss, metrics after it, and training samples per second."""
+    """One epoch's figures: mean training loss, metrics at its end, and training samples per second."""
 
     epoch: int
     loss: float
@@ -57,7 +57,7 @@ class Record:
     samples_per_second: float
 
     def line(self, epochs: int) -> str:
-        """The line that is printed."""
+        """Return the line that is printed for the epoch."""
         m = self.metrics
         return (
             f"epoch {self.epoch:>{len(str(epochs))}}/{epochs}  HR@10 {m.hr:.4f} NDCG@10 {m.ndcg:.4f} "
@@ -72,7 +72,7 @@ class Trainer:
     A network in training, with everything that decides how it goes on.
 
     Args:
-        settings: of the run.
+        settings: the run's settings.
         interactions: the data set.
         device: where everything lives, default the CPU.
         history: the epochs so far.
@@ -106,7 +106,7 @@ class Trainer:
         return record
 
     def save(self, path: Path) -> None:
-        """Write a checkpoint; a file of that name is replaced only by a complete one."""
+        """Write a checkpoint. Only a complete file replaces one of that name."""
         content = {
             "format": CHECKPOINT_FORMAT,
             "settings": {**asdict(self.settings), "layers": list(self.settings.layers)},
@@ -134,19 +134,19 @@ class Trainer:
 
 
 def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """A checkpoint's settings and its content, for :meth:`Trainer.load`."""
+    """Return a checkpoint's settings, and its content for :meth:`Trainer.load`."""
     content = _training.read_checkpoint(path, CHECKPOINT_FORMAT)
     settings = content["settings"]
     return Settings(**{**settings, "layers": tuple(settings["layers"])}), content
 
 
 def run_batches(step: Any, batches: list[Batch], title: str) -> list[Any]:
-    """Train on every batch, with a progress bar on a terminal; returns the losses, which nothing has waited for."""
+    """Train on every batch, with a progress bar on a terminal; return the losses without waiting for them."""
     return [step(users, items, labels) for users, items, labels in _training.progress(batches, title, len(batches))]
 
 
 def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
-    """The mean loss of a sample. The last batch may be smaller than the others."""
+    """Return the mean loss of a sample. The last batch may be smaller than the others."""
     total = (
         torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
     )

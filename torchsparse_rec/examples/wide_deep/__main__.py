@@ -27,7 +27,7 @@ COMPARED_STEPS = 100
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The flags. Those that a checkpoint fixes have no default here, so that it is known which were given."""
+    """Return the command's parser. Flags that a checkpoint fixes have no default: so it is known which were given."""
     default = Settings()
     rates = ", ".join(f"{rate:g} for {name}" for name, rate in LEARNING_RATES.items())
     mlp = ",".join(map(str, default.mlp))
@@ -65,12 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def epochs_of(arguments: argparse.Namespace) -> int:
-    """How many, in all. The flag has no default, so that it is known whether it was given."""
+    """Return the number of epochs in all. The flag has no default, which shows whether it was given."""
     return arguments.epochs or DEFAULT_EPOCHS
 
 
 def given_settings(arguments: argparse.Namespace, base: Settings | None = None) -> dict[str, Any]:
-    """The settings named on the command line; ``base``, default the defaults, has the others."""
+    """Return the settings named on the command line. The others are those of ``base``, or else the defaults."""
     values = {field.name: getattr(arguments, field.name) for field in fields(Settings)}
     found = {name: value for name, value in values.items() if value is not None}
     if arguments.table_gb is not None:
@@ -81,14 +81,14 @@ def given_settings(arguments: argparse.Namespace, base: Settings | None = None) 
 
 
 def make_columns(settings: Settings, criteo: Path | None) -> features.Columns:
-    """The features of generated examples, or of Criteo's."""
+    """Return the features of generated examples, or of Criteo's."""
     if criteo is not None:
         return features.criteo_columns(settings.rows, settings.embedding_dim)
     return features.generated_columns(settings.columns, settings.rows, settings.embedding_dim)
 
 
 def make_trainer(arguments: argparse.Namespace) -> Trainer:
-    """A new trainer, or one that goes on from --resume."""
+    """Return a new trainer, or one that goes on from --resume."""
     if arguments.resume is None:
         settings, checkpoint = Settings(**given_settings(arguments)), None
     else:
@@ -111,7 +111,7 @@ def make_trainer(arguments: argparse.Namespace) -> Trainer:
 
 
 def describe(trainer: Trainer) -> str:
-    """The first line: what is trained on, and how large the tables are."""
+    """Return the first line of a run: its data, and the size of its tables."""
     weights = [
         table.num_embeddings * table.embedding_dim for table in trainer.train_on.model.bags.embedding_bag_configs()
     ]
@@ -119,7 +119,7 @@ def describe(trainer: Trainer) -> str:
 
 
 def train(trainer: Trainer, arguments: argparse.Namespace, output: Path) -> None:
-    """Train, with a checkpoint after each record; then the picture and the last line."""
+    """Train, with a checkpoint after each record; then draw the picture and print the last line."""
     checkpoint, picture = output / "checkpoint.pt", output / "curves.png"
     epochs = epochs_of(arguments)
     for record in trainer.run(epochs, arguments.steps, arguments.evaluate_every):
@@ -137,7 +137,7 @@ def train(trainer: Trainer, arguments: argparse.Namespace, output: Path) -> None
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Run --compare tensorflow; 1 if the losses differ."""
+    """Run --compare tensorflow; return 1 if the losses differ, else 0."""
     from . import compare_tensorflow
 
     settings = Settings(**given_settings(arguments))
@@ -147,7 +147,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def refusal(arguments: argparse.Namespace) -> str | None:
-    """Which flags do not go together."""
+    """Return an error message if flags were given that do not go together, else None."""
     if arguments.criteo is not None:
         for name in ("columns", "samples", "distribution", "prebatched"):
             if getattr(arguments, name) is not None:
@@ -167,7 +167,7 @@ def refusal(arguments: argparse.Namespace) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns its exit code. Unusable input ends it with one line and code 2."""
+    """Run the command, and return its exit code. Unusable input ends the process with one line and code 2."""
     parser = make_parser()
     arguments = parser.parse_args(argv)
     wrong = refusal(arguments)

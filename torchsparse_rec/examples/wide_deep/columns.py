@@ -1,4 +1,4 @@
-"""Raw columns and what becomes of them: numbers for the network, ids with a table each."""
+"""The features of a data set: raw columns, and their transform to numbers for the network and ids for a table each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CRITEO_STRINGS = tuple(f"C{n}" for n in range(1, 27))
 @dataclass(frozen=True)
 class JoinedRows:
     """
-    Starts tables whose rows hold an embedding and, in the last column, the weight of the wide part.
+    An initializer of tables whose rows hold an embedding and, in the last column, a weight of the wide part.
 
     Embeddings are uniform in ``[-0.05, 0.05)``, as Keras's; the wide part starts at 0, as TensorFlow's linear models.
     """
@@ -49,9 +49,9 @@ class Columns:
 
     Args:
         transform: makes numbers ``[B, n]`` and ids of a batch.
-        numbers: the names of the numbers, in their order there.
-        hots: for each categorical feature its ids in an example.
-        rows: of each table.
+        numbers: the names of the numbers, in the order of their columns.
+        hots: for each categorical feature the number of its ids in an example.
+        rows: the number of rows of each table.
         kind: how ids come about: ``"identity"``, ``"hashed"`` integers or hashed ``"strings"``.
     """
 
@@ -64,11 +64,11 @@ class Columns:
 
 def generated_columns(kind: str, rows: int, embedding_dim: int) -> Columns:
     """
-    Those of :class:`.data.Generator`.
+    Return the features of :class:`.data.Generator`.
 
     Args:
         kind: ``"identity"``: raw ids are rows of the table; ``"hashed"``: their text's hash is.
-        rows: of each table.
+        rows: the number of rows of each table.
         embedding_dim: of the deep part; a table's rows have one column more.
     """
     if kind not in KINDS:
@@ -76,7 +76,7 @@ def generated_columns(kind: str, rows: int, embedding_dim: int) -> Columns:
     make = categorical_column_with_identity if kind == "identity" else _hashed_integers
     made = [embedding_column(make(name, rows), embedding_dim + 1, "mean", JoinedRows()) for name in data.HOTS]
     numbers = [numeric_column(name) for name in data.NUMBERS]
-    # No id is missing: none is looked at for a mark that says so.
+    # No generated id is missing, so that the transform need not look for missing ones.
     transform = FeatureTransform([*numbers, *made], drop_missing=False)
     return Columns(transform, tuple(transform.dense_slices()), data.HOTS, rows, kind)
 
@@ -86,7 +86,7 @@ def _hashed_integers(name: str, rows: int) -> CategoricalColumn:
 
 
 def criteo_columns(rows: int, embedding_dim: int) -> Columns:
-    """Criteo's: ``log(1 + x)`` of 13 counts, of which the missing and the negative are 0, and 26 hashed strings."""
+    """Return Criteo's features: ``log(1 + x)`` of 13 counts (0 for missing and negative ones) and 26 hashed strings."""
     logarithm = Compose((Clip(0.0), Log()))
     numbers = [numeric_column(name, default_value=0.0, normalizer_fn=logarithm) for name in CRITEO_NUMBERS]
     ids = [categorical_column_with_hash_bucket(name, rows) for name in CRITEO_STRINGS]

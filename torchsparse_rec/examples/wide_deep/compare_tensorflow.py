@@ -19,28 +19,28 @@ from .train import Settings
 
 TOLERANCE = 1e-4
 COMPARED_STEPS = 50
-# So many batches are kept in memory, and trained on in turn.
+# How many batches are kept in memory. They are trained on in turn.
 KEPT_BATCHES = 16
-# Steps of a block, and how many at its beginning are not timed: another framework's threads may still be spinning.
+# Steps of a block, and how many at its beginning are not timed: the other framework's threads may still be spinning.
 BLOCK, DROPPED = 10, 3
 NAMES = {"ours": "torchsparse_rec", "tensorflow": "TensorFlow"}
 
 
 @dataclass
 class Comparison:
-    """What a comparison found: every step's loss and the seconds of those that count, on both sides."""
+    """Every step's loss, and the seconds of the timed steps, of both frameworks."""
 
     batch_size: int
     losses: dict[str, list[float]]
     seconds: dict[str, list[float]]
 
     def largest_difference(self) -> float:
-        """Between the two sides, over the first COMPARED_STEPS losses; infinite if one of these is no finite number."""
+        """Return the largest difference between both sides' first COMPARED_STEPS losses; inf if one is not finite."""
         ours, theirs = (self.losses[side][:COMPARED_STEPS] for side in NAMES)
         return largest_difference(ours, theirs)
 
     def speed_ratio(self) -> float:
-        """How many times faster ours is, by the medians."""
+        """Return how many times faster ours is, by the medians."""
         return statistics.median(self.seconds["tensorflow"]) / statistics.median(self.seconds["ours"])
 
 
@@ -48,16 +48,16 @@ def compare(
     settings: Settings, source: Source, columns: Columns, steps: int, print_line: Callable[[str], None] = print
 ) -> Comparison:
     """
-    Train in both frameworks on the same batches, in blocks that alternate, and print both.
+    Train in both frameworks on the same batches, in blocks that alternate, and print both sides' losses and speeds.
 
     Raw columns are in memory on both sides; what is timed begins with them and ends with the updated weights.
 
     Args:
-        settings: of the run; the optimizer is gradient descent.
-        source: of the batches, all of one size.
+        settings: the run's settings; the optimizer is gradient descent.
+        source: yields the batches, all of one size.
         columns: the features.
-        steps: how many.
-        print_line: takes each line.
+        steps: the number of steps.
+        print_line: called with each line.
 
     Returns:
         Both sides' losses and times.
@@ -74,7 +74,7 @@ def compare(
     }
     found = Comparison(settings.batch_size, {side: [] for side in NAMES}, {side: [] for side in NAMES})
     for number, first in enumerate(range(0, steps, BLOCK)):
-        # The side that goes first alternates: it finds the machine in another state than the second one.
+        # The side that goes first alternates, because the second one finds the machine in another state.
         for side in list(NAMES) if number % 2 else list(NAMES)[::-1]:
             _run_block(found, side, sides[side], range(first, min(first + BLOCK, steps)))
         _print_block(found, first, min(first + BLOCK, steps), print_line)
@@ -85,7 +85,7 @@ def compare(
 def fastest_form(
     settings: Settings, columns: Columns, batches: list[Batch], print_line: Callable[[str], None] = print
 ) -> Form:
-    """The way of looking up with which TensorFlow trains fastest here, by measuring each."""
+    """Time each way of TensorFlow to look up, and return the one with which it trains fastest."""
     times = {}
     for form in FORMS:
         model = make_model(columns, settings.mlp, "dense", settings.seed)
@@ -106,7 +106,7 @@ def _run_block(found: Comparison, side: str, step: Callable[[int], Any], numbers
     for place, number in enumerate(numbers):
         began = time.perf_counter()
         found.losses[side].append(float(step(number)))
-        # Where a run is shorter than what is dropped, its last step counts.
+        # Of a run with fewer steps than would be dropped, the last step is timed.
         if place >= min(DROPPED, len(numbers) - 1):
             found.seconds[side].append(time.perf_counter() - began)
 

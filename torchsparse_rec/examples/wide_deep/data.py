@@ -31,20 +31,20 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """B."""
+        """The number of examples."""
         return self.labels.shape[0]
 
 
 @dataclass(frozen=True)
 class Generator:
     """
-    Examples by number of their batch: the same for the same arguments, whatever was drawn before.
+    A generator of examples. A batch depends on the arguments and its number alone.
 
     Args:
         rows: raw ids are in ``[0, rows)``.
         batch_size: examples in a batch.
         distribution: of ids: ``"uniform"``, or ``"zipf"``: id ``i`` about as often as ``(i + 1) ** -1.05``.
-        seed: of all.
+        seed: of the generator.
 
     Example:
         >>> batch = Generator(rows=100, batch_size=4).batch(0)
@@ -65,7 +65,7 @@ class Generator:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
 
     def batch(self, number: int) -> Batch:
-        """The batch of a number, at least 0."""
+        """Return the batch of a number, at least 0."""
         random = torch.Generator().manual_seed((self.seed * 1_000_003 + number * 2 + 1) % (1 << 63))
         numbers = torch.randn(len(NUMBERS), self.batch_size, generator=random)
         ids = self._ids(self.batch_size * sum(HOTS.values()), random)
@@ -78,7 +78,7 @@ class Generator:
         return Batch(labels, columns)
 
     def batches(self, first: int, last: int) -> Iterator[Batch]:
-        """Those of the numbers from ``first`` up to, without, ``last``."""
+        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
         return (self.batch(number) for number in range(first, last))
 
     def _ids(self, count: int, random: torch.Generator) -> Tensor:

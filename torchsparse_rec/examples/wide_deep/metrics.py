@@ -13,7 +13,7 @@ from .steps import TorchStep
 
 def evaluate(step: TorchStep, batches: Iterable[Batch]) -> Metrics:
     """
-    The metrics of a network, whose parameters stay as they are.
+    Return the metrics of a network on held-out batches, without training it.
 
     Args:
         step: has the network.

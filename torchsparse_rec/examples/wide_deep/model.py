@@ -25,7 +25,7 @@ class WideDeep(nn.Module):
 
     Args:
         tables: a config for each feature, their rows one column wider than the embeddings; pooled by mean.
-        hots: of each feature how many ids an example has: the wide part adds up weights, which is this many times their
+        hots: for each feature how many ids an example has. The wide part adds up their weights: this many times the
             mean.
         numbers: how many numbers an example has.
         mlp: widths of the perceptron's hidden layers, default 256 and 128.
@@ -64,14 +64,14 @@ class WideDeep(nn.Module):
         sizes = [self.features * self.embedding_dim + numbers, *mlp]
         self.hidden = nn.ModuleList(nn.Linear(n, m) for n, m in zip(sizes[:-1], sizes[1:], strict=True))
         self.output = nn.Linear(mlp[-1], 1)
-        # What the wide part takes of a row of pooled features.
+        # This matrix picks the wide part's weights out of the pooled rows.
         chosen = torch.zeros(self.features, self.embedding_dim + 1)
         chosen[:, -1] = torch.tensor([float(hots[name]) for name in names])
         self.register_buffer("chosen", chosen.view(1, -1), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The perceptron Glorot-uniform, the wide part and all biases zero. Tables start as their configs say."""
+        """Draw the perceptron Glorot-uniform; zero the wide part and all biases. Tables start as their configs say."""
         for layer in [*self.linears(), self.output]:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -79,11 +79,11 @@ class WideDeep(nn.Module):
         nn.init.zeros_(self.wide.bias)
 
     def linears(self) -> list[nn.Linear]:
-        """The perceptron's hidden layers."""
+        """Return the perceptron's hidden layers."""
         return [layer for layer in self.hidden if isinstance(layer, nn.Linear)]
 
     def forward(self, numbers: Tensor, ids: Any) -> Tensor:
-        """Logits ``[B]`` of numbers ``[B, n]`` and the ids of all features, a ``KeyedJaggedTensor`` or a mapping."""
+        """Return the logits ``[B]`` of numbers ``[B, n]`` and all features' ids, a ``KeyedJaggedTensor`` or mapping."""
         first, *later = self.linears()
         pooled = self.bags(ids).values()  # [B, features * (embedding_dim + 1)]
         of_tables, of_numbers, bias = self._first_layer(first)
@@ -97,15 +97,15 @@ class WideDeep(nn.Module):
 
     def _first_layer(self, first: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Weights for pooled rows and for numbers, and the bias: the first hidden layer's, and the wide part's last.
+        Return the weights for pooled rows and for numbers, and the bias, of the first layer and the wide part together.
 
-        For pooled rows ``[outputs, inputs]``, as a layer has them; for numbers ``[inputs, outputs]``: their gradient is
-        a faster product so.
+        Weights for pooled rows are ``[outputs, inputs]``, as a layer has them; those for numbers ``[inputs, outputs]``,
+        because the product that computes their gradient is faster so. The last output is the wide part's.
         """
         embeddings = self.features * self.embedding_dim
         deep, of_numbers = first.weight.split([embeddings, self.numbers], 1)
         deep = deep.reshape(-1, self.features, self.embedding_dim)
-        deep = nn.functional.pad(deep, (0, 1)).flatten(1)  # the perceptron does not see the wide part's weights
+        deep = nn.functional.pad(deep, (0, 1)).flatten(1)  # Zeros keep the wide part's weights out of the perceptron.
         return (
             torch.cat([deep, self.get_buffer("chosen")]),
             torch.cat([of_numbers.t(), self.wide.weight.t()], 1),

@@ -1,4 +1,4 @@
-"""Where examples come from: generated as they are needed, or from files."""
+"""Where examples come from: generated as they are needed, or read from files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 class PrebatchedSource(GeneratedSource[Batch]):
     """
-    The same examples from a file, which is written first if it is not there. Held-out ones are generated.
+    Generated examples that are read from a file, written first if it is not there. Held-out ones are generated.
 
     Args:
-        path: of the file.
+        path: the file's path.
         generator, samples, held_out: as for :class:`GeneratedSource`.
 
     Raises:
-        ImportError: without pyarrow.
-        ValueError: a file of other examples, or one that is damaged.
+        ImportError: if pyarrow is not installed.
+        ValueError: if the file has other examples, or is damaged.
     """
 
     def __init__(self, path: Path, generator: Generator, samples: int, held_out: int) -> None:
@@ -40,7 +40,7 @@ class PrebatchedSource(GeneratedSource[Batch]):
         self._check(path)
 
     def _check(self, path: Path) -> None:
-        """Refuse a file that another generator made: each of its batches depends on all arguments."""
+        """Raise ``ValueError`` if another generator made the file: each of its batches depends on all arguments."""
         wanted = _as_columns(self.generator.batch(0))
         stored = self._dataset.get_batch(0)
         same = len(self._dataset) == self._length and stored.keys() == wanted.keys()
@@ -51,7 +51,7 @@ class PrebatchedSource(GeneratedSource[Batch]):
             )
 
     def batches(self, first: int = 0) -> Iterator[Batch]:
-        """Mapped from the file."""
+        """Yield the file's batches from number ``first`` on."""
         return (_as_batch(columns) for columns in islice(self._dataset, first, None))
 
 
@@ -65,15 +65,15 @@ def _as_batch(columns: Mapping[str, Any]) -> Batch:
 
 class CriteoSource(CriteoRows[Batch]):
     """
-    The rows of a file of Criteo's, one in ten of which is held out.
+    Rows of a file of Criteo's. Every tenth row is held out.
 
     Args:
-        path: of the file.
+        path: the file's path.
         batch_size, held_out: as for :class:`CriteoRows`.
 
     Raises:
-        ImportError: without pyarrow.
-        OSError, ValueError: as :class:`CriteoRows`.
+        ImportError: if pyarrow is not installed.
+        OSError, ValueError: as for :class:`CriteoRows`.
     """
 
     def __init__(self, path: Path, batch_size: int, held_out: int) -> None:
@@ -88,7 +88,7 @@ def _of_record_batch(batch: Any) -> Batch:
 
 
 def make_source(settings: Settings, criteo: Path | None = None, prebatched: Path | None = None) -> Source[Batch]:
-    """Criteo's examples, or generated ones, which a file may keep."""
+    """Return the source of Criteo's examples, or of generated ones, which a file may keep."""
     if criteo is not None:
         return CriteoSource(criteo, settings.batch_size, settings.held_out)
     generator = Generator(settings.rows, settings.batch_size, settings.distribution, settings.seed)

@@ -1,4 +1,4 @@
-"""One training step in PyTorch: columns to ids, forward, backward, update."""
+"""One training step in PyTorch: conversion of columns to ids, forward, backward, update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .columns import Columns
 from .data import Batch
 from .model import WideDeep
 
-# Those that treat the elements of a row one by one: a row is an embedding and a weight of the wide part.
+# These optimizers treat the elements of a row one by one, as a row holds an embedding and a weight of the wide part.
 OPTIMIZERS = {
     "sgd": torchsparse_rec.optim.SGD,
     "adagrad": torchsparse_rec.optim.Adagrad,
@@ -39,7 +39,7 @@ LEARNING_RATES = {
 def make_model(
     columns: Columns, mlp: Sequence[int], grad_mode: str, seed: int, device: torch.device | str = "cpu"
 ) -> WideDeep:
-    """A network whose weights depend on the seed alone; torch's global generator is left as it was."""
+    """Make a network whose weights depend on the seed alone. torch's global generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tables = columns.transform.embedding_bag_configs()
@@ -48,10 +48,10 @@ def make_model(
 
 class TorchStep:
     """
-    Columns to ids, forward, backward and update.
+    Conversion of columns to ids, forward, backward and update.
 
     Args:
-        columns: of the batches.
+        columns: the features of the batches.
         model: the network.
         optimizer: the name of one of OPTIMIZERS; it gets all parameters.
         lr: its learning rate.
@@ -65,12 +65,12 @@ class TorchStep:
         self._loss = nn.BCEWithLogitsLoss()
 
     def logits(self, columns: Any) -> Tensor:
-        """Of raw columns, ``[B]``."""
+        """Return the logits ``[B]`` of raw columns."""
         features = self.transform(columns)
         return self.model(features.dense, features.sparse)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on one batch; returns its mean loss, a scalar without a graph that nothing has waited for."""
+        """Train on one batch; return its mean loss, a scalar without a graph, without waiting for it."""
         self.optimizer.zero_grad()
         loss = self._loss(self.logits(batch.columns), batch.labels.to(self.device))
         loss.backward()

@@ -1,4 +1,4 @@
-"""The same training step in TensorFlow, at its best. Imports TensorFlow: an extra."""
+"""The training step in TensorFlow, in its fastest form. This module imports TensorFlow, an extra."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLES = ("separate", "joined")
 @dataclass(frozen=True)
 class Form:
     """
-    How TensorFlow's side looks up.
+    A way in which TensorFlow's side looks up.
 
     Args:
         lookup: ``"safe_embedding_lookup_sparse"``, its function for any number of ids, or ``"gather"``, which makes use
@@ -42,14 +42,14 @@ FORMS = [Form(lookup, tables) for tables in TABLES for lookup in LOOKUPS]
 
 class TensorflowTables:
     """
-    Lookups, and updates by gradient descent, of all features.
+    TensorFlow's tables of all features: lookups, and updates by gradient descent.
 
     Args:
         rows: a table ``[rows, dim + 1]`` for each feature.
         hots: ids of each feature in an example.
         hashed: whether ids are hashed first, as their decimal text.
         batch: examples in a batch.
-        form: how.
+        form: how tables are looked up.
     """
 
     def __init__(self, rows: Sequence[np.ndarray], hots: Sequence[int], hashed: bool, batch: int, form: Form) -> None:
@@ -57,13 +57,14 @@ class TensorflowTables:
         self._buckets = [table.shape[0] for table in rows]
         joined = form.tables == "joined"
         self.parts = [[tf.Variable(table) for table in rows]] if joined else _separated(rows)
-        # The mean of embeddings, the sum of the wide part's weights; of joined rows the mean, scaled later.
+        # Embeddings are pooled by mean, the wide part's weights by sum. Joined rows are pooled by mean and scaled
+        # later.
         self._combiners = ["mean"] if joined else ["mean", "sum"]
         self._places = {hot: tf.constant(_places(batch, hot)) for hot in set(self._hots)}
         self.variables = [variable for part in self.parts for variable in part]
 
     def look_up(self, columns: Sequence[Any]) -> list[list[Any]]:
-        """Of each part, the pooled rows ``[batch, width]`` of each feature."""
+        """Return the pooled rows ``[batch, width]`` of each feature, in a list for each part of the tables."""
         if self._hashed:
             columns = [
                 tf.strings.to_hash_bucket_fast(tf.as_string(ids), buckets)
@@ -85,12 +86,12 @@ class TensorflowTables:
         return pooled(tf.reshape(rows, [self._batch, hot, -1]), 1)
 
     def descend(self, slices: Sequence[Any], rate: Any) -> None:
-        """Subtract ``rate`` times the gradients, IndexedSlices, from the variables, in their order."""
+        """Subtract ``rate`` times the gradients, IndexedSlices in the order of ``variables``, from the variables."""
         for variable, each in zip(self.variables, slices, strict=True):
             tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=each.indices, updates=rate * each.values)
 
     def rows(self) -> list[np.ndarray]:
-        """The trained tables ``[rows, dim + 1]``."""
+        """Return the trained tables ``[rows, dim + 1]``."""
         return [np.concatenate([part[n].numpy() for part in self.parts], 1) for n in range(len(self._hots))]
 
 
@@ -100,17 +101,17 @@ def _separated(rows: Sequence[np.ndarray]) -> list[list[Any]]:
 
 
 def _places(batch: int, hot: int) -> np.ndarray:
-    """``[batch * hot, 2]``: row and column of each id."""
+    """Return the row and column of each id in a batch, ``[batch * hot, 2]``."""
     places = np.arange(batch * hot)
     return np.stack([places // hot, places % hot], 1)
 
 
 class TensorflowStep:
     """
-    Forward, backward and gradient descent in one ``tf.function``, of tensors that are TensorFlow's already.
+    Forward, backward and gradient descent in one ``tf.function``, whose inputs are TensorFlow's tensors already.
 
-    No feature columns and no Keras. Tables are updated by scattered subtraction of their IndexedSlices, and the dense
-    weights by TensorFlow's fused operator: what its optimizers end in.
+    It uses no feature columns and no Keras. It updates tables by scattered subtraction of their IndexedSlices, and
+    dense weights by TensorFlow's fused operator, as TensorFlow's own optimizers do.
 
     Args:
         columns: the features, identity or hashed integers.
@@ -135,17 +136,17 @@ class TensorflowStep:
         self._function = tf.function(self._train)
 
     def prepare(self, batch: Batch) -> Any:
-        """The batch copied into TensorFlow's tensors: labels, numbers in one, ids flat for each feature."""
+        """Copy a batch into TensorFlow's tensors: labels, numbers in one, ids flat for each feature."""
         numbers = torch.stack([batch.columns[name] for name in self._numbers], 1)
         ids = [tf.constant(batch.columns[name].flatten().numpy()) for name in self._names]
         return tf.constant(batch.labels.numpy()), tf.constant(numbers.numpy()), ids
 
     def __call__(self, labels: Any, numbers: Any, ids: list[Any]) -> Any:
-        """Train on one batch; returns its mean loss."""
+        """Train on one batch, and return its mean loss."""
         return self._function(labels, numbers, ids)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The trained dense weights by name."""
+        """Return the trained dense weights by name."""
         return {name: variable.numpy() for name, variable in self._dense.items()}
 
     def _train(self, labels: Any, numbers: Any, ids: list[Any]) -> Any:
@@ -169,14 +170,14 @@ class TensorflowStep:
         return tf.squeeze(deep + wide, axis=1)
 
     def _separate(self, numbers: Any, embeddings: list[Any], weights: list[Any]) -> tuple[Any, Any]:
-        """The first hidden layer and the wide part's logit."""
+        """Return the first hidden layer and the wide part's logit, from separate tables."""
         dense = self._dense
         product = tf.matmul(tf.concat([*embeddings, numbers], 1), dense["hidden.0.weight"], transpose_b=True)
         wide = tf.add_n(weights) + tf.matmul(numbers, dense["wide.weight"], transpose_b=True) + dense["wide.bias"]
         return tf.nn.relu(tf.nn.bias_add(product, dense["hidden.0.bias"])), wide
 
     def _joined(self, numbers: Any, rows: list[Any]) -> tuple[Any, Any]:
-        """The same of joined rows, by one product, as ours."""
+        """Return the first hidden layer and the wide part's logit, from joined rows by one product, as ours."""
         dense, embeddings = self._dense, self._features * self._dim
         weight = dense["hidden.0.weight"]
         deep = tf.pad(tf.reshape(weight[:, :embeddings], [-1, self._features, self._dim]), [[0, 0], [0, 0], [0, 1]])

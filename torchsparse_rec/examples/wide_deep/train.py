@@ -25,10 +25,10 @@ CHECKPOINT_FORMAT = "wide_deep 1"
 @dataclass(frozen=True)
 class Settings:
     """
-    What determines a run's bits, besides Criteo's file; see the command's flags.
+    Settings that determine a run's bits, beside Criteo's file. The command's flags explain them.
 
-    With Adam, AdamW, RMSprop and Adadelta, whose sparse and fused steps leave rows behind and catch them up later, the
-    steps at which checkpoints are written count as well: each brings all rows up to date.
+    Sparse and fused steps of Adam, AdamW, RMSprop and Adadelta leave rows stale and flush them later. With these
+    optimizers the steps at which checkpoints are written count as well: each checkpoint flushes all rows.
     """
 
     columns: str = "identity"
@@ -45,7 +45,7 @@ class Settings:
     seed: int = 0
 
     def learning_rate(self) -> float:
-        """``lr``, or the optimizer's default."""
+        """Return ``lr``, or the optimizer's default."""
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
 
 
@@ -55,12 +55,12 @@ class Trainer:
     A network in training, with everything that decides how it goes on.
 
     Args:
-        settings: of the run.
-        source: of the examples.
+        settings: the run's settings.
+        source: yields the examples.
         columns: the examples' features.
         device: where the network is, default the CPU.
-        history: what was recorded so far.
-        epoch, batch, step: finished epochs, batches of the present one, and steps of all.
+        history: the records so far.
+        epoch, batch, step: finished epochs, batches done in the epoch that has begun, and steps in all.
     """
 
     settings: Settings
@@ -82,8 +82,8 @@ class Trainer:
         Train, and record each epoch's end.
 
         Args:
-            epochs: in all, those before a checkpoint included.
-            steps: end after so many, likewise.
+            epochs: their number in all, with those before a checkpoint.
+            steps: end after so many in all, with those before a checkpoint.
             every: record also after so many steps.
 
         Raises:
@@ -115,7 +115,7 @@ class Trainer:
         loss, speed = interval.close()
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss up to step {self.step} is {loss}: a smaller learning rate may help")
-        # Within an epoch its number, after its last batch that of the finished one.
+        # Within an epoch this is its number. After its last batch ``self.epoch`` counts it already.
         epoch = self.epoch + (self.batch > 0)
         record = Record(epoch, self.step, loss, evaluate(self.train_on, self.source.held_out()), speed)
         self.history.append(record)
@@ -123,9 +123,9 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """
-        Write a checkpoint; a file of that name is replaced only by a complete one.
+        Write a checkpoint. Only a complete file replaces one of that name.
 
-        All rows of the tables are brought up to date for it, which may move later results within rounding.
+        All rows of the tables are flushed for it, which may move later results within rounding.
         """
         content = {
             "format": CHECKPOINT_FORMAT,
@@ -143,7 +143,7 @@ class Trainer:
         """
         Go on from a checkpoint of the same settings and data, bit for bit on the same kind of device.
 
-        The run that it equals is the one that wrote this checkpoint, and writes later ones at the same steps.
+        The resumed run equals the run that wrote this checkpoint, if both write later ones at the same steps.
         """
         if checkpoint["source"] != self.source.fingerprint():
             raise ValueError(
@@ -158,7 +158,7 @@ class Trainer:
 
 
 def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """A checkpoint's settings and its content, for :meth:`Trainer.load`."""
+    """Return a checkpoint's settings, and its content for :meth:`Trainer.load`."""
     content = _training.read_checkpoint(path, CHECKPOINT_FORMAT)
     settings = content["settings"]
     return Settings(**{**settings, "mlp": tuple(settings["mlp"])}), content
