@@ -25,7 +25,7 @@ def examples(document: Path) -> list[tuple[str, str]]:
 
 
 def modules() -> list[str]:
-    """The library's modules, but no program's __main__, which would run, and no compiled library."""
+    """Return the library's modules, but no program's __main__, which would run, and no compiled library."""
     names = [m.name for m in pkgutil.walk_packages(torchsparse_rec.__path__, "torchsparse_rec.")]
     return ["torchsparse_rec", *(n for n in names if not n.endswith(("__main__", "._C", "._C_cuda")))]
 
