@@ -27,6 +27,7 @@ _ROOMS = {
     "torchsparse_rec/ops/": ("ops",),
     "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
     "torchsparse_rec/optim/": ("optim", "nn", "variable", "clients"),
+    "torchsparse_rec/tables/": ("nn", "optim", "variable", "clients"),
     "torchsparse_rec/nn/variable/": ("variable",),
     "torchsparse_rec/nn/": ("nn", "optim", "variable", "clients"),
     "torchsparse_rec/features/": ("features",),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features._words import lines_of
+from ..features.words import lines_of
 from ._keras_encode import mapped_values
 from .tensorflow import RaggedTensor, SparseTensor
 from .tensorflow._tensors import as_values

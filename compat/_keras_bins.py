@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features._statistics import compressed, merged, summarized
+from ..features.statistics import compressed, merged, summarized
 from ._keras_arguments import is_stream
 from ._keras_encode import ENCODINGS, as_dtype, encode, mapped_values
 from ._keras_layer import Layer

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..features._inputs import strings_of_list
-from ..features._raw import Strings
-from ..features._statistics import WordCounts
+from ..features.inputs import strings_of_list
+from ..features.raw import Strings
+from ..features.statistics import WordCounts
 from .tensorflow import RaggedTensor, SparseTensor
 
 

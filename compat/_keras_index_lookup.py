@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..features._inputs import strings_of_list
-from ..features._raw import Strings
-from ..features._vocabulary import Vocabulary
-from ..features._words import decoded, encoded
+from ..features.inputs import strings_of_list
+from ..features.raw import Strings
+from ..features.vocabulary import Vocabulary
+from ..features.words import decoded, encoded
 from ._keras_arguments import check_arguments, checked_salt, integers, is_stream, listed, read_lines
 from ._keras_documents import Documents
 from ._keras_encode import encode, mapped_values

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..features._words import decoded, encoded, integer_of
+from ..features.words import decoded, encoded, integer_of
 from ._keras_encode import mapped_values
 from ._keras_index_lookup import IndexLookup
 from .tensorflow import RaggedTensor, SparseTensor

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._extras import extra_module
-from .ops._reduction import MAX, MIN, PROD, SQRTN, SUM
+from ._reduction import MAX, MIN, PROD, SQRTN, SUM
 
 __all__ = ["translations"]
 

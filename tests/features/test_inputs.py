@@ -199,7 +199,7 @@ def test_numbers_in_tensors_of_the_columns_shape():
 
 def test_a_slice_of_strings_brings_its_own_bytes_alone():
     pa = pytest.importorskip("pyarrow")
-    from torchsparse_rec.features._inputs import read_raw
+    from torchsparse_rec.features.inputs import read_raw
 
     array = pa.array(["skipped" * 100, "ab", None, "c", "behind" * 100])[1:4]
     for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):

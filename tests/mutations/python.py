@@ -47,7 +47,7 @@ MUTATIONS = [
         "compat",
     ),
     Mutation(
-        "torchsparse_rec/features/_statistics.py",
+        "torchsparse_rec/features/statistics.py",
         "sign",
         "squares + distance**2 * self.counts * share",
         "squares - distance**2 * self.counts * share",
@@ -84,7 +84,7 @@ MUTATIONS = [
     ),
     Mutation("torchsparse_rec/ops/jagged.py", "dtype", "offsets.long().diff()", "offsets.diff()", "jagged"),
     Mutation(
-        "torchsparse_rec/optim/_gradients.py",
+        "torchsparse_rec/tables/gradients.py",
         "dtype",
         "grad.to(dtype).coalesce() if grad.dtype != dtype else grad.coalesce()",
         "grad.coalesce()",
@@ -113,9 +113,9 @@ MUTATIONS = [
     ),
     Mutation(
         "torchsparse_rec/nn/auto.py",
-        "stale",
-        '= state["lookups"], state["ids"]\n        self._chosen_for = None\n',
-        '= state["lookups"], state["ids"]\n',
+        "bound",
+        "    return rows <= max(ids, SMALL_TABLE)\n",
+        "    return rows < max(ids, SMALL_TABLE)\n",
         "nn",
     ),
     Mutation(
@@ -126,7 +126,7 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/optim/_row_optimizer.py",
+        "torchsparse_rec/optim/row_optimizer.py",
         "stale",
         "            and self._places == ([p.dtype for p in parameters], [p.device for p in parameters])\n",
         "",
@@ -195,9 +195,9 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/optim/_lagging.py",
+        "torchsparse_rec/tables/stale.py",
         "stale",
-        "                _catch_up([args, kwargs])\n            elif",
+        "                _flush_among([args, kwargs])\n            elif",
         "                pass\n            elif",
         "nn",
     ),

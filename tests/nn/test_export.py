@@ -51,7 +51,7 @@ def test_what_a_table_that_grows_must_be() -> None:
     model, optimizer = trained("variable", "sparse")
     with pytest.raises(RuntimeError, match="a program cannot insert keys: call eval"):
         torch.export.export(model, (IDS,))
-    with pytest.raises(RuntimeError, match="rows are behind: call flush"):
+    with pytest.raises(RuntimeError, match="rows are stale: call flush"):
         torch.export.export(model.eval(), (IDS,))
     optimizer.flush()
     assert torch.equal(torch.export.export(model, (IDS,)).module()(IDS), model(IDS))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchsparse_rec import nn as ours
 from torchsparse_rec import optim
 from torchsparse_rec.nn import _fused
-from torchsparse_rec.optim._tables import table_of
+from torchsparse_rec.tables.table import table_of
 
 ROWS, DIM = 30, 5
 OPTIMIZERS = {

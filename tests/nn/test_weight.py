@@ -14,8 +14,8 @@ import torch
 from torch.nn.utils import prune
 
 from torchsparse_rec import nn, optim
-from torchsparse_rec.optim import _tables
-from torchsparse_rec.optim._tables import table_if_any, table_of
+from torchsparse_rec.tables import table as _tables
+from torchsparse_rec.tables.table import table_if_any, table_of
 
 MODES = (None, "dense", "sparse", "fused", "auto")
 

@@ -42,7 +42,7 @@ class Table:
         given = {"rule": self.rule, "hyperparameters": self.h, "step": self.steps}
         return ops.row_optimizer_current(self.weight, self.states, self.last, self.history, rows, **given)
 
-    def make_current(self) -> None:
+    def flush(self) -> None:
         given = {"rule": self.rule, "hyperparameters": self.h, "step": self.steps}
         ops.row_optimizer_make_current_([self.weight], self.states, [self.last], self.history, **given)
 
@@ -113,7 +113,7 @@ def _train(rule: int, h: Hyperparameters, plan: Sequence[Sequence[int]], dim: in
             for found, x in zip(seen, (table.current(), dense[0].weight, dense[1].weight), strict=True):
                 found.append(x.double())
     read = table.current()
-    table.make_current()
+    table.flush()
     assert_same_bits(read, table.weight)
     return tuple(torch.stack(x) for x in seen)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchsparse_rec import optim
 from torchsparse_rec._torch import as_stored
 from torchsparse_rec.ops.row_optimizer import row_optimizer_current
-from torchsparse_rec.optim._tables import table_of
+from torchsparse_rec.tables.table import table_of
 
 ROWS, DIM, IDS = 64, 4, 12
 
@@ -182,7 +182,7 @@ def owned_table(values: Tensor) -> torch.nn.Parameter:
 def current_rows(parameter: Tensor, ids: Tensor) -> Tensor:
     """Return rows as a lookup sees them, up to date."""
     table = table_of(parameter)
-    if not table.is_behind():
+    if not table.is_stale():
         return parameter.detach()[ids]
     rows = table.rows
     with as_stored():

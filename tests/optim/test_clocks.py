@@ -20,8 +20,8 @@ from optim.cases import (
 )
 
 from torchsparse_rec import optim
-from torchsparse_rec.optim import _clock
-from torchsparse_rec.optim._tables import table_of
+from torchsparse_rec.tables import clock as _clock
+from torchsparse_rec.tables.table import table_of
 
 LATER = ["sgd-momentum", "sgd-nesterov-decay", "adam", "amsgrad", "adamw", "partial-rowwise-adam-decay"]
 EVERYTHING = torch.arange(ROWS)
@@ -68,7 +68,7 @@ def test_idle_rows(name, idle):
             parameter.touched = EVERYTHING == 3
         mine.step()
         reference.step()
-    assert table_of(ours[0]).is_behind()
+    assert table_of(ours[0]).is_stale()
     assert distance(ours[0], theirs[0]) <= 3e-6
     for batch in batches(5, seed=9):
         step(ours, theirs, (mine, reference), batch)
@@ -244,7 +244,7 @@ def test_flush(name):
     for batch in batches(20):
         step(ours, theirs, (mine, reference), batch)
     mine.flush()
-    assert not table_of(ours[0]).is_behind()
+    assert not table_of(ours[0]).is_stale()
     assert (ours[0].double() - theirs[0]).abs().max() <= 3e-6
     for key, value in reference.state[theirs[0]].items():
         assert torch.allclose(mine.state[ours[0]][key].double(), value.double(), rtol=1e-5, atol=3e-7), key
@@ -297,5 +297,5 @@ def test_lazy_steps_touch_the_rows_of_the_batch(name, layout):
             for key, value in reference.state[expected].items():
                 if value.dim():
                     value[idle] = states[key][idle] if key in states else 0.0
-    assert not table_of(parameter).is_behind()
+    assert not table_of(parameter).is_stale()
     assert (parameter.double() - expected).abs().max() <= 3e-6

@@ -9,7 +9,7 @@ import torch
 from optim.cases import BY_NAME, DIM, ROWS, batches, current_rows, initial, owned_table, set_gradient, train
 
 from torchsparse_rec import ops, optim
-from torchsparse_rec.optim._tables import Gradient, table_if_any, table_of
+from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
 
 IDS = torch.tensor([5, 3, 5, 9])
 EVERYTHING = torch.arange(ROWS)
@@ -60,7 +60,7 @@ def test_a_foreign_table_that_is_converted_goes_on():
             )
             mine.step()
         reference.step()
-    assert table_of(parameter).is_behind()
+    assert table_of(parameter).is_stale()
     assert (current_rows(parameter, EVERYTHING).double() - other).abs().max() <= 1e-6
 
 

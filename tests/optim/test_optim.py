@@ -17,7 +17,7 @@ from optim.cases import (
     train,
 )
 
-from torchsparse_rec.optim._tables import table_of
+from torchsparse_rec.tables.table import table_of
 
 STEPS = 60
 
@@ -35,7 +35,7 @@ def check_against_dense(case, run):
     with expecting(case):
         train(optimizer, parameter, run, case.lr)
     seen = current_rows(parameter, torch.arange(ROWS))
-    table_of(parameter).make_current()
+    table_of(parameter).flush()
     assert torch.equal(parameter, seen)
     assert error_of(seen, expected) <= 1.5 * error
 
@@ -70,5 +70,5 @@ def test_float64_tables(case):
     expected, _ = dense_results(case, run)
     parameter = owned_table(initial().double())
     train(case.ours([parameter], lr=case.lr), parameter, run, case.lr)
-    table_of(parameter).make_current()
+    table_of(parameter).flush()
     assert (parameter.detach() - expected).abs().max() <= 1e-10

@@ -21,9 +21,9 @@ from optim.cases import (
 )
 
 from torchsparse_rec import optim
-from torchsparse_rec.optim import _row_optimizer
-from torchsparse_rec.optim._gradients import update
-from torchsparse_rec.optim._tables import Gradient, table_if_any, table_of
+from torchsparse_rec.optim import row_optimizer as _row_optimizer
+from torchsparse_rec.tables.gradients import update
+from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
 
 TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
 ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
@@ -109,7 +109,7 @@ def test_a_resumed_run_has_the_same_bits(name, dtype):
     parameter = owned_table(initial().to(dtype))
     mine = case.ours([parameter], lr=case.lr, stochastic_rounding=True)
     train(mine, parameter, run[:33], case.lr)
-    table_of(parameter).make_current()
+    table_of(parameter).flush()
     state, weight = saved(mine.state_dict()), parameter.detach().clone()
 
     resumed = owned_table(weight)
@@ -163,9 +163,9 @@ def test_state_dict_makes_everything_current():
     parameter = owned_table(initial())
     mine = optim.Adam([parameter])
     train(mine, parameter, batches(20), 0.05)
-    assert table_of(parameter).is_behind()
+    assert table_of(parameter).is_stale()
     mine.state_dict()
-    assert not table_of(parameter).is_behind()
+    assert not table_of(parameter).is_stale()
 
 
 def test_unused_tables_have_no_state():
@@ -185,7 +185,7 @@ def test_copies_of_model_and_optimizer(copied):
     parameter = owned_table(initial())
     mine = optim.AdamW([parameter], weight_decay=0.1)
     train(mine, parameter, run[:20], 0.05)
-    table_of(parameter).make_current()
+    table_of(parameter).flush()
     twin, other = copied((parameter, mine))
     assert other.param_groups[0]["params"][0] is twin and table_if_any(twin) is None
     table_of(twin).mark_owned()
@@ -217,7 +217,7 @@ def test_a_table_that_changes_its_dtype_goes_on(name):
     parameter = owned_table(initial())
     mine = case.ours([parameter], lr=0.02)
     train(mine, parameter, run[:20], 0.02)
-    table_of(parameter).make_current()  # as a module does before it changes its parameters
+    table_of(parameter).flush()  # as a module does before it changes its parameters
     parameter.grad = None
     parameter.data = parameter.data.double()
     train(mine, parameter, run[20:], 0.02, first=20)

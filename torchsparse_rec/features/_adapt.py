@@ -12,10 +12,10 @@ import torch
 from ._base import Column
 from ._categorical import VocabularyListCategoricalColumn
 from ._functions import Standardize
-from ._inputs import Batch
 from ._numeric import BucketizedColumn, NumericColumn
-from ._statistics import Moments, Quantiles, WordCounts
-from ._words import decoded
+from .inputs import Batch
+from .statistics import Moments, Quantiles, WordCounts
+from .words import decoded
 
 _CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._raw import Raw, Strings
+from .raw import Raw, Strings
 
 
 def is_arrow(x: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ._base import CategoricalColumn, check_count, check_key, check_string_or_int
 from ._plain import make_fields_plain, set_field
-from ._words import as_list, check_distinct, checked_words, encoded, integer_of, lines_of
+from .words import as_list, check_distinct, checked_words, encoded, integer_of, lines_of
 
 
 class LeafColumn(CategoricalColumn):

@@ -20,10 +20,10 @@ from ._categorical import (
 from ._composed import CrossedColumn, IndicatorColumn, SequenceCategoricalColumn, WeightedCategoricalColumn
 from ._functions import is_own
 from ._ids import Ids, has_negative, in_places
-from ._inputs import Batch
 from ._numeric import BucketizedColumn, NumericColumn, SequenceNumericColumn
-from ._raw import Raw, Strings
-from ._vocabulary import Vocabulary, hashed, oov_ids
+from .inputs import Batch
+from .raw import Raw, Strings
+from .vocabulary import Vocabulary, hashed, oov_ids
 
 
 class Evaluation:

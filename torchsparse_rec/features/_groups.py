@@ -13,8 +13,8 @@ from ..jagged import KeyedJaggedTensor
 from ._categorical import HashedCategoricalColumn, IdentityCategoricalColumn
 from ._evaluate import Evaluation, prunes
 from ._ids import Assembler, Ids, has_negative
-from ._raw import Raw
 from ._tables import Feature
+from .raw import Raw
 
 
 @dataclass

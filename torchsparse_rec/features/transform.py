@@ -18,10 +18,10 @@ from ._embedding import COMBINERS
 from ._evaluate import Evaluation
 from ._groups import Group, evaluate_groups, groups_of
 from ._ids import Assembler
-from ._inputs import Batch
 from ._numeric import BucketizedColumn, SequenceNumericColumn
 from ._tables import Tables
-from ._vocabulary import Vocabulary
+from .inputs import Batch
+from .vocabulary import Vocabulary
 
 __all__ = ["FeatureTransform", "Features"]
 

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
-from ..optim._lagging import is_parameter
+from ..tables.stale import is_parameter
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
 from ._owner import TableOwner
 from ._plan import Ids, Plan, joined
-from ._read import look_up_behind, read
+from ._read import look_up_stale, read
 from .auto import AutoChoice
 from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
@@ -252,8 +252,8 @@ class Collection(HasGradMode):
                 return self._read_in_graph(part, tables, ids)
         else:
             held = self._held(tables, weights)
-            if held.is_behind():
-                return look_up_behind(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
+            if held.is_stale():
+                return look_up_stale(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
         if kind == "sparse":
             for weight in weights:
                 if weight.requires_grad:

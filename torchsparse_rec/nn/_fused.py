@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, at_end_of_backward, current_backward, grad_of, is_in_ddp, is_reached
-from ..optim._gradients import merged, update
-from ..optim._in_backward import SECOND_BACKWARD
-from ..optim._row_optimizer import RowOptimizer, StepGroup
-from ..optim._tables import Gradient, Table, are_same, changes, table_of, writing
+from ..optim.row_optimizer import RowOptimizer
+from ..tables.gradients import StepGroup, merged, update
+from ..tables.table import SECOND_BACKWARD, Gradient, Table, are_same, changes, table_of, writing
 from ._plan import Ids, Plan
 from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
 from .gradients import has_hooks

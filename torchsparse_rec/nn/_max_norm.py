@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from ..ops import _reduction
+from .. import _reduction
 from ..ops.embedding import _embedding_bag
 from ._plan import Ids, Plan
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import load_hooks
-from ..optim._tables import are_same, table_of
+from ..tables.table import are_same, table_of
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._plan import Ids, Plan
@@ -22,7 +22,7 @@ class TableOwner(torch.nn.Module):
     """
     A module with a table ``weight``, rows of which an optimizer of this package may leave stale.
 
-    The class of the parameter flushes them before other code reads a row (``optim/_lagging.py``). Compilers, however,
+    The class of the parameter flushes them before other code reads a row (``tables/stale.py``). Compilers, however,
     read the storage: so the property ``weight`` flushes too, for graphs, and ``eval()``, for exported programs.
     """
 
@@ -40,9 +40,9 @@ class TableOwner(torch.nn.Module):
             return self.__dict__["weight"]  # type: ignore[no-any-return]
         if not torch.compiler.is_compiling():
             if table_of(stored).growing is not None:  # its parameter is a plain one, which flushes nothing
-                table_of(stored).make_current()
-        elif self._may_lag() and not torch.compiler.is_exporting():
-            _make_current_untraced(self)
+                table_of(stored).flush()
+        elif self._may_be_stale() and not torch.compiler.is_exporting():
+            _flush_untraced(self)
         return stored
 
     @weight.setter
@@ -63,9 +63,9 @@ class TableOwner(torch.nn.Module):
     def _make_current(self) -> None:
         stored = self._parameters.get("weight")
         if stored is not None:
-            table_of(stored).make_current()
+            table_of(stored).flush()
 
-    def _may_lag(self) -> bool:
+    def _may_be_stale(self) -> bool:
         """Say whether rows can become stale, from the gradient mode alone, which is all that compilers know."""
         return self._grad_mode not in (None, "dense")
 
@@ -94,7 +94,7 @@ class TableOwner(torch.nn.Module):
     reason="the whole table is brought up to date, in place: use grad_mode='dense', or compile without fullgraph, "
     "which leaves that out of the graph"
 )
-def _make_current_untraced(module: TableOwner) -> None:
+def _flush_untraced(module: TableOwner) -> None:
     module._make_current()
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._reduction import MAX
 from .._torch import below_autograd
-from ..ops._reduction import MAX
 
 if TYPE_CHECKING:
-    from ..optim._row_optimizer import StepGroup
+    from ..tables.gradients import StepGroup
 
 _ops = torch.ops.torchsparse_rec
 
@@ -35,7 +35,7 @@ class Ids(NamedTuple):
     side_by_side: bool
 
 
-class Behind(NamedTuple):
+class Missed(NamedTuple):
     """All that brings stale rows up to date: the last arguments of the operators that read such rows."""
 
     states: list[Tensor]
@@ -48,7 +48,7 @@ class Behind(NamedTuple):
 
 
 # No row is stale.
-CURRENT = Behind([], [], None, 0, [], 0, 0)
+NOTHING_MISSED = Missed([], [], None, 0, [], 0, 0)
 
 
 class Plan(NamedTuple):
@@ -144,13 +144,13 @@ class Plan(NamedTuple):
 
     # ---- Operators --------------------------------------------------------------------------------------------------
 
-    def forward(self, weights: list[Tensor], ids: Ids, behind: Behind = CURRENT) -> Row:
-        """Return results and argmax, from the tables as stored or, given ``behind``, from rows brought up to date."""
+    def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> Row:
+        """Return results and argmax, from the tables as stored or, given ``missed``, from rows brought up to date."""
         lists = self.lists(ids)
         with below_autograd():
-            if not behind.last_steps:
+            if not missed.last_steps:
                 return _ops.embedding_collection.default(weights, *ids[:3], *lists, False)
-            states, last_steps, history, *rule = behind
+            states, last_steps, history, *rule = missed
             return _ops.embedding_collection_current.default(
                 weights, states, last_steps, history, *ids[:3], *lists, *rule
             )
@@ -217,10 +217,10 @@ class Plan(NamedTuple):
         torch.autograd.graph.increment_version(group.parameters)
 
     def weights_gradient(
-        self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, behind: Behind = CURRENT
+        self, grad: Tensor, weights: list[Tensor], ids: Ids, output: Tensor, missed: Missed = NOTHING_MISSED
     ) -> Tensor:
         """Return the gradient of ``per_sample_weights``."""
-        states, last_steps, history, *rule = behind
+        states, last_steps, history, *rule = missed
         return _ops.embedding_collection_weights_backward.default(
             grad.contiguous(),
             weights,

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored, version_of
-from ..optim._tables import Rows, Table, changes, table_of
-from ._plan import CURRENT, Behind, Ids, Plan, joined, part_of
+from ..tables.table import Rows, Table, changes, table_of
+from ._plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
 
 if TYPE_CHECKING:
-    from ..optim._clock import Clock
+    from ..tables.clock import Clock
 
 
 class Reading(NamedTuple):
@@ -42,16 +42,16 @@ class Part(NamedTuple):
     last_steps: list[Tensor]
 
     def lock(self) -> AbstractContextManager:
-        """Return the lock to hold from :meth:`behind` until the tables are read: other threads may flush them."""
+        """Return the lock to hold from :meth:`missed` until the tables are read: other threads may flush them."""
         return nullcontext() if self.clock is None else self.clock.lock
 
-    def behind(self) -> Behind:
-        """Return the arguments that bring the rows up to date, or ``CURRENT`` if none is stale."""
+    def missed(self) -> Missed:
+        """Return the arguments that bring the rows up to date, or ``NOTHING_MISSED`` if none is stale."""
         clock = self.clock
         if clock is None or all(rows.current == clock.step for rows in self.all_rows):
-            return CURRENT
+            return NOTHING_MISSED
         rest = (clock.history, clock.rule, clock.hyperparameters, clock.step, clock.base)
-        return Behind(self.states, self.last_steps, *rest)
+        return Missed(self.states, self.last_steps, *rest)
 
 
 class Tables:
@@ -67,9 +67,9 @@ class Tables:
         self._changes = -1
         self.refresh()
 
-    def is_behind(self) -> bool:
+    def is_stale(self) -> bool:
         """Say whether a row of one of the tables may be stale."""
-        return any(part.behind() is not CURRENT for part in self.refresh()._parts)
+        return any(part.missed() is not NOTHING_MISSED for part in self.refresh()._parts)
 
     def refresh(self) -> Tables:
         """Regroup the tables if their optimizers, clocks or states have changed; return the object."""
@@ -94,7 +94,7 @@ class Tables:
     def parts(self) -> list[Part]:
         """Return the tables in groups, each of which one call reads."""
         parts = self.refresh()._parts
-        if len(parts) == 1 or self.is_behind():
+        if len(parts) == 1 or self.is_stale():
             return parts
         return [Part(None, list(range(len(self.tables))), [], [], [])]
 
@@ -104,12 +104,12 @@ def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
     parts, weights = tables.parts(), tables.weights
     if len(parts) == 1:
         with parts[0].lock():
-            return Reading(*plan.forward(weights, ids, parts[0].behind()))
+            return Reading(*plan.forward(weights, ids, parts[0].missed()))
     outputs, winners = [], []
     for part in parts:
         its, lookups = plan.part(part.places), plan.lookups_of(part.places)
         with part.lock():
-            output, argmax = its.forward([weights[k] for k in part.places], ids, part.behind())
+            output, argmax = its.forward([weights[k] for k in part.places], ids, part.missed())
         outputs.append((lookups, output, its.sizes(ids)))
         winners.append((lookups, argmax, its.argmax_sizes(ids)))
     return Reading(joined(outputs), joined(winners))
@@ -137,7 +137,7 @@ def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output:
             here = [tables.weights[k].detach() for k in part.places]
             its_grad, its_output = part_of(lookups, grad, sizes), part_of(lookups, output, sizes)
             with part.lock():
-                gradient = its.weights_gradient(its_grad, here, ids, its_output, part.behind())
+                gradient = its.weights_gradient(its_grad, here, ids, its_output, part.missed())
             total = gradient if total is None else total + gradient
     assert total is not None
     return total
@@ -160,7 +160,7 @@ def check_unchanged(weights: Sequence[Tensor], before: list[int]) -> None:
 # ---- Lookups with strided and COO gradients --------------------------------------------------------------------------
 
 
-class _Behind(torch.autograd.Function):
+class _StaleLookup(torch.autograd.Function):
     """A lookup of tables with stale rows, and its gradients."""
 
     @staticmethod
@@ -197,7 +197,7 @@ class _Behind(torch.autograd.Function):
         return None, None, None, None, None, None, None, weights_grad, *grads
 
 
-def look_up_behind(plan: Plan, kind: str, tables: Tables, ids: Ids) -> Tensor:
+def look_up_stale(plan: Plan, kind: str, tables: Tables, ids: Ids) -> Tensor:
     """Return the result of a lookup that gives its tables gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
     inputs = (*ids[:3], *tables.weights)
-    return _Behind.apply(plan, kind, ids.bags, ids.side_by_side, tables, *inputs)  # type: ignore[no-any-return]
+    return _StaleLookup.apply(plan, kind, ids.bags, ids.side_by_side, tables, *inputs)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from ..optim._tables import table_of
+from ..tables.table import table_of
 from .gradients import has_hooks
 
 __all__ = ["AutoChoice"]

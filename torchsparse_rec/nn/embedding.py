@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .._reduction import SUM
 from .._torch import as_stored
-from ..ops._reduction import SUM
-from ..optim._lagging import LaggingParameter
+from ..tables.stale import StaleParameter
 from ._lookup import bad_id, check_ids, look_up, renormalise
 from ._plan import Ids
 from .grad_mode import GradModeMixin, forward_untraced
@@ -122,7 +122,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         weight = self._stored_weight()
         if torch.compiler.is_compiling() and self._is_untraceable(weight, input.numel()):
             return forward_untraced(self, input)
-        if type(weight) is LaggingParameter:
+        if type(weight) is StaleParameter:
             with as_stored():
                 return self._look_up(weight, input)
         return self._look_up(weight, input)

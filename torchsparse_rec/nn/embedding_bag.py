@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .. import _reduction
 from .._torch import as_stored
-from ..ops import _reduction
-from ..optim._lagging import LaggingParameter
+from ..tables.stale import StaleParameter
 from ._lookup import bad_id, check_ids, pool, renormalise
 from ._plan import Ids
 from .embedding import check_padding_idx
@@ -137,7 +137,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
             with as_stored():
                 return self._look_up(weight, ids, ends, weights)
         try:
-            if type(weight) is LaggingParameter:
+            if type(weight) is StaleParameter:
                 with as_stored():
                     return self._look_up(weight, ids, ends, weights)
             return self._look_up(weight, ids, ends, weights)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _reduction
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..jagged._inputs import as_keyed_jagged_tensor
-from ..ops import _reduction
 from ._collection import Collection
 from ._plan import Ids
 from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling

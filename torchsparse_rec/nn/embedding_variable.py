@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .. import ops
-from ..ops._reduction import SUM
-from ..optim._tables import is_growing_behind, table_of
+from .._reduction import SUM
+from ..tables.table import is_growing_stale, table_of
 from ._lookup import check_ids, look_up
 from ._plan import Ids
 from ._read import Tables, read
@@ -207,7 +207,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
                 self._let_in()
         with self._guard.reading():
             weight = self._stored_weight()
-            if self.cold is None and not table_of(weight).is_behind():
+            if self.cold is None and not table_of(weight).is_stale():
                 values = self._rows_of_storage(ids)
             else:
                 rows = self.keys.find(ids)
@@ -237,8 +237,8 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
             why = "a program cannot insert keys: call eval() on the model"
         elif self.cold is not None:
             why = "a program has no tiers: export a table whose storage is in memory alone"
-        elif is_growing_behind(self):
-            why = "rows are behind: call flush() of their optimizer"
+        elif is_growing_stale(self):
+            why = "rows are stale: call flush() of their optimizer"
         if why is not None:
             raise RuntimeError(
                 f"EmbeddingVariable {self.name!r} cannot be exported as it is: {why} before torch.export"
@@ -320,7 +320,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
     def history_ends(self) -> None:
         """Flush the rows of other tiers, before the optimizer forgets its history."""
         if self.cold is not None:
-            self.cold.make_current()
+            self.cold.flush()
 
     # ---- Copies ------------------------------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored, is_in_fsdp
-from ..optim._lagging import is_parameter
-from ..optim._tables import table_of
+from ..tables.stale import is_parameter
+from ..tables.table import table_of
 from ._lookup import NO_TORCHSCRIPT, WHY_UNTRACED
 from ._owner import FusedOwner, TableOwner
 from ._plan import Ids, Plan
-from ._read import look_up_behind, owned_table, read
+from ._read import look_up_stale, owned_table, read
 from .auto import AutoChoice, as_bytes
 
 __all__ = ["GRAD_MODES", "GradModeMixin", "HasGradMode"]
@@ -44,7 +44,7 @@ class HasGradMode(FusedOwner):
         self._grad_mode = value
         for weight in self._stored_weights():
             table_of(weight).mark_owned()
-            table_of(weight).make_current()
+            table_of(weight).flush()
         for module in self.modules():
             if isinstance(module, TableOwner):
                 module._grad_mode = value
@@ -79,7 +79,7 @@ class HasGradMode(FusedOwner):
         if torch.jit.is_tracing():
             raise RuntimeError(NO_TORCHSCRIPT.format(type(self).__name__))
 
-    def _may_lag(self) -> bool:
+    def _may_be_stale(self) -> bool:
         """Say whether rows can become stale: only in modes whose gradients are not dense."""
         return self._grad_mode not in (None, "dense")
 
@@ -90,7 +90,7 @@ class HasGradMode(FusedOwner):
         A lookup that gives dense gradients need not: in a mode that has them, no row is stale.
         """
         wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
-        return self._may_lag() and not wanted and not torch.compiler.is_exporting()
+        return self._may_be_stale() and not wanted and not torch.compiler.is_exporting()
 
     def _kind_to_export(self, kind: str | None) -> str:
         """
@@ -127,7 +127,7 @@ class HasGradMode(FusedOwner):
     def _choose(self, auto: AutoChoice, weight: Tensor) -> str:
         before, chosen = auto.mode, auto.choose(weight)
         if chosen != before:
-            table_of(weight).make_current()  # as the setter of grad_mode does: see _reads_in_graph
+            table_of(weight).flush()  # as the setter of grad_mode does: see _reads_in_graph
         return chosen
 
     def _explain_table(self, auto: AutoChoice, weight: Tensor, title: str, default: str) -> str:
@@ -210,10 +210,10 @@ class GradModeMixin(HasGradMode, TableOwner):
         self._auto.announce(optimizer, self._stored_weight())
         self._choose(self._auto, self._stored_weight())
 
-    def _may_lag(self) -> bool:
+    def _may_be_stale(self) -> bool:
         if self._grad_mode == "auto":
             return self._auto.mode != "dense"  # a change to dense flushes all rows
-        return super()._may_lag() or (self._grad_mode is None and self._sparse)
+        return super()._may_be_stale() or (self._grad_mode is None and self._sparse)
 
     def _gradient_kind(self, weight: Tensor, ids: int) -> str:
         """Return the layout of the gradient that a lookup of ``ids`` ids gives the table."""
@@ -237,7 +237,7 @@ class GradModeMixin(HasGradMode, TableOwner):
         It must for sparse gradients, and where ``max_norm`` first writes rows that an operator then reads without being
         given the table.
         """
-        writes = self.max_norm is not None and self._may_lag() and not torch.compiler.is_exporting()
+        writes = self.max_norm is not None and self._may_be_stale() and not torch.compiler.is_exporting()
         with as_stored():
             return writes or self._gradient_kind(weight, ids) == "sparse"
 
@@ -247,7 +247,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             return kind != "fused"
         if torch.compiler.is_compiling():
             return not self._reads_in_graph([weight])
-        return not owned_table(weight).is_behind()
+        return not owned_table(weight).is_stale()
 
     def _look_up_otherwise(self, kind: str, weight: Parameter, mode: int, padding: int | None, ids: Ids) -> Tensor:
         """Look up rows in mode ``"fused"``, or of a table that may have stale rows."""
@@ -260,7 +260,7 @@ class GradModeMixin(HasGradMode, TableOwner):
             return self._read_in_graph(plan, (0,), ids)
         if not torch.is_grad_enabled():
             return read(plan, self._held((0,), [weight]), ids).output
-        return look_up_behind(plan, kind, self._held((0,), [weight]), ids)
+        return look_up_stale(plan, kind, self._held((0,), [weight]), ids)
 
     def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
         """Return the plan of the module's only lookup: the last plan again if it is equal, as that is found fastest."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .. import _reduction
 from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged._inputs import as_keyed_jagged_tensor
-from ..ops import _reduction
 from ..ops.embedding_collection import lookup
 from ._growing import rows_of_keys
 from ._plan import Ids, Plan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from . import _reduction
+from .. import _reduction
 from ._transforms import call
 from .embedding import partial_derivatives, picked_rows, weights_backward_composite
 

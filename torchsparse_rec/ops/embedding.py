@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
-from . import _reduction
+from .. import _reduction
 from ._autograd import differentiable
 
 __all__ = ["embedding", "embedding_bag"]

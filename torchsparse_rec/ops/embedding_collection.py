@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
+from .. import _reduction
 from .._torch import any_requires_grad, below_autograd, is_transformed, is_watched
 from . import _embedding_collection_gradients as _gradients
-from . import _reduction
 from ._transforms import call, register
 
 __all__ = ["embedding_collection"]

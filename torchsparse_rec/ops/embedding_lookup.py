@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _embedding_shards, _reduction
+from .. import _reduction
+from . import _embedding_shards
 from .embedding import _embedding_bag, embedding
 from .segment_rows import segment_sum
 

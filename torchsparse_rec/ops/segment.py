@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
-from . import _reduction
+from .. import _reduction
 from ._autograd import differentiable
 from ._vmap import columns
 from .embedding import embedding_bag

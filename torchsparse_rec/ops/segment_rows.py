@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from . import _reduction
+from .. import _reduction
 from ._autograd import differentiable
 
 __all__ = [

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ._clock import Clock
-from ._tables import _optimizers, accumulator_dtype, table_if_any
+from ..tables.clock import Clock
+from ..tables.table import _optimizers, accumulator_dtype, table_if_any
 
 __all__ = ["Checkpoints"]
 
@@ -57,7 +57,7 @@ class Checkpoints(Optimizer):
     def flush(self) -> None:
         """Bring all rows of all tables up to date, at the cost of a pass over the stale ones."""
         for clock in self._clocks():
-            clock.make_current(clock.tables())
+            clock.flush(clock.tables())
 
     def _register(self) -> None:
         """Add this optimizer to the list in which tables made later look for theirs."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ._row_optimizer import RowOptimizer
+    from .row_optimizer import RowOptimizer
 
 __all__ = ["check_betas", "check_not_negative", "dense_parameters", "per_row", "row_means"]
 

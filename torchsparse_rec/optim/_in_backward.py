@@ -10,20 +10,16 @@ from torch import Tensor
 
 from .._torch import as_stored, grad_of
 from ..ops.row_optimizer import OPTIMIZER_RULES
+from ..tables.table import SECOND_BACKWARD, forget_collected
 from ._checkpoints import Checkpoints
-from ._tables import forget_collected
 
 if TYPE_CHECKING:
-    from ._clock import Clock
-    from ._row_optimizer import Rule, StepGroup
+    from ..tables.clock import Clock
+    from ..tables.gradients import StepGroup
+    from .row_optimizer import Rule
 
-__all__ = ["SECOND_BACKWARD", "InBackward"]
+__all__ = ["InBackward"]
 
-SECOND_BACKWARD = (
-    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first has updated "
-    "it already (in the same thread or another, or it raised). Add up the losses for one backward(), call step() after "
-    "each, or choose grad_mode='sparse' for the table, whose gradients accumulate"
-)
 _ALREADY_WRITTEN = (
     "{}, but backward() has already written this step's rows of a table in grad_mode='fused': choose "
     "grad_mode='sparse' for it, or an optimizer without in_backward=True where the mode is 'auto'"

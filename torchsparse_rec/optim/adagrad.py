@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tables.table import accumulator_dtype
 from ._dense import check_not_negative, dense_parameters, per_row, row_means
-from ._row_optimizer import RowOptimizer, Rule
-from ._tables import accumulator_dtype
+from .row_optimizer import RowOptimizer, Rule
 
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 

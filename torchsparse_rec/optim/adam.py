@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._dense import check_betas, check_not_negative, dense_parameters, per_row, row_means
-from ._row_optimizer import RowOptimizer, Rule
+from .row_optimizer import RowOptimizer, Rule
 
 __all__ = ["Adam", "AdamW", "PartialRowWiseAdam"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import utils
 
-from ._gradients import coalesced
-from ._tables import table_if_any
+from ..tables.gradients import coalesced
+from ..tables.table import table_if_any
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._row_optimizer import RowOptimizer, Rule
+from .row_optimizer import RowOptimizer, Rule
 
 __all__ = ["RMSprop"]
 

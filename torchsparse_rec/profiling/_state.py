@@ -2,7 +2,7 @@
 Restore what training has changed, bit for bit: parameters, buffers, gradients, optimizers, schedulers, random numbers.
 
 All values are copied back into the tensors that they came from. That includes what our optimizers keep of stale rows
-(``optim/_clock.py``): no row is flushed, so that training goes on as if the diagnosis had not run.
+(``tables/clock.py``): no row is flushed, so that training goes on as if the diagnosis had not run.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 
 from .._torch import as_stored
 from ..nn.auto import AutoChoice
-from ..optim._clock import Clock
-from ..optim._lagging import mark_current, mark_lagging
-from ..optim._row_optimizer import RowOptimizer
-from ..optim._tables import Rows, Table, note_change, table_if_any
+from ..optim.row_optimizer import RowOptimizer
+from ..tables.clock import Clock
+from ..tables.stale import mark_fresh, mark_stale
+from ..tables.table import Rows, Table, note_change, table_if_any
 from ._find import Found
 
 __all__ = ["RandomNumbers", "Snapshot"]
@@ -219,8 +219,8 @@ class _TableState:
                 setattr(self._rows, name, list(value) if name == "states" else value)
             self._clock.__dict__.update({**self._attributes, "_tables": list(self._attributes["_tables"])})
             table._rows = self._rows
-        mark_current(self._parameter)
-        mark_lagging([self._parameter])
+        mark_fresh(self._parameter)
+        mark_stale([self._parameter])
 
 
 def _parameters_of(found: Found) -> list[Parameter]:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...optim._clock import ALL_ROWS
+from ...tables.clock import ALL_ROWS
 from ._fork import tell_of_forks
 from .eviction import coldest
 from .keys import packed, unpacked
-from .optimizer_rows import BEFORE_HISTORY, OptimizerRows, catch_up
+from .optimizer_rows import BEFORE_HISTORY, OptimizerRows, flush_rows
 from .options import CacheStrategy
 from .parts import Part, select
 from .records import Field, Layout, Records
@@ -108,7 +108,7 @@ class ColdRows:
         device = weight.device
         states = {name: x.to(device) for name, x in part.states.items()}
         values = part.values.to(device)
-        catch_up(clock, values, states, (steps - clock.base).clamp_min(0).int().to(device))
+        flush_rows(clock, values, states, (steps - clock.base).clamp_min(0).int().to(device))
         return part._replace(values=values, states=states)
 
     # ---- Tiers -------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class ColdRows:
         pairs = [torch.stack([keys, self._layout.numbers(records)], 1) for keys, records in tier.items()]
         return torch.cat([torch.empty(0, 2, dtype=torch.int64), *pairs])
 
-    def make_current(self) -> None:
+    def flush(self) -> None:
         """Flush all records, before what the steps so far did to idle rows is forgotten."""
         self._forget_read_ahead()
         rows = OptimizerRows(self.owner._stored_weight()).table.rows

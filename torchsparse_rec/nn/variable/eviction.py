@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...optim._tables import table_of
+from ...tables.table import table_of
 from .keys import packed, unpacked
 from .options import CacheStrategy, GlobalStepEvict, L2WeightEvict, LFUEvict, LRUEvict
 
@@ -74,7 +74,7 @@ class Eviction:
             if owner.admission is not None:
                 owner._note_erased(owner.admission.expire(before))
         elif isinstance(option, L2WeightEvict):
-            table_of(owner._stored_weight()).make_current()
+            table_of(owner._stored_weight()).flush()
             threshold = option.l2_weight_threshold
             gone = self._evict(lambda rows, versions: self._halves(rows) < threshold)
             if owner.cold is not None:

@@ -11,12 +11,12 @@ from torch.nn import Parameter
 
 from ... import ops
 from ...ops.row_optimizer import row_optimizer_make_current_
-from ...optim._clock import ITS_ROWS, Clock
-from ...optim._row_optimizer import RowOptimizer
-from ...optim._tables import accumulator_dtype, note_change, table_of
+from ...optim.row_optimizer import RowOptimizer
+from ...tables.clock import ITS_ROWS, Clock
+from ...tables.table import accumulator_dtype, note_change, table_of
 from .memory import new_zeros
 
-__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "catch_up"]
+__all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "flush_rows"]
 
 # The step of rows that are up to date as of the step at which the optimizer's history begins.
 BEFORE_HISTORY = -1
@@ -178,7 +178,7 @@ class OptimizerRows:
         states = {column.name: column.values.index_select(0, rows) for column in self.columns()}
         its = self.table.rows
         if its is not None and its.last_step is not None and its.current != its.clock.step:
-            catch_up(its.clock, values, states, its.last_step.index_select(0, rows))
+            flush_rows(its.clock, values, states, its.last_step.index_select(0, rows))
         return values, states
 
     def moves_all_rows(self) -> bool:
@@ -216,13 +216,13 @@ class OptimizerRows:
             state["step"] = torch.tensor(float(steps))
         note_change()
 
-    def make_current(self) -> None:
+    def flush(self) -> None:
         """Flush all rows and states, and forget the history of past steps, as before a checkpoint."""
         if self.table.rows is not None:
             self.table.rows.clock.restart()
 
 
-def catch_up(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_step: Tensor) -> None:
+def flush_rows(clock: Clock, values: Tensor, states: Mapping[str, Tensor], last_step: Tensor) -> None:
     """
     Bring copies of rows up to date, in place.
 

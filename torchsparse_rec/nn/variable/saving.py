@@ -215,7 +215,7 @@ class Saving(VariablePart):
             if kind == "delta":
                 assert self._saved is not None
                 since = None if optimizer.moves_all_rows() else self._saved[0]
-            optimizer.make_current()
+            optimizer.flush()
             base = self._saved[2] if kind == "delta" and self._saved is not None else None
             with store.writer(kind, self._metadata(optimizer), base=base, on_phase=on_phase) as writer:
                 if kind == "delta" and self._erased:

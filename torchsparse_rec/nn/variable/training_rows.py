@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ... import ops
 from ..._torch import is_in_ddp, is_in_fsdp
-from ...optim._tables import table_of
+from ...tables.table import table_of
 from .base import VariablePart
 from .optimizer_rows import OptimizerRows
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..jagged import JaggedTensor
 from ..ops.jagged import nested_to_jagged, row_ids_to_offsets
 from ._arrow import is_arrow, raw_of_arrow
-from ._raw import Raw, Strings
+from .raw import Raw, Strings
 
 _FORMS = (
     "a tensor, a numpy array or a list of [B] or [B, k], a list of lists, a JaggedTensor, a torch.nested jagged "

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from .._torch import as_stored, grad_of, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
-from ._clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
-from ._gradients import gradient_of, update
-from ._in_backward import InBackward
-from ._lagging import can_lag, mark_lagging
-from ._tables import (
+from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
+from ..tables.gradients import StepGroup, gradient_of, update
+from ..tables.stale import can_be_stale, mark_stale
+from ..tables.table import (
     Gradient,
     Rows,
     Table,
@@ -28,8 +27,9 @@ from ._tables import (
     table_of,
     writing,
 )
+from ._in_backward import InBackward
 
-__all__ = ["Rule", "RowOptimizer", "StepGroup"]
+__all__ = ["Rule", "RowOptimizer"]
 
 
 class Rule(NamedTuple):
@@ -40,25 +40,6 @@ class Rule(NamedTuple):
     states: tuple[str, ...]
     # False if the history cannot hold this step's effect on rows without gradient: with lr * weight_decay of 1 or more.
     regular: bool = True
-
-
-class StepGroup(NamedTuple):
-    """Tables that one call of an operator can step."""
-
-    parameters: list[Tensor]
-    weights: list[Tensor]
-    states: list[Tensor]
-    last_steps: list[Tensor]
-    history: Tensor | None
-    rule: int
-    hyperparameters: list[float]
-    step: int
-    base: int
-    maximize: bool
-    rounding_seeds: list[int]
-    all_rows: bool
-    """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
-    clock: Clock
 
 
 class _Lists:
@@ -315,7 +296,7 @@ class RowOptimizer(InBackward):
         state = self._stored_state[parameter]
         state.update(self._wide.pop(parameter, {}))  # once: a later call must not undo steps taken since
         place = parameter.dtype, parameter.device
-        key = (id(group), table.owned and can_lag(parameter), self._steps_taken(state), *place)
+        key = (id(group), table.owned and can_be_stale(parameter), self._steps_taken(state), *place)
         clock = new.setdefault(key, Clock(*key[:3]))
         rows = table.rows = Rows(self, state, clock, place, seed)
         clock.add(table)
@@ -351,7 +332,7 @@ class RowOptimizer(InBackward):
         """Begin a new history, for a rule, states or an eps other than those of the past steps."""
         for growing in growing_among(table.parameter for table in tables):
             growing.history_ends()
-        clock.make_current(tables)
+        clock.flush(tables)
         for table in tables:
             assert table.rows is not None
             state, parameter = table.rows.state, table.parameter
@@ -414,6 +395,6 @@ class RowOptimizer(InBackward):
         for group in groups:
             group.clock.advance(group.hyperparameters, group.step)
             if group.clock.moves_weights:
-                mark_lagging(group.parameters)
+                mark_stale(group.parameters)
             for growing in growing_among(group.parameters):
                 growing.stepped()

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._torch import grad_of
 from ..ops.row_optimizer import row_optimizer_update_
-from ._tables import Gradient, accumulator_dtype, table_of
+from .clock import Clock
+from .table import Gradient, accumulator_dtype, table_of
 
-if TYPE_CHECKING:
-    from ._row_optimizer import StepGroup
+__all__ = ["StepGroup", "coalesced", "gradient_of", "merged", "update"]
 
-__all__ = ["coalesced", "gradient_of", "merged", "update"]
+
+class StepGroup(NamedTuple):
+    """Tables that one call of an operator can step."""
+
+    parameters: list[Tensor]
+    weights: list[Tensor]
+    states: list[Tensor]
+    last_steps: list[Tensor]
+    history: Tensor | None
+    rule: int
+    hyperparameters: list[float]
+    step: int
+    base: int
+    maximize: bool
+    rounding_seeds: list[int]
+    all_rows: bool
+    """Whether rows without gradient must be stepped too: the operator then needs a gradient for all rows."""
+    clock: Clock
 
 
 def coalesced(grad: Tensor) -> Tensor:
@@ -102,10 +119,10 @@ def update(group: StepGroup, gradients: list[Gradient]) -> None:
         )
         if all_rows:
             for k in members:
-                _mark_current(group.parameters[k], group.step)
+                _mark_fresh(group.parameters[k], group.step)
 
 
-def _mark_current(parameter: Tensor, step: int) -> None:
+def _mark_fresh(parameter: Tensor, step: int) -> None:
     rows = table_of(parameter).rows
     assert rows is not None
     rows.current = step

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._inputs import strings_of_list
-from ._raw import Strings
+from .inputs import strings_of_list
+from .raw import Strings
 
 
 class Vocabulary(torch.nn.Module):

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .._torch import as_stored
 from ..ops.row_optimizer import new_history, row_optimizer_advance_, row_optimizer_make_current_
-from ._lagging import mark_current
-from ._tables import accumulator_dtype, growing_among, note_change, writing
+from .stale import mark_fresh
+from .table import accumulator_dtype, growing_among, note_change, writing
 
 if TYPE_CHECKING:
-    from ._tables import Rows, Table
+    from .table import Rows, Table
 
 __all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "Plan"]
 
@@ -25,7 +25,7 @@ _FIRST_STEPS = 64
 
 # What a step does to rows without gradient: nothing, moves them later, or moves them at once.
 ITS_ROWS = "nothing"
-LATER = "they are caught up later"
+LATER = "they are flushed later"
 ALL_ROWS = "they are stepped too"
 
 
@@ -86,7 +86,7 @@ class Clock:
     def part_from(self, table: Table) -> None:
         """Remove a table, all rows of which are up to date."""
         self._remove(table)
-        mark_current(table.parameter)
+        mark_fresh(table.parameter)
 
     def _remove(self, table: Table) -> None:
         self._tables = [reference for reference in self._tables if reference() is not table]
@@ -108,7 +108,7 @@ class Clock:
             later = plan.others == LATER
             rows.last_step = torch.zeros(weight.shape[0], dtype=torch.int32, device=device) if later else None
             if not plan.moves_weights:
-                mark_current(weight)
+                mark_fresh(weight)
         self._share_steps()
         note_change()
 
@@ -156,7 +156,7 @@ class Clock:
         tables = self.tables()
         for growing in growing_among(table.parameter for table in tables):
             growing.history_ends()
-        self.make_current(tables)
+        self.flush(tables)
         self.step = self.base = self.step if step is None else step
         for table in tables:
             assert table.rows is not None
@@ -165,30 +165,30 @@ class Clock:
                 table.rows.last_step.zero_()
 
     @torch.no_grad()
-    def make_current(self, tables: list[Table]) -> None:
+    def flush(self, tables: list[Table]) -> None:
         """Bring the weights and states of the given tables up to date."""
-        if not self._behind(tables):
+        if not self._stale(tables):
             return
         with writing(table.parameter for table in tables), self.lock, as_stored():
-            behind = self._behind(tables)  # again: another thread may have brought them up to date
-            if not behind:
+            stale = self._stale(tables)  # again: another thread may have brought them up to date
+            if not stale:
                 return
             assert self.history is not None
             row_optimizer_make_current_(
-                [t.weight() for t, _ in behind],
-                [state for _, r in behind for state in r.states],
-                [r.last_step for _, r in behind if r.last_step is not None],
+                [t.weight() for t, _ in stale],
+                [state for _, r in stale for state in r.states],
+                [r.last_step for _, r in stale if r.last_step is not None],
                 self.history,
                 rule=self.rule,
                 hyperparameters=self.hyperparameters,
                 step=self.step,
                 base=self.base,
-                rounding_seeds=self.rounding_seeds([t for t, _ in behind]),
+                rounding_seeds=self.rounding_seeds([t for t, _ in stale]),
             )
-            for _, rows in behind:
+            for _, rows in stale:
                 rows.current = self.step
 
-    def _behind(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
+    def _stale(self, tables: list[Table]) -> list[tuple[Table, Rows]]:
         """Return the tables of which a row may be stale, each with its ``Rows``."""
         if self.history is None:
             return []

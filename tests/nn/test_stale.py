@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize, prune
 
 from torchsparse_rec import nn, optim
 from torchsparse_rec._torch import as_stored
-from torchsparse_rec.optim._lagging import LaggingParameter
+from torchsparse_rec.tables.stale import StaleParameter
 
 MODES = ["sparse", "fused"]
 
@@ -27,7 +27,7 @@ def behind(grad_mode: str = "sparse"):
     """Train a table until rows are stale; return its parameter, what that should be, its model and optimizer."""
     model, optimizer, want = trained(grad_mode)
     parameter = next(model.table.parameters())
-    assert type(parameter) is LaggingParameter
+    assert type(parameter) is StaleParameter
     with as_stored():
         assert not torch.allclose(parameter, want, rtol=2e-5, atol=1e-6), "no row is behind: the test shows nothing"
     return parameter, want, model, optimizer
@@ -239,7 +239,7 @@ def test_the_class_comes_with_the_first_row_that_lags() -> None:
             module(torch.tensor([1, 2])).sum().backward()
         for optimizer in optimizers:
             optimizer.step()
-    assert [type(next(x.parameters())) for x in (table, dense, lazy)] == [LaggingParameter, Parameter, Parameter]
+    assert [type(next(x.parameters())) for x in (table, dense, lazy)] == [StaleParameter, Parameter, Parameter]
 
 
 def test_a_parameter_of_a_class_of_its_own_never_lags() -> None:

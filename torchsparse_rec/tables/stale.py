@@ -3,7 +3,7 @@ The class of parameters that have stale rows: these are flushed before code outs
 
 Modules and optimizers of this package know which rows are stale, and work on tables as they are stored
 (:data:`~torchsparse_rec.ops._autograd.as_stored`). When other code calls a function of torch on such a parameter,
-torch calls :meth:`LaggingParameter.__torch_function__` first.
+torch calls :meth:`StaleParameter.__torch_function__` first.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, grad_of
-from ._tables import table_if_any
+from .table import table_if_any
 
-__all__ = ["LaggingParameter", "can_lag", "is_parameter", "mark_current", "mark_lagging"]
+__all__ = ["StaleParameter", "can_be_stale", "is_parameter", "mark_fresh", "mark_stale"]
 
 # Functions and attributes that read and write no element: they need no flush.
 _METADATA = {
@@ -46,7 +46,7 @@ _METADATA = {
 _CLIPPING = torch.nn.utils.clip_grad_norm_.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
 
 
-class LaggingParameter(Parameter):
+class StaleParameter(Parameter):
     """
     A table's parameter while an optimizer of this package may leave rows of it stale. Copies are plain Parameters.
 
@@ -60,9 +60,9 @@ class LaggingParameter(Parameter):
         others = tuple(other for other in types if other is not cls)
         if func not in _METADATA or others:
             if not torch.compiler.is_compiling():
-                _catch_up([args, kwargs])
+                _flush_among([args, kwargs])
             elif not torch.compiler.is_exporting():
-                _catch_up_untraced([args, kwargs])
+                _flush_untraced([args, kwargs])
         for other in others:
             result = other.__torch_function__(func, others, args, kwargs)
             if result is not NotImplemented:
@@ -99,13 +99,13 @@ class LaggingParameter(Parameter):
 
     def __repr__(self) -> str:  # type: ignore[override]
         """Return the ``repr`` of a plain Parameter with the same values."""
-        _catch_up(self)
+        _flush_among(self)
         with as_stored():
             return repr(Parameter(self.detach(), self.requires_grad))
 
     def __deepcopy__(self, memo: Any) -> Any:
         """Return a deep copy, which is a plain Parameter."""
-        _catch_up(self)
+        _flush_among(self)
         if id(self) not in memo:
             with as_stored():
                 values = self.detach().clone(memory_format=torch.preserve_format)
@@ -113,60 +113,60 @@ class LaggingParameter(Parameter):
         return memo[id(self)]
 
 
-def can_lag(parameter: Tensor) -> bool:
-    """Say whether the parameter's class may be changed to ``LaggingParameter`` and back: a user's own class may not."""
-    return type(parameter) in (Parameter, LaggingParameter)
+def can_be_stale(parameter: Tensor) -> bool:
+    """Say whether the parameter's class may be changed to ``StaleParameter`` and back: a user's own class may not."""
+    return type(parameter) in (Parameter, StaleParameter)
 
 
 def is_parameter(x: Tensor) -> bool:
     """Say whether ``x`` is a Parameter of any class; ``isinstance()`` is slow for other classes than Parameter."""
-    return can_lag(x) or isinstance(x, Parameter)
+    return can_be_stale(x) or isinstance(x, Parameter)
 
 
-def mark_lagging(parameters: Iterable[Tensor]) -> None:
+def mark_stale(parameters: Iterable[Tensor]) -> None:
     """
-    Make the parameters that have stale rows ``LaggingParameter``.
+    Make the parameters that have stale rows ``StaleParameter``.
 
     Tables that grow are left out: only their module knows their rows.
     """
     for parameter in parameters:
         if type(parameter) is Parameter:
             table = table_if_any(parameter)
-            if table is not None and table.growing is None and table.is_behind():
-                parameter.__class__ = LaggingParameter  # type: ignore[assignment]
+            if table is not None and table.growing is None and table.is_stale():
+                parameter.__class__ = StaleParameter  # type: ignore[assignment]
 
 
-def mark_current(parameter: Tensor) -> None:
+def mark_fresh(parameter: Tensor) -> None:
     """Make a parameter that has no stale rows a plain Parameter again."""
-    if type(parameter) is LaggingParameter:
+    if type(parameter) is StaleParameter:
         parameter.__class__ = Parameter  # type: ignore[assignment]
 
 
-def _catch_up(arguments: Any) -> None:
-    for parameter in _lagging_among(arguments):
+def _flush_among(arguments: Any) -> None:
+    for parameter in _stale_among(arguments):
         table = table_if_any(parameter)
         if table is None or table.rows is None:  # torch.utils.swap_tensors gave it this class
-            mark_current(parameter)
+            mark_fresh(parameter)
         elif table.rows.optimizer() is None:
             table.release()
         else:
-            table.make_current()
+            table.flush()
 
 
 @torch.compiler.disable(
     reason="rows of a table are brought up to date before they are read, which cannot be part of a graph: use "
     "grad_mode='dense' for the table, or compile without fullgraph"
 )
-def _catch_up_untraced(arguments: Any) -> None:
-    _catch_up(arguments)
+def _flush_untraced(arguments: Any) -> None:
+    _flush_among(arguments)
 
 
-def _lagging_among(x: Any) -> Iterator[Tensor]:
-    if type(x) is LaggingParameter:
+def _stale_among(x: Any) -> Iterator[Tensor]:
+    if type(x) is StaleParameter:
         yield x
     elif isinstance(x, (list, tuple)):
         for each in x:
-            yield from _lagging_among(each)
+            yield from _stale_among(each)
     elif isinstance(x, dict):
         for each in x.values():
-            yield from _lagging_among(each)
+            yield from _stale_among(each)

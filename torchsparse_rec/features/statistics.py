@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._raw import Strings
+from .raw import Strings
 
 
 class WordCounts:

@@ -17,25 +17,32 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ._clock import Clock
-    from ._row_optimizer import RowOptimizer
+    from ..optim.row_optimizer import RowOptimizer
+    from .clock import Clock
 
 __all__ = [
     "Collected",
     "Gradient",
     "Rows",
+    "SECOND_BACKWARD",
     "Table",
     "are_same",
     "changes",
     "forget_collected",
     "Growing",
     "growing_among",
-    "is_growing_behind",
+    "is_growing_stale",
     "note_change",
     "table_if_any",
     "table_of",
     "writing",
 ]
+
+SECOND_BACKWARD = (
+    "grad_mode='fused': a second backward() reached a table before its optimizer's step(), but the first has updated "
+    "it already (in the same thread or another, or it raised). Add up the losses for one backward(), call step() after "
+    "each, or choose grad_mode='sparse' for the table, whose gradients accumulate"
+)
 
 # Tables by the id of their parameter; when the parameter dies, its table is removed. A table is no attribute of the
 # parameter, as attributes go into files, which torch.load would then refuse.
@@ -181,23 +188,23 @@ class Table:
         self.release()
         self.owned = False
 
-    def is_behind(self) -> bool:
+    def is_stale(self) -> bool:
         """Say whether a lookup must bring rows of the weight up to date."""
         rows = self.rows
         return rows is not None and rows.clock.moves_weights and rows.current != rows.clock.step
 
-    def make_current(self) -> None:
+    def flush(self) -> None:
         """Bring the weight up to date, in place and without a graph, at no cost where no row is stale."""
         rows = self.rows
         if rows is not None and rows.clock.moves_weights:
-            rows.clock.make_current([self])
+            rows.clock.flush([self])
 
     def release(self) -> None:
         """Bring weight and states up to date and leave the clock; the optimizer keeps the table's state."""
         if self.rows is not None:
             for growing in growing_among([self.parameter]):
                 growing.history_ends()
-            self.rows.clock.make_current([self])
+            self.rows.clock.flush([self])
             self.rows.clock.part_from(self)
             state = self.rows.state
             if "step" in state:
@@ -248,10 +255,10 @@ def growing_among(parameters: Iterable[Tensor]) -> list[Growing]:
     return sorted(found, key=lambda growing: growing.lock_number()) if len(found) > 1 else found
 
 
-def is_growing_behind(growing: Growing) -> bool:
+def is_growing_stale(growing: Growing) -> bool:
     """Say whether rows of a table that grows are stale, even while a trace puts another tensor for its parameter."""
     tables = [table for table in list(_tables.values()) if table.growing is not None and table.growing() is growing]
-    return any(table.is_behind() for table in tables)
+    return any(table.is_stale() for table in tables)
 
 
 @contextmanager
