@@ -38,7 +38,7 @@ FIRST_ROOMS = ["cuda", "ops", "compat"]
 LAST_TESTS = ["test_layout_of_inputs_does_not_matter", "test_expanded_inputs", "test_gradients_of_gradients"]
 # Rows with a target for their share of the bandwidth come first, then the other kernels, then whole trainings. Every
 # row's name begins with "".
-FIRST_ROWS = ["embedding/", "row_update", "adam/update", "segment/", "unique/", "hash/", "embedding_variable/"]
+FIRST_ROWS = ["embedding/", "row_update", "adam/update", "sparse_segment/", "unique/", "hash/", "embedding_variable/"]
 FIRST_ROWS += ["embedding_lookup/", "sparse_tensor/", "overhead/", "adam/", "features/", "wide_deep/step", ""]
 
 

@@ -31,12 +31,12 @@
 //   sqrtn: (<grad[b], x_i> - <grad[b], output[b]> w_i / q) / q  with q = sqrt(sum w^2)
 //   Zero where the denominator is zero and for padding.
 //
-// Determinism and precision of sums: as in segment.h.
+// Determinism and precision of sums: as in sparse_segment.h.
 // Source: torch.nn.functional.embedding and embedding_bag; tf.nn.embedding_lookup_sparse for the weighted modes.
 #pragma once
 #include "abi.h"
 #include "dispatch.h"
-#include "segment.h"
+#include "sparse_segment.h"
 
 namespace tsr {
 

@@ -39,7 +39,7 @@
 // * Errors: as embedding_bag; ValueError for what names no table, key or mode, for counts of bags that do not fit
 //   offsets, and for unequal ones side by side. Ids of keys without lookups are not looked at. On CPU an error comes
 //   before anything is written.
-// Determinism and precision of sums: as in segment.h.
+// Determinism and precision of sums: as in sparse_segment.h.
 // Source: fbgemm's table-batched embeddings (the idea); torch.nn.functional.embedding_bag (the meaning).
 #pragma once
 #include "embedding.h"

@@ -24,7 +24,7 @@
 // * grad has the accumulator's dtype: float32 for half types, else the dtype of params. rows: IndexError outside
 //   [0, V).
 //
-// Determinism: as in segment.h.
+// Determinism: as in sparse_segment.h.
 // Source: tf.nn.embedding_lookup, tf.nn.embedding_lookup_sparse, tf.clip_by_norm.
 #pragma once
 #include "embedding.h"

@@ -25,7 +25,7 @@
 
 #include "abi.h"
 #include "dispatch.h"
-#include "segment.h"
+#include "sparse_segment.h"
 #include "shared_memory.h"
 
 namespace tsr {

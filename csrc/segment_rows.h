@@ -31,12 +31,12 @@
 //
 // Determinism: every element of the result is computed by one thread in the order above: the same bits on every run,
 // for every number of threads and every instruction set. On CUDA too the bits are the same on every run; there the rows
-// of a segment are taken in pieces of 128, and then the pieces in their order. Precision of sums: as in segment.h.
+// of a segment are taken in pieces of 128, and then the pieces in their order. Precision of sums: as in sparse_segment.h.
 // Source: tf.math.segment_{sum,mean,max,min,prod}, tf.math.unsorted_segment_{sum,mean,sqrt_n,max,min,prod}.
 #pragma once
 #include <limits>
 
-#include "segment.h"
+#include "sparse_segment.h"
 
 namespace tsr {
 

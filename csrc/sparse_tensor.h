@@ -47,7 +47,7 @@
 // Source: tf.sparse.{reshape, fill_empty_rows, reorder, to_dense}, SparseFillEmptyRowsGrad.
 #pragma once
 #include "hash.h"
-#include "segment.h"
+#include "sparse_segment.h"
 
 namespace tsr {
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import ops
 from ._arguments import as_size, as_tensor
-from ._segment import keep_coalesced, segment_reduce
+from ._sparse_segment import keep_coalesced, segment_reduce
 from ._tensors import RaggedTensor, SparseTensor
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -38,7 +38,7 @@ from ._raw_sparse_tensor import SparseReshape as SparseReshape
 from ._raw_sparse_tensor import SparseToDense as SparseToDense
 from ._raw_unique import UniqueV2 as UniqueV2
 from ._raw_unique import UniqueWithCountsV2 as UniqueWithCountsV2
-from ._segment import segment_grad, segment_grad_v2, segment_reduce
+from ._sparse_segment import segment_grad, segment_grad_v2, segment_reduce
 from ._unique import Unique as _Unique
 from ._unique import UniqueWithCounts as _UniqueWithCounts
 from ._unique import unique, unique_with_counts

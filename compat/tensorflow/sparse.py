@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._cross import cross as cross
 from ._cross import cross_hashed as cross_hashed
-from ._segment import segment_reduce
+from ._sparse_segment import segment_reduce
 from ._sparse import fill_empty_rows as fill_empty_rows
 from ._sparse import from_dense as from_dense
 from ._sparse import reorder as reorder

@@ -3,7 +3,7 @@
 #pragma once
 #include <cmath>
 
-#include "../segment.h"
+#include "../sparse_segment.h"
 
 namespace tsr {
 

@@ -2,7 +2,7 @@
 // with respect to a table.
 #pragma once
 #include "../cuda.h"
-#include "../segment.h"
+#include "../sparse_segment.h"
 
 namespace tsr {
 

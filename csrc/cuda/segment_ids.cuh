@@ -1,7 +1,7 @@
 // Segment ids as kernels read them: checked, searched and counted.
 #pragma once
 #include "../cuda.h"
-#include "../segment.h"
+#include "../sparse_segment.h"
 #include "device.cuh"
 
 namespace tsr {

@@ -1,6 +1,6 @@
 // What the gradients with respect to per_sample_weights are made of.
 #pragma once
-#include "../segment.h"
+#include "../sparse_segment.h"
 #include "table_shards.cuh"
 
 namespace tsr {

@@ -13,7 +13,7 @@ KINDS = ("sign", "bound", "step", "race")  # as in cuda.py; threads that write t
 
 MUTATIONS = [
     Mutation(
-        "segment.cpp",
+        "sparse_segment.cpp",
         "race",
         "__atomic_fetch_add(count + from[i], run - i, __ATOMIC_RELAXED);",
         "count[from[i]] += run - i;",

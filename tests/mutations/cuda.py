@@ -186,12 +186,12 @@ MUTATIONS = [
     ),
     Mutation("row_update.cu", "bound", "aligned && stride % width == 0", "aligned", "any_distance_apart"),
     Mutation("row_update.cu", "step", "store_vector<T, width>(weight, row.weight);", "", "row_update and by_hand"),
-    Mutation("segment.cu", "sign", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
+    Mutation("sparse_segment.cu", "sign", "A(1) / (reduction", "A(-1) / (reduction", "reduce_grad"),
     Mutation("segment_ids.cuh", "bound", "entries, segments, offsets);", "entries, segments - 1, offsets);", "segment"),
     Mutation(
         "segment_ids.cuh", "bound", "begin_lanes >> (lane + 1)", "begin_lanes >> (lane + 2)", "gradients_of_segments"
     ),
-    Mutation("segment.cu", "step", "n : sqrt(n)", "n : n", "reduce_grad"),
+    Mutation("sparse_segment.cu", "step", "n : sqrt(n)", "n : n", "reduce_grad"),
     Mutation("sparse_tensor.cu", "bound", "id < 0 || id >= rows", "id < 0 || id > rows", "name_the_argument"),
     Mutation("sparse_tensor.cu", "bound", "rows + 1, i + 1) - 1", "rows + 1, i) - 1", "offsets_to_row_ids"),
     Mutation("sparse_tensor.cu", "sign", "offset < offsets[r - 1]", "offset > offsets[r - 1]", "offsets_to_row_ids"),
@@ -282,7 +282,7 @@ MUTATIONS = [
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
     Mutation("unique.cu", "step", "return u == units;", "return true;", "rows_made_to_collide"),
-    Mutation("segment.cu", "bound", "id >= 0 && id < segments) return", "id >= 0 && id <= segments) return", "segment"),
+    Mutation("sparse_segment.cu", "bound", "id >= 0 && id < segments) return", "id >= 0 && id <= segments) return", "segment"),
     Mutation("unique.cu", "bound", "slot = slot + 1 == capacity ? 0 : slot + 1", "slot = slot + 1", "unique"),
     Mutation(
         "table_insert.cu", "sign", "in.counters[kUsed] += given - reused;", "in.counters[kUsed] += given;", "table"

@@ -62,7 +62,7 @@ class Family(NamedTuple):
 
 # Names as files_named() takes them. A fault names a family, not the test that must notice it.
 FAMILIES = {
-    "segment": Family(("segment", "segment_tensorflow", "sums"), "sparse_segment"),
+    "sparse_segment": Family(("sparse_segment", "sparse_segment_tensorflow", "sums"), "sparse_segment"),
     "segment_rows": Family(("segment_rows*", "indexed_slices", "sums"), "segment"),
     "unique": Family(("unique*", "indexed_slices"), "unique"),
     "hash": Family(("hash*", "features", "features_inputs"), "hash or fingerprint or cross"),

@@ -35,15 +35,15 @@ def test_all_tests_stand_on_some_files(touched: ModuleType, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "family", "other"),
     [
-        ("csrc/cpu/unique_hashed.h", "ops/test_unique.py", "ops/test_segment.py"),
-        ("csrc/cuda/unique.cu", "emulation/test_unique.py", "ops/test_segment.py"),
+        ("csrc/cpu/unique_hashed.h", "ops/test_unique.py", "ops/test_sparse_segment.py"),
+        ("csrc/cuda/unique.cu", "emulation/test_unique.py", "ops/test_sparse_segment.py"),
         (
             "csrc/cpu/embedding_collection_update.cpp",
             "ops/test_embedding_collection.py",
             "ops/test_embedding_lookup.py",
         ),
         ("csrc/hash_farm.h", "ops/test_hash_cross.py", "ops/test_unique.py"),
-        ("torchsparse_rec/ops/segment.py", "ops/test_segment.py", "ops/test_unique.py"),
+        ("torchsparse_rec/ops/sparse_segment.py", "ops/test_sparse_segment.py", "ops/test_unique.py"),
         # Included by another family, too.
         ("csrc/row_update.h", "ops/test_row_optimizer.py", "ops/test_unique.py"),
     ],

@@ -29,7 +29,7 @@ from samples.integers import unique_rows_samples, unique_samples
 from samples.row_optimizer import advance_samples, current_samples, make_current_samples, update_samples
 from samples.row_update import row_update_samples
 from samples.sample import Sample
-from samples.segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
+from samples.sparse_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
 from samples.segment_rows import (
     gradient_segment_rows_samples,
     segment_reduce_backward_samples,

@@ -1,7 +1,7 @@
 """
 Family ``segment``: sparse segment reductions and their gradients.
 
-Contract and order of summation: csrc/segment.h. Kernels: csrc/cpu/segment.cpp, csrc/cuda/segment.cu.
+Contract and order of summation: csrc/sparse_segment.h. Kernels: csrc/cpu/sparse_segment.cpp, csrc/cuda/sparse_segment.cu.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def forward_row(mode: str, targets: dict[str, float], shape: Shape = Shape()) ->
         return Case(ours, peers, check, bytes_of(p, p.num_segments), ids=len(p.indices), sizes=p.sizes())
 
     what = f"sparse_segment_{mode}, {shape.spread} indices"
-    return Row(f"segment/{mode}{shape.name()}", what, build, targets, CudaTargets(copy_share=CUDA_SHARE))
+    return Row(f"sparse_segment/{mode}{shape.name()}", what, build, targets, CudaTargets(copy_share=CUDA_SHARE))
 
 
 # ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Form:
 
     def name(self) -> str:
         """Return the benchmark row's name."""
-        return f"segment/{self.mode}-grad{'-v2' if self.compact else ''}{'-out' if self.reuse else ''}"
+        return f"sparse_segment/{self.mode}-grad{'-v2' if self.compact else ''}{'-out' if self.reuse else ''}"
 
     def what(self) -> str:
         """Describe the form in words."""

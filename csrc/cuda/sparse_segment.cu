@@ -1,5 +1,5 @@
 #include "../cuda.h"
-#include "../segment.h"
+#include "../sparse_segment.h"
 #include "device.cuh"
 #include "pool.cuh"
 #include "row_groups.cuh"

@@ -1,4 +1,4 @@
-#include "../segment.h"
+#include "../sparse_segment.h"
 
 #include <cmath>
 
