@@ -48,7 +48,7 @@ _ROOMS = {
 # Families of operators. The names of a family's files begin with the family's name.
 _FAMILIES = (
     *("bucketize", "embedding", "embedding_collection", "hash", "record", "row_optimizer", "row_update"),
-    *("segment_rows", "sparse_segment", "sparse_tensor", "table", "unique", "unique_rows"),
+    *("segment", "sparse_segment", "sparse_tensor", "table", "unique", "unique_rows"),
 )
 _OPERATORS = ("csrc/", "torchsparse_rec/ops/")
 _OPERATOR_ROOMS = ("ops", "emulation")

@@ -1,4 +1,4 @@
-"""Benchmark rows of the ``segment`` family: sparse segment reductions, and their gradients in both forms."""
+"""Benchmark rows of the ``sparse_segment`` family: sparse segment reductions, and their gradients in both forms."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@
 // Source: torch.nn.functional.embedding and embedding_bag; tf.nn.embedding_lookup_sparse for the weighted modes.
 #pragma once
 #include "abi.h"
+#include "checks.h"
 #include "dispatch.h"
-#include "sparse_segment.h"
 
 namespace tsr {
 

@@ -23,9 +23,7 @@
 #pragma once
 #include <cmath>
 
-#include "abi.h"
-#include "dispatch.h"
-#include "sparse_segment.h"
+#include "checks.h"
 #include "shared_memory.h"
 
 namespace tsr {
@@ -337,35 +335,6 @@ inline void check_hyperparameters(RowRule rule, const std::vector<double>& h) {
   if (!is_ftrl) return;
   must(h[3] >= 0, 3, ">= 0");
   must(h[4] <= 0, 4, "<= 0");
-}
-
-// Elements of memory from one row of x to the next.
-inline int64_t row_stride(const Tensor& x) { return x.size(0) > 1 ? x.stride(0) : row_elements(x); }
-
-inline std::string strides_text(const Tensor& x) {
-  std::ostringstream text;
-  for (int64_t d = 0; d < x.dim(); ++d) text << (d ? ", " : "[") << x.stride(d);
-  return text.str() + "]";
-}
-
-// Whether each row is contiguous and apart from the others, whatever the distance between them.
-inline bool has_whole_rows(const Tensor& x) {
-  if (x.numel() == 0) return true;
-  int64_t expected = 1;
-  bool contiguous = true;
-  for (int64_t d = x.dim() - 1; d > 0; --d) {
-    contiguous = contiguous && (x.size(d) == 1 || x.stride(d) == expected);
-    expected *= x.size(d);
-  }
-  return contiguous && row_stride(x) >= expected;
-}
-
-// A tensor that is written row by row. `argument` is a name, or anything else that prints as one.
-template <class Name>
-void check_written_rows(const char* op, const Name& argument, const Tensor& x) {
-  TSR_CHECK_VALUE(has_whole_rows(x), op, ": ", argument,
-                  " must have rows that are contiguous and do not overlap, as it is written in place, got strides ",
-                  strides_text(x), " of shape ", shape_text(x));
 }
 
 inline void check_row_tensors(const char* op, const Tensor& weight, const RowStates& states,

@@ -1,4 +1,4 @@
-// segment: sparse segment reductions and their gradients.
+// sparse_segment: sparse segment reductions and their gradients.
 //
 // Forward, sparse_segment_reduce(data [V, ...], indices [N], segment_ids [N], num_segments, reduction) -> [S, ...]:
 //   out[s] = scale(s) * sum of data[indices[i]] over the i with segment_ids[i] == s, added in the order of i
@@ -28,53 +28,10 @@
 // piece), and the parts are added in float64. Up to 16 terms are added one by one; so are those of float64.
 // Source: tf.sparse.segment_{sum,mean,sqrt_n}; SparseSegment*Grad and SparseSegment*GradV2.
 #pragma once
-#include "abi.h"
-#include "dispatch.h"
+#include "checks.h"
 #include "shared_memory.h"
 
 namespace tsr {
-
-// The values of `reduction` (segment) and `mode` (embedding) in the schemas; torchsparse_rec/ops/_reduction.py mirrors
-// them.
-enum class Reduction : int64_t { kSum = 0, kMean = 1, kSqrtN = 2, kMax = 3, kMin = 4, kProd = 5 };
-
-inline Reduction check_reduction(const char* op, int64_t reduction, bool allow_max) {
-  const int64_t last = static_cast<int64_t>(allow_max ? Reduction::kMax : Reduction::kSqrtN);
-  TSR_CHECK_VALUE(reduction >= 0 && reduction <= last, op, ": reduction must be in [0, ", last, "], got ", reduction);
-  return static_cast<Reduction>(reduction);
-}
-
-// `argument` is a name, or anything else that prints as one: it is only read when there is something to say.
-template <class Name>
-void check_vector(const char* op, const Name& argument, const Tensor& x) {
-  TSR_CHECK_VALUE(x.dim() == 1, op, ": ", argument, " must have rank 1, got shape ", shape_text(x));
-}
-
-inline void check_index_dtype(const char* op, const char* argument, const Tensor& x) {
-  dispatch_index(x.scalar_type(), op, argument, [](auto) {});
-}
-
-inline void check_float_dtype(const char* op, const char* argument, const Tensor& x) {
-  dispatch_float(x.scalar_type(), op, argument, [](auto) {});
-}
-
-// A number of rows, segments or bags that offsets, one more, are made of.
-inline void check_count(const char* op, const char* argument, int64_t count) {
-  TSR_CHECK_VALUE(count >= 0, op, ": ", argument, " must be >= 0, got ", count);
-  TSR_CHECK_VALUE(count < INT64_MAX, op, ": ", argument, " must be below 2^63 - 1, got ", count);
-}
-
-// The number of segments where the last of sorted ids says it.
-inline int64_t segments_up_to(const char* op, int64_t last_id, int64_t position) {
-  TSR_CHECK_VALUE(last_id >= 0 && last_id < INT64_MAX - 1, op, ": segment_ids[", position,
-                  "] must be in [0, 2^63 - 2), got ", last_id);
-  return last_id + 1;
-}
-
-// What asks for as many segments: num_segments, or without it the last id.
-inline Asked asked_segments(const char* op, bool given, int64_t segments) {
-  return given ? Asked{op, "num_segments", segments} : Asked{op, "the last of segment_ids", segments - 1};
-}
 
 // What forward and gradients share: a floating tensor of rank >= 1 and two index vectors of one length.
 inline void check_segment_inputs(const char* op, const char* values_name, const Tensor& values, const Tensor& indices,

@@ -46,8 +46,8 @@
 // raises at once.
 // Source: tf.sparse.{reshape, fill_empty_rows, reorder, to_dense}, SparseFillEmptyRowsGrad.
 #pragma once
+#include "checks.h"
 #include "hash.h"
-#include "sparse_segment.h"
 
 namespace tsr {
 

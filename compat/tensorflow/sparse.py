@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ._cross import cross as cross
 from ._cross import cross_hashed as cross_hashed
-from ._sparse_segment import segment_reduce
 from ._sparse import fill_empty_rows as fill_empty_rows
 from ._sparse import from_dense as from_dense
 from ._sparse import reorder as reorder
@@ -18,6 +17,7 @@ from ._sparse import to_dense as to_dense
 from ._sparse_parts import concat as concat
 from ._sparse_parts import expand_dims as expand_dims
 from ._sparse_parts import slice as slice
+from ._sparse_segment import segment_reduce
 from ._sparse_sums import bincount as bincount
 from ._sparse_sums import sparse_dense_matmul as sparse_dense_matmul
 from ._sparse_tensor import SparseTensor as SparseTensor

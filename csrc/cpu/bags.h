@@ -3,7 +3,7 @@
 #pragma once
 #include <cmath>
 
-#include "../sparse_segment.h"
+#include "../checks.h"
 
 namespace tsr {
 

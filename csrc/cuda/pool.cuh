@@ -1,8 +1,8 @@
 // Rows of a table pooled bag by bag: the kernels behind the pooled lookups, the segment reductions and all gradients
 // with respect to a table.
 #pragma once
+#include "../checks.h"
 #include "../cuda.h"
-#include "../sparse_segment.h"
 
 namespace tsr {
 

@@ -44,7 +44,7 @@ struct PoolView {
   const int64_t* winners;    // [rows, columns]
   const int64_t* positions;  // [entries]
   Reduction reduction{};
-  acc_t<T> direction{};        // order_of the reduction (segment_rows.h)
+  acc_t<T> direction{};        // order_of the reduction (segment.h)
   bool is_signed = false;      // what the integers are that T stands for
   T empty{};                   // the result of a bag without entries
   acc_t<T>* values = nullptr;  // [bags, columns], written

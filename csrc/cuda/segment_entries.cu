@@ -1,7 +1,7 @@
 #include "bags.cuh"
 #include "row_groups.cuh"
+#include "segment.cuh"
 #include "segment_ids.cuh"
-#include "segment_rows.cuh"
 
 namespace tsr {
 namespace {

@@ -1,7 +1,7 @@
 // Segment ids as kernels read them: checked, searched and counted.
 #pragma once
+#include "../checks.h"
 #include "../cuda.h"
-#include "../sparse_segment.h"
 #include "device.cuh"
 
 namespace tsr {

@@ -1,6 +1,6 @@
 // What the gradients with respect to per_sample_weights are made of.
 #pragma once
-#include "../sparse_segment.h"
+#include "../checks.h"
 #include "table_shards.cuh"
 
 namespace tsr {

@@ -65,9 +65,13 @@ def test_choose_takes_beginnings_of_names(benchmarks):
 def test_list_prints_rows_and_runs_none(benchmarks, capsys):
     assert benchmarks("__main__").main(["--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert {"keras_report/sparse", "sparse_segment/sum-grad-v2-out", "unique/bounded", "hash/strings", "ncf/auto"} <= set(
-        names
-    )
+    assert {
+        "keras_report/sparse",
+        "sparse_segment/sum-grad-v2-out",
+        "unique/bounded",
+        "hash/strings",
+        "ncf/auto",
+    } <= set(names)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +348,8 @@ def test_tables_on_a_gpu_have_ten_gigabytes(benchmarks):
 
 
 @pytest.mark.parametrize(
-    "name", ["embedding/bag-max-128", "embedding/rows-sgd-16-zipf", "embedding/weights", "sparse_segment/mean-grad-v2-16-zipf"]
+    "name",
+    ["embedding/bag-max-128", "embedding/rows-sgd-16-zipf", "embedding/weights", "sparse_segment/mean-grad-v2-16-zipf"],
 )
 def test_rows_for_gpus_run_on_a_cpu_too(benchmarks, name, restore_threads):
     assert benchmarks("__main__").main([name, "--quick", "--threads", "1"]) == 0

@@ -212,16 +212,16 @@ MUTATIONS = [
         "  sums[threadIdx.x] = value;",
         "fill_empty_rows_grad",
     ),
-    Mutation("segment_entries.cu", "bound", "if (id >= segments) errors", "if (id > segments) errors", "segment_rows"),
-    Mutation("segment_entries.cu", "sign", "sources == nullptr ? e", "sources != nullptr ? e", "segment_rows"),
-    Mutation("segment_rows.cu", "sign", "x > total || x != x", "x < total || x != x", "segment_rows"),
-    Mutation("segment_rows.cu", "sign", "kMin ? ordered(x", "kMean ? ordered(x", "segment_rows"),
-    Mutation("segment_rows.cu", "step", "    if (later.count == 0) return;\n", "", "segment_rows"),
-    Mutation("segment_rows.cu", "bound", "count += later.count", "count += 0", "segment_rows"),
-    Mutation("segment_rows_backward.cu", "sign", "zeros == 1 ? share", "zeros == 2 ? share", "segment_rows"),
-    Mutation("segment_rows_backward.cu", "step", "      this->count[c] += times;\n", "", "segment_rows"),
-    Mutation("segment_rows_backward.cu", "bound", "segment >= 0 &&", "segment > 0 &&", "segment_rows"),
-    Mutation("segment_rows_backward.cu", "sign", "n : sqrt(n)", "sqrt(n) : n", "segment_rows"),
+    Mutation("segment_entries.cu", "bound", "if (id >= segments) errors", "if (id > segments) errors", "segment"),
+    Mutation("segment_entries.cu", "sign", "sources == nullptr ? e", "sources != nullptr ? e", "segment"),
+    Mutation("segment.cu", "sign", "x > total || x != x", "x < total || x != x", "segment"),
+    Mutation("segment.cu", "sign", "kMin ? ordered(x", "kMean ? ordered(x", "segment"),
+    Mutation("segment.cu", "step", "    if (later.count == 0) return;\n", "", "segment"),
+    Mutation("segment.cu", "bound", "count += later.count", "count += 0", "segment"),
+    Mutation("segment_backward.cu", "sign", "zeros == 1 ? share", "zeros == 2 ? share", "segment"),
+    Mutation("segment_backward.cu", "step", "      this->count[c] += times;\n", "", "segment"),
+    Mutation("segment_backward.cu", "bound", "segment >= 0 &&", "segment > 0 &&", "segment"),
+    Mutation("segment_backward.cu", "sign", "n : sqrt(n)", "sqrt(n) : n", "segment"),
     Mutation(
         "unique.cu", "sign", "if (found > entry) found = atomicMin", "if (found < entry) found = atomicMin", "unique"
     ),
@@ -282,7 +282,9 @@ MUTATIONS = [
     Mutation("table_shards.cu", "bound", "words[s] = rows;", "words[s] = rows - 1;", "shards"),
     Mutation("table_shards.cuh", "bound", "shards, r + 1)", "shards, r)", "shards"),
     Mutation("unique.cu", "step", "return u == units;", "return true;", "rows_made_to_collide"),
-    Mutation("sparse_segment.cu", "bound", "id >= 0 && id < segments) return", "id >= 0 && id <= segments) return", "segment"),
+    Mutation(
+        "sparse_segment.cu", "bound", "id >= 0 && id < segments) return", "id >= 0 && id <= segments) return", "segment"
+    ),
     Mutation("unique.cu", "bound", "slot = slot + 1 == capacity ? 0 : slot + 1", "slot = slot + 1", "unique"),
     Mutation(
         "table_insert.cu", "sign", "in.counters[kUsed] += given - reused;", "in.counters[kUsed] += given;", "table"
@@ -319,13 +321,13 @@ MUTATIONS = [
     Mutation("pool_plan.cu", "step", "first_total + k, part}", "first_total, part}", "pooled or bag or segment"),
     Mutation("sparse_tensor_rows.cu", "sign", "= d == 0 ? row : 0;", "= row;", "fill"),
     Mutation(
-        "segment_rows.cu",
+        "segment.cu",
         "step",
         "count == 0 ? later.value[c] : operation.fold(value[c], later.value[c])",
         "operation.fold(value[c], later.value[c])",
         "segment",
     ),
-    Mutation("segment_rows_backward.cu", "step", "      this->count[c] += later.count[c];\n", "", "segment"),
+    Mutation("segment_backward.cu", "step", "      this->count[c] += later.count[c];\n", "", "segment"),
     Mutation(
         "errors.cu",
         "sign",

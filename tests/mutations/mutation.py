@@ -63,7 +63,7 @@ class Family(NamedTuple):
 # Names as files_named() takes them. A fault names a family, not the test that must notice it.
 FAMILIES = {
     "sparse_segment": Family(("sparse_segment", "sparse_segment_tensorflow", "sums"), "sparse_segment"),
-    "segment_rows": Family(("segment_rows*", "indexed_slices", "sums"), "segment"),
+    "segment": Family(("segment*", "indexed_slices", "sums"), "segment and not sparse"),
     "unique": Family(("unique*", "indexed_slices"), "unique"),
     "hash": Family(("hash*", "features", "features_inputs"), "hash or fingerprint or cross"),
     "sparse_tensor": Family(("sparse_tensor*", "jagged", "compat_sparse_tensor"), "sparse or fill or row_ids"),
@@ -92,7 +92,7 @@ KERNEL_TESTS = (
     "pooling",
     "row_optimizer",
     "row_update",
-    "segment_rows",
+    "segment",
     "sparse_tensor",
     "unique_rows",
 )

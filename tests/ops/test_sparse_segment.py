@@ -1,4 +1,4 @@
-"""The sentences and checks of csrc/sparse_segment.h, one test each; rules for all operators are in test_operators.py."""
+"""The sentences and checks of csrc/sparse_segment.h, one test each; all operators' rules are in test_operators.py."""
 
 from __future__ import annotations
 

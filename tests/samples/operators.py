@@ -29,13 +29,19 @@ from samples.integers import unique_rows_samples, unique_samples
 from samples.row_optimizer import advance_samples, current_samples, make_current_samples, update_samples
 from samples.row_update import row_update_samples
 from samples.sample import Sample
-from samples.sparse_segment import dense_out, gradient_segment_samples, nothing, segment_samples, sparse_out
-from samples.segment_rows import (
-    gradient_segment_rows_samples,
+from samples.segment import (
+    segment_gradient_samples,
     segment_reduce_backward_samples,
     segment_reduce_samples,
     unsorted_segment_reduce_backward_samples,
     unsorted_segment_reduce_samples,
+)
+from samples.sparse_segment import (
+    dense_out,
+    nothing,
+    sparse_out,
+    sparse_segment_gradient_samples,
+    sparse_segment_samples,
 )
 from samples.sparse_tensor import (
     dense_samples,
@@ -52,11 +58,11 @@ from samples.sparse_tensor import (
 from samples.table import TABLE_SAMPLES
 
 SAMPLES: dict[str, list[Sample]] = {
-    "sparse_segment_reduce": list(segment_samples("sparse_segment_reduce", nothing)),
-    "sparse_segment_reduce_grad": list(segment_samples("sparse_segment_reduce_grad", nothing)),
-    "sparse_segment_reduce_grad_out": list(segment_samples("sparse_segment_reduce_grad_out", dense_out)),
-    "sparse_segment_reduce_grad_v2": list(segment_samples("sparse_segment_reduce_grad_v2", nothing)),
-    "sparse_segment_reduce_grad_v2_out": list(segment_samples("sparse_segment_reduce_grad_v2_out", sparse_out)),
+    "sparse_segment_reduce": list(sparse_segment_samples("sparse_segment_reduce", nothing)),
+    "sparse_segment_reduce_grad": list(sparse_segment_samples("sparse_segment_reduce_grad", nothing)),
+    "sparse_segment_reduce_grad_out": list(sparse_segment_samples("sparse_segment_reduce_grad_out", dense_out)),
+    "sparse_segment_reduce_grad_v2": list(sparse_segment_samples("sparse_segment_reduce_grad_v2", nothing)),
+    "sparse_segment_reduce_grad_v2_out": list(sparse_segment_samples("sparse_segment_reduce_grad_v2_out", sparse_out)),
     "segment_reduce": list(segment_reduce_samples("segment_reduce")),
     "segment_reduce_backward": list(segment_reduce_backward_samples("segment_reduce_backward")),
     "unsorted_segment_reduce": list(unsorted_segment_reduce_samples("unsorted_segment_reduce")),
@@ -104,11 +110,11 @@ SAMPLES: dict[str, list[Sample]] = {
 }
 
 GRADIENT_SAMPLES: dict[str, list[Sample]] = {
-    "sparse_segment_reduce": list(gradient_segment_samples("sparse_segment_reduce")),
-    "sparse_segment_reduce_grad": list(gradient_segment_samples("sparse_segment_reduce_grad")),
-    "sparse_segment_reduce_grad_v2": list(gradient_segment_samples("sparse_segment_reduce_grad_v2")),
+    "sparse_segment_reduce": list(sparse_segment_gradient_samples("sparse_segment_reduce")),
+    "sparse_segment_reduce_grad": list(sparse_segment_gradient_samples("sparse_segment_reduce_grad")),
+    "sparse_segment_reduce_grad_v2": list(sparse_segment_gradient_samples("sparse_segment_reduce_grad_v2")),
     **{
-        operator: list(gradient_segment_rows_samples(operator))
+        operator: list(segment_gradient_samples(operator))
         for operator in (
             "segment_reduce",
             "segment_reduce_backward",

@@ -94,7 +94,7 @@ def _segment_problems() -> Iterator[_Segments]:
     yield _random_segments("many_entries", rows=150, items=900, segments=200, shape=(5,), seed=7)
 
 
-def segment_samples(operator: str, extra: Callable[[_Segments], tuple]) -> Iterator[Sample]:
+def sparse_segment_samples(operator: str, extra: Callable[[_Segments], tuple]) -> Iterator[Sample]:
     """Yield every problem with every reduction; ``extra`` makes the arguments that the operator writes into."""
     forward = operator == "sparse_segment_reduce"
     for problem in _segment_problems():
@@ -133,7 +133,7 @@ def sparse_out(problem: _Segments) -> tuple:
     return (*dense_out(problem), torch.full((len(problem.name) % 4,), -7, dtype=problem.indices.dtype))
 
 
-def gradient_segment_samples(operator: str) -> Iterator[Sample]:
+def sparse_segment_gradient_samples(operator: str) -> Iterator[Sample]:
     problem = _random_segments("smooth", rows=4, items=7, segments=3, shape=(2,), dtype=torch.float64, num_segments=4)
     forward = operator == "sparse_segment_reduce"
     values, size = (problem.data, 4) if forward else (problem.grad, problem.data.shape[0])

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _reduction
 from . import _embedding_shards
 from .embedding import _embedding_bag, embedding
-from .segment_rows import segment_sum
+from .segment import segment_sum
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .segment_rows import unsorted_segment_sum
+from .segment import unsorted_segment_sum
 from .unique import unique
 
 

@@ -1,7 +1,8 @@
 """
-Family ``segment``: sparse segment reductions and their gradients.
+Family ``sparse_segment``: sparse segment reductions and their gradients.
 
-Contract and order of summation: csrc/sparse_segment.h. Kernels: csrc/cpu/sparse_segment.cpp, csrc/cuda/sparse_segment.cu.
+Contract and order of summation: csrc/sparse_segment.h.
+Kernels: csrc/cpu/sparse_segment.cpp, csrc/cuda/sparse_segment.cu.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def forward_row(reduction: str, unsorted: bool, targets: dict[str, float]) -> Ro
             ours, peers, lambda: check_values(p, reduction, ours()()), p.bytes_moved(), len(p.data), sizes=p.sizes()
         )
 
-    return Row(f"segment/rows-{name}", name, build, targets, CudaTargets())
+    return Row(f"segment/{name}", name, build, targets, CudaTargets())
 
 
 def gradient_row(reduction: str, unsorted: bool, targets: dict[str, float]) -> Row:
@@ -141,7 +141,7 @@ def gradient_row(reduction: str, unsorted: bool, targets: dict[str, float]) -> R
             sizes=p.sizes(),
         )
 
-    return Row(f"segment/rows-{name}-grad", f"{name}, forward and backward", build, targets, CudaTargets())
+    return Row(f"segment/{name}-grad", f"{name}, forward and backward", build, targets, CudaTargets())
 
 
 _TARGETS = {"TensorFlow": 3.0, "torch scatter_reduce_": 1.0}

@@ -1,4 +1,4 @@
-"""The sentences and checks of csrc/segment_rows.h; rules for all operators are in test_operators.py."""
+"""The sentences and checks of csrc/segment.h; rules for all operators are in test_operators.py."""
 
 from __future__ import annotations
 

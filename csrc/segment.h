@@ -36,7 +36,7 @@
 #pragma once
 #include <limits>
 
-#include "sparse_segment.h"
+#include "checks.h"
 
 namespace tsr {
 

@@ -1,5 +1,5 @@
 #include "row_groups.h"
-#include "segment_rows.h"
+#include "segment.h"
 
 namespace tsr {
 namespace {

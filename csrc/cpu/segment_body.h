@@ -1,4 +1,4 @@
-// Body of segment_rows_loops.cpp for one instruction set: see isa_foreach.h. No include guard.
+// Body of segment_loops.cpp for one instruction set: see isa_foreach.h. No include guard.
 
 #include "row_vectors_body.h"
 

@@ -1,4 +1,4 @@
-"""Behind :mod:`.math` and :mod:`._raw_segment_rows`: TensorFlow's segment reductions, checks and odd cases."""
+"""Behind :mod:`.math` and :mod:`._raw_segment`: TensorFlow's segment reductions, checks and odd cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-#include "segment_rows_loops.h"
+#include "segment_loops.h"
 
 #include <type_traits>
 
@@ -15,7 +15,7 @@
 namespace tsr {
 namespace {
 
-#define TSR_ISA_BODY "segment_rows_body.h"
+#define TSR_ISA_BODY "segment_body.h"
 #include "isa_foreach.h"
 
 }  // namespace

@@ -194,7 +194,7 @@ def _smooth(zeros: bool) -> _Rows:
     return _Rows("smooth", data, torch.tensor([0, 0, 0, 0, 1, 1, 3, 3, 3]), 5)
 
 
-def gradient_segment_rows_samples(operator: str) -> Iterator[Sample]:
+def segment_gradient_samples(operator: str) -> Iterator[Sample]:
     for reduction, word in enumerate(REDUCTIONS):
         problem = _smooth(zeros=reduction == PROD and not operator.endswith("backward"))
         order = torch.tensor([4, 0, 8, 2, 6, 1, 7, 3, 5])

@@ -1,7 +1,7 @@
 """
 Family ``segment``: reductions of whole tensors by segment, without indices, sorted and unsorted.
 
-Contract and order of summation: csrc/segment_rows.h. Kernels: csrc/cpu/segment_rows.cpp, csrc/cuda/segment_rows.cu.
+Contract and order of summation: csrc/segment.h. Kernels: csrc/cpu/segment.cpp, csrc/cuda/segment.cu.
 """
 
 from __future__ import annotations

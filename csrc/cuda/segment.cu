@@ -1,5 +1,5 @@
 #include "pool_sum.cuh"
-#include "segment_rows.cuh"
+#include "segment.cuh"
 
 namespace tsr {
 namespace {

@@ -1,7 +1,7 @@
 // Rows by segment, for reductions that take every row of a tensor.
 #pragma once
 #include "../cuda.h"
-#include "../segment_rows.h"
+#include "../segment.h"
 #include "pool.cuh"
 
 namespace tsr {

@@ -1,10 +1,10 @@
-#include "segment_rows.h"
+#include "segment.h"
 
 #include <cmath>
 #include <cstring>
 
 #include "row_loops.h"
-#include "segment_rows_loops.h"
+#include "segment_loops.h"
 
 namespace tsr {
 namespace {

@@ -1,6 +1,6 @@
 // The loops of the segment reductions without indices and of their gradients, compiled per instruction set.
 #pragma once
-#include "../segment_rows.h"
+#include "../segment.h"
 
 namespace tsr {
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._segment_rows import segment_reduce, unsorted_segment_reduce
+from ._segment import segment_reduce, unsorted_segment_reduce
 
 
 def SegmentSum(*, data: Any, segment_ids: Any, name: str | None = None) -> Tensor:
