@@ -112,14 +112,3 @@ def test_named_files_commands_and_modules_exist(document):
         exists = here.is_dir() or here.with_suffix(".py").exists() or importlib.util.find_spec(name)
         missing += [] if exists else [f"python -m {name}"]
     assert missing == []
-
-
-def test_the_operator_table_is_complete():
-    table = set(re.findall(r"^\| `(\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
-    public = {n for n, v in vars(torchsparse_rec.ops).items() if not n.startswith("_") and callable(v)}
-    assert public - table == set()
-
-
-def test_the_operator_table_has_one_row_for_each():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
-    assert [name for name in set(rows) if rows.count(name) > 1] == []
