@@ -22,17 +22,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from samples.read_backs import READ_BACKS, READS_NOTHING
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchsparse_rec import ops
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/operators.md"
-if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests")]
-
-from samples.read_backs import READ_BACKS, READS_NOTHING  # noqa: E402
-
-from torchsparse_rec import ops  # noqa: E402
-
 _NAMESPACE = "torchsparse_rec::"
 # Questions about the machine, which are no operators on tensors.
 _NOT_OPERATORS = {"cpu_level", "check_errors"}
@@ -231,8 +227,8 @@ def page() -> str:
         ]
     lines += [
         "## Kernels\n",
-        "Every schema of `torch.ops.torchsparse_rec`, as compiled and exported programs show it. Called by: the functions",
-        "whose examples call it; the others are derivatives, or serve `nn` and `optim`.\n",
+        "Every schema of `torch.ops.torchsparse_rec`, as compiled and exported programs show it. Called by: the public",
+        "functions whose examples call it; the others are derivatives, or serve `nn` and `optim`.\n",
         "| schema | called by | devices | differentiable | CUDA graph |",
         "|---|---|---|---|---|",
     ]
