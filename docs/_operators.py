@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -240,4 +241,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    # It says of compilation what matters to nobody here.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     PAGE.write_text(page())

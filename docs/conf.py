@@ -74,6 +74,7 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
 # Arguments that share a description stay together.
@@ -184,12 +185,21 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.
         return None
     target = node["reftarget"].lstrip(".")
     is_type = "refexplicit" not in node
-    end = "." + (target.rsplit(".", 1)[-1] if is_type else target)
-    for name, found in env.get_domain("py").objects.items():
-        if name.endswith(end):
+    last = target.rsplit(".", 1)[-1]
+    for name, found in shown_names(env).get(last, ()):
+        if is_type or name.endswith(f".{target}"):
             return make_refnode(app.builder, env.docname, found.docname, found.node_id, text)
     # Types are as the code has them; what the code knows of and the reference does not show is no broken link either.
-    return text if is_type or target.rsplit(".", 1)[-1] in known_names() else None
+    return text if is_type or last in known_names() else None
+
+
+@lru_cache
+def shown_names(env: BuildEnvironment) -> dict[str, list[tuple[str, Any]]]:
+    """Return what the reference shows, full names and places, by the last part of the name."""
+    places: dict[str, list[tuple[str, Any]]] = {}
+    for name, found in env.get_domain("py").objects.items():
+        places.setdefault(name.rsplit(".", 1)[-1], []).append((name, found))
+    return places
 
 
 @lru_cache
@@ -204,13 +214,16 @@ def known_names() -> set[str]:
 
 
 def prepare(app: Sphinx, page: str, source: list[str]) -> None:
-    """Add the table of contents to the first page, and leave of links to folders, which have no page, the words."""
+    """Add the table of contents to the first page, and say links as a site does."""
     folder = (ROOT / page).parent
-    source[0] = re.sub(
-        r"(?<!!)\[([^]]+)\]\(([^)#:\s]+)\)",
-        lambda link: link[1] if (folder / link[2]).is_dir() else link[0],
-        source[0],
-    )
+
+    def said(link: re.Match[str]) -> str:
+        # A folder has no page; a page goes by its title, not its file.
+        if (folder / link[2]).is_dir():
+            return link[1]
+        return f"[]({link[2]})" if link[1].endswith(".md") else link[0]
+
+    source[0] = re.sub(r"(?<!!)\[([^]]+)\]\(([^)#:\s]+)\)", said, source[0])
     if page == root_doc:
         for caption, pages in NAVIGATION.items():
             if pages:
@@ -225,7 +238,13 @@ def link_names(app: Sphinx, tree: nodes.document, page: str) -> None:
     for literal in list(tree.findall(nodes.literal)):
         text = literal.astext()
         found = objects.get(package + text) or objects.get(text)
-        if found and found.docname != page and not isinstance(literal.parent, nodes.reference):
+        # A word alone is an argument more often than a module.
+        if (
+            found
+            and ("." in text or package == "torchsparse_rec.ops.")
+            and found.docname != page
+            and not isinstance(literal.parent, nodes.reference)
+        ):
             address = f"{app.builder.get_relative_uri(page, found.docname)}#{found.node_id}"
             literal.replace_self(nodes.reference("", "", literal.deepcopy(), internal=True, refuri=address))
 

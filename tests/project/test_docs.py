@@ -16,7 +16,12 @@ import torchsparse_rec.data
 from torchsparse_rec.nn import auto
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def name_of(document: Path) -> str:
+    """Return a document's name, of those in a folder of docs/ with the folder."""
+    return f"{document.parent.name}/{document.name}" if document.parent.parent == ROOT / "docs" else document.name
 
 
 def examples(document: Path) -> list[tuple[str, str]]:
@@ -35,7 +40,7 @@ def test_the_readme_has_an_example():
     assert examples(ROOT / "README.md")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_examples_print_what_the_document_says(document):
     for program, expected in examples(document):
         # What a diagnosis measures may be off once on a busy machine.
@@ -92,7 +97,7 @@ def issubclass_of_exception(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=name_of)
 def test_named_files_commands_and_modules_exist(document):
     text = document.read_text()
     links = {link for link in re.findall(r"\]\(([^)#:]+)\)", text)}
