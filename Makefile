@@ -212,4 +212,4 @@ test-torch: $(BUILT)
 	$$pytest -n auto -m "representative and not slow" -k "not emulat" $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info torchsparse_rec/*.so
+	rm -rf $(VENV) build dist docs/reference *.egg-info torchsparse_rec/*.so
