@@ -39,7 +39,7 @@ NOT_SANITIZED = not compile and not opcheck and not 2_to_the and not tensorflow 
 NOT_SANITIZED_EMULATED = $(NOT_SANITIZED) and not number_of_threads
 
 .PHONY: help ncf wide-deep dlrm test test-full clients tiers sanitize sanitize-cpu sanitize-emulated races mutate lint format \
-  bench gpu prebuilt test-torch requirements build clean FORCE
+  bench docs gpu prebuilt test-torch requirements build clean FORCE
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
@@ -55,6 +55,7 @@ help:
 	@echo "make races      run the emulated CUDA kernels so that races between their threads are found"
 	@echo "make mutate     plant faults in Python and the kernels, one at a time: each must turn the tests red"
 	@echo "make bench      time the operators, the embeddings and NCF beside their peers"
+	@echo "make docs       write docs/operators.md, and the documentation's site to build/site"
 	@echo "make gpu        build, test, check and time on this machine's NVIDIA GPU, with PYTHON's own torch"
 	@echo "make prebuilt   compile for an H100 or H200 what make gpu then need not"
 	@echo "make test-torch collect all tests and run some with another torch: TORCH=2.10.0"
@@ -127,10 +128,16 @@ mutate: $(BUILT) $(VENV)/.test
 bench: $(BUILT) $(VENV)/.test $(VENV)/.tensorflow $(VENV)/.bench
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# What is a warning is an error: links that lead nowhere, pages that no table of contents names.
+docs: $(BUILT) $(VENV)/.test $(VENV)/.docs
+	PYTHONPATH=tests $(BIN)/python docs/_operators.py
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/site-cache . build/site
+	@echo "build/site/index.html"
+
 build: $(BUILT)
 
 # All that CI downloads, in a step of its own.
-requirements: $(VENV)/.requirements $(VENV)/.test $(VENV)/.tensorflow
+requirements: $(VENV)/.requirements $(VENV)/.test $(VENV)/.docs $(VENV)/.tensorflow
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -166,7 +173,7 @@ $(BUILT): $(shell find csrc -type f) setup.py pyproject.toml $(VENV)/.requiremen
 	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
-$(VENV)/.examples $(VENV)/.test: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
+$(VENV)/.examples $(VENV)/.test $(VENV)/.docs: $(VENV)/.%: requirements/%.txt requirements/constraints.txt $(VENV)/.requirements
 	$(PIP) install -q -r $<
 	@touch $@
 
@@ -205,4 +212,4 @@ test-torch: $(BUILT)
 	$$pytest -n auto -m "representative and not slow" -k "not emulat" $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info torchsparse_rec/*.so
+	rm -rf $(VENV) build dist docs/reference *.egg-info torchsparse_rec/*.so

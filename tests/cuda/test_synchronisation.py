@@ -11,8 +11,9 @@ import pytest
 import torch
 from calls import call
 from device_trace import Step, read_step
-from samples.cuda_cases import DEVICE, READ_BACKS, read_back, sync_debug_mode
+from samples.cuda_cases import DEVICE, sync_debug_mode
 from samples.operators import ALL, REPRESENTATIVE, TWENTIES
+from samples.read_backs import READ_BACKS, read_back
 from samples.sample import Sample
 
 import torchsparse_rec
@@ -27,7 +28,7 @@ READING = [x for x in ALL if read_back(x) and x.representative and not re.search
 
 
 def test_every_read_back_is_documented() -> None:
-    """Compare the read-backs in the kernels' sources with the list in cuda_cases.py."""
+    """Compare the read-backs in the kernels' sources with the list in read_backs.py."""
     calls = re.findall(r"\bread_back(?:<\w+>)?\([^;]*?\"([^\"]+)\"", "".join(path.read_text() for path in SOURCES))
     assert set(calls) - FAILING == set(READ_BACKS.values())
     assert {sample.operator for sample in READING} == set(READ_BACKS)

@@ -1,5 +1,5 @@
 """
-Shared by the tests of CUDA's behaviour: calls of every operator at sizes that use many blocks, and its read-backs.
+Shared by the tests of CUDA's behaviour: calls of every operator at sizes that use many blocks.
 
 Nothing here needs a GPU.
 """
@@ -15,45 +15,13 @@ import torch
 from calls import written
 from samples.large import LARGE_SAMPLES, _bag, _segment
 from samples.large_sizes import SIZES, Build, Size
+from samples.read_backs import READ_BACKS
 from samples.sample import Sample
 from torch import Tensor
 
 from torchsparse_rec.compat._parity.reference import SUM
 
 DEVICE = "cuda"
-
-# ---- Read-backs -----------------------------------------------------------------------------------------------------
-
-# What an operator copies to the host and waits for, in the words of its error while a graph is captured. No other
-# operator waits for the device.
-_LAST_SEGMENT = "the last segment id, which num_segments=None asks for,"
-_PRESENT_ROWS = "the number of rows that have entries"
-_DISTINCT = "the number of distinct values"
-_CROSSES = "the number of crosses"
-READ_BACKS = {
-    "sparse_segment_reduce": _LAST_SEGMENT,
-    "segment_reduce": _LAST_SEGMENT,
-    "sparse_segment_reduce_grad_v2": _PRESENT_ROWS,
-    "sparse_segment_reduce_grad_v2_out": _PRESENT_ROWS,
-    "sparse_fill_empty_rows": "the number of empty rows",
-    "unique": _DISTINCT,
-    "unique_with_counts": _DISTINCT,
-    "unique_rows": _DISTINCT,
-    "cross_hashed": _CROSSES,
-    "embedding_sparse_backward": _PRESENT_ROWS,
-    "embedding_collection_sparse_backward": _PRESENT_ROWS,
-}
-
-
-def read_back(sample: Sample) -> str | None:
-    """Return what this call reads back, or None."""
-    if sample.operator in ("sparse_segment_reduce", "segment_reduce") and sample.arguments[3] is not None:
-        return None
-    if sample.operator == "segment_reduce" and sample.arguments[1] is None:
-        return None
-    if sample.operator == "cross_hashed" and all(x.dim() == 2 for x in sample.arguments[0]):
-        return None
-    return READ_BACKS.get(sample.operator)
 
 
 @contextmanager

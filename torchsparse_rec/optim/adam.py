@@ -61,10 +61,10 @@ class Adam(_Adam, torch.optim.Adam):
     Rows without gradient still move. They are brought up to date when they are next read or stepped.
 
     Args:
-        params, lr, betas, eps, weight_decay, amsgrad, foreach, maximize, capturable, differentiable, fused,
-            decoupled_weight_decay: as torch's. ``foreach``, ``capturable`` and ``differentiable`` concern parameters
-            that are no tables; ``fused`` also tables as long as all their gradients are strided. A ``weight_decay``
+        params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay: as torch's. A ``weight_decay``
             that is not decoupled steps every row of a table at every step, at that cost; a warning says so.
+        foreach, capturable, differentiable, fused: as torch's. The first three concern parameters that are no tables;
+            ``fused`` also tables as long as all their gradients are strided.
         lazy: leave rows without gradient alone, as ``torch.optim.SparseAdam`` does, and also rows that were looked up
             but whose gradient is zero, which SparseAdam steps. Default False.
         stochastic_rounding: round half-precision tables' weights at random, so that small steps add up. Default False.
