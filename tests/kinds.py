@@ -26,7 +26,7 @@ def table_of(kind: str, grad_mode: str | None, rows: int, dim: int, **of_variabl
 def looked_up(table: torch.nn.Module, ids: Tensor) -> Tensor:
     """Look up ids and return a tensor; a collection pools the ids of a matrix by its rows."""
     if isinstance(table, nn.EmbeddingBagCollection):
-        return table({"f": ids if ids.dim() == 2 else ids.view(-1, 1)}).values()
+        return table({"f": ids.view(ids.size(0), -1)}).values()
     return table(ids)  # type: ignore[no-any-return]
 
 

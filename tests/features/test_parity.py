@@ -20,10 +20,10 @@ def test_random_configurations(operator, parity_seed, tensorflow):
 
 
 def test_the_check_can_fail(monkeypatch, tensorflow):
-    from torchsparse_rec.features import _vocabulary
+    from torchsparse_rec.features import vocabulary
 
     monkeypatch.setattr(
-        _vocabulary, "hashed", lambda values, count: _vocabulary.ops.to_hash_bucket_fast(values, count + 1)
+        vocabulary, "hashed", lambda values, count: vocabulary.ops.to_hash_bucket_fast(values, count + 1)
     )
     operator = "feature_column.categorical_column_with_vocabulary_list"
     assert parity.check(operator, random_cases(operator, 40, 1)).mismatches

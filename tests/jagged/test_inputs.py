@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from torchsparse_rec import JaggedTensor, KeyedJaggedCollate, KeyedJaggedTensor, ops
 from torchsparse_rec.compat.tensorflow import RaggedTensor, SparseTensor
-from torchsparse_rec.jagged._inputs import as_keyed_jagged_tensor
+from torchsparse_rec.jagged.inputs import as_keyed_jagged_tensor
 from torchsparse_rec.nn import lookup_sparse
 
 Row = list[int]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from ._checks import check_keys
+from .checks import check_keys
 from .keyed_jagged_tensor import KeyedJaggedTensor
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..ops.jagged import jagged_to_padded
-from ._checks import as_no_rows, check_rows, check_tensor
 from ._node import register
 from ._rows import Rows, rows_of
+from .checks import as_no_rows, check_rows, check_tensor
 
 
 @register

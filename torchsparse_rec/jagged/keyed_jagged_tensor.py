@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..ops.jagged import lengths_to_offsets, offsets_to_row_ids
-from ._checks import as_no_rows, check_keyed_rows, check_keys, check_sizes
 from ._keyed_rows import InverseIndices, KeyedRows
 from ._node import register
+from .checks import as_no_rows, check_keyed_rows, check_keys, check_sizes
 from .jagged_tensor import JaggedTensor
 
 

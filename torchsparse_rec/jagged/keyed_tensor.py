@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_keys, check_tensor
 from ._node import Node, register
+from .checks import check_keys, check_tensor
 
 
 @register

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..jagged._checks import type_name
+from ..jagged.checks import type_name
 from .gradients import keep_coalesced
 
 # Small plain lookups on CPU with dense gradients go to torch.embedding. Its derivative is part of torch; that of our

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _reduction
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from ..jagged._inputs import as_keyed_jagged_tensor
+from ..jagged.inputs import as_keyed_jagged_tensor
 from ._collection import Collection
 from ._plan import Ids
 from .configs import EmbeddingBagConfig, EmbeddingConfig, as_pooling

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from .. import _reduction
 from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
-from ..jagged._inputs import as_keyed_jagged_tensor
+from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
 from ._growing import rows_of_keys
 from ._plan import Ids, Plan

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..tables.clock import Clock
-from ..tables.table import _optimizers, accumulator_dtype, table_if_any
+from ..tables.table import accumulator_dtype, announce, table_if_any
 
 __all__ = ["Checkpoints"]
 
@@ -61,7 +61,7 @@ class Checkpoints(Optimizer):
 
     def _register(self) -> None:
         """Add this optimizer to the list in which tables made later look for theirs."""
-        _optimizers[self] = None  # type: ignore[index]
+        announce(self)  # type: ignore[arg-type]
 
     def _restart_clocks(self) -> None:
         for clock in self._clocks():

@@ -26,6 +26,7 @@ __all__ = [
     "Rows",
     "SECOND_BACKWARD",
     "Table",
+    "announce",
     "are_same",
     "changes",
     "forget_collected",
@@ -55,6 +56,11 @@ _collecting: weakref.WeakSet[Table] = weakref.WeakSet()
 _optimizers: weakref.WeakKeyDictionary[RowOptimizer, None] = weakref.WeakKeyDictionary()
 
 _changes = 0
+
+
+def announce(optimizer: RowOptimizer) -> None:
+    """Let tables that are made from now on find the optimizer, in case it holds their parameter."""
+    _optimizers[optimizer] = None
 
 
 def note_change() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..ops.jagged import nested_to_jagged, sparse_to_jagged
 from ..ops.sparse_tensor import sparse_reorder
-from ._checks import check_rows, type_name
+from .checks import check_rows, type_name
 from .jagged_tensor import JaggedTensor
 from .keyed_jagged_tensor import KeyedJaggedTensor
 

@@ -1,0 +1,71 @@
+"""The packages' imports: no circle of files, and no package that reaches for what is private to another."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def modules() -> dict[str, Path]:
+    """Return the library's files by the names of their modules; compat/ is the package torchsparse_rec.compat."""
+    found = {}
+    for path in [*(ROOT / "torchsparse_rec").rglob("*.py"), *(ROOT / "compat").rglob("*.py")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[:2] != ("torchsparse_rec", "compat"):
+            name = ".".join(("torchsparse_rec", *parts) if parts[0] == "compat" else parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(module: str) -> Iterator[tuple[str, str]]:
+    """Yield what a module imports from this library when it runs: the other module, and the name taken from it."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            pending += node.orelse
+            continue
+        pending += ast.iter_child_nodes(node)
+        if isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{base}.{alias.name}"
+                if name in MODULES:
+                    yield name, ""
+                elif base in MODULES:
+                    yield base, alias.name
+
+
+def circles() -> list[list[str]]:
+    """Return the circles of files: each is left when all that it imports is known."""
+    left = {module: {other for other, _ in imports(module)} - {module} for module in MODULES}
+    # A package imports its modules to show their names; that a module needs its package first makes no circle.
+    left = {m: {o for o in found if not m.startswith(f"{o}.")} for m, found in left.items()}
+    while done := [module for module, needed in left.items() if not needed & left.keys()]:
+        for module in done:
+            del left[module]
+    return [sorted(left)] if left else []
+
+
+def test_no_circle_of_files() -> None:
+    assert circles() == []
+
+
+def test_no_package_imports_what_is_private_to_another() -> None:
+    private = []
+    for module in MODULES:
+        for other, name in imports(module):
+            mine, its = module.split(".")[1:2], other.split(".")[1:2]
+            below = [*other.split(".")[2:], name]
+            if mine != its and any(part.startswith("_") and not part.startswith("__") for part in below):
+                private.append((module, other, name))
+    assert private == []
