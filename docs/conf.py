@@ -48,15 +48,12 @@ NAVIGATION = {
         f"docs/{name}"
         for name in (
             *("embeddings", "optimizers", "jagged", "features", "embedding_variable", "data", "profiling", "cuda"),
-            *("tensorflow", "clients", "wide_deep", "dlrm"),
+            *("tensorflow", "clients", "ncf", "wide_deep", "dlrm"),
         )
     ],
     "Reference": ["docs/operators", *(f"docs/reference/{name}" for name in PACKAGES)],
     "Project": ["docs/design", "compat/PARITY", "benchmarks/results/README", "CONTRIBUTING", "CHANGELOG"],
 }
-# Tutorials that are not written yet.
-NAVIGATION["Tutorials"] = [page for page in NAVIGATION["Tutorials"] if (ROOT / f"{page}.md").exists()]
-
 root_doc = "README"
 # A page of docs/ that NAVIGATION does not name is an error: it is in no table of contents.
 include_patterns = ["docs/**", *(f"{page}.md" for page in NAVIGATION["Project"]), "README.md"]
