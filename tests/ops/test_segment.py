@@ -385,3 +385,12 @@ def test_bad_values(name: str) -> None:
 def test_last_id_that_no_size_can_follow() -> None:
     with raises(ValueError, "segment_reduce: segment_ids[1] must be in [0, 2^63 - 2), got 9223372036854775806"):
         ops.segment_sum(torch.ones(2), torch.tensor([0, 2**63 - 2]))
+
+
+def test_old_names_of_modules_go_on_importing():
+    from torchsparse_rec.ops.segment import segment_max, sparse_segment_mean
+    from torchsparse_rec.ops.segment_rows import segment_max as same
+
+    assert segment_max is same is ops.segment_max and sparse_segment_mean is ops.sparse_segment_mean
+    with pytest.raises(AttributeError, match="has no attribute 'segment_median'"):
+        _ = ops.segment.segment_median

@@ -1,6 +1,9 @@
 """Operators on tensors: one module per family."""
 
+import sys
+
 from . import _vmap as _vmap
+from . import segment as segment
 from .bucketize import bucketize as bucketize
 from .embedding import embedding as embedding
 from .embedding import embedding_bag as embedding_bag
@@ -101,5 +104,8 @@ from .table_rows import table_initialize_ as table_initialize_
 from .table_rows import table_lookup as table_lookup
 from .unique import unique as unique
 from .unique import unique_with_counts as unique_with_counts
+
+# The name of the module until the sparse segments had one of their own.
+segment_rows = sys.modules[f"{__name__}.segment_rows"] = segment
 
 _vmap.register_the_others()

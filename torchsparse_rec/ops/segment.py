@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
+from . import sparse_segment
 from ._autograd import differentiable
 
 __all__ = [
@@ -28,6 +29,14 @@ __all__ = [
     "unsorted_segment_min",
     "unsorted_segment_prod",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Return what stood in this module while it held the sparse segments."""
+    if name in sparse_segment.__all__:
+        return getattr(sparse_segment, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _NEEDS_DATA = (_reduction.MAX, _reduction.MIN, _reduction.PROD)
 
