@@ -387,6 +387,7 @@ def test_last_id_that_no_size_can_follow() -> None:
         ops.segment_sum(torch.ones(2), torch.tensor([0, 2**63 - 2]))
 
 
+@cpu_only
 def test_old_names_of_modules_go_on_importing():
     from torchsparse_rec.ops.segment import segment_max, sparse_segment_mean
     from torchsparse_rec.ops.segment_rows import segment_max as same
