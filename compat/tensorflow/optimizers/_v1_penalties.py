@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .... import ops
+from ....ops.row_update import RowRule
 from ._optimizer import check_not_negative, check_positive
 from ._v1 import RowOptimizer
 
-
-def _penalties(group: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "lr": group["lr"],
-        "l1": group["l1_regularization_strength"],
-        "l2": group["l2_regularization_strength"],
-    }
+_PENALTIES = ("l1_regularization_strength", "l2_regularization_strength")
 
 
 class AdagradDAOptimizer(RowOptimizer):
@@ -33,7 +24,7 @@ class AdagradDAOptimizer(RowOptimizer):
         l1_regularization_strength: the factor of the l1 penalty.
         l2_regularization_strength: the factor of the l2 penalty.
 
-    Source: ``tf.compat.v1.train.AdagradDAOptimizer``. Formulas: :func:`.sparse_apply_adagrad_da_`.
+    Source: ``tf.compat.v1.train.AdagradDAOptimizer``. Formulas: :func:`.sparse_apply_adagrad_da`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -43,6 +34,7 @@ class AdagradDAOptimizer(RowOptimizer):
     """
 
     slot_names = ("gradient_accumulator", "gradient_squared_accumulator")
+    _keys = ("lr", *_PENALTIES)
 
     def __init__(
         self,
@@ -68,11 +60,11 @@ class AdagradDAOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return dict(zip(self.slot_names, (0.0, group["initial_gradient_squared_accumulator_value"]), strict=True))
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _penalties(group)
+    def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
+        return [*super()._numbers(group, dtype), float(group["iterations"] + 1)]
 
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return partial(ops.sparse_apply_adagrad_da_, step=group["iterations"] + 1)
+    def _rule(self, group: dict[str, Any]) -> RowRule:
+        return RowRule.ADAGRAD_DUAL_AVERAGING
 
 
 class FtrlOptimizer(RowOptimizer):
@@ -90,7 +82,7 @@ class FtrlOptimizer(RowOptimizer):
         l2_shrinkage_regularization_strength: the factor of an l2 penalty that goes only into the gradient, >= 0.
         beta: adds ``beta / (2 * learning_rate)`` to the l2 penalty; None is 0.
 
-    Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_`.
+    Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_v2`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -101,6 +93,7 @@ class FtrlOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "linear")
+    _keys = ("lr", *_PENALTIES, "l2_shrinkage_regularization_strength", "learning_rate_power")
     _kept = (*RowOptimizer._kept, "accum_name", "linear_name")
 
     def __init__(
@@ -139,18 +132,14 @@ class FtrlOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accum": group["initial_accumulator_value"], "linear": 0.0}
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         # As in TensorFlow, the sum is in float32.
         lr, beta = torch.tensor(float(group["lr"])), torch.tensor(float(group["beta"]))
         l2 = group["l2_regularization_strength"] + beta / (2 * lr.clamp_min(1e-36))
-        return _penalties(group) | {
-            "l2": l2,
-            "l2_shrinkage": group["l2_shrinkage_regularization_strength"],
-            "lr_power": group["learning_rate_power"],
-        }
+        return super()._numbers(group | {"l2_regularization_strength": l2}, dtype)
 
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_ftrl_
+    def _rule(self, group: dict[str, Any]) -> RowRule:
+        return RowRule.FTRL
 
 
 class ProximalAdagradOptimizer(RowOptimizer):
@@ -171,6 +160,7 @@ class ProximalAdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _keys = ("lr", *_PENALTIES)
 
     def __init__(
         self,
@@ -193,11 +183,8 @@ class ProximalAdagradOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accumulator": group["initial_accumulator_value"]}
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _penalties(group)
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_proximal_adagrad_
+    def _rule(self, group: dict[str, Any]) -> RowRule:
+        return RowRule.PROXIMAL_ADAGRAD
 
 
 class ProximalGradientDescentOptimizer(RowOptimizer):
@@ -216,6 +203,8 @@ class ProximalGradientDescentOptimizer(RowOptimizer):
         tensor([0.2500])
     """
 
+    _keys = ("lr", *_PENALTIES)
+
     def __init__(
         self,
         params: Any,
@@ -231,8 +220,5 @@ class ProximalGradientDescentOptimizer(RowOptimizer):
         }
         super().__init__(params, learning_rate, name, hyperparameters)
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _penalties(group)
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_proximal_gradient_descent_
+    def _rule(self, group: dict[str, Any]) -> RowRule:
+        return RowRule.PROXIMAL_GRADIENT_DESCENT
