@@ -15,6 +15,7 @@ All share these rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple, TypeVar
 
@@ -113,61 +114,57 @@ def _slot(argument: str, value: Any, var: Tensor) -> Tensor:
     return slot.clone(memory_format=torch.contiguous_format)
 
 
-def _function(
-    name: str,
-    result: Callable[..., _Result],
-    arguments: str,
-    rules: tuple[RowRule, ...],
-    hyperparameters: str,
-    doc: str,
-    flag: str | None = None,
-) -> Callable[..., _Result]:
+# Arguments that choose between two rules, with their defaults.
+_FLAGS = {"update_slots": True, "multiply_linear_by_lr": False, "use_nesterov": False}
+
+
+def _step(
+    result: Callable[..., _Result], arguments: str, *rules: RowRule
+) -> Callable[[Callable], Callable[..., _Result]]:
     """
-    Make the function ``sparse_apply_<name>`` of one of TensorFlow's operators.
+    Make the function of one of TensorFlow's operators from its name and docstring.
 
     Args:
-        name: the end of the function's name.
         result: what makes the result of ``var`` and the slots: a class with their names as fields, or a function.
-        arguments: the names of those that must be given, in TensorFlow's order.
+        arguments: the names of the arguments in TensorFlow's order, and the flag. Those beside ``var``, slots, ``grad``
+            and ``indices`` are the rule's hyperparameters, in its order; one in parentheses is no argument, and is 0.
         rules: the kernel's rule; with a flag, the rules where it is False and where it is True.
-        hyperparameters: those of the rule, in its order, by TensorFlow's names; one that is no argument is 0.
-        doc: the docstring.
-        flag: the name of a bool between ``use_locking`` and ``name``.
     """
-    required, flags = arguments.split(), {flag: flag == "update_slots"} if flag else {}
+    flags = {x: _FLAGS[x] for x in arguments.split() if x in _FLAGS}
+    required = [x for x in arguments.split() if x not in _FLAGS and not x.startswith("(")]
     defaults: dict[str, Any] = {"use_locking": False, **flags, "name": None}
-    kind = Parameter.POSITIONAL_OR_KEYWORD
-    optional = [Parameter(x, kind, default=default) for x, default in defaults.items()]
-    signature = Signature([*(Parameter(x, kind) for x in required), *optional])
+    parameters = [(x, Parameter.empty) for x in required] + list(defaults.items())
+    signature = Signature([Parameter(x, Parameter.POSITIONAL_OR_KEYWORD, default=value) for x, value in parameters])
     slots = getattr(result, "_fields", ("var",))[1:]
+    others = {"var", *slots, "grad", "indices", *flags}
+    hyperparameters = [x for x in arguments.split() if x not in others]
 
-    def function(*args: Any, **kwargs: Any) -> _Result:
-        try:
-            given = {**defaults, **signature.bind(*args, **kwargs).arguments}
-        except TypeError as error:
-            raise TypeError(f"{function.__name__}: {error}") from None
-        var = as_tensor("var", given["var"]).detach().clone(memory_format=torch.contiguous_format)
-        tables = [var, *(_slot(x, given[x], var) for x in slots)]
-        indices = as_tensor("indices", given["indices"], empty=torch.int32, device=var.device)
-        numbers = [_number(x, given.get(x, 0.0), var) for x in hyperparameters.split()]
-        rule = rules[bool(flag and given[flag])]
-        row_update_(rule, tables, _as_var("grad", given["grad"], var), indices, numbers)
-        return result(*tables)
+    def decorate(function: Callable) -> Callable[..., _Result]:
+        @wraps(function)
+        def step(*args: Any, **kwargs: Any) -> _Result:
+            try:
+                given = defaults | signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}: {error}") from None
+            var = as_tensor("var", given["var"]).detach().clone(memory_format=torch.contiguous_format)
+            tables = [var, *(_slot(x, given[x], var) for x in slots)]
+            indices = as_tensor("indices", given["indices"], empty=torch.int32, device=var.device)
+            numbers = [_number(x, given.get(x, 0.0), var) for x in hyperparameters]
+            rule = rules[any(given[x] for x in flags)]
+            row_update_(rule, tables, _as_var("grad", given["grad"], var), indices, numbers)
+            return result(*tables)
 
-    function.__name__ = function.__qualname__ = f"sparse_apply_{name}"
-    function.__doc__ = doc
-    vars(function)["__signature__"] = signature
-    return function
+        vars(step)["__signature__"] = signature
+        return step
+
+    return decorate
 
 
 # ---- TensorFlow's operators -----------------------------------------------------------------------------------------
 
-sparse_apply_adagrad = _function(
-    "adagrad",
-    WithAccumulator,
-    "var accum lr grad indices",
-    (RowRule.ADAGRAD_FROZEN, RowRule.ADAGRAD),
-    "lr epsilon",
+
+@_step(WithAccumulator, "var accum lr (epsilon) grad indices update_slots", RowRule.ADAGRAD_FROZEN, RowRule.ADAGRAD)
+def sparse_apply_adagrad(*args: Any) -> Any:
     """
     Take a step of Adagrad: ``accum += grad * grad``, ``var -= lr * grad / sqrt(accum)``.
 
@@ -179,16 +176,11 @@ sparse_apply_adagrad = _function(
     Example:
         >>> sparse_apply_adagrad([1.0, 1.0], [0.0, 0.0], 0.5, [2.0], [1])
         WithAccumulator(var=tensor([1.0000, 0.5000]), accum=tensor([0., 4.]))
-    """,
-    "update_slots",
-)
+    """
 
-sparse_apply_adagrad_v2 = _function(
-    "adagrad_v2",
-    WithAccumulator,
-    "var accum lr epsilon grad indices",
-    (RowRule.ADAGRAD_FROZEN, RowRule.ADAGRAD),
-    "lr epsilon",
+
+@_step(WithAccumulator, "var accum lr epsilon grad indices update_slots", RowRule.ADAGRAD_FROZEN, RowRule.ADAGRAD)
+def sparse_apply_adagrad_v2(*args: Any) -> Any:
     """
     Take a step of Adagrad with ``epsilon`` outside the root: ``var -= lr * grad / (sqrt(accum) + epsilon)``.
 
@@ -197,16 +189,15 @@ sparse_apply_adagrad_v2 = _function(
     Example:
         >>> sparse_apply_adagrad_v2([1.0, 1.0], [0.0, 0.0], 0.5, 2.0, [2.0], [1])
         WithAccumulator(var=tensor([1.0000, 0.7500]), accum=tensor([0., 4.]))
-    """,
-    "update_slots",
-)
+    """
 
-sparse_apply_adagrad_da = _function(
-    "adagrad_da",
+
+@_step(
     WithAdagradDA,
     "var gradient_accumulator gradient_squared_accumulator grad indices lr l1 l2 global_step",
-    (RowRule.ADAGRAD_DUAL_AVERAGING,),
-    "lr l1 l2 global_step",
+    RowRule.ADAGRAD_DUAL_AVERAGING,
+)
+def sparse_apply_adagrad_da(*args: Any) -> Any:
     """
     Take a step of Adagrad with dual averaging: ``var`` follows from sums of gradients and of their squares.
 
@@ -219,15 +210,11 @@ sparse_apply_adagrad_da = _function(
     Example:
         >>> sparse_apply_adagrad_da([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [2.0], [1], 0.5, 0.0, 0.0, 1).var
         tensor([ 1.0000, -0.5000])
-    """,
-)
+    """
 
-sparse_apply_adadelta = _function(
-    "adadelta",
-    WithAdadelta,
-    "var accum accum_update lr rho epsilon grad indices",
-    (RowRule.ADADELTA,),
-    "lr rho epsilon",
+
+@_step(WithAdadelta, "var accum accum_update lr rho epsilon grad indices", RowRule.ADADELTA)
+def sparse_apply_adadelta(*args: Any) -> Any:
     """
     Take a step of Adadelta, which scales each step by the average size of the steps before.
 
@@ -240,15 +227,16 @@ sparse_apply_adadelta = _function(
     Example:
         >>> sparse_apply_adadelta([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], 1.0, 0.0, 1.0, [3.0], [1]).var
         tensor([1.0000, 0.0513])
-    """,
-)
+    """
 
-sparse_apply_ftrl = _function(
-    "ftrl",
+
+@_step(
     WithFtrl,
-    "var accum linear grad indices lr l1 l2 lr_power",
-    (RowRule.FTRL, RowRule.FTRL_SCALED_LINEAR),
-    "lr l1 l2 l2_shrinkage lr_power",
+    "var accum linear grad indices lr l1 l2 (l2_shrinkage) lr_power multiply_linear_by_lr",
+    RowRule.FTRL,
+    RowRule.FTRL_SCALED_LINEAR,
+)
+def sparse_apply_ftrl(*args: Any) -> Any:
     """
     Take a step of FTRL-proximal (follow the regularized leader): :func:`sparse_apply_ftrl_v2` without a shrinkage.
 
@@ -257,16 +245,16 @@ sparse_apply_ftrl = _function(
     Example:
         >>> sparse_apply_ftrl([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0], [1], 0.5, 1.0, 0.0, -0.5).var
         tensor([ 0.0000, -0.2500])
-    """,
-    "multiply_linear_by_lr",
-)
+    """
 
-sparse_apply_ftrl_v2 = _function(
-    "ftrl_v2",
+
+@_step(
     WithFtrl,
-    "var accum linear grad indices lr l1 l2 l2_shrinkage lr_power",
-    (RowRule.FTRL, RowRule.FTRL_SCALED_LINEAR),
-    "lr l1 l2 l2_shrinkage lr_power",
+    "var accum linear grad indices lr l1 l2 l2_shrinkage lr_power multiply_linear_by_lr",
+    RowRule.FTRL,
+    RowRule.FTRL_SCALED_LINEAR,
+)
+def sparse_apply_ftrl_v2(*args: Any) -> Any:
     """
     Take a step of FTRL-proximal with ``l2_shrinkage``, which goes only into the linear term.
 
@@ -281,16 +269,11 @@ sparse_apply_ftrl_v2 = _function(
     Example:
         >>> sparse_apply_ftrl_v2([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0], [1], 0.5, 1.0, 0.0, 0.0, -0.5).var
         tensor([ 0.0000, -0.2500])
-    """,
-    "multiply_linear_by_lr",
-)
+    """
 
-sparse_apply_proximal_adagrad = _function(
-    "proximal_adagrad",
-    WithAccumulator,
-    "var accum lr l1 l2 grad indices",
-    (RowRule.PROXIMAL_ADAGRAD,),
-    "lr l1 l2",
+
+@_step(WithAccumulator, "var accum lr l1 l2 grad indices", RowRule.PROXIMAL_ADAGRAD)
+def sparse_apply_proximal_adagrad(*args: Any) -> Any:
     """
     Take a step of proximal Adagrad: of size ``r = lr / sqrt(accum)``, then towards zero.
 
@@ -303,15 +286,11 @@ sparse_apply_proximal_adagrad = _function(
     Example:
         >>> sparse_apply_proximal_adagrad([1.0, 1.0], [0.0, 0.0], 0.5, 1.0, 0.0, [2.0], [1])
         WithAccumulator(var=tensor([1.0000, 0.2500]), accum=tensor([0., 4.]))
-    """,
-)
+    """
 
-sparse_apply_proximal_gradient_descent = _function(
-    "proximal_gradient_descent",
-    lambda var: var,
-    "var alpha l1 l2 grad indices",
-    (RowRule.PROXIMAL_GRADIENT_DESCENT,),
-    "alpha l1 l2",
+
+@_step(lambda var: var, "var alpha l1 l2 grad indices", RowRule.PROXIMAL_GRADIENT_DESCENT)
+def sparse_apply_proximal_gradient_descent(*args: Any) -> Any:
     """
     Take a step of proximal gradient descent, of size ``alpha``, then towards zero; return the new ``var``.
 
@@ -323,15 +302,11 @@ sparse_apply_proximal_gradient_descent = _function(
     Example:
         >>> sparse_apply_proximal_gradient_descent([1.0, 1.0], 0.5, 0.5, 0.0, [1.0], [1])
         tensor([1.0000, 0.2500])
-    """,
-)
+    """
 
-sparse_apply_rms_prop = _function(
-    "rms_prop",
-    WithRMSProp,
-    "var ms mom lr rho momentum epsilon grad indices",
-    (RowRule.RMSPROP,),
-    "lr rho momentum epsilon",
+
+@_step(WithRMSProp, "var ms mom lr rho momentum epsilon grad indices", RowRule.RMSPROP)
+def sparse_apply_rms_prop(*args: Any) -> Any:
     """
     Take a step of RMSProp, with ``epsilon`` inside the root.
 
@@ -343,15 +318,11 @@ sparse_apply_rms_prop = _function(
     Example:
         >>> sparse_apply_rms_prop([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], 0.25, 0.75, 0.0, 0.0, [4.0], [1]).var
         tensor([1.0000, 0.5000])
-    """,
-)
+    """
 
-sparse_apply_centered_rms_prop = _function(
-    "centered_rms_prop",
-    WithCenteredRMSProp,
-    "var mg ms mom lr rho momentum epsilon grad indices",
-    (RowRule.CENTERED_RMSPROP,),
-    "lr rho momentum epsilon",
+
+@_step(WithCenteredRMSProp, "var mg ms mom lr rho momentum epsilon grad indices", RowRule.CENTERED_RMSPROP)
+def sparse_apply_centered_rms_prop(*args: Any) -> Any:
     """
     Take a step of RMSProp that divides by the root of an estimated variance, not of the average square.
 
@@ -364,15 +335,11 @@ sparse_apply_centered_rms_prop = _function(
         >>> zeros = [0.0, 0.0]
         >>> sparse_apply_centered_rms_prop([1.0, 1.0], zeros, zeros, zeros, 0.25, 0.5, 0.0, 0.0, [2.0], [1]).var
         tensor([1.0000, 0.5000])
-    """,
-)
+    """
 
-sparse_apply_momentum = _function(
-    "momentum",
-    WithAccumulator,
-    "var accum lr grad indices momentum",
-    (RowRule.MOMENTUM, RowRule.NESTEROV_MOMENTUM),
-    "lr momentum",
+
+@_step(WithAccumulator, "var accum lr grad indices momentum use_nesterov", RowRule.MOMENTUM, RowRule.NESTEROV_MOMENTUM)
+def sparse_apply_momentum(*args: Any) -> Any:
     """
     Take a step of momentum: ``accum = momentum * accum + grad``, ``var -= lr * accum``.
 
@@ -383,16 +350,16 @@ sparse_apply_momentum = _function(
     Example:
         >>> sparse_apply_momentum([1.0, 1.0], [0.0, 0.0], 0.125, [1.0], [1], 0.5)
         WithAccumulator(var=tensor([1.0000, 0.8750]), accum=tensor([0., 1.]))
-    """,
-    "use_nesterov",
-)
+    """
 
-sparse_apply_keras_momentum = _function(
-    "keras_momentum",
+
+@_step(
     WithAccumulator,
-    "var accum lr grad indices momentum",
-    (RowRule.KERAS_MOMENTUM, RowRule.KERAS_NESTEROV_MOMENTUM),
-    "lr momentum",
+    "var accum lr grad indices momentum use_nesterov",
+    RowRule.KERAS_MOMENTUM,
+    RowRule.KERAS_NESTEROV_MOMENTUM,
+)
+def sparse_apply_keras_momentum(*args: Any) -> Any:
     """
     Take a step of Keras's momentum: ``accum = momentum * accum - lr * grad``, ``var += accum``.
 
@@ -403,6 +370,4 @@ sparse_apply_keras_momentum = _function(
     Example:
         >>> sparse_apply_keras_momentum([1.0, 1.0], [0.0, 0.0], 0.125, [1.0], [1], 0.5)
         WithAccumulator(var=tensor([1.0000, 0.8750]), accum=tensor([ 0.0000, -0.1250]))
-    """,
-    "use_nesterov",
-)
+    """

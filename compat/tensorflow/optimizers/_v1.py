@@ -19,6 +19,7 @@ class RowOptimizer(Optimizer):
 
     #: Whether slices of one row are added up first.
     _merges = True
+    _rule: ClassVar[RowRule]
     #: The keys in a group of the rule's hyperparameters, in its order.
     _keys: ClassVar[tuple[str, ...]] = ("lr",)
 
@@ -52,7 +53,7 @@ class RowOptimizer(Optimizer):
             values = gradient.reshape(tables[0].shape)
             indices = torch.arange(values.shape[0], device=values.device)
         numbers = self._numbers(group, weight.dtype)
-        row_update_(self._rule(group), tables, values.contiguous(), indices, numbers)
+        row_update_(self._rule_of(group), tables, values.contiguous(), indices, numbers)
         if weight is not parameter:
             parameter.copy_(weight)
 
@@ -60,8 +61,8 @@ class RowOptimizer(Optimizer):
         """Return the rule's hyperparameters, in its order."""
         return [cast(group[key], dtype) for key in self._keys]
 
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        raise NotImplementedError
+    def _rule_of(self, group: dict[str, Any]) -> RowRule:
+        return self._rule
 
 
 class GradientDescentOptimizer(RowOptimizer):
@@ -78,14 +79,12 @@ class GradientDescentOptimizer(RowOptimizer):
     """
 
     _merges = False
+    _rule = RowRule.GRADIENT_DESCENT
 
     def __init__(
         self, params: Any, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent"
     ) -> None:
         super().__init__(params, learning_rate, name, {})
-
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.GRADIENT_DESCENT
 
 
 class MomentumOptimizer(RowOptimizer):
@@ -119,7 +118,7 @@ class MomentumOptimizer(RowOptimizer):
     ) -> None:
         super().__init__(params, learning_rate, name, {"momentum": momentum, "use_nesterov": use_nesterov})
 
-    def _rule(self, group: dict[str, Any]) -> RowRule:
+    def _rule_of(self, group: dict[str, Any]) -> RowRule:
         return RowRule.NESTEROV_MOMENTUM if group["use_nesterov"] else RowRule.MOMENTUM
 
 
@@ -139,6 +138,7 @@ class AdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _rule = RowRule.ADAGRAD
 
     def __init__(
         self,
@@ -156,9 +156,6 @@ class AdagradOptimizer(RowOptimizer):
 
     def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         return [*super()._numbers(group, dtype), 0.0]  # its epsilon
-
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.ADAGRAD
 
 
 class AdamOptimizer(RowOptimizer):
@@ -267,7 +264,7 @@ class RMSPropOptimizer(RowOptimizer):
         rms, *mg, momentum = super().slots_of(parameter, group)
         return [*mg, rms, momentum]
 
-    def _rule(self, group: dict[str, Any]) -> RowRule:
+    def _rule_of(self, group: dict[str, Any]) -> RowRule:
         return RowRule.CENTERED_RMSPROP if group["centered"] else RowRule.RMSPROP
 
 
@@ -288,6 +285,7 @@ class AdadeltaOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "accum_update")
+    _rule = RowRule.ADADELTA
     _keys = ("lr", "rho", "epsilon")
 
     def __init__(
@@ -300,6 +298,3 @@ class AdadeltaOptimizer(RowOptimizer):
         name: str = "Adadelta",
     ) -> None:
         super().__init__(params, learning_rate, name, {"rho": rho, "epsilon": epsilon})
-
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.ADADELTA

@@ -34,6 +34,7 @@ class AdagradDAOptimizer(RowOptimizer):
     """
 
     slot_names = ("gradient_accumulator", "gradient_squared_accumulator")
+    _rule = RowRule.ADAGRAD_DUAL_AVERAGING
     _keys = ("lr", *_PENALTIES)
 
     def __init__(
@@ -63,9 +64,6 @@ class AdagradDAOptimizer(RowOptimizer):
     def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         return [*super()._numbers(group, dtype), float(group["iterations"] + 1)]
 
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.ADAGRAD_DUAL_AVERAGING
-
 
 class FtrlOptimizer(RowOptimizer):
     """
@@ -93,6 +91,7 @@ class FtrlOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "linear")
+    _rule = RowRule.FTRL
     _keys = ("lr", *_PENALTIES, "l2_shrinkage_regularization_strength", "learning_rate_power")
     _kept = (*RowOptimizer._kept, "accum_name", "linear_name")
 
@@ -138,9 +137,6 @@ class FtrlOptimizer(RowOptimizer):
         l2 = group["l2_regularization_strength"] + beta / (2 * lr.clamp_min(1e-36))
         return super()._numbers(group | {"l2_regularization_strength": l2}, dtype)
 
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.FTRL
-
 
 class ProximalAdagradOptimizer(RowOptimizer):
     """
@@ -160,6 +156,7 @@ class ProximalAdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _rule = RowRule.PROXIMAL_ADAGRAD
     _keys = ("lr", *_PENALTIES)
 
     def __init__(
@@ -183,9 +180,6 @@ class ProximalAdagradOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accumulator": group["initial_accumulator_value"]}
 
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.PROXIMAL_ADAGRAD
-
 
 class ProximalGradientDescentOptimizer(RowOptimizer):
     """
@@ -203,6 +197,7 @@ class ProximalGradientDescentOptimizer(RowOptimizer):
         tensor([0.2500])
     """
 
+    _rule = RowRule.PROXIMAL_GRADIENT_DESCENT
     _keys = ("lr", *_PENALTIES)
 
     def __init__(
@@ -219,6 +214,3 @@ class ProximalGradientDescentOptimizer(RowOptimizer):
             "l2_regularization_strength": l2_regularization_strength,
         }
         super().__init__(params, learning_rate, name, hyperparameters)
-
-    def _rule(self, group: dict[str, Any]) -> RowRule:
-        return RowRule.PROXIMAL_GRADIENT_DESCENT
