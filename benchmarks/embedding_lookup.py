@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchsparse_rec import ops
+from torchsparse_rec.ops.row_update import RowRule, row_update_
 
 from .ids import SPREADS
 from .rows import Case, Make, Options, Row, tensorflow
@@ -92,7 +93,7 @@ def our_step(p: Problem) -> Make:
             pooled = ops.embedding_lookup_sparse(table, p.ids, p.indices[:, 0], num_rows=p.rows, sparse=True)
             (grad,) = torch.autograd.grad(pooled, table, p.grad)
             with torch.no_grad():
-                ops.sparse_apply_gradient_descent_(table, grad._values(), grad._indices()[0], lr=RATE)
+                row_update_(RowRule.GRADIENT_DESCENT, [table], grad._values(), grad._indices()[0], [RATE])
             return table.detach()
 
         return step

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchsparse_rec import ops
+from torchsparse_rec.ops.row_update import RowRule, row_update_
 
 from .ids import zipf_ids
 from .rows import Call, Case, CudaTargets, Make, Options, Row, tensorflow
@@ -38,12 +38,12 @@ def batch(options: Options, ids: int) -> tuple[Tensor, Tensor]:
 
 def sgd(table: Tensor, _: Tensor, ids: Tensor, grad: Tensor) -> Call:
     """Update the table by our gradient descent."""
-    return lambda: ops.sparse_apply_gradient_descent_(table, grad, ids, lr=LEARNING_RATE)
+    return lambda: row_update_(RowRule.GRADIENT_DESCENT, [table], grad, ids, [LEARNING_RATE])
 
 
 def adagrad(table: Tensor, sums: Tensor, ids: Tensor, grad: Tensor) -> Call:
     """Update the table by our Adagrad."""
-    return lambda: ops.sparse_apply_adagrad_(table, sums, grad, ids, lr=LEARNING_RATE)
+    return lambda: row_update_(RowRule.ADAGRAD, [table, sums], grad, ids, [LEARNING_RATE, 0.0])
 
 
 def torch_step(make: Callable[..., torch.optim.Optimizer], table: Tensor, ids: Tensor, grad: Tensor) -> Call:

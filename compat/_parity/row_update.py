@@ -34,66 +34,47 @@ _RACY_ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class _Rule:
-    """One optimizer of rows: its function, formula, slots and arguments."""
+    """One optimizer of rows: its formula, slots and arguments."""
 
     #: The end of the name of its function in compat.tensorflow.
     ours: str
     step: Callable[..., list[Rounded]]
-    slots: tuple[str, ...]
-    hyperparameters: tuple[str, ...]
+    #: Names of TensorFlow's arguments, with spaces between them.
+    slot_names: str
+    numbers: str
     #: The name of its flag, if it has one, and the dtypes that TensorFlow has kernels for.
     flag: str | None = None
     dtypes: tuple[torch.dtype, ...] = FLOATS
 
+    @property
+    def slots(self) -> list[str]:
+        return self.slot_names.split()
 
-_F32_F64 = (torch.float32, torch.float64)
-_NO_BFLOAT16 = (torch.float16, *_F32_F64)
-_PENALTIES = ("l1", "l2")
+    @property
+    def hyperparameters(self) -> list[str]:
+        return self.numbers.split()
+
+
+_WIDE = (torch.float32, torch.float64)
+_NO_BFLOAT16 = (torch.float16, *_WIDE)
+_SUMS = "gradient_accumulator gradient_squared_accumulator"
+_DECAYS = "lr rho momentum epsilon"
+_FTRL = "multiply_linear_by_lr"
 _RULES = {
-    "Adagrad": _Rule("adagrad", formulas.adagrad, ("accum",), ("lr",), "update_slots"),
-    "AdagradV2": _Rule("adagrad_v2", formulas.adagrad, ("accum",), ("lr", "epsilon"), "update_slots"),
-    "AdagradDA": _Rule(
-        "adagrad_da",
-        formulas.adagrad_da,
-        ("gradient_accumulator", "gradient_squared_accumulator"),
-        ("lr", *_PENALTIES),
-        dtypes=_F32_F64,
-    ),
-    "Adadelta": _Rule("adadelta", formulas.adadelta, ("accum", "accum_update"), ("lr", "rho", "epsilon")),
-    "Ftrl": _Rule("ftrl", formulas.ftrl, ("accum", "linear"), ("lr", *_PENALTIES, "lr_power"), "multiply_linear_by_lr"),
-    "FtrlV2": _Rule(
-        "ftrl_v2",
-        formulas.ftrl,
-        ("accum", "linear"),
-        ("lr", *_PENALTIES, "l2_shrinkage", "lr_power"),
-        "multiply_linear_by_lr",
-    ),
-    "ProximalAdagrad": _Rule(
-        "proximal_adagrad", formulas.proximal_adagrad, ("accum",), ("lr", *_PENALTIES), dtypes=_F32_F64
-    ),
+    "Adagrad": _Rule("adagrad", formulas.adagrad, "accum", "lr", "update_slots"),
+    "AdagradV2": _Rule("adagrad_v2", formulas.adagrad, "accum", "lr epsilon", "update_slots"),
+    "AdagradDA": _Rule("adagrad_da", formulas.adagrad_da, _SUMS, "lr l1 l2", dtypes=_WIDE),
+    "Adadelta": _Rule("adadelta", formulas.adadelta, "accum accum_update", "lr rho epsilon"),
+    "Ftrl": _Rule("ftrl", formulas.ftrl, "accum linear", "lr l1 l2 lr_power", _FTRL),
+    "FtrlV2": _Rule("ftrl_v2", formulas.ftrl, "accum linear", "lr l1 l2 l2_shrinkage lr_power", _FTRL),
+    "ProximalAdagrad": _Rule("proximal_adagrad", formulas.proximal_adagrad, "accum", "lr l1 l2", dtypes=_WIDE),
     "ProximalGradientDescent": _Rule(
-        "proximal_gradient_descent",
-        formulas.proximal_gradient_descent,
-        (),
-        ("alpha", *_PENALTIES),
-        dtypes=_F32_F64,
+        "proximal_gradient_descent", formulas.proximal_gradient_descent, "", "alpha l1 l2", dtypes=_WIDE
     ),
-    "RMSProp": _Rule(
-        "rms_prop",
-        formulas.rmsprop,
-        ("ms", "mom"),
-        ("lr", "rho", "momentum", "epsilon"),
-        dtypes=_NO_BFLOAT16,
-    ),
-    "CenteredRMSProp": _Rule(
-        "centered_rms_prop",
-        formulas.centered_rmsprop,
-        ("mg", "ms", "mom"),
-        ("lr", "rho", "momentum", "epsilon"),
-        dtypes=_NO_BFLOAT16,
-    ),
-    "Momentum": _Rule("momentum", formulas.momentum, ("accum",), ("lr", "momentum"), "use_nesterov"),
-    "KerasMomentum": _Rule("keras_momentum", formulas.keras_momentum, ("accum",), ("lr", "momentum"), "use_nesterov"),
+    "RMSProp": _Rule("rms_prop", formulas.rmsprop, "ms mom", _DECAYS, dtypes=_NO_BFLOAT16),
+    "CenteredRMSProp": _Rule("centered_rms_prop", formulas.centered_rmsprop, "mg ms mom", _DECAYS, dtypes=_NO_BFLOAT16),
+    "Momentum": _Rule("momentum", formulas.momentum, "accum", "lr momentum", "use_nesterov"),
+    "KerasMomentum": _Rule("keras_momentum", formulas.keras_momentum, "accum", "lr momentum", "use_nesterov"),
 }
 _PREFIX = "raw_ops.ResourceSparseApply"
 # The range from which each hyperparameter is drawn; epsilon keeps the centered variance away from zero.

@@ -1,4 +1,4 @@
-"""Edge cases of the family ``row_update``: order, layouts, errors, threads, and TensorFlow's results."""
+"""Edge cases of the family ``row_update``: order, layouts, errors, threads, autograd and compilation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from samples.row_update import NUMBERS, row_update_sample
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from torchsparse_rec import ops
-from torchsparse_rec.compat import tensorflow as tf
 from torchsparse_rec.compat._parity.reference.row_update import row_update
+from torchsparse_rec.ops.row_update import RowRule, row_update_
 
 _operator = torch.ops.torchsparse_rec.row_update.default
 each_rule = pytest.mark.parametrize("rule", NUMBERS)
@@ -141,13 +140,14 @@ def test_states_may_lie_beside_the_weight(kernels: str) -> None:
 
 def test_vectors_with_a_stride(kernels: str) -> None:
     wide = torch.zeros(8)
-    result = ops.sparse_apply_gradient_descent_(wide[1::2], torch.ones(3), torch.tensor([3, 0, 3]), lr=1.0)
-    assert wide.tolist() == [0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -2.0] and result.data_ptr() == wide[1:].data_ptr()
+    row_update_(RowRule.GRADIENT_DESCENT, [wide[1::2]], torch.ones(3), torch.tensor([3, 0, 3]), [1.0])
+    assert wide.tolist() == [0.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -2.0]
 
 
 # ---- Errors ---------------------------------------------------------------------------------------------------------
 
 _TABLE = torch.ones(4, 3)
+_FTRL = {"lr": 0.1, "l1": 0.0, "l2": 0.0, "l2_shrinkage": 0.0, "lr_power": -0.5}
 _BAD = {
     "indices must have rank 1, got shape [1, 1]": {"indices": torch.tensor([[0]])},
     "indices must be int32 or int64, got Float": {"indices": torch.tensor([0.0])},
@@ -168,7 +168,7 @@ _BAD = {
     "linear must have rows that are contiguous": {"linear": torch.ones(3, 4).t()},
     "lr must be > 0, got 0": {"lr": 0.0},
     "lr must be > 0, got nan": {"lr": torch.nan},
-    "lr must be >= 0, got -1": {"lr": -1.0, "multiply_linear_by_lr": True},
+    "lr must be >= 0, got -1": {"lr": -1.0, "rule": RowRule.FTRL_SCALED_LINEAR},
     "l1 must be >= 0, got -0.5": {"l1": -0.5},
     "l2 must be >= 0, got -0.5": {"l2": -0.5},
     "l2_shrinkage must be >= 0, got -0.5": {"l2_shrinkage": -0.5},
@@ -184,10 +184,12 @@ def test_bad_arguments(message: str, kernels: str) -> None:
         "linear": torch.ones(4, 3),
         "grad": torch.ones(1, 3),
         "indices": torch.tensor([1]),
-        "lr": 0.1,
     }
+    given = arguments | _BAD[message]
+    numbers = [given.get(x, y) for x, y in _FTRL.items()]
     with pytest.raises(ValueError) as caught:
-        ops.sparse_apply_ftrl_(**(arguments | _BAD[message]))
+        tables = [given[name] for name in ("weight", "accumulator", "linear")]
+        row_update_(given.get("rule", RowRule.FTRL), tables, given["grad"], given["indices"], numbers)
     assert str(caught.value).startswith("sparse_apply_ftrl_: ") and message in str(caught.value)
     for name in ("weight", "accumulator", "linear"):
         assert torch.equal(arguments[name], _TABLE)
@@ -200,7 +202,7 @@ def test_a_bad_index_leaves_everything_as_it_was(index: int, items: int) -> None
     ids = torch.zeros(items, dtype=torch.int64)
     ids[items - 1] = index
     with pytest.raises(IndexError, match=rf"^sparse_apply_adagrad_: indices\[{items - 1}\] must be in \[0, 4\), got"):
-        ops.sparse_apply_adagrad_(weight, sums, torch.ones(items, 100), ids, lr=0.1)
+        row_update_(RowRule.ADAGRAD, [weight, sums], torch.ones(items, 100), ids, [0.1, 0.0])
     assert torch.equal(weight, torch.ones(4, 100)) and torch.equal(sums, torch.ones(4, 100))
 
 
@@ -212,7 +214,7 @@ def test_a_bad_index_is_skipped_by_emulated_kernels(emulated: Callable[[], int])
     grad = torch.arange(1.0, 26.0).reshape(5, 5)
     wanted = [weight.clone(), sums.clone()]
     kept = [0, 2, 4]
-    ops.sparse_apply_adagrad_(*wanted, grad[kept], ids[kept], lr=0.1)
+    row_update_(RowRule.ADAGRAD, wanted, grad[kept], ids[kept], [0.1, 0.0])
     for order in ("ascending", "descending", "random"):
         fixture.set_order(order)
         written = [weight.clone(), sums.clone()]
@@ -223,18 +225,18 @@ def test_a_bad_index_is_skipped_by_emulated_kernels(emulated: Callable[[], int])
 
 
 def test_shared_memory_is_refused(kernels: str) -> None:
-    table, ids = torch.ones(4, 3), torch.tensor([1])
-    with pytest.raises(ValueError, match="accumulator must not share memory with weight"):
-        ops.sparse_apply_adagrad_(table, table, torch.ones(1, 3), ids, lr=0.1)
-    with pytest.raises(ValueError, match="linear must not share memory with accumulator"):
-        ops.sparse_apply_ftrl_(torch.ones(4, 3), table, table, torch.ones(1, 3), ids, lr=0.1)
-    with pytest.raises(ValueError, match="grad must not share memory with weight"):
-        ops.sparse_apply_gradient_descent_(table, table[2:3], ids, lr=0.1)
-    with pytest.raises(ValueError, match="grad must not share memory with accumulator"):
-        ops.sparse_apply_adagrad_(torch.ones(4, 3), table, table[2:3], ids, lr=0.1)
-    overlapping = torch.ones(4, 6)
-    with pytest.raises(ValueError, match="accumulator must not share memory with weight"):
-        ops.sparse_apply_adagrad_(overlapping[:, :4], overlapping[:, 2:], torch.ones(1, 4), ids, lr=0.1)
+    table, overlapping = torch.ones(4, 3), torch.ones(4, 6)
+    cases = [
+        (RowRule.ADAGRAD, [table, table], torch.ones(1, 3), "accumulator must not share memory with weight"),
+        (RowRule.FTRL, [torch.ones(4, 3), table, table], torch.ones(1, 3), "linear must not share memory with acc"),
+        (RowRule.GRADIENT_DESCENT, [table], table[2:3], "grad must not share memory with weight"),
+        (RowRule.ADAGRAD, [torch.ones(4, 3), table], table[2:3], "grad must not share memory with accumulator"),
+        (RowRule.ADAGRAD, [overlapping[:, :4], overlapping[:, 2:]], torch.ones(1, 4), "accumulator must not share"),
+    ]
+    numbers = {RowRule.GRADIENT_DESCENT: [0.1], RowRule.ADAGRAD: [0.1, 0.0], RowRule.FTRL: [*_FTRL.values()]}
+    for rule, tables, grad, message in cases:
+        with pytest.raises(ValueError, match=message):
+            row_update_(rule, tables, grad, torch.tensor([1]), numbers[rule])
 
 
 def test_a_wrong_number_of_states_or_hyperparameters() -> None:
@@ -256,21 +258,21 @@ def test_gradients_are_refused_as_torch_does() -> None:
     weight = torch.nn.Parameter(torch.ones(2, 1))
     grad, ids = torch.ones(1, 1), torch.tensor([1])
     with pytest.raises(RuntimeError, match=r"not differentiable: call it under torch\.no_grad\(\)"):
-        ops.sparse_apply_gradient_descent_(weight, grad, ids, lr=0.5)
+        row_update_(RowRule.GRADIENT_DESCENT, [weight], grad, ids, [0.5])
     with pytest.raises(RuntimeError, match="not differentiable"):
-        ops.sparse_apply_gradient_descent_(torch.ones(2, 1), grad.requires_grad_(), ids, lr=0.5)
+        row_update_(RowRule.GRADIENT_DESCENT, [torch.ones(2, 1)], grad.requires_grad_(), ids, [0.5])
     with torch.no_grad():
-        assert ops.sparse_apply_gradient_descent_(weight, grad, ids, lr=0.5) is weight
+        row_update_(RowRule.GRADIENT_DESCENT, [weight], grad, ids, [0.5])
     assert weight.tolist() == [[1.0], [0.5]] and weight.requires_grad
     with torch.inference_mode():
-        ops.sparse_apply_gradient_descent_(torch.ones(2, 1), grad, ids, lr=0.5)
+        row_update_(RowRule.GRADIENT_DESCENT, [torch.ones(2, 1)], grad, ids, [0.5])
 
 
 def test_a_graph_notices_that_its_tensors_were_written() -> None:
     weight, sums = torch.nn.Parameter(torch.ones(2, 1)), torch.ones(2, 1)
     loss = (weight * weight).sum()
     with torch.no_grad():
-        ops.sparse_apply_adagrad_(weight, sums, torch.ones(1, 1), torch.tensor([1]), lr=0.5)
+        row_update_(RowRule.ADAGRAD, [weight, sums], torch.ones(1, 1), torch.tensor([1]), [0.5, 0.0])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -279,61 +281,17 @@ def test_compiled_code_writes_its_inputs(kernels: str) -> None:
     """Compile one graph for every size. The backend may add empty ones, where a call in place is made functional."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    step = torch.compile(
-        lambda *tensors: ops.sparse_apply_ftrl_(*tensors, lr=0.1), backend=counter, fullgraph=True, dynamic=True
-    )
+
+    def step(*tensors: Tensor) -> None:
+        *tables, grad, ids = tensors
+        row_update_(RowRule.FTRL, tables, grad, ids, list(_FTRL.values()))
+
+    compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=True)
     for size in (4, 7, 13):
         *tables, _, grad, ids, _, _ = row_update_sample("", "ftrl", rows=size, items=3 * size).arguments
         copies = [x.clone() for x in tables]
-        ops.sparse_apply_ftrl_(*copies, grad, ids, lr=0.1)
-        assert_same_bits(step(*tables, grad, ids), copies[0])
+        step(*copies, grad, ids)
+        compiled(*tables, grad, ids)
         _assert_all_same(tables, copies)
     graphs = [graph for graph in counter.graphs if any(node.op == "call_function" for node in graph.graph.nodes)]
     assert len(graphs) == 1
-
-
-# ---- TensorFlow's names: the parity check compares the results ------------------------------------------------------
-
-
-def test_compat_leaves_its_arguments_as_they_are() -> None:
-    var, accum, linear = torch.ones(3, 2, requires_grad=True), torch.ones(3, 2), torch.zeros(3, 2)
-    result = tf.sparse_apply_ftrl(var, accum, linear, torch.ones(1, 2), torch.tensor([1]), 0.5, 0.0, 0.0, -0.5)
-    assert result._fields == ("var", "accum", "linear") and not result.var.requires_grad
-    assert torch.equal(var, torch.ones(3, 2)) and torch.equal(accum, torch.ones(3, 2)) and not linear.any()
-    assert result.accum.tolist() == [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
-
-
-def test_compat_takes_any_layout() -> None:
-    wide = torch.arange(12.0).reshape(3, 4)
-    result = tf.sparse_apply_momentum(wide.t(), torch.zeros(4, 3), 1.0, torch.ones(1, 3), [3], 0.5)
-    assert torch.equal(result.var[:3], wide.t()[:3]) and torch.equal(result.var[3], wide[:, 3] - 1)
-
-
-def test_compat_rounds_hyperparameters_as_scalars_of_the_dtype() -> None:
-    """Round 0.1 to 0.0999755859375, as in float16; a gradient of 1024 shows it."""
-    var = torch.zeros(1, dtype=torch.float16)
-    grad = torch.tensor([-1024.0], dtype=torch.float16)
-    assert tf.sparse_apply_proximal_gradient_descent(var, 0.1, 0.0, 0.0, grad, [0]).item() == 1024 * 0.0999755859375
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"accum": torch.ones(2, 2)}, r"accum must have the shape and dtype of var, \[3, 2\] and torch.float32, got"),
-        ({"accum": torch.ones(3, 2).double()}, "accum must have the shape and dtype of var"),
-        ({"grad": torch.ones(1, 2).double()}, "grad must have the dtype of weight, Float, got Double"),
-        ({"lr": torch.ones(1)}, r"lr must be a number or a scalar of the dtype of var, torch.float32, got .* \[1\]"),
-        ({"lr": torch.tensor(1.0).double()}, "lr must be a number or a scalar of the dtype of var"),
-        ({"lr": "0.1 or so"}, "lr must be a number, got '0.1 or so'"),
-    ],
-)
-def test_compat_errors(changed: dict[str, object], text: str) -> None:
-    arguments = {
-        "var": torch.ones(3, 2),
-        "accum": torch.ones(3, 2),
-        "lr": 0.1,
-        "grad": torch.ones(1, 2),
-        "indices": torch.tensor([1]),
-    }
-    with pytest.raises(ValueError, match=text):
-        tf.sparse_apply_adagrad(**(arguments | changed))

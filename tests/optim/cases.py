@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchsparse_rec import optim
 from torchsparse_rec._torch import as_stored
+from torchsparse_rec.compat._parity.reference.row_optimizer import ftrl
 from torchsparse_rec.ops.row_optimizer import row_optimizer_current
 from torchsparse_rec.tables.table import table_of
 
@@ -103,13 +104,9 @@ class Ftrl(Reference):
     ):
         n = state.setdefault("n", torch.full_like(w, initial_accumulator_value))
         z = state.setdefault("z", torch.zeros_like(w))
-        new = n + g * g
-        sigma = (new**-lr_power - n**-lr_power) / lr
-        z[touched] += (g + 2 * l2_shrinkage * w - sigma * w)[touched]
-        n[touched] = new[touched]
-        quadratic = new**-lr_power / lr + 2 * l2 + beta / lr
-        value = torch.where(z.abs() <= l1, 0.0, (z.sign() * l1 - z) / quadratic)
-        w[touched] = value[touched]
+        after = ftrl([w, n, z], g, step, lr, lr_power, l1, l2, l2_shrinkage, beta)
+        for table, new in zip((w, n, z), after, strict=True):
+            table[touched] = new[touched]
 
 
 # ---- Cases -----------------------------------------------------------------------------------------------------------

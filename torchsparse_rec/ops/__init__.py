@@ -3,6 +3,7 @@
 import sys
 
 from . import _vmap as _vmap
+from . import row_update as row_update  # registers its fake kernel
 from . import segment as segment
 from .bucketize import bucketize as bucketize
 from .embedding import embedding as embedding
@@ -54,17 +55,6 @@ from .row_optimizer import row_optimizer_advance_ as row_optimizer_advance_
 from .row_optimizer import row_optimizer_current as row_optimizer_current
 from .row_optimizer import row_optimizer_make_current_ as row_optimizer_make_current_
 from .row_optimizer import row_optimizer_update_ as row_optimizer_update_
-from .row_update import sparse_apply_adadelta_ as sparse_apply_adadelta_
-from .row_update import sparse_apply_adagrad_ as sparse_apply_adagrad_
-from .row_update import sparse_apply_adagrad_da_ as sparse_apply_adagrad_da_
-from .row_update import sparse_apply_centered_rmsprop_ as sparse_apply_centered_rmsprop_
-from .row_update import sparse_apply_ftrl_ as sparse_apply_ftrl_
-from .row_update import sparse_apply_gradient_descent_ as sparse_apply_gradient_descent_
-from .row_update import sparse_apply_keras_momentum_ as sparse_apply_keras_momentum_
-from .row_update import sparse_apply_momentum_ as sparse_apply_momentum_
-from .row_update import sparse_apply_proximal_adagrad_ as sparse_apply_proximal_adagrad_
-from .row_update import sparse_apply_proximal_gradient_descent_ as sparse_apply_proximal_gradient_descent_
-from .row_update import sparse_apply_rmsprop_ as sparse_apply_rmsprop_
 from .segment import segment_max as segment_max
 from .segment import segment_mean as segment_mean
 from .segment import segment_min as segment_min

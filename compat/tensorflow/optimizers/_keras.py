@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .... import ops
+from ....ops.row_update import RowRule, row_update_
 from ._gradients import Gradient, Slices, changed, dense
 from ._numbers import cast, rounded
 from ._optimizer import Optimizer, Update, full
@@ -226,6 +226,6 @@ def subtract(table: Tensor, change: Gradient) -> None:
 
 def _subtract(table: Tensor, change: Gradient, factor: float) -> None:
     if isinstance(change, Slices):
-        ops.sparse_apply_gradient_descent_(table, change.values.contiguous(), change.indices, lr=factor)
+        row_update_(RowRule.GRADIENT_DESCENT, [table], change.values.contiguous(), change.indices, [factor])
     else:
         table.sub_(change, alpha=factor)

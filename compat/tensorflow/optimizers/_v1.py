@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .... import ops
+from ....ops.row_update import RowRule, row_update_
 from ._gradients import Gradient, Slices
 from ._numbers import adam_rate, cast, rounded
 from ._optimizer import Optimizer, check_positive
@@ -20,6 +19,9 @@ class RowOptimizer(Optimizer):
 
     #: Whether slices of one row are added up first.
     _merges = True
+    _rule: ClassVar[RowRule]
+    #: The keys in a group of the rule's hyperparameters, in its order.
+    _keys: ClassVar[tuple[str, ...]] = ("lr",)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Any, Tensor]], global_step: Tensor | None = None, name: str | None = None
@@ -50,18 +52,17 @@ class RowOptimizer(Optimizer):
             tables = [table.view(-1) if table.dim() == 0 else table for table in (weight, *slots)]
             values = gradient.reshape(tables[0].shape)
             indices = torch.arange(values.shape[0], device=values.device)
-        numbers = {name: cast(value, weight.dtype) for name, value in self._numbers(group).items()}
-        self._operator(group)(*tables, values.contiguous(), indices, **numbers)
+        numbers = self._numbers(group, weight.dtype)
+        row_update_(self._rule_of(group), tables, values.contiguous(), indices, numbers)
         if weight is not parameter:
             parameter.copy_(weight)
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return the rule's hyperparameters, under the operator's names."""
-        return {"lr": group["lr"]}
+    def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
+        """Return the rule's hyperparameters, in its order."""
+        return [cast(group[key], dtype) for key in self._keys]
 
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        """Return the rule's in-place operator: of the parameter, slots, gradient, rows and hyperparameters by name."""
-        raise NotImplementedError
+    def _rule_of(self, group: dict[str, Any]) -> RowRule:
+        return self._rule
 
 
 class GradientDescentOptimizer(RowOptimizer):
@@ -78,14 +79,12 @@ class GradientDescentOptimizer(RowOptimizer):
     """
 
     _merges = False
+    _rule = RowRule.GRADIENT_DESCENT
 
     def __init__(
         self, params: Any, learning_rate: Any, use_locking: bool = False, name: str = "GradientDescent"
     ) -> None:
         super().__init__(params, learning_rate, name, {})
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_gradient_descent_
 
 
 class MomentumOptimizer(RowOptimizer):
@@ -106,6 +105,7 @@ class MomentumOptimizer(RowOptimizer):
     """
 
     slot_names = ("momentum",)
+    _keys = ("lr", "momentum")
 
     def __init__(
         self,
@@ -118,11 +118,8 @@ class MomentumOptimizer(RowOptimizer):
     ) -> None:
         super().__init__(params, learning_rate, name, {"momentum": momentum, "use_nesterov": use_nesterov})
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {"lr": group["lr"], "momentum": group["momentum"]}
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return partial(ops.sparse_apply_momentum_, nesterov=group["use_nesterov"])
+    def _rule_of(self, group: dict[str, Any]) -> RowRule:
+        return RowRule.NESTEROV_MOMENTUM if group["use_nesterov"] else RowRule.MOMENTUM
 
 
 class AdagradOptimizer(RowOptimizer):
@@ -141,6 +138,7 @@ class AdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _rule = RowRule.ADAGRAD
 
     def __init__(
         self,
@@ -156,8 +154,8 @@ class AdagradOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accumulator": group["initial_accumulator_value"]}
 
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_adagrad_
+    def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
+        return [*super()._numbers(group, dtype), 0.0]  # its epsilon
 
 
 class AdamOptimizer(RowOptimizer):
@@ -242,6 +240,7 @@ class RMSPropOptimizer(RowOptimizer):
     """
 
     slot_names = ("rms", "mg", "momentum")
+    _keys = ("lr", "decay", "momentum", "epsilon")
 
     def __init__(
         self,
@@ -260,15 +259,13 @@ class RMSPropOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"rms": 1.0, **({"mg": 0.0} if group["centered"] else {}), "momentum": 0.0}
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {"lr": group["lr"], "rho": group["decay"], "momentum": group["momentum"], "eps": group["epsilon"]}
+    def slots_of(self, parameter: Tensor, group: dict[str, Any]) -> list[Tensor]:
+        """Return the slots of a parameter in the order of the rule, which has ``mg`` before ``rms``."""
+        rms, *mg, momentum = super().slots_of(parameter, group)
+        return [*mg, rms, momentum]
 
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        if not group["centered"]:
-            return ops.sparse_apply_rmsprop_
-        return lambda weight, rms, mg, *others, **numbers: ops.sparse_apply_centered_rmsprop_(
-            weight, mg, rms, *others, **numbers
-        )
+    def _rule_of(self, group: dict[str, Any]) -> RowRule:
+        return RowRule.CENTERED_RMSPROP if group["centered"] else RowRule.RMSPROP
 
 
 class AdadeltaOptimizer(RowOptimizer):
@@ -288,6 +285,8 @@ class AdadeltaOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "accum_update")
+    _rule = RowRule.ADADELTA
+    _keys = ("lr", "rho", "epsilon")
 
     def __init__(
         self,
@@ -299,9 +298,3 @@ class AdadeltaOptimizer(RowOptimizer):
         name: str = "Adadelta",
     ) -> None:
         super().__init__(params, learning_rate, name, {"rho": rho, "epsilon": epsilon})
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {"lr": group["lr"], "rho": group["rho"], "eps": group["epsilon"]}
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_adadelta_

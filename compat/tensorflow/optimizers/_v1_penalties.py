@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .... import ops
+from ....ops.row_update import RowRule
 from ._optimizer import check_not_negative, check_positive
 from ._v1 import RowOptimizer
 
-
-def _penalties(group: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "lr": group["lr"],
-        "l1": group["l1_regularization_strength"],
-        "l2": group["l2_regularization_strength"],
-    }
+_PENALTIES = ("l1_regularization_strength", "l2_regularization_strength")
 
 
 class AdagradDAOptimizer(RowOptimizer):
@@ -33,7 +24,7 @@ class AdagradDAOptimizer(RowOptimizer):
         l1_regularization_strength: the factor of the l1 penalty.
         l2_regularization_strength: the factor of the l2 penalty.
 
-    Source: ``tf.compat.v1.train.AdagradDAOptimizer``. Formulas: :func:`.sparse_apply_adagrad_da_`.
+    Source: ``tf.compat.v1.train.AdagradDAOptimizer``. Formulas: :func:`.sparse_apply_adagrad_da`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -43,6 +34,8 @@ class AdagradDAOptimizer(RowOptimizer):
     """
 
     slot_names = ("gradient_accumulator", "gradient_squared_accumulator")
+    _rule = RowRule.ADAGRAD_DUAL_AVERAGING
+    _keys = ("lr", *_PENALTIES)
 
     def __init__(
         self,
@@ -68,11 +61,8 @@ class AdagradDAOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return dict(zip(self.slot_names, (0.0, group["initial_gradient_squared_accumulator_value"]), strict=True))
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _penalties(group)
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return partial(ops.sparse_apply_adagrad_da_, step=group["iterations"] + 1)
+    def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
+        return [*super()._numbers(group, dtype), float(group["iterations"] + 1)]
 
 
 class FtrlOptimizer(RowOptimizer):
@@ -90,7 +80,7 @@ class FtrlOptimizer(RowOptimizer):
         l2_shrinkage_regularization_strength: the factor of an l2 penalty that goes only into the gradient, >= 0.
         beta: adds ``beta / (2 * learning_rate)`` to the l2 penalty; None is 0.
 
-    Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_`.
+    Source: ``tf.compat.v1.train.FtrlOptimizer``. Formulas: :func:`.sparse_apply_ftrl_v2`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -101,6 +91,8 @@ class FtrlOptimizer(RowOptimizer):
     """
 
     slot_names = ("accum", "linear")
+    _rule = RowRule.FTRL
+    _keys = ("lr", *_PENALTIES, "l2_shrinkage_regularization_strength", "learning_rate_power")
     _kept = (*RowOptimizer._kept, "accum_name", "linear_name")
 
     def __init__(
@@ -139,18 +131,11 @@ class FtrlOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accum": group["initial_accumulator_value"], "linear": 0.0}
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _numbers(self, group: dict[str, Any], dtype: torch.dtype) -> list[float]:
         # As in TensorFlow, the sum is in float32.
         lr, beta = torch.tensor(float(group["lr"])), torch.tensor(float(group["beta"]))
         l2 = group["l2_regularization_strength"] + beta / (2 * lr.clamp_min(1e-36))
-        return _penalties(group) | {
-            "l2": l2,
-            "l2_shrinkage": group["l2_shrinkage_regularization_strength"],
-            "lr_power": group["learning_rate_power"],
-        }
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_ftrl_
+        return super()._numbers(group | {"l2_regularization_strength": l2}, dtype)
 
 
 class ProximalAdagradOptimizer(RowOptimizer):
@@ -171,6 +156,8 @@ class ProximalAdagradOptimizer(RowOptimizer):
     """
 
     slot_names = ("accumulator",)
+    _rule = RowRule.PROXIMAL_ADAGRAD
+    _keys = ("lr", *_PENALTIES)
 
     def __init__(
         self,
@@ -193,12 +180,6 @@ class ProximalAdagradOptimizer(RowOptimizer):
     def _slots(self, group: dict[str, Any]) -> dict[str, float]:
         return {"accumulator": group["initial_accumulator_value"]}
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _penalties(group)
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_proximal_adagrad_
-
 
 class ProximalGradientDescentOptimizer(RowOptimizer):
     """
@@ -216,6 +197,9 @@ class ProximalGradientDescentOptimizer(RowOptimizer):
         tensor([0.2500])
     """
 
+    _rule = RowRule.PROXIMAL_GRADIENT_DESCENT
+    _keys = ("lr", *_PENALTIES)
+
     def __init__(
         self,
         params: Any,
@@ -230,9 +214,3 @@ class ProximalGradientDescentOptimizer(RowOptimizer):
             "l2_regularization_strength": l2_regularization_strength,
         }
         super().__init__(params, learning_rate, name, hyperparameters)
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        return _penalties(group)
-
-    def _operator(self, group: dict[str, Any]) -> Callable[..., Tensor]:
-        return ops.sparse_apply_proximal_gradient_descent_
