@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchsparse_rec.nn import Embedding
+from torchsparse_rec.optim import Adam
 from torchsparse_rec.profiling import diagnose
 from torchsparse_rec.profiling.__main__ import main
 from torchsparse_rec.profiling._batches import Batches, Exhausted, copied, examples_in, fresh, moved, parts_of, versions
@@ -28,7 +30,7 @@ from torch import nn
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-def step(batch):
+def step(model, optimizer, batch):
     optimizer.zero_grad()
     model(batch).sum().backward()
     optimizer.step()
@@ -39,10 +41,10 @@ def batches():
         yield torch.ones(8, 4)
 
 def loop():
-    return step, batches()
-
-def whole_loop():
     return step, batches(), model, optimizer
+
+def no_model():
+    return step, batches()
 
 def nothing():
     return step
@@ -57,9 +59,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("a_training_script", None)
 
 
-@pytest.mark.parametrize("function", ["loop", "whole_loop"])
-def test_a_function_of_a_script(script, capsys, function):
-    assert main([f"{script}:{function}", "--steps", "4"]) == 0
+def test_a_function_of_a_script(script, capsys):
+    assert main([f"{script}:loop", "--steps", "4"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("verdict: slow_loader")
     assert "waiting in the loader" in printed and "without the dense layers" in printed
@@ -128,16 +129,23 @@ def test_what_a_function_or_a_module_raises_keeps_its_traceback(tmp_path, monkey
             sys.modules.pop(name, None)
 
 
-def test_a_function_that_returns_no_loop(script, capsys):
+@pytest.mark.parametrize(("function", "got"), [("nothing", "function"), ("no_model", "tuple of 2")])
+def test_a_function_that_returns_no_loop(script, capsys, function, got):
     with pytest.raises(SystemExit):
-        main([f"{script}:nothing"])
-    assert "must return (step, loader)" in capsys.readouterr().err
+        main([f"{script}:{function}"])
+    printed = capsys.readouterr().err
+    assert "must return (step, loader, model, optimizer), with a function step(model, optimizer, batch)" in printed
+    assert f"got {got}" in printed
 
 
 # ---- Loaders that are short, and arguments that are wrong -----------------------------------------------------------
 
 
-def step(batch: torch.Tensor) -> None:
+# The model and the optimizers of a step that has none.
+NONE = (torch.nn.Identity(), [])
+
+
+def step(model: torch.nn.Module, optimizer: object, batch: torch.Tensor) -> None:
     batch.sum()
 
 
@@ -146,45 +154,61 @@ def step(batch: torch.Tensor) -> None:
 )
 def test_too_few_batches(loader, count):
     with pytest.raises(ValueError, match=f"diagnose: loader must give at least 2 batches, got {count}$"):
-        diagnose(step, loader)
+        diagnose(step, loader, *NONE)
 
 
 def test_a_step_that_does_nothing_waits_for_nothing():
-    assert diagnose(lambda batch: None, [torch.ones(2)] * 10, steps=10).findings == []
+    assert diagnose(lambda *_: None, [torch.ones(2)] * 10, *NONE, steps=10).findings == []
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_what_there_is_is_used(count):
-    once = diagnose(step, iter([torch.ones(2)] * count), steps=10)
+    once = diagnose(step, iter([torch.ones(2)] * count), *NONE, steps=10)
     assert 1 <= once.steps < count
-    again = diagnose(step, [torch.ones(2)] * count, steps=10)
+    again = diagnose(step, [torch.ones(2)] * count, *NONE, steps=10)
     assert again.steps >= 10
 
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match="diagnose: step must be a function of a batch, got int"):
-        diagnose(3, [])
+    with pytest.raises(TypeError, match="diagnose: step must be a function of model, optimizer and batch, got int"):
+        diagnose(3, [], *NONE)
     with pytest.raises(TypeError, match="diagnose: loader must be an iterable of batches, got int"):
-        diagnose(step, 3)
+        diagnose(step, 3, *NONE)
     with pytest.raises(TypeError, match="diagnose: model must be a torch.nn.Module, got int"):
-        diagnose(step, [], model=3)
-    with pytest.raises(TypeError, match="diagnose: optimizer must be a torch.optim.Optimizer, got Linear"):
-        diagnose(step, [], optimizer=torch.nn.Linear(1, 1))
-    with pytest.raises(TypeError, match="diagnose: step_without_dense must be a function of a batch, got int"):
-        diagnose(step, [], step_without_dense=3)
+        diagnose(step, [], 3, [])
+    for optimizer in (torch.nn.Linear(1, 1), [torch.nn.Linear(1, 1)]):
+        with pytest.raises(TypeError, match="diagnose: optimizer must be a torch.optim.Optimizer or .*, got Linear"):
+            diagnose(step, [], NONE[0], optimizer)
+    with pytest.raises(TypeError, match="diagnose: step_without_dense must be a function of model, .*, got int"):
+        diagnose(step, [], *NONE, step_without_dense=3)
     with pytest.raises(TypeError, match="diagnose: warmup must be an integer, got 1.5"):
-        diagnose(step, [], warmup=1.5)
+        diagnose(step, [], *NONE, warmup=1.5)
     with pytest.raises(ValueError, match="diagnose: steps must be at least 2, got 1"):
-        diagnose(step, [], steps=1)
+        diagnose(step, [], *NONE, steps=1)
     with pytest.raises(ValueError, match="diagnose: warmup must be at least 1, got 0"):
-        diagnose(step, [], warmup=0)
+        diagnose(step, [], *NONE, warmup=0)
     with pytest.raises(ValueError, match="diagnose: out must be a folder, got the file"):
-        diagnose(step, [], out=__file__)
+        diagnose(step, [], *NONE, out=__file__)
     with pytest.raises(ValueError, match="device must be cpu or cuda, got 'foo'"):
-        diagnose(step, [], device="foo")
+        diagnose(step, [], *NONE, device="foo")
     for strength in (-1, float("inf")):
         with pytest.raises(ValueError, match=f"strength must be positive and finite, got {strength}"):
             build("slow_loader", strength=strength)
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments"),
+    [
+        (lambda batch: None, {}),
+        (lambda batch: None, {"model": NONE[0], "optimizer": NONE[1]}),
+        (step, {"model": NONE[0]}),
+        (step, {"model": NONE[0], "optimizer": NONE[1], "step_without_dense": lambda batch: None}),
+    ],
+)
+def test_a_call_without_a_model_or_with_a_function_of_the_batch_alone_is_told_the_ways_out(step, arguments):
+    for way in ("diagnose(step, loader, model, optimizer)", "step(model, optimizer, batch)", "in_place=True"):
+        with pytest.raises(TypeError, match=re.escape(way)):
+            diagnose(step, [torch.ones(2)] * 4, **arguments)
 
 
 def test_what_a_loader_raises_passes_through():
@@ -194,14 +218,14 @@ def test_what_a_loader_raises_passes_through():
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        diagnose(step, loader())
+        diagnose(step, loader(), *NONE)
 
 
 def test_a_step_may_take_its_batch_apart():
-    def step(batch: dict) -> None:
+    def step(model: torch.nn.Module, optimizer: object, batch: dict) -> None:
         batch.pop("labels").sum()
 
-    found = diagnose(step, [{"x": torch.ones(2), "labels": torch.ones(2)} for _ in range(5)], steps=4)
+    found = diagnose(step, [{"x": torch.ones(2), "labels": torch.ones(2)} for _ in range(5)], *NONE, steps=4)
     assert found.findings == []
 
 
@@ -216,12 +240,12 @@ class Columns:
 def test_a_step_may_change_its_batch_in_place():
     table = torch.nn.Embedding(12, 2, padding_idx=0)
 
-    def step(batch: Columns) -> None:
+    def step(table: torch.nn.Module, optimizer: object, batch: Columns) -> None:
         batch.more["ids"].add_(1)  # if repeated on one batch, there is soon no such row
         table(batch.more["ids"]).sum().backward()
 
     loader = [Columns(torch.arange(8), {"ids": torch.arange(8) + k}) for k in range(4)]
-    diagnose(step, loader, step_without_dense=lambda batch: batch.ids.mul_(0), steps=8)
+    diagnose(step, loader, table, [], step_without_dense=lambda table, optimizer, batch: batch.ids.mul_(0), steps=8)
     for k, batch in enumerate(loader):
         assert torch.equal(batch.ids, torch.arange(8)) and torch.equal(batch.more["ids"], torch.arange(8) + k)
 
@@ -229,7 +253,7 @@ def test_a_step_may_change_its_batch_in_place():
 def test_a_step_that_leaves_its_batch_alone_gets_the_very_tensors():
     seen = set()
     loader = [torch.ones(4) for _ in range(4)]
-    diagnose(lambda batch: seen.add(batch.data_ptr()), loader, steps=4)
+    diagnose(lambda model, optimizer, batch: seen.add(batch.data_ptr()), loader, *NONE, steps=4)
     assert len(seen) <= len(loader) + 1  # and a copy, at first
 
 
@@ -248,22 +272,26 @@ def test_copies_of_a_batch_share_nothing():
 
 
 def test_a_compiled_model_is_left_alone():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-    model._compiled_call_impl = model._call_impl  # as Module.compile() leaves it
-    found = diagnose(lambda batch: model(batch).sum().backward(), [torch.ones(4, 2)] * 4, steps=2)
+    model = torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 1)), backend="eager")
+
+    def step(model: torch.nn.Module, optimizer: object, batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+
+    found = diagnose(step, [torch.ones(4, 2)] * 4, model, [], steps=2)
     assert any("compiled" in note for note in found.notes)
     assert found.times_ms["without_dense"] is None
 
 
 def test_a_stand_in_that_a_step_cannot_take_is_a_note():
-    model = torch.nn.Linear(2, 1)
+    model = torch.nn.Sequential(Embedding(9, 2, grad_mode="fused"), torch.nn.Linear(2, 1))
 
-    def step(batch: torch.Tensor) -> None:
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
         model(batch).sum().backward()
-        assert model.weight.grad is not None, "no gradient"
-        model.weight.grad = None
+        assert model[1].weight.grad is not None, "no gradient"  # the table is updated already
+        optimizer.step()
+        model[1].weight.grad = None
 
-    found = diagnose(step, [torch.ones(4, 2)] * 4, steps=2)
+    found = diagnose(step, [torch.arange(4)] * 4, model, Adam(model.parameters(), in_backward=True), steps=2)
     assert found.times_ms["without_dense"] is None
     assert any("without_dense could not be measured: AssertionError: no gradient" in note for note in found.notes)
 
@@ -308,13 +336,13 @@ def test_examples_and_columns_of_any_batch():
 
 
 def test_the_folder_is_made_before_anything_runs(tmp_path):
-    def untouched(batch: torch.Tensor) -> None:
+    def untouched(model: torch.nn.Module, optimizer: object, batch: torch.Tensor) -> None:
         raise AssertionError("the step must not run")
 
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError, match="file/out"):
-        diagnose(untouched, [torch.ones(2)] * 4, out=tmp_path / "file/out")
-    diagnose(step, [torch.ones(2)] * 4, steps=2, out=tmp_path / "new/out")
+        diagnose(untouched, [torch.ones(2)] * 4, *NONE, out=tmp_path / "file/out")
+    diagnose(step, [torch.ones(2)] * 4, *NONE, steps=2, out=tmp_path / "new/out")
     assert {"trace.json", "report.txt", "diagnosis.json"} <= {path.name for path in (tmp_path / "new/out").iterdir()}
 
 
@@ -322,6 +350,6 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"the timeline needs matplotlib: pip install 'torchsparse-rec\[examples\]'"):
         draw_timeline(Profile(), tmp_path / "timeline.png")
-    found = diagnose(step, [torch.ones(2)] * 4, steps=2, out=tmp_path)
+    found = diagnose(step, [torch.ones(2)] * 4, *NONE, steps=2, out=tmp_path)
     assert found.timeline is None and any("torchsparse-rec[examples]" in note for note in found.notes)
     assert (tmp_path / "trace.json").exists() and not (tmp_path / "timeline.png").exists()

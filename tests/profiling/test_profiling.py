@@ -45,7 +45,7 @@ def measured(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def diagnosed(loop: demo.Demo, **arguments: Any) -> Diagnosis:
-    return diagnose(loop.step, loop.loader, model=loop.model, optimizer=loop.optimizer, **arguments)
+    return diagnose(loop.step, loop.loader, loop.model, loop.optimizer, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,6 @@ def test_planted_causes_are_named(cause, strength):
     found = diagnosed(demo.build(cause, strength=strength, seed=seed_for(cause, strength)), steps=12)
     assert found.verdict == cause, found.report()
     assert found.findings == sorted(found.findings, key=lambda finding: -finding.share)
-    assert found.restored
 
 
 @pytest.mark.parametrize("name", demo.HEALTHY_LOOPS)
@@ -105,23 +104,21 @@ class Rows(torch.utils.data.Dataset):
         return self.ids[k], self.labels[k]
 
 
-def small_loop() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    """Return a model of one small table, its optimizer and its step."""
+def small_loop(loader: Any) -> demo.Demo:
+    """Return a loop of a model of one small table."""
     model = nn.Sequential(nn.EmbeddingBag(50, 8), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(batch: Any) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
         optimizer.step()
 
-    return model, optimizer, step
+    return demo.Demo(step, loader, model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 @measured
 def test_a_data_loader_of_examples_with_the_default_collate():
-    _, _, step = small_loop()
-    found = diagnose(step, torch.utils.data.DataLoader(Rows(1024), batch_size=256), steps=6)
+    found = diagnosed(small_loop(torch.utils.data.DataLoader(Rows(1024), batch_size=256)), steps=6)
     assert found.verdict == "per_row_records", found.report()
     assert "__getitem__" in found.findings[0].explanation or "fetch" in found.findings[0].explanation
     assert "write_prebatched" in found.findings[0].setting
@@ -129,9 +126,8 @@ def test_a_data_loader_of_examples_with_the_default_collate():
 
 @measured
 def test_a_data_loader_of_examples_in_workers():
-    _, _, step = small_loop()
     loader = torch.utils.data.DataLoader(Rows(8192), batch_size=1024, num_workers=1)
-    found = diagnose(step, loader, steps=6)
+    found = diagnosed(small_loop(loader), steps=6)
     assert found.verdict == "per_row_records", found.report()
     assert "test_profiling.py" in found.findings[0].explanation or "fetch.py" in found.findings[0].explanation
 
@@ -152,10 +148,9 @@ class Slow(Rows):
 
 @measured
 def test_what_workers_do_is_measured_and_not_told_by_the_loaders_kind():
-    _, _, step = small_loop()
     dataset = Slow(8192)
     loader = torch.utils.data.DataLoader(dataset, batch_size=256, num_workers=1, collate_fn=dataset.collate)
-    found = diagnose(step, loader, steps=6)
+    found = diagnosed(small_loop(loader), steps=6)
     assert [finding.cause for finding in found.findings] == ["slow_loader"], found.report()
     assert "1 workers do not keep up" in found.findings[0].setting
     assert not dataset.opened  # the diagnosis iterates over a copy of the dataset
@@ -179,8 +174,8 @@ class Stream(torch.utils.data.IterableDataset):
 @pytest.mark.parametrize(("fails", "verdict"), [(False, "per_row_records"), (True, "slow_loader")])
 @measured
 def test_a_stream_in_workers(fails, verdict):
-    _, _, step = small_loop()
-    found = diagnose(step, torch.utils.data.DataLoader(Stream(fails), batch_size=512, num_workers=1), steps=6)
+    loader = torch.utils.data.DataLoader(Stream(fails), batch_size=512, num_workers=1)
+    found = diagnosed(small_loop(loader), steps=6)
     assert found.verdict == verdict, found.report()
     notes = [note for note in found.notes if "could not be watched: AssertionError: not in a worker" in note]
     assert len(notes) == fails
@@ -188,7 +183,6 @@ def test_a_stream_in_workers(fails, verdict):
 
 @measured
 def test_a_slow_loader_of_whole_batches_with_a_loop_over_rows_that_costs_little():
-    _, _, step = small_loop()
     batch = (torch.randint(50, (256, 4)), torch.rand(256, 1))
 
     def loader() -> Iterator[Any]:
@@ -197,14 +191,13 @@ def test_a_slow_loader_of_whole_batches_with_a_loop_over_rows_that_costs_little(
             time.sleep(0.02)
             yield batch
 
-    found = diagnose(step, loader(), steps=6)
+    found = diagnosed(small_loop(loader()), steps=6)
     assert [finding.cause for finding in found.findings] == ["slow_loader"], found.report()
     assert "DeviceLoader" in found.findings[0].setting
 
 
 @measured
 def test_copies_in_the_loader():
-    _, _, step = small_loop()
     batch, extra = (torch.randint(50, (256, 4)), torch.rand(256, 1)), torch.rand(1 << 20)
 
     def loader() -> Iterator[Any]:
@@ -213,26 +206,26 @@ def test_copies_in_the_loader():
                 extra.double().float()
             yield batch
 
-    found = diagnose(step, loader(), steps=6)
+    found = diagnosed(small_loop(loader()), steps=6)
     assert [finding.cause for finding in found.findings] == ["needless_copies"], found.report()
     assert "in the loader: 8 a batch, 50.33 MB" in found.findings[0].explanation
 
 
-def training_of(table: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Callable[[Tensor], None], list[Tensor]]:
-    """Return step and batches that train nothing but a table of 200,000 rows."""
+def training_of(model: nn.Module, optimizer: torch.optim.Optimizer, shape: tuple[int, ...], rows: int) -> demo.Demo:
+    """Return a loop of batches of random ids of some shape."""
 
-    def step(ids: Tensor) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> None:
         optimizer.zero_grad()
-        table(ids).square().sum().backward()
+        model(ids).square().mean().backward()
         optimizer.step()
 
-    return step, [torch.randint(200_000, (64,)) for _ in range(8)]
+    return demo.Demo(step, [torch.randint(rows, shape) for _ in range(8)], model, optimizer)
 
 
 @measured
 def test_a_dense_gradient_where_nothing_else_trains():
     table = nn.Embedding(200_000, 16)
-    found = diagnose(*training_of(table, torch.optim.Adam(table.parameters())), steps=6)
+    found = diagnosed(training_of(table, torch.optim.Adam(table.parameters()), (64,), 200_000), steps=6)
     assert found.verdict == "dense_gradient", found.report()
     assert "200,000 x 16 (12.80 MB)" in found.findings[0].explanation
     assert "sparse" in found.findings[0].setting
@@ -244,25 +237,25 @@ def test_a_table_of_ours_is_told_its_grad_mode():
     import torchsparse_rec
 
     table = torchsparse_rec.nn.Embedding(200_000, 16, grad_mode="dense")
-    step, loader = training_of(table, torchsparse_rec.optim.Adam(table.parameters()))
-    found = diagnose(step, loader, steps=6)
+    loop = training_of(table, torchsparse_rec.optim.Adam(table.parameters()), (64,), 200_000)
+    found = diagnosed(loop, steps=6)
     assert found.verdict == "dense_gradient", found.report()
     assert found.findings[0].setting.startswith("grad_mode='sparse' or 'auto'")
     table.grad_mode = "sparse"
-    assert diagnose(step, loader, steps=6).findings == []
+    assert diagnosed(loop, steps=6).findings == []
 
 
 @measured
 def test_a_step_without_dense_layers_may_be_given():
     calls = []
 
-    def step(batch: Tensor) -> None:
+    def step(model: nn.Module, optimizer: Any, batch: Tensor) -> None:
         time.sleep(0.004)
 
-    def without(batch: Tensor) -> None:
+    def without(model: nn.Module, optimizer: Any, batch: Tensor) -> None:
         calls.append(batch)
 
-    found = diagnose(step, [torch.ones(4)] * 8, step_without_dense=without, steps=6)
+    found = diagnose(step, [torch.ones(4)] * 8, nn.Identity(), [], step_without_dense=without, steps=6)
     assert calls and found.shares["dense"] > 0.8
     assert found.findings == []  # time without matrix products is no heavy perceptron
 
@@ -312,14 +305,7 @@ class Attention(nn.Module):
 @measured
 def test_heavy_layers_that_cannot_be_taken_out(kind, shape):
     model = kind()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step(ids: Tensor) -> None:
-        optimizer.zero_grad()
-        model(ids).square().mean().backward()
-        optimizer.step()
-
-    found = diagnose(step, [torch.randint(1000, shape) for _ in range(8)], steps=6)
+    found = diagnosed(training_of(model, torch.optim.SGD(model.parameters(), lr=0.01), shape, 1000), steps=6)
     assert found.verdict == "heavy_mlp", found.report()
     assert any("are outside of the layers that were taken out" in note for note in found.notes)
 
@@ -358,7 +344,7 @@ class Looked(nn.Module):
     ],
 )
 def test_layers_that_leave_most_of_their_gradient_zero_are_no_tables(layer, batch, tables):
-    watch = Watch([layer], [])
+    watch = Watch(layer, [])
     with watch.watching():
         layer(batch).reshape(-1)[:10].sum().backward()
     assert [use.name for use in watch.uses()] == tables
@@ -366,7 +352,7 @@ def test_layers_that_leave_most_of_their_gradient_zero_are_no_tables(layer, batc
 
 def test_a_linear_layer_that_is_used_without_a_call_is_no_table():
     layer = nn.Linear(8, 2048)
-    watch = Watch([layer], [])
+    watch = Watch(layer, [])
     with watch.watching():
         nn.functional.linear(torch.randn(1, 8), layer.weight)[:, :10].sum().backward()
     assert watch.uses() == []

@@ -159,14 +159,14 @@ def test_a_trace_of_this_torch(tmp_path, restore_threads):
     model = nn.Sequential(nn.EmbeddingBag(100, 8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(ids: torch.Tensor) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
         optimizer.zero_grad()
         loss = model(ids.to(torch.int32).to(torch.int64)).square().mean()
         loss.backward()
         optimizer.step()
         loss.item()
 
-    found = diagnose(step, [torch.randint(100, (512, 4)) for _ in range(8)], steps=4, out=tmp_path)
+    found = diagnose(step, [torch.randint(100, (512, 4)) for _ in range(8)], model, optimizer, steps=4, out=tmp_path)
     assert all(found.phases_ms[name] > 0 for name in ("lookup", "dense", "lookup backward", "optimizer"))
     assert (found.copies["step"].count, found.copies["step"].bytes) == (2, 512 * 4 * (8 + 4))
     assert found.reads == {"aten::item": 1.0}

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from ._owner import TableOwner
+from .auto import AutoChoice
 from .embedding import Embedding
 from .embedding_bag import EmbeddingBag
 from .grad_mode import GradModeMixin, HasGradMode
@@ -184,6 +185,13 @@ def use_optimizer(model: torch.nn.Module, *optimizers: Optimizer) -> None:
             of_module = {id(weight): held.get(id(weight)) for weight in module._stored_weights()}
             for optimizer in {id(x): x for x in of_module.values() if x is not None}.values():
                 module.use_optimizer(optimizer)  # type: ignore[operator]
+
+
+def announced_optimizers(model: torch.nn.Module) -> list[Optimizer]:
+    """Return the optimizers of torch that were announced to tables of a model: copies of the model forget them."""
+    choices = [getattr(module, name, None) for module in model.modules() for name in ("_auto", "auto")]
+    announced = [choice.announced for choice in choices if isinstance(choice, AutoChoice)]
+    return [optimizer for each in announced if each is not None and (optimizer := each.optimizer()) is not None]
 
 
 def explain(model: torch.nn.Module) -> str:

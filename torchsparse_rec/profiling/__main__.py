@@ -2,8 +2,8 @@
 Say why a training loop is slow: ``python -m torchsparse_rec.profiling TARGET``.
 
 ``TARGET`` is ``module:function`` or ``path/to/script.py:function``; the function takes no arguments and returns
-``(step, loader)``, ``(step, loader, model)`` or ``(step, loader, model, optimizer)``. ``demo CAUSE`` diagnoses a loop
-that is slow for a known cause instead.
+``(step, loader, model, optimizer)``, the arguments of :func:`diagnose`. The steps train the model itself, as the
+process ends with the report. ``demo CAUSE`` diagnoses a loop that is slow for a known cause instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from ._run import checked_device, diagnose
+from ._arguments import checked_device
+from ._run import diagnose
 from .demo import HEALTHY_LOOPS, PLANTS, build
 
 
@@ -33,18 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         loop = _demo(options) if options.target == "demo" else _load(options)
     except TargetError as error:
         parser.error(str(error))
-    step, loader, *rest = loop
-    model, optimizer = (*rest, None, None)[:2]
     diagnosis = diagnose(
-        step,
-        loader,
-        model=model,
-        optimizer=optimizer,
-        device=options.device,
-        steps=options.steps,
-        warmup=options.warmup,
-        restore=not options.no_restore,
-        out=options.out,
+        *loop, in_place=True, device=options.device, steps=options.steps, warmup=options.warmup, out=options.out
     )
     print(diagnosis.to_json() if options.json else diagnosis.report())
     return 0
@@ -60,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "target",
-        help="module:function or script.py:function that returns (step, loader[, model[, optimizer]]), or demo",
+        help="module:function or script.py:function that returns (step, loader, model, optimizer), or demo",
     )
     parser.add_argument("cause", nargs="?", help=f"for demo: {', '.join([*PLANTS, *HEALTHY_LOOPS])}")
     parser.add_argument(
@@ -73,7 +64,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=_at_least(1), default=3, help="steps before (default 3)")
     parser.add_argument("--device", type=_device, help="where the step computes (default: where the model is)")
     parser.add_argument("--threads", type=_at_least(1), help="of torch (default: torch's own choice)")
-    parser.add_argument("--no-restore", action="store_true", help="keep no copy of the model; take nothing out of it")
     parser.add_argument(
         "--out", type=_folder, help="folder for trace.json, timeline.png, report.txt and diagnosis.json"
     )
@@ -126,7 +116,7 @@ def _demo(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _load(options: argparse.Namespace) -> tuple[Any, ...]:
-    """Call the function that the target names, and return its tuple of step, loader and what follows."""
+    """Call the function that the target names, and return its tuple of step, loader, model and optimizer."""
     if options.cause is not None:
         raise TargetError(f"only demo takes a cause, got {options.target} {options.cause}")
     source, colon, name = options.target.rpartition(":")
@@ -136,10 +126,10 @@ def _load(options: argparse.Namespace) -> tuple[Any, ...]:
     if not callable(function):
         raise TargetError(f"{source} has no function {name!r}")
     loop = function()
-    if not isinstance(loop, tuple) or not 2 <= len(loop) <= 4:
+    if not isinstance(loop, tuple) or len(loop) != 4:
         raise TargetError(
-            f"{options.target} must return (step, loader), (step, loader, model) or (step, loader, model, optimizer), "
-            f"got {type(loop).__name__}{f' of {len(loop)}' if isinstance(loop, tuple) else ''}"
+            f"{options.target} must return (step, loader, model, optimizer), with a function step(model, optimizer, "
+            f"batch), got {type(loop).__name__}{f' of {len(loop)}' if isinstance(loop, tuple) else ''}"
         )
     return loop
 

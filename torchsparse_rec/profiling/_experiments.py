@@ -145,13 +145,12 @@ class Side:
         return statistics.median(self.rounds) if self.rounds and self.problem is None else None
 
 
-def run_sides(sides: list[Side], steps: int, device: torch.device, recover: Callable[[], object]) -> None:
+def run_sides(sides: list[Side], steps: int, device: torch.device, end_step: Callable[[], object]) -> None:
     """
     Run all sides in turns, and add to each the seconds of a step in each of :data:`ROUNDS` rounds.
 
     A side that may fail and raises is not run again: its change broke the step, which is no error of the step itself.
-    ``recover`` is then called to restore what half of a step has left, such as a gradient scaler that waits for its
-    update.
+    ``end_step`` is then called, to end the step that raised.
     """
     for _ in range(ROUNDS):
         for side in sides:
@@ -164,7 +163,7 @@ def run_sides(sides: list[Side], steps: int, device: torch.device, recover: Call
                 if not side.may_fail:
                     raise
                 side.problem = error
-                recover()
+                end_step()
 
 
 def _round(step: TrainingStep, batches: list[Any], steps: int, device: torch.device) -> float:

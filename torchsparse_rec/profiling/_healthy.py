@@ -25,7 +25,7 @@ _READY = 16
 class Demo:
     """A training loop: the arguments of ``diagnose``."""
 
-    step: Callable[[Any], Any]
+    step: Callable[[Any, Any, Any], Any]
     loader: Iterable[Any]
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -115,11 +115,12 @@ class Healthy:
         keyed = KeyedJaggedTensor([f"f{k}" for k in range(features)], ids.reshape(-1), lengths=lengths)
         return Batch(keyed, torch.rand(batch, self.sizes.dense), torch.randint(2, (batch,)).float())
 
-    def step(self, batch: Batch) -> Tensor:
-        self.optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(self.model(batch.ids, batch.dense), batch.labels)
+    @staticmethod
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.ids, batch.dense), batch.labels)
         loss.backward()
-        self.optimizer.step()
+        optimizer.step()
         return loss
 
     def another(self, optimizer: Callable[..., torch.optim.Optimizer]) -> Healthy:
@@ -131,9 +132,9 @@ class Healthy:
 
     def run(self) -> None:
         """Run one step."""
-        self.step(next(self._ready))
+        self.step(self.model, self.optimizer, next(self._ready))
 
-    def demo(self, step: Callable[[Any], Any] | None = None, loader: Iterable[Any] | None = None) -> Demo:
+    def demo(self, step: Callable[[Any, Any, Any], Any] | None = None, loader: Iterable[Any] | None = None) -> Demo:
         """Return the loop as a ``Demo``, with another step or loader if one is given."""
         return Demo(step or self.step, loader or cycle(self.batches), self.model, self.optimizer)
 
@@ -153,7 +154,7 @@ def _healthy_sparse(seed: int) -> Demo:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = [(torch.randint(rows, (batch, hot)), torch.rand(batch, 1)) for _ in range(_READY)]
 
-    def step(both: tuple[Tensor, Tensor]) -> None:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, both: tuple[Tensor, Tensor]) -> None:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(both[0]), both[1]).backward()
         optimizer.step()
@@ -188,7 +189,7 @@ def _healthy_small(seed: int) -> Demo:
         for _ in range(_READY)
     ]
 
-    def step(columns: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, columns: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(*columns[:2]), columns[2])
         loss.backward()

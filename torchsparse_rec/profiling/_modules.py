@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from .._torch import is_compiled, pytree
-from ..nn._owner import FusedOwner, TableOwner
+from ..nn.grad_mode import HasGradMode
 
 __all__ = [
     "Shapes",
@@ -34,47 +34,39 @@ class Shapes(NamedTuple):
 
 
 def is_lookup(module: Module) -> bool:
-    """
-    Say whether a module looks rows up in tables.
-
-    These modules are torch's tables, ours, and our collections; a table within a collection is none by itself.
-    """
-    tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    return isinstance(module, FusedOwner) or (isinstance(module, tables) and not isinstance(module, TableOwner))
+    """Say whether a module looks rows up in tables: torch's tables, ours, and our collections do."""
+    return isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag, HasGradMode))
 
 
-def lookups(models: list[Module]) -> dict[str, Module]:
-    """Return the models' lookup modules by name; a collection is one, without the tables within it."""
+def lookups(model: Module) -> dict[str, Module]:
+    """Return a model's lookup modules by name; a collection is one, without the tables within it."""
     found: dict[str, Module] = {}
-    for model in models:
-        for name, module in model.named_modules():
-            if is_lookup(module):
-                found.setdefault(name or type(module).__name__, module)
+    inner: set[Module] = set()
+    for name, module in model.named_modules():
+        if is_lookup(module) and module not in inner:
+            found[name or type(module).__name__] = module
+            inner.update(module.modules())
     return found
 
 
-def has_compiled(models: list[Module]) -> bool:
+def has_compiled(model: Module) -> bool:
     """Say whether ``torch.compile`` has compiled a part of a model: to take parts out would make it compile again."""
-    return any(is_compiled(part) for model in models for part in model.modules())
+    return any(is_compiled(part) for part in model.modules())
 
 
-def dense_layers(models: list[Module], shapes: dict[Module, Shapes]) -> list[Module]:
-    """Return the largest modules with parameters and without tables that take one tensor and return one."""
-    return [layer for model in models for layer in _dense_within(model, shapes)]
-
-
-def _dense_within(module: Module, shapes: dict[Module, Shapes]) -> Iterator[Module]:
+def dense_layers(module: Module, shapes: dict[Module, Shapes]) -> Iterator[Module]:
+    """Yield the largest modules with parameters and without tables that take one tensor and return one."""
     if is_lookup(module):
         return
     if any(is_lookup(part) for part in module.modules()) or module not in shapes:
         for child in module.children():
-            yield from _dense_within(child, shapes)
+            yield from dense_layers(child, shapes)
     elif next(module.parameters(), None) is not None:
         yield module
 
 
 @contextmanager
-def recording_shapes(models: list[Module]) -> Iterator[dict[Module, Shapes]]:
+def recording_shapes(model: Module) -> Iterator[dict[Module, Shapes]]:
     """
     Record the shapes of modules while the block lasts, as a context manager that yields them by module.
 
@@ -87,7 +79,7 @@ def recording_shapes(models: list[Module]) -> Iterator[dict[Module, Shapes]]:
             if arguments[0].dim() and output.dim() and arguments[0].layout is torch.strided:
                 shapes[module] = Shapes(arguments[0].shape, output.shape, output.dtype)
 
-    handles = [part.register_forward_hook(record) for model in models for part in model.modules()]
+    handles = [part.register_forward_hook(record) for part in model.modules()]
     try:
         yield shapes
     finally:
@@ -128,7 +120,7 @@ def without_dense(layers: list[Module], shapes: dict[Module, Shapes]) -> Iterato
 
 
 @contextmanager
-def without_gradients(models: list[Module], tables: list[Parameter]) -> Iterator[None]:
+def without_gradients(model: Module, tables: list[Parameter]) -> Iterator[None]:
     """Freeze some tables while the block lasts; the outputs of their lookups still get gradients."""
     chosen = {id(table) for table in tables}
 
@@ -137,7 +129,7 @@ def without_gradients(models: list[Module], tables: list[Parameter]) -> Iterator
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and torch.is_grad_enabled():
                 leaf.requires_grad_(True)
 
-    owners = [m for m in lookups(models).values() if any(id(p) in chosen for p in m.parameters())]
+    owners = [m for m in lookups(model).values() if any(id(p) in chosen for p in m.parameters())]
     handles = [owner.register_forward_hook(train) for owner in owners]
     gradients = [table.grad for table in tables]
     try:

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch.nn import Module
 
-from ..data._files import whole_file
 from ..nn.convert import explain
 from ._tables import TableUse
 from ._trace import Profile
@@ -33,13 +32,13 @@ def bandwidth(tables: list[TableUse], profile: Profile, device: torch.device) ->
     }
 
 
-def table_lines(tables: list[TableUse], models: list[Module]) -> list[str]:
+def table_lines(tables: list[TableUse], model: Module) -> list[str]:
     """Return a line for each table, the largest first, and the reasons for the choices of ``grad_mode="auto"``."""
     lines = [
         f"{table.describe()}: {table.gradient} gradient, {table.ids:,} ids, {table.touched:,} rows a batch"
         for table in sorted(tables, key=lambda table: -table.bytes)
     ]
-    return lines + [line for model in models for line in explain(model).splitlines() if "why:" in line]
+    return lines + [line for line in explain(model).splitlines() if "why:" in line]
 
 
 def write(diagnosis: Diagnosis, profile: Profile, out: Path) -> None:
@@ -50,5 +49,4 @@ def write(diagnosis: Diagnosis, profile: Profile, out: Path) -> None:
     except ImportError as error:
         diagnosis.notes.append(f"no timeline: {error}")
     for name, text in (("report.txt", diagnosis.report()), ("diagnosis.json", diagnosis.to_json())):
-        with whole_file(out / name) as file:
-            file.write(f"{text}\n".encode())
+        (out / name).write_text(f"{text}\n", encoding="utf-8")

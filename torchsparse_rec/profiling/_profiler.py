@@ -14,7 +14,6 @@ import torch
 from torch.nn import Module
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ..data._files import whole_file
 from ._batches import Batches, Exhausted, TrainingStep
 from ._experiments import wait
 from ._trace import DENSE, LOADER, LOOKUP, STEP, Profile, read_profile
@@ -55,8 +54,7 @@ def profile_steps(
         if steps > 1 and steps * len(trace["traceEvents"]) <= _MOST_EVENTS:
             trace = _trace(step, batches, again, steps, device, ranges, path)
         if trace_path is not None:
-            with path.open("rb") as written, whole_file(trace_path) as file:
-                shutil.copyfileobj(written, file)
+            shutil.copyfile(path, trace_path)
     return read_profile(trace)
 
 

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch.nn import Module, Parameter
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ._arguments import check_numbers, check_training, checked_device
 from ._batches import Batches, Exhausted, TrainingStep, moved, prefetched
+from ._copy import Optimizers, as_list, copied_training, spared
 from ._experiments import Loop, Side, run_loop, run_sides, wait
-from ._find import Found, find
 from ._modules import Shapes, dense_layers, has_compiled, lookups, recording_shapes, without_dense, without_gradients
 from ._output import bandwidth, table_lines, write
 from ._profiler import profile_steps
 from ._rows import find_row_work
-from ._state import RandomNumbers, Snapshot
 from ._tables import TableUse, Watch
 from ._trace import Copies, Profile
 from .causes import Measured, find_causes, wasteful
 from .diagnosis import Diagnosis
 from .thresholds import DENSE_GRADIENT_SHARE, HEAVY_DENSE_SHARE, LOADER_SHARE, MATRIX_PRODUCT_SHARE
 
-__all__ = ["checked_device", "diagnose"]
+__all__ = ["diagnose"]
 
 # By default an experiment has as many steps as take _SECONDS, but at least _FEWEST and at most _MOST.
 _SECONDS = 0.4
@@ -40,16 +41,17 @@ _NOTED_PRODUCTS = 0.1
 
 
 def diagnose(
-    step: Callable[[Any], Any],
+    step: Callable[[Any, Any, Any], Any],
     loader: Iterable[Any],
+    # Both have to be given; that they have defaults lets a call without them get the error that says how to call.
+    model: Module = None,  # type: ignore[assignment]
+    optimizer: Optimizers = None,  # type: ignore[assignment]
     *,
-    model: Module | None = None,
-    optimizer: Optimizer | None = None,
-    step_without_dense: Callable[[Any], Any] | None = None,
+    in_place: bool = False,
+    step_without_dense: Callable[[Any, Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
     steps: int | None = None,
     warmup: int = 3,
-    restore: bool = True,
     out: str | Path | None = None,
 ) -> Diagnosis:
     """
@@ -59,25 +61,25 @@ def diagnose(
     how long they take without the dense layers, and without the dense gradients of big tables. Then torch.profiler
     measures copies, waits and the phases of a step. ``docs/profiling.md`` has the rules and their thresholds.
 
-    Afterwards training goes on as if the diagnosis had not run: parameters, buffers, gradients, optimizers, schedulers,
-    scalers and the global random generators are restored bit for bit, also if ``step`` raises. The batches that were
-    used are consumed: a loader that can be iterated again starts anew when the training iterates it.
+    The steps train a deep copy: the model, the optimizer and torch's global random numbers stay as they are. All else
+    that ``step`` and ``loader`` write moves on, such as schedulers, gradient scalers and metrics. With
+    ``in_place=True`` the steps train the model itself, some of them without a part of it, and training goes on from a
+    changed state: that is for tables too large for a copy, in a run that you throw away.
 
     Args:
-        step: a training step: a function that takes a batch, and runs forward, backward and optimizer.
+        step: a training step: a function ``step(model, optimizer, batch)`` that runs forward, backward and optimizer
+            with the model and the optimizer that it is called with.
         loader: an iterable of at least two batches. If it ends and can be iterated again, it is.
-        model: the model to analyse. Default: the modules that ``step`` refers to by closure, attribute or global name,
-            which are restored in any case.
-        optimizer: the optimizer, if ``step`` does not refer to it and it holds none of the model's parameters.
+        model: the model to analyse.
+        optimizer: its optimizer, or a list of its optimizers, which ``step`` then gets.
+        in_place: whether the steps train ``model`` itself. Default False: they train a copy, which takes as much memory
+            as the parameters and the optimizer's state.
         step_without_dense: a step that leaves out the dense layers. Default: ``step`` with a stand-in for every layer
             that has parameters and no table; a stand-in gives a tensor of the right shape through which gradients pass.
         device: the device on which the step computes, ``cpu`` or ``cuda``. Default: that of the model's parameters,
             else the CPU.
         steps: the timed steps of each experiment, at least 2. Default: as many as take 0.4 s, between 10 and 100.
         warmup: the steps before all that is timed, at least 1. Default 3.
-        restore: whether to restore everything. Default True, which takes a copy of the model and of the optimizer's
-            state while the diagnosis runs. False: the training moves on by the steps that were run, and no parts are
-            taken out of the model.
         out: a folder, made if there is none, for ``trace.json`` (chrome://tracing, Perfetto), ``timeline.png`` (needs
             matplotlib: the extra ``examples``), ``report.txt`` and ``diagnosis.json``. Default: nothing is written.
 
@@ -85,10 +87,11 @@ def diagnose(
         The diagnosis: ``verdict``, ``findings``, ``report()``, ``to_json()``.
 
     Raises:
+        RuntimeError: ``model`` or ``optimizer`` cannot be copied, or ``step`` uses them and not the copies.
         ValueError: fewer than two batches; ``steps`` below 2; ``warmup`` below 1; no such device; ``out`` is a file.
         OSError: ``out`` cannot be made, or cannot be written to.
-        TypeError: a step that cannot be called, a loader that cannot be iterated, or a ``model``, ``optimizer``,
-            ``steps`` or ``warmup`` of another type.
+        TypeError: a step that does not take three arguments, a loader that cannot be iterated, or a ``model``,
+            ``optimizer``, ``steps`` or ``warmup`` of another type.
 
     An error that ``step`` raises passes through.
 
@@ -100,7 +103,7 @@ def diagnose(
         >>> import time, torch
         >>> model = torch.nn.Linear(4, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> def step(batch):
+        >>> def step(model, optimizer, batch):
         ...     optimizer.zero_grad()
         ...     model(batch).square().mean().backward()
         ...     optimizer.step()
@@ -108,78 +111,27 @@ def diagnose(
         ...     while True:
         ...         time.sleep(0.01)
         ...         yield torch.ones(16, 4)
-        >>> diagnose(step, loader(), steps=5).verdict
+        >>> diagnose(step, loader(), model, optimizer, steps=5).verdict
         'slow_loader'
     """
-    _check(step, loader, model, optimizer, step_without_dense)
-    _check_numbers(steps, warmup)
+    check_training(step, loader, model, optimizer, step_without_dense)
+    check_numbers(steps, warmup)
     if out is not None and Path(out).exists() and not Path(out).is_dir():
         raise ValueError(f"diagnose: out must be a folder, got the file {out}")
     chosen = checked_device(device) if device is not None else None
     folder = Path(out) if out is not None else None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)  # first: a diagnosis that cannot be written is not worth its time
-    found = find((step, step_without_dense), model, optimizer)
-    random = RandomNumbers([*found.generators, *_generators_of(loader)])
-    snapshot = Snapshot(found) if restore else None
-    run = _Run(step, loader, found, step_without_dense, chosen or _device_of(found), steps, warmup, restore)
-    if snapshot is not None:
-        run.recover = snapshot.restore
-    try:
-        diagnosis = run.diagnosis(folder)
-    finally:
-        run.batches.close()
-        if snapshot is not None:
-            snapshot.restore()
-        random.restore()
-    return diagnosis
-
-
-def _check(step: Any, loader: Any, model: Any, optimizer: Any, step_without_dense: Any) -> None:
-    if not callable(step):
-        raise TypeError(f"diagnose: step must be a function of a batch, got {type(step).__name__}")
-    if not isinstance(loader, Iterable):
-        raise TypeError(f"diagnose: loader must be an iterable of batches, got {type(loader).__name__}")
-    if model is not None and not isinstance(model, Module):
-        raise TypeError(f"diagnose: model must be a torch.nn.Module, got {type(model).__name__}")
-    if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise TypeError(f"diagnose: optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    if step_without_dense is not None and not callable(step_without_dense):
-        raise TypeError(
-            f"diagnose: step_without_dense must be a function of a batch, got {type(step_without_dense).__name__}"
-        )
-
-
-def _check_numbers(steps: Any, warmup: Any) -> None:
-    for name, value, least in (("steps", 2 if steps is None else steps, 2), ("warmup", warmup, 1)):
-        if not isinstance(value, int):
-            raise TypeError(f"diagnose: {name} must be an integer, got {value!r}")
-        if value < least:
-            raise ValueError(f"diagnose: {name} must be at least {least}, got {value}")
-
-
-def checked_device(device: torch.device | str) -> torch.device:
-    """Return the device, or raise ``ValueError`` unless it is the CPU or a CUDA device of this machine."""
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu or cuda, got {device!r}") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, got {str(chosen)!r}")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device must be one of this machine's, {torch.cuda.device_count()} of CUDA, got {chosen}")
-    return chosen
-
-
-def _device_of(found: Found) -> torch.device:
-    of_models = (p.device for model in found.analysed for p in model.parameters())
-    return next(of_models, torch.device("cpu"))
-
-
-def _generators_of(loader: Any) -> list[torch.Generator]:
-    holders = (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None))
-    generators = [getattr(holder, "generator", None) for holder in holders]
-    return [generator for generator in generators if isinstance(generator, torch.Generator)]
+    device = chosen or next((p.device for p in model.parameters()), torch.device("cpu"))
+    with ExitStack() as stack:
+        if not in_place:
+            copies = copied_training(model, optimizer)
+            stack.enter_context(spared(model, as_list(optimizer)))
+            stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+            model, optimizer = copies
+        run = _Run(step, loader, model, optimizer, step_without_dense, device, steps, warmup)
+        stack.callback(run.batches.close)
+        return run.diagnosis(folder)
 
 
 class _Run:
@@ -187,25 +139,26 @@ class _Run:
 
     def __init__(
         self,
-        step: Callable[[Any], Any],
+        step: Callable[[Any, Any, Any], Any],
         loader: Iterable[Any],
-        found: Found,
-        step_without_dense: Callable[[Any], Any] | None,
+        model: Module,
+        optimizer: Optimizers,
+        step_without_dense: Callable[[Any, Any, Any], Any] | None,
         device: torch.device,
         steps: int | None,
         warmup: int,
-        restore: bool,
     ) -> None:
-        self.step, self.loader, self.found, self.device = TrainingStep(step), loader, found, device
-        self.step_without_dense = TrainingStep(step_without_dense) if step_without_dense is not None else None
-        self.restores = restore
+        self.model, self.optimizers, self.loader, self.device = model, as_list(optimizer), loader, device
+        self.step = TrainingStep(partial(step, model, optimizer))
+        self.step_without_dense: TrainingStep | None = None
+        if step_without_dense is not None:
+            self.step_without_dense = TrainingStep(partial(step_without_dense, model, optimizer))
         self.steps, self.warmup = steps, warmup
         self.batches = Batches(loader)
-        self.compiled = has_compiled(found.analysed)
+        self.compiled = has_compiled(model)
         self.shapes: dict[Module, Shapes] = {}
         self.layers: list[Module] = []
         self.notes: list[str] = []
-        self.recover: Callable[[], object] = lambda: None
         self.loop = Loop()
         self.sides: dict[str, Side] = {}
 
@@ -223,7 +176,7 @@ class _Run:
         except Exception as error:  # some loaders cannot run under a tracer, or outside of their workers
             row_work = None
             self.notes.append(f"the loader's lines could not be watched: {_first_line(error)}")
-        ranges = {} if self.compiled else {"lookup": list(lookups(self.found.analysed).values()), "dense": self.layers}
+        ranges = {} if self.compiled else {"lookup": list(lookups(self.model).values()), "dense": self.layers}
         trace = out / "trace.json" if out is not None else None
         count = min(_PROFILED_STEPS, self.steps or _PROFILED_STEPS)
         profile = profile_steps(self.step, self.batches, first, count, self.device, ranges, trace)
@@ -239,7 +192,7 @@ class _Run:
             row_work=row_work,
             workers=self.loader.num_workers if isinstance(self.loader, DataLoader) else None,
             tables=uses,
-            parameters=sum(len(group["params"]) for each in self.found.optimizers for group in each.param_groups),
+            parameters=sum(len(group["params"]) for each in self.optimizers for group in each.param_groups),
             profile=profile,
         )
         return self._result(measured, out, trace)
@@ -264,20 +217,13 @@ class _Run:
         seconds = perf_counter() - start
         if self.steps is None:
             self.steps = max(_FEWEST, min(_MOST, int(_SECONDS / max(seconds, 1e-9))))
-        if not self.found.models:
-            is_back = self.restores and bool(self.found.optimizers)
-            moved_on = "" if is_back else ", and the training has moved on by the steps that were run"
-            self.notes.append(
-                "step refers to no model: give model= and optimizer=, or nothing is said of tables and dense layers"
-                + moved_on
-            )
         if self.compiled:
             self.notes.append("the model is compiled: its parts were not looked at, nor taken out")
             return [], []
-        watch = Watch(self.found.analysed, self.found.optimizers)
-        with watch.watching(), recording_shapes(self.found.analysed) as shapes:
+        watch = Watch(self.model, self.optimizers)
+        with watch.watching(), recording_shapes(self.model) as shapes:
             self.step(self.step.ready(first))
-        self.shapes, self.layers = shapes, dense_layers(self.found.analysed, shapes)
+        self.shapes, self.layers = shapes, list(dense_layers(self.model, shapes))
         uses = watch.uses()
         chosen = {id(use) for use in wasteful(uses)}
         return uses, [parameter for use, parameter in watch.tables("dense") if id(use) in chosen]
@@ -305,27 +251,28 @@ class _Run:
                 raise ValueError(f"diagnose: loader must give at least 2 batches, got {self.batches.taken}")
             if not self.sides:
                 self._choose_sides(constant, tables)
-            run_sides(list(self.sides.values()), self.steps, self.device, self.recover)
+            run_sides(list(self.sides.values()), self.steps, self.device, self._end_step)
             if self._is_decided():
                 break
         for name, side in self.sides.items():
             if side.problem is not None:
                 self.notes.append(f"{name} could not be measured: {_first_line(side.problem)}")
 
+    def _end_step(self) -> None:
+        """End a step that raised before its optimizers' steps, without which our tables take no other backward."""
+        for optimizer in self.optimizers:
+            if getattr(optimizer, "in_backward", False):
+                optimizer.step()
+
     def _choose_sides(self, constant: Any, tables: list[Parameter]) -> None:
         self.sides["step"] = Side(self.step, self.loop.kept, may_fail=False)
         self.sides["constant_inputs"] = Side(self.step, [constant], may_fail=False)
         if self.step_without_dense is not None:
             self.sides["without_dense"] = Side(self.step_without_dense, [constant], may_fail=False)
-        elif not self.restores:
-            self.notes.append(
-                "restore=False: nothing was taken out of the model, dense layers are told by profile alone"
-            )
-            return
         elif self.layers:
             self.sides["without_dense"] = Side(self.step, [constant], lambda: without_dense(self.layers, self.shapes))
-        if tables and self.restores:
-            side = Side(self.step, [constant], lambda: without_gradients(self.found.analysed, tables))
+        if tables:
+            side = Side(self.step, [constant], lambda: without_gradients(self.model, tables))
             self.sides["without_table_gradients"] = side
 
     def _saved(self, name: str) -> list[float]:
@@ -388,11 +335,10 @@ class _Run:
             waits={name: number / count for name, number in profile.waits.items()},
             reads={name: number / count for name, number in profile.reads.items()},
             bandwidth=bandwidth(measured.tables, profile, self.device),
-            tables=table_lines(measured.tables, self.found.analysed),
+            tables=table_lines(measured.tables, self.model),
             notes=self.notes,
             device=str(self.device),
             steps=self.loop.steps,
-            restored=self.restores and bool(self.found.models or self.found.optimizers),
             trace=trace,
         )
         if out is not None:

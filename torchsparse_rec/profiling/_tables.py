@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
+from torch.optim import Optimizer
 
 from .._torch import pytree
 from ..jagged import KeyedJaggedTensor
-from ..nn._collection import Collection
+from ..nn import EmbeddingBagCollection, EmbeddingCollection
 from ..nn.auto import as_bytes
 from ..nn.grad_mode import HasGradMode
 from ._modules import lookups
@@ -80,31 +81,30 @@ class TableUse:
 
 class Watch:
     """
-    Watches the tables of models while a step runs.
+    Watches the tables of a model while a step runs.
 
     Args:
-        models: the models whose tables are watched.
-        optimizers: their optimizers, for the number of states of each table.
+        model: the model.
+        optimizers: its optimizers, for the number of states of each table.
     """
 
-    def __init__(self, models: list[Module], optimizers: list[Any]) -> None:
+    def __init__(self, model: Module, optimizers: list[Optimizer]) -> None:
         self._optimizers = optimizers
         self._uses: dict[int, TableUse] = {}
         self._names: dict[int, str] = {}
         self._parameters: dict[int, Parameter] = {}
-        self._modules = lookups(models)
-        parts = [part for model in models for part in model.modules()]
-        self._owners = [part for part in parts if part._parameters]
-        self._dense = {id(p) for part in parts if isinstance(part, _DENSE) for p in part.parameters(recurse=False)}
+        self._modules = lookups(model)
+        self._owners = [part for part in model.modules() if next(part.parameters(recurse=False), None) is not None]
+        dense = [part for part in model.modules() if isinstance(part, _DENSE)]
+        self._dense = {id(p) for part in dense for p in part.parameters(recurse=False)}
         for name, module in self._modules.items():
             for inner, p in module.named_parameters():
                 if p.dim() == 2:
                     self._use(_joined(name, inner), p, module)
-        for model in models:
-            for name, p in model.named_parameters():
-                if p.dim() == 2:
-                    self._parameters.setdefault(id(p), p)
-                    self._names[id(p)] = name
+        for name, p in model.named_parameters():
+            if p.dim() == 2:
+                self._parameters.setdefault(id(p), p)
+                self._names[id(p)] = name
 
     def _use(self, name: str, p: Parameter, module: Module | None) -> TableUse:
         use = self._uses.get(id(p))
@@ -156,7 +156,7 @@ class Watch:
         use = self._uses.get(id(parameter))
         if gradient.layout is torch.sparse_coo:
             use = use or self._use(self._names[id(parameter)], parameter, None)  # type: ignore[arg-type]
-            use.gradient, use.touched = "sparse", int(gradient._indices().unique().numel())
+            use.gradient, use.touched = "sparse", gradient.coalesce().indices().shape[1]
             return
         touched = int((gradient != 0).any(dim=1).sum())
         is_small = parameter.shape[0] < _LEAST_ROWS or touched > 0.5 * parameter.shape[0]
@@ -175,14 +175,11 @@ class Watch:
     def _see_lookup(self, module: Module, arguments: tuple, _output: Any) -> None:
         if not arguments:
             return
-        if isinstance(module, Collection):
-            for config, weight in zip(module._configs, module._stored_weights(), strict=True):
-                for feature in config.feature_names:
-                    self._count(weight, _ids_of(arguments[0], feature))
-        else:
-            own = module._parameters.get("weight")
-            if own is not None:
-                self._count(own, _ids_of(arguments[0], None))
+        # By names, since a reading of the attribute ``weight`` may flush stale rows.
+        weights = dict(module.named_parameters(remove_duplicate=False))
+        for name, feature in _tables_of(module):
+            if name in weights:  # else it is computed, and no parameter
+                self._count(weights[name], _ids_of(arguments[0], feature))
 
     def _count(self, weight: Parameter, ids: Tensor | None) -> None:
         use = self._uses.get(id(weight))
@@ -192,6 +189,15 @@ class Watch:
                 use.ids += ids.numel()
                 if use.gradient != "dense":  # else the gradient will tell
                     use.touched = min(use.rows, use.touched + int(ids.unique().numel()))
+
+
+def _tables_of(module: Module) -> list[tuple[str, str | None]]:
+    """Return for each lookup of a module its table's name and its feature, which is None where there is only one."""
+    if isinstance(module, EmbeddingBagCollection):
+        return [(f"embedding_bags.{c.name}.weight", f) for c in module.embedding_bag_configs() for f in c.feature_names]
+    if isinstance(module, EmbeddingCollection):
+        return [(f"embeddings.{c.name}.weight", f) for c in module.embedding_configs() for f in c.feature_names]
+    return [("weight", None)]
 
 
 def _ids_of(features: Any, feature: str | None) -> Tensor | None:

@@ -181,10 +181,10 @@ def _needless_copies(healthy: Healthy, strength: float) -> Demo:
 
     count = tuned(cost, strength, 8)
 
-    def step(batch: Batch) -> Tensor:
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
         for _ in range(count):
             copy(extra)
-        return healthy.step(batch)
+        return healthy.step(model, optimizer, batch)
 
     return healthy.demo(step=step)
 

@@ -64,7 +64,6 @@ class Diagnosis:
         notes: what was not measured, and why.
         device: the device on which the step ran.
         steps: the number of timed steps of the loop.
-        restored: whether the model and the optimizer are as before.
         trace: the path of the Chrome trace, if one was written.
         timeline: the path of the picture, if one was drawn.
 
@@ -88,7 +87,6 @@ class Diagnosis:
     notes: list[str] = field(default_factory=list)
     device: str = "cpu"
     steps: int = 0
-    restored: bool = True
     trace: Path | None = None
     timeline: Path | None = None
 

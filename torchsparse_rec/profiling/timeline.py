@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data._files import whole_file
 from ._trace import PHASES, Profile
 
 __all__ = ["draw_timeline"]
@@ -16,7 +15,7 @@ def draw_timeline(profile: Profile, path: Path, title: str = "") -> None:
 
     Args:
         profile: the profile of some steps.
-        path: the file, which is replaced only by a complete one.
+        path: the file.
         title: the text above the picture.
 
     Raises:
@@ -44,5 +43,4 @@ def draw_timeline(profile: Profile, path: Path, title: str = "") -> None:
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=f"C{PHASES.index(phase)}")
     axes.set_yticks(range(len(PHASES)), [labels.get(phase, phase) for phase in reversed(PHASES)])
     axes.set(xlabel="ms", title=title, ylim=(-0.6, len(PHASES) - 0.4))
-    with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=110)
+    figure.savefig(path, format="png", dpi=110)
