@@ -60,7 +60,7 @@ class TableOwner(torch.nn.Module):
         stored = self._parameters.get("weight")
         return stored if stored is not None else self.weight  # type: ignore[return-value]
 
-    def _make_current(self) -> None:
+    def _flush(self) -> None:
         stored = self._parameters.get("weight")
         if stored is not None:
             table_of(stored).flush()
@@ -72,7 +72,7 @@ class TableOwner(torch.nn.Module):
     def train(self, mode: bool = True):
         """Set the mode as :meth:`torch.nn.Module.train` does; ``eval()`` brings all rows up to date."""
         if not mode:
-            self._make_current()
+            self._flush()
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True):
@@ -95,7 +95,7 @@ class TableOwner(torch.nn.Module):
     "which leaves that out of the graph"
 )
 def _flush_untraced(module: TableOwner) -> None:
-    module._make_current()
+    module._flush()
 
 
 class FusedOwner(torch.nn.Module):

@@ -131,7 +131,7 @@ class Embedding(GradModeMixin, torch.nn.Embedding):  # type: ignore[override]
         kind = self._gradient_kind(weight, input.numel())
         if self.max_norm is not None:
             if not torch.compiler.is_compiling():
-                self._make_current()
+                self._flush()
             renormalise("Embedding", weight, input, self.max_norm, self.norm_type)
         if self._is_plain(weight, kind):
             return look_up(weight, input, self.padding_idx, self.scale_grad_by_freq, kind == "sparse")

@@ -151,7 +151,7 @@ class EmbeddingBag(GradModeMixin, torch.nn.EmbeddingBag):  # type: ignore[overri
         kind = self._gradient_kind(weight, ids.shape[0])
         if self.max_norm is not None:
             if not torch.compiler.is_compiling():
-                self._make_current()
+                self._flush()
             renormalise("EmbeddingBag", weight, ids, self.max_norm, self.norm_type)
         return self._pooled(kind, weight, ids, ends, weights)
 

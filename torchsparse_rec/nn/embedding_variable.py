@@ -325,7 +325,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
     # ---- Copies ------------------------------------------------------------------------------------------------------
 
     def _apply(self, fn: Any, recurse: bool = True):
-        self._make_current()
+        self._flush()
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
             raise TypeError(
                 f"EmbeddingVariable {self.name!r}: a table with rows on disk cannot be copied or pickled: use save()"
             )
-        self._make_current()
+        self._flush()
         state = dict(super().__getstate__())
         state["cold"] = None if self.cold is None else self.cold.tensors()
         state["_eviction"] = self._eviction.seen

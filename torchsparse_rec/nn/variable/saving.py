@@ -286,7 +286,7 @@ class Saving(VariablePart):
                 )
             for name, values in self.cold.tensors().items():
                 destination[f"{prefix}cold.{name}"] = values
-        self._make_current()
+        self._flush()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -304,7 +304,7 @@ class Saving(VariablePart):
                 f"EmbeddingVariable.load_state_dict: the state_dict of {self.name!r} has {has}, the variable "
                 f"{wants}: the rows of their keys differ; use save() and restore()"
             )
-        self._make_current()
+        self._flush()
         stored = self._stored_weight()
         cold = {
             name.removeprefix(f"{prefix}cold."): state_dict.pop(name)
