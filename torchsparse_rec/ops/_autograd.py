@@ -66,3 +66,20 @@ def differentiable(
             return operator(*arguments)
 
     return call
+
+
+def no_second_derivative(name: str) -> NotImplementedError:
+    """Return the error for a gradient that is differentiated again: torch's bags have no second derivative either."""
+    return NotImplementedError(
+        f"{name}: this gradient cannot be differentiated again; for second derivatives look rows up with ops.embedding,"
+        " and pool them with ops.segment_sum and its like"
+    )
+
+
+def only_once(name: str) -> tuple[Callable[..., Any], Callable[[Any, Any, Any], None]]:
+    """Return ``backward`` and ``setup_context`` of a gradient without derivative: it must not be taken for zero."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise no_second_derivative(name)
+
+    return backward, lambda ctx, inputs, output: None

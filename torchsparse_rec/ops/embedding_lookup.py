@@ -50,7 +50,7 @@ def embedding_lookup(
         sparse: give each shard a sparse COO gradient, coalesced, instead of a dense one.
 
     Returns:
-        ``[*ids.shape, ...]``. Differentiable in ``params``.
+        ``[*ids.shape, ...]``. Differentiable in ``params``, twice.
 
     Raises:
         IndexError: an id that no shard holds, named with its position.
@@ -117,7 +117,7 @@ def embedding_lookup_sparse(
             an error. With it weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
 
     Returns:
-        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
+        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.
 
     Raises:
         IndexError: an id that no shard holds, named with its position.
@@ -184,7 +184,7 @@ def safe_embedding_lookup_sparse(
         nan_weights: as in :func:`embedding_lookup_sparse`.
 
     Returns:
-        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
+        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.
 
     Raises:
         IndexError: an id that no shard holds and is not left out, row_ids out of range, a bad default_id.
