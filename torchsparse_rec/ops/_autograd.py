@@ -71,8 +71,8 @@ def differentiable(
 def no_second_derivative(name: str) -> NotImplementedError:
     """Return the error for a gradient that is differentiated again: torch's bags have no second derivative either."""
     return NotImplementedError(
-        f"{name}: this gradient cannot be differentiated again; for second derivatives look rows up with ops.embedding,"
-        " and pool them with ops.segment_sum and its like"
+        f"{name}: weighted bags, maxima and collections have no second derivatives: look rows up with ops.embedding"
+        " and pool them with ops.segment_sum, ops.segment_max and their like"
     )
 
 
