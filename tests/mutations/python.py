@@ -28,8 +28,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/ops/embedding.py",
         "sign",
-        "(dots - own * weights / root) / root",
-        "(dots + own * weights / root) / root",
+        "(indices == padding_idx).unsqueeze(1)",
+        "(indices != padding_idx).unsqueeze(1)",
         "embedding",
     ),
     Mutation(

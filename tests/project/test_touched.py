@@ -55,7 +55,7 @@ def test_a_kernel_touches_its_family(touched: ModuleType, path: str, family: str
 
 
 @pytest.mark.parametrize(
-    "path", ["csrc/cpu/row_loops_body.h", "csrc/cpu/row_loops.cpp", "torchsparse_rec/ops/_autograd.py"]
+    "path", ["csrc/cpu/row_loops_body.h", "csrc/cpu/row_loops.cpp", "torchsparse_rec/ops/autograd.py"]
 )
 def test_what_has_no_family_touches_all_operators(touched: ModuleType, path: str) -> None:
     assert touched.touched([path], TESTS) == in_rooms("ops", "emulation")

@@ -207,13 +207,8 @@ def gradient_bag_samples(operator: str) -> Iterator[Sample]:
         if operator == "embedding_bag":
             # scale_grad_by_freq is not the derivative of anything: the operator itself is checked without it.
             yield Sample(operator, word, (problem.weight, *bag, mode, problem.padding_idx, False, False))
-        elif operator == "embedding_weights_backward":
-            if problem.weights is None:
-                continue
-            output = embedding_bag(problem.weight, *bag, mode, problem.padding_idx, False, False)[0]
-            yield Sample(operator, word, (problem.grad, problem.weight, *bag, output, mode, problem.padding_idx))
-        else:
-            inputs = (problem.grad, *bag, _argmax(problem, mode), problem.weight.shape[0])
+        elif problem.weights is None and mode != MAX:
+            inputs = (problem.grad, *bag, None, problem.weight.shape[0])
             yield Sample(operator, word, (*inputs, mode, problem.padding_idx, freq))
     if operator.endswith(("dense_backward", "sparse_backward")):
         random = Random(2)

@@ -257,18 +257,6 @@ def _smooth() -> Iterator[Collection]:
     yield random_collection("sequences", modes=(SUM,) * 3, **(flavour | {"most": None}))
 
 
-def gradient_samples(operator: str) -> Iterator[Sample]:
-    for x in _smooth():
-        if operator == "embedding_collection":
-            yield Sample(operator, x.name, (x.weights, *x.inputs, *x.lists, False))
-        elif operator != "embedding_collection_weights_backward":
-            yield Sample(operator, x.name, (x.grad, *x.inputs, x.argmax(), *x.sizes, *x.lists, x.wanted))
-        elif x.per_sample_weights is not None:
-            output = embedding_collection(x.weights, *x.inputs, *x.lists, False)[0]
-            arguments = (x.grad, x.weights, [], [], None, *x.inputs, output, *x.lists, 0, [], 0, 0)
-            yield Sample(operator, x.name, arguments)
-
-
 COLLECTION_SAMPLES = {
     operator: list(samples(operator))
     for operator, samples in {
@@ -280,12 +268,6 @@ COLLECTION_SAMPLES = {
         "embedding_collection_update_": update_samples,
     }.items()
 }
-COLLECTION_GRADIENT_SAMPLES = {
-    operator: list(gradient_samples(operator))
-    for operator in (
-        "embedding_collection",
-        "embedding_collection_dense_backward",
-        "embedding_collection_sparse_backward",
-        "embedding_collection_weights_backward",
-    )
-}
+COLLECTION_GRADIENT_SAMPLES = [
+    Sample("embedding_collection", x.name, (x.weights, *x.inputs, *x.lists, False)) for x in _smooth()
+]

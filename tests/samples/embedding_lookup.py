@@ -204,11 +204,8 @@ def _smooth_lookups() -> Iterator[_Lookup]:
 
 def gradient_shards_samples(operator: str) -> Iterator[Sample]:
     for x in _smooth_lookups():
-        lookup = (x.mode, x.padding_idx, x.max_norm)
-        if operator == "embedding_bag_shards":
-            yield Sample(operator, x.name, (x.params, x.indices, x.offsets, x.weights, *lookup, False))
-        elif x.weights is not None:
-            yield Sample(operator, x.name, (x.grad, x.params, x.indices, x.offsets, x.weights, x.output(), *lookup))
+        lookup = (x.params, x.indices, x.offsets, x.weights, x.mode, x.padding_idx, x.max_norm, False)
+        yield Sample(operator, x.name, lookup)
 
 
 def gradient_clip_samples(operator: str) -> Iterator[Sample]:

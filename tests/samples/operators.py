@@ -129,12 +129,10 @@ GRADIENT_SAMPLES: dict[str, list[Sample]] = {
     "embedding_bag": list(gradient_bag_samples("embedding_bag")),
     "embedding_dense_backward": list(gradient_bag_samples("embedding_dense_backward")),
     "embedding_sparse_backward": list(gradient_bag_samples("embedding_sparse_backward")),
-    "embedding_weights_backward": list(gradient_bag_samples("embedding_weights_backward")),
     "pruned_bags": list(gradient_pruned_bags_samples("pruned_bags")),
     "embedding_bag_shards": list(gradient_shards_samples("embedding_bag_shards")),
-    "embedding_bag_shards_weights_backward": list(gradient_shards_samples("embedding_bag_shards_weights_backward")),
     "clip_rows_backward": list(gradient_clip_samples("clip_rows_backward")),
-    **COLLECTION_GRADIENT_SAMPLES,
+    "embedding_collection": COLLECTION_GRADIENT_SAMPLES,
 }
 
 ALL = [sample for samples in SAMPLES.values() for sample in samples]

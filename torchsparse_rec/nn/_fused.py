@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._torch import as_stored, at_end_of_backward, current_backward, grad_of, is_in_ddp, is_reached
+from ..ops.autograd import final
 from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
 from ..tables.table import SECOND_BACKWARD, Gradient, Table, are_same, changes, table_of, writing
@@ -264,14 +265,17 @@ class _Fused(torch.autograd.Function):
         return reading.output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
+        """Update the tables, and return the gradient of ``per_sample_weights``, which has no derivative."""
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         ids = Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
         owner, weights_grad = ctx.owner, None
-        if ctx.needs_input_grad[3]:
-            check_unchanged(owner.tables().weights, ctx.versions)
-            weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
-        if owner.is_wanted():
-            owner.finish(ctx.number, grad, ids, argmax)
+        with torch.no_grad():
+            if ctx.needs_input_grad[3]:
+                check_unchanged(owner.tables().weights, ctx.versions)
+                weights_grad = weights_gradient(owner.plan, owner.tables(), ids, grad, output)
+            if owner.is_wanted():
+                owner.finish(ctx.number, grad, ids, argmax)
+        if weights_grad is not None:
+            weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, owner.leaf)
         return None, None, None, weights_grad, None, None, None, None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _reduction
-from ..ops.embedding import _embedding_bag
+from ..ops.embedding import embedding_bag_operator
 from ._plan import Ids, Plan
 
 
@@ -42,7 +42,9 @@ def look_up_clipped(
             entries = entries.masked_fill(ids.indices[begin:end] == part.padding[table], end - begin)
         offsets = ids.offsets[firsts[key] : firsts[key + 1] + 1] - begin
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end].to(rows.dtype)
-        bags = _embedding_bag(_clipped(rows, max_norm), entries, offsets, weights, mode, end - begin, False, False)[0]
+        bags = embedding_bag_operator(
+            _clipped(rows, max_norm), entries, offsets, weights, mode, end - begin, False, False
+        )[0]
         pooled.append(bags if ids.side_by_side else bags.reshape(-1))
     return torch.cat(pooled, -1)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch import as_stored, version_of
+from ..ops.autograd import final
 from ..tables.table import Rows, Table, changes, table_of
 from ._plan import NOTHING_MISSED, Ids, Missed, Plan, joined, part_of
 
@@ -176,24 +177,29 @@ class _StaleLookup(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
+        """Return the gradients, which have no derivatives."""
         indices, offsets, per_sample_weights, output, argmax = ctx.saved_tensors
         plan, ids = ctx.plan, Ids(indices, offsets, per_sample_weights, ctx.bags, ctx.side_by_side)
         weights_grad = None
         if ctx.needs_input_grad[7]:
             check_unchanged(ctx.tables.weights, ctx.versions)
             weights_grad = weights_gradient(plan, ctx.tables, ids, grad, output)
+            weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, *ctx.tables.weights)
         wanted = list(ctx.needs_input_grad[8:])
         grads = [None] * len(wanted)
         if any(wanted):
-            made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
+            with torch.no_grad():
+                made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
             if ctx.kind == "sparse":
                 made = [
                     torch.sparse_coo_tensor(rows.unsqueeze(0), values, shape, is_coalesced=True, check_invariants=False)
                     for values, rows, shape in zip(*made, ctx.shapes, strict=True)
                 ]
-            grads = [x if want else None for x, want in zip(made, wanted, strict=True)]
+            of = [grad] if per_sample_weights is None else [grad, per_sample_weights]
+            grads = [
+                final("the gradient of a table", x, *of) if want else None for x, want in zip(made, wanted, strict=True)
+            ]
         return None, None, None, None, None, None, None, weights_grad, *grads
 
 

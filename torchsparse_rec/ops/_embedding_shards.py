@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
-from ._autograd import differentiable
-from .embedding import partial_derivatives, picked_rows, weights_backward_composite
+from .autograd import differentiable, only_once
 
 _ops = torch.ops.torchsparse_rec
 _HALVES = (torch.float16, torch.bfloat16)
@@ -172,27 +171,7 @@ def _shards_backward(ctx, grad):
     return shard_grads, None, None, weights_grad, None, None, None, None
 
 
-# ---- Autograd: the gradients of gradients, in torch's own operations -------------------------------------------------
-
-
-def _norms(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's norm, 1 in place of 0 so that the derivative is zero there; and which rows those are."""
-    squares = (x * x).sum(1, keepdim=True)
-    zero = squares == 0
-    return torch.where(zero, torch.ones_like(squares), squares).sqrt(), zero
-
-
-def _clipped(x: Tensor, max_norm: float) -> Tensor:
-    if max_norm < 0:
-        return x
-    norms, zero = _norms(x)
-    return torch.where(zero | (norms < max_norm), x, x * (max_norm / norms))
-
-
-def _clip_backward_composite(grad: Tensor, x: Tensor, max_norm: float) -> Tensor:
-    norms, zero = _norms(x)
-    along = (x * grad).sum(1, keepdim=True) / (norms * norms)
-    return torch.where(zero | (norms < max_norm), grad, (grad - x * along) * (max_norm / norms))
+# ---- Autograd: the gradients of gradients ---------------------------------------------------------------------------
 
 
 def _clip_setup_context(ctx, inputs, output) -> None:
@@ -202,35 +181,19 @@ def _clip_setup_context(ctx, inputs, output) -> None:
 
 def _clip_backward_backward(ctx, result_grad):
     grad, rows, *params = ctx.saved_tensors
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [x.view_as(x) for x in (grad, *params)]
-        x = torch.cat(aliases[1:]).to(grad.dtype)
+
+    def in_torch(grad: Tensor, *params: Tensor) -> Tensor:
+        """Compute ``clip_rows_backward`` in torch's own differentiable operations."""
+        x = torch.cat(params).to(grad.dtype)
         x = x if rows is None else x.index_select(0, rows)
-        result = _clip_backward_composite(aliases[0], x, ctx.max_norm)
-        needed = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1]]
-        grads = partial_derivatives(result, aliases, needed, result_grad.to(grad.dtype), create_graph)
-    return grads[0], grads[1:], None, None
+        squares = (x * x).sum(1, keepdim=True)
+        zero = squares == 0
+        norms = torch.where(zero, torch.ones_like(squares), squares).sqrt()  # whose derivative is zero where x is
+        along = (x * grad).sum(1, keepdim=True) / (norms * norms)
+        return torch.where(zero | (norms < ctx.max_norm), grad, (grad - x * along) * (ctx.max_norm / norms))
 
-
-def _shards_weights_setup_context(ctx, inputs, output) -> None:
-    grad, params, indices, offsets, weights, pooled, ctx.mode, ctx.padding_idx, ctx.max_norm = inputs
-    ctx.save_for_backward(grad, indices, offsets, weights, pooled, *params)
-
-
-def _shards_weights_backward(ctx, result_grad):
-    grad, indices, offsets, weights, pooled, *params = ctx.saved_tensors
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [x.view_as(x) for x in (grad, weights, pooled, *params)]
-        picked = picked_rows(torch.cat(aliases[3:]), indices, ctx.padding_idx)
-        picked = _clipped(picked, ctx.max_norm)
-        result = weights_backward_composite(
-            aliases[0], picked, aliases[1], aliases[2], indices, offsets, ctx.mode, ctx.padding_idx
-        )
-        needed = [*(ctx.needs_input_grad[i] for i in (0, 4, 5)), *ctx.needs_input_grad[1]]
-        grads = partial_derivatives(result, aliases, needed, result_grad, create_graph)
-    return grads[0], grads[3:], None, None, grads[1], grads[2], None, None, None
+    grads = torch.func.vjp(in_torch, grad, *params)[1](result_grad)
+    return grads[0], list(grads[1:]), None, None
 
 
 pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
@@ -241,8 +204,7 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     "torchsparse_rec::clip_rows_backward", _clip_backward_backward, setup_context=_clip_setup_context
 )
+_weights_backward, _weights_setup_context = only_once("embedding_bag_shards_weights_backward")
 torch.library.register_autograd(
-    "torchsparse_rec::embedding_bag_shards_weights_backward",
-    _shards_weights_backward,
-    setup_context=_shards_weights_setup_context,
+    "torchsparse_rec::embedding_bag_shards_weights_backward", _weights_backward, setup_context=_weights_setup_context
 )

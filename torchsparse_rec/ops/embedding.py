@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from .. import _reduction
-from ._autograd import differentiable
+from .autograd import differentiable, no_second_derivative, only_once
 
 __all__ = ["embedding", "embedding_bag"]
 
@@ -47,7 +47,7 @@ def embedding(
             one. The sums are the same, bit for bit.
 
     Returns:
-        ``[*indices.shape, D]``. Differentiable in ``weight``.
+        ``[*indices.shape, D]``. Differentiable in ``weight``, twice.
 
     Raises:
         IndexError: an index outside ``[0, V)``, named with its position.
@@ -96,7 +96,8 @@ def embedding_bag(
         sparse: as in :func:`embedding`.
 
     Returns:
-        ``[B, D]``. Differentiable in ``weight`` and ``per_sample_weights``.
+        ``[B, D]``. Differentiable in ``weight`` and ``per_sample_weights``: once with weights or in mode max, else
+        twice.
 
     Raises:
         IndexError: an index outside ``[0, V)``, named with its position.
@@ -115,7 +116,7 @@ def embedding_bag(
     """
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
-    output, _ = _embedding_bag(
+    output, _ = embedding_bag_operator(
         weight,
         indices,
         offsets,
@@ -277,176 +278,52 @@ def _embedding_bag_backward(ctx, grad, _grad_argmax):
 # ---- Autograd: the gradients of gradients ---------------------------------------------------------------------------
 
 
-def _transposed(
-    table: Tensor,
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
-    mode: int,
-    padding_idx: int,
-    weights_need_grad: bool,
-) -> tuple[Tensor, Tensor | None]:
+def _transposed(ctx, table: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
     """
-    Differentiate ``<table, backward(grad, weights)>`` with respect to ``grad`` and ``per_sample_weights``.
+    Differentiate ``<table, backward(grad)>`` with respect to ``grad``.
 
-    The backward of a pooled lookup is linear in ``grad``, and its transpose is the lookup itself, in ``table``.
+    Without weights and maxima the backward is linear in ``grad``, and its transpose is the lookup itself, in ``table``.
     """
-    if offsets is None:
-        picked = _embedding(table, indices, padding_idx, False, False)
-        return picked.masked_fill((indices == padding_idx).unsqueeze(1), 0.0), None
-    if argmax is not None:
-        if indices.numel() == 0 or table.shape[0] == 0:
-            return torch.zeros_like(grad), None
-        winners = indices[argmax.clamp_min(0)].long().masked_fill(argmax < 0, 0)
-        picked = table.gather(0, winners)
-        return picked.masked_fill(argmax < 0, 0.0), None
-    pooled, _ = _embedding_bag(table, indices, offsets, per_sample_weights, mode, padding_idx, False, False)
-    if not weights_need_grad:
-        return pooled, None
-    weights_grad = _weights_backward(grad, table, indices, offsets, per_sample_weights, pooled, mode, padding_idx)
-    return pooled, weights_grad
-
-
-def _occurrences(indices: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """
-    Count how often each of ``size`` rows occurs, at least 1: the divisor of ``scale_grad_by_freq``.
-
-    Padding may be the row after the last.
-    """
-    return torch.bincount(indices, minlength=size)[:size].clamp_min(1).to(dtype).unsqueeze(1)
+    if ctx.scale_grad_by_freq:
+        # Padding may be the row after the last.
+        counts = torch.bincount(indices, minlength=table.shape[0])[: table.shape[0]].clamp_min(1)
+        table = table / counts.to(table.dtype).unsqueeze(1)
+    offsets = ctx.saved_tensors[1]
+    if offsets is not None:
+        return embedding_bag_operator(table, indices, offsets, None, ctx.mode, padding_idx, False, False)[0]
+    picked = _embedding(table, indices, padding_idx, False, False)
+    return picked.masked_fill((indices == padding_idx).unsqueeze(1), 0.0)
 
 
 def _backward_setup_context(ctx, inputs, output) -> None:
-    grad, indices, offsets, per_sample_weights, argmax, _, ctx.mode, ctx.padding_idx, ctx.scale_grad_by_freq = inputs
+    _, indices, offsets, per_sample_weights, argmax, _, ctx.mode, ctx.padding_idx, ctx.scale_grad_by_freq = inputs
+    ctx.is_linear = per_sample_weights is None and argmax is None
     rows = output[1] if isinstance(output, tuple) else None
     if rows is not None:
         ctx.mark_non_differentiable(rows)
-    ctx.save_for_backward(grad, indices, offsets, per_sample_weights, argmax, rows)
+    ctx.save_for_backward(indices, offsets, rows)
 
 
 def _dense_backward_backward(ctx, table):
-    grad, indices, offsets, per_sample_weights, argmax, _ = ctx.saved_tensors
-    if ctx.scale_grad_by_freq:
-        table = table / _occurrences(indices, table.shape[0], table.dtype)
-    grad_grad, weights_grad = _transposed(
-        table,
-        grad,
-        indices,
-        offsets,
-        per_sample_weights,
-        argmax,
-        ctx.mode,
-        ctx.padding_idx,
-        ctx.needs_input_grad[3],
-    )
-    return grad_grad, None, None, weights_grad, None, None, None, None, None
+    if not ctx.is_linear:
+        raise no_second_derivative("embedding_dense_backward")
+    indices = ctx.saved_tensors[0]
+    return _transposed(ctx, table, indices, ctx.padding_idx), *(None,) * 8
 
 
 def _sparse_backward_backward(ctx, values_grad, _rows_grad):
-    grad, indices, offsets, per_sample_weights, argmax, rows = ctx.saved_tensors
+    if not ctx.is_linear:
+        raise no_second_derivative("embedding_sparse_backward")
+    indices, _, rows = ctx.saved_tensors
     # The table of the transposed lookup has only the rows that occur, and one more for the padding ids.
-    positions = torch.searchsorted(rows, indices)
     padding = rows.shape[0]
-    positions = positions.masked_fill(indices == ctx.padding_idx, padding)
-    if ctx.scale_grad_by_freq:
-        values_grad = values_grad / _occurrences(positions, padding + 1, values_grad.dtype)[:padding]
+    positions = torch.searchsorted(rows, indices).masked_fill(indices == ctx.padding_idx, padding)
     table = torch.cat([values_grad, values_grad.new_zeros(1, values_grad.shape[1])])
-    grad_grad, weights_grad = _transposed(
-        table,
-        grad,
-        positions,
-        offsets,
-        per_sample_weights,
-        argmax,
-        ctx.mode,
-        padding,
-        ctx.needs_input_grad[3],
-    )
-    return grad_grad, None, None, weights_grad, None, None, None, None, None
-
-
-def picked_rows(weight: Tensor, indices: Tensor, padding_idx: int) -> Tensor:
-    """Return ``weight[indices]``, where ``padding_idx`` may be no row."""
-    if padding_idx == weight.shape[0]:
-        weight = torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
-    return weight[indices]
-
-
-def weights_backward_composite(
-    grad: Tensor,
-    picked: Tensor,
-    per_sample_weights: Tensor,
-    output: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    mode: int,
-    padding_idx: int,
-) -> Tensor:
-    """
-    Compute ``embedding_weights_backward`` in torch's own differentiable operations.
-
-    ``picked`` are the rows looked up: an [N, D] temporary.
-    """
-    bags = torch.repeat_interleave(
-        torch.arange(offsets.shape[0] - 1, device=offsets.device), offsets.diff(), output_size=indices.shape[0]
-    )
-    kept = indices != padding_idx
-    weights = per_sample_weights * kept
-    dots = (grad[bags] * picked).sum(1)
-    if mode == _reduction.SUM:
-        return dots * kept
-    own = (grad * output).sum(1)[bags]
-    zeros = grad.new_zeros(offsets.shape[0] - 1)
-    if mode == _reduction.MEAN:
-        total = zeros.index_add(0, bags, weights)[bags]
-        safe = torch.where(total == 0, torch.ones_like(total), total)
-        return torch.where((total != 0) & kept, (dots - own) / safe, torch.zeros_like(dots))
-    squares = zeros.index_add(0, bags, weights * weights)[bags]
-    root = torch.where(squares == 0, torch.ones_like(squares), squares).sqrt()
-    return torch.where((squares != 0) & kept, (dots - own * weights / root) / root, torch.zeros_like(dots))
-
-
-def partial_derivatives(
-    result: Tensor, inputs: list[Tensor], needed: list[bool], result_grad: Tensor, create_graph: bool
-) -> list[Tensor | None]:
-    """
-    Differentiate ``result`` with respect to the inputs that need a gradient; None for the others.
-
-    The inputs are aliases: only the part of a gradient that goes through ``result`` counts.
-    """
-    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    grads: tuple[Tensor | None, ...] = ()
-    if wanted:
-        grads = torch.autograd.grad(result, wanted, result_grad, allow_unused=True, create_graph=create_graph)
-    by_input = iter(grads)
-    return [next(by_input) if need else None for need in needed]
-
-
-def _weights_backward_setup_context(ctx, inputs, output) -> None:
-    *tensors, ctx.mode, ctx.padding_idx = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _weights_backward_backward(ctx, grad_result):
-    grad, weight, indices, offsets, per_sample_weights, output = ctx.saved_tensors
-    needed = [ctx.needs_input_grad[i] for i in (0, 1, 4, 5)]
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [x.view_as(x) for x in (grad, weight, per_sample_weights, output)]
-        picked = picked_rows(aliases[1], indices, ctx.padding_idx)
-        result = weights_backward_composite(
-            aliases[0], picked, aliases[2], aliases[3], indices, offsets, ctx.mode, ctx.padding_idx
-        )
-        grads = partial_derivatives(result, aliases, needed, grad_result, create_graph)
-    return grads[0], grads[1], None, None, grads[2], grads[3], None, None
+    return _transposed(ctx, table, positions, padding), *(None,) * 8
 
 
 _embedding = differentiable("embedding", _embedding_backward, _embedding_setup_context)
-_embedding_bag = differentiable("embedding_bag", _embedding_bag_backward, _embedding_bag_setup_context)
+embedding_bag_operator = differentiable("embedding_bag", _embedding_bag_backward, _embedding_bag_setup_context)
 _dense_backward = differentiable("embedding_dense_backward", _dense_backward_backward, _backward_setup_context)
 _sparse_backward = differentiable("embedding_sparse_backward", _sparse_backward_backward, _backward_setup_context)
-_weights_backward = differentiable(
-    "embedding_weights_backward", _weights_backward_backward, _weights_backward_setup_context
-)
+_weights_backward = differentiable("embedding_weights_backward", *only_once("embedding_weights_backward"))

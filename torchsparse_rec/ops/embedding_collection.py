@@ -16,8 +16,8 @@ from torch import Tensor
 from .. import _library as _library  # loads the schemas
 from .. import _reduction
 from .._torch import any_requires_grad, below_autograd, is_transformed, is_watched
-from . import _embedding_collection_gradients as _gradients
 from ._transforms import call, register
+from .autograd import only_once
 
 __all__ = ["embedding_collection"]
 
@@ -64,7 +64,8 @@ def embedding_collection(
 
     Returns:
         Side by side, ``[B, sum of the lookups' D]``, where all keys that are looked up have ``B`` bags. Else a vector:
-        lookup after lookup, its ``[bags, D]`` row by row. Differentiable in ``weights`` and ``per_sample_weights``.
+        lookup after lookup, its ``[bags, D]`` row by row. Differentiable in ``weights`` and ``per_sample_weights``,
+        once.
 
     Raises:
         IndexError: an index outside its table, named with its position.
@@ -431,6 +432,5 @@ def lookup(
 
 register("embedding_collection", _lookup_backward, _lookup_setup_context)
 register("embedding_collection_current", _current_backward, _current_setup_context)
-register("embedding_collection_dense_backward", _gradients.dense_backward, _gradients.dense_setup_context)
-register("embedding_collection_sparse_backward", _gradients.sparse_backward, _gradients.sparse_setup_context)
-register("embedding_collection_weights_backward", _gradients.weights_backward, _gradients.weights_setup_context)
+for _name in ("dense_backward", "sparse_backward", "weights_backward"):
+    register(f"embedding_collection_{_name}", *only_once(f"embedding_collection_{_name}"))

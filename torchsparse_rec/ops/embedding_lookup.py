@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import _reduction
 from . import _embedding_shards
-from .embedding import _embedding_bag, embedding
+from .embedding import embedding, embedding_bag_operator
 from .segment import segment_sum
 
 __all__ = ["embedding_lookup", "embedding_lookup_sparse", "safe_embedding_lookup_sparse"]
@@ -51,7 +51,7 @@ def embedding_lookup(
         sparse: give each shard a sparse COO gradient, coalesced, instead of a dense one.
 
     Returns:
-        ``[*ids.shape, ...]``. Differentiable in ``params``.
+        ``[*ids.shape, ...]``. Differentiable in ``params``, twice.
 
     Raises:
         IndexError: an id that no shard holds, named with its position.
@@ -118,7 +118,7 @@ def embedding_lookup_sparse(
             an error. With it weights are looked at, for which CUDA waits, and ``torch.compile`` breaks the graph.
 
     Returns:
-        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
+        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.
 
     Raises:
         IndexError: an id that no shard holds, named with its position.
@@ -185,7 +185,7 @@ def safe_embedding_lookup_sparse(
         nan_weights: as in :func:`embedding_lookup_sparse`.
 
     Returns:
-        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``.
+        ``[num_rows, ...]``. Differentiable in ``params`` and ``weights``: once with weights, else twice.
 
     Raises:
         IndexError: an id that no shard holds and is not left out, row_ids out of range, a bad default_id.
@@ -311,7 +311,7 @@ def _pool(
         return _pool_with_nan(_rows(shards, indices, padding, max_norm, sparse), offsets, weights, mode)
     if len(shards) == 1 and max_norm is None:
         bags = (indices, offsets, weights, mode, padding)
-        return _embedding_bag(shards[0], *bags, False, sparse)[0]
+        return embedding_bag_operator(shards[0], *bags, False, sparse)[0]
     return _ops.embedding_bag_shards.default(shards, indices, offsets, weights, mode, padding, _clip(max_norm), sparse)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _reduction
 from . import sparse_segment
-from ._autograd import differentiable
+from .autograd import differentiable
 
 __all__ = [
     "segment_sum",

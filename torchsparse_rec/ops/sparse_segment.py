@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from .. import _reduction
-from ._autograd import differentiable
 from ._vmap import columns
+from .autograd import differentiable
 from .embedding import embedding_bag
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._autograd import differentiable
 from ._scalars import scalar_like
+from .autograd import differentiable
 
 _ops = torch.ops.torchsparse_rec
 

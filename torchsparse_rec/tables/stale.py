@@ -2,7 +2,7 @@
 The class of parameters that have stale rows: these are flushed before code outside this package sees them.
 
 Modules and optimizers of this package know which rows are stale, and work on tables as they are stored
-(:data:`~torchsparse_rec.ops._autograd.as_stored`). When other code calls a function of torch on such a parameter,
+(:data:`~torchsparse_rec.ops.autograd.as_stored`). When other code calls a function of torch on such a parameter,
 torch calls :meth:`StaleParameter.__torch_function__` first.
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from .._torch import any_requires_grad, below_autograd, is_transformed, is_watched
@@ -66,3 +67,40 @@ def differentiable(
             return operator(*arguments)
 
     return call
+
+
+def no_second_derivative(name: str) -> RuntimeError:
+    """Return the error for a gradient that is differentiated again: torch's bags have no second derivative either."""
+    return RuntimeError(
+        f"{name}: weighted bags, maxima and collections have no second derivatives: look rows up with ops.embedding"
+        " and pool them with ops.segment_sum, ops.segment_max and their like"
+    )
+
+
+def only_once(name: str) -> tuple[Callable[..., Any], Callable[[Any, Any, Any], None]]:
+    """Return ``backward`` and ``setup_context`` of a gradient without derivative: it must not be taken for zero."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise no_second_derivative(name)
+
+    return backward, lambda ctx, inputs, output: None
+
+
+class _Final(torch.autograd.Function):
+    """The identity on a gradient that has no derivative of its own: a backward through it raises."""
+
+    @staticmethod
+    def forward(ctx, name, gradient, *_):
+        """Return the gradient, which from here on depends on the other tensors."""
+        ctx.name = name
+        return gradient.detach()
+
+    @staticmethod
+    def backward(ctx, *_):
+        """Raise: the derivative must not be taken for zero."""
+        raise no_second_derivative(ctx.name)
+
+
+def final(name: str, gradient: Tensor, *of: Tensor) -> Tensor:
+    """Return a gradient, computed without a graph from the tensors ``of``, whose derivative is refused by name."""
+    return _Final.apply(name, gradient, *of) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
