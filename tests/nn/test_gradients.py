@@ -7,7 +7,7 @@ import pytest
 import torch
 from devices import cpu_only
 
-from torchsparse_rec import nn
+from torchsparse_rec import nn, optim
 from torchsparse_rec.nn.gradients import _KeepCoalesced
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -200,3 +200,21 @@ def test_pairs():
 def test_other_things_are_errors(x):
     with pytest.raises(TypeError, match="must hold parameters, gradients or pairs, got (int|str|float)"):
         nn.sparse_to_dense_grads(x)
+
+
+@cpu_only
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("grad_mode", ["dense", "sparse", "fused"])
+def test_gradients_of_weights_are_not_differentiated_again(grad_mode, stale):
+    """Refuse it also where the loss is linear, so that the table alone makes the gradient depend on anything."""
+    bag = nn.EmbeddingBag(20, 3, mode="sum", grad_mode=grad_mode)
+    optimizer = optim.Adam(bag.parameters(), lr=0.1, in_backward=grad_mode == "fused")
+    for k in range(2 * stale):
+        optimizer.zero_grad()
+        bag(torch.tensor([[k]])).sum().backward()
+        optimizer.step()
+    weights = torch.ones(1, 2, requires_grad=True)
+    pooled = bag(torch.tensor([[0, 1]]), per_sample_weights=weights)
+    (gradient,) = torch.autograd.grad(pooled.sum(), weights, create_graph=True)
+    with pytest.raises(RuntimeError, match="have no second derivatives: look rows up with ops.embedding"):
+        gradient.sum().backward()

@@ -42,9 +42,8 @@ def look_up_clipped(
             entries = entries.masked_fill(ids.indices[begin:end] == part.padding[table], end - begin)
         offsets = ids.offsets[firsts[key] : firsts[key + 1] + 1] - begin
         weights = None if ids.per_sample_weights is None else ids.per_sample_weights[begin:end].to(rows.dtype)
-        bags = embedding_bag_operator(
-            _clipped(rows, max_norm), entries, offsets, weights, mode, end - begin, False, False
-        )[0]
+        clipped = _clipped(rows, max_norm)
+        bags = embedding_bag_operator(clipped, entries, offsets, weights, mode, end - begin, False, False)[0]
         pooled.append(bags if ids.side_by_side else bags.reshape(-1))
     return torch.cat(pooled, -1)
 

@@ -187,7 +187,7 @@ class _StaleLookup(torch.autograd.Function):
             weights_grad = weights_gradient(plan, ctx.tables, ids, grad, output)
             weights_grad = final("the gradient of per_sample_weights", weights_grad, grad, *ctx.tables.weights)
         wanted = list(ctx.needs_input_grad[8:])
-        grads = [None] * len(wanted)
+        grads: list[Tensor | None] = [None] * len(wanted)
         if any(wanted):
             with torch.no_grad():
                 made = plan.gradient(ctx.kind, grad, ids, argmax, wanted)
