@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data._arrow import arrow
 from ...data.criteo import CATEGORIES, INTEGERS
+from .. import _generated
 from .._generated import effects, zipf
 
 #: How many different values each category has in the training file of the Display Advertising Challenge.
@@ -53,9 +52,9 @@ def spread(ids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(_generated.Generator[Batch]):
     """
-    A generator of examples of the Challenge's shape. A batch depends on the arguments and its number alone.
+    A generator of examples of the Challenge's shape.
 
     The i-th commonest value of a category is about as frequent as ``i ** -1.05``, its raw id any 32 bits. Numbers are
     ``log(1 + x)`` of counts, most of which are small. Each number and each value has an effect on the label.
@@ -77,10 +76,7 @@ class Generator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_cardinality"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.check_positive("batch_size", "max_cardinality")
 
     def cardinalities(self) -> list[int]:
         """Return the number of values of each category."""
@@ -88,7 +84,7 @@ class Generator:
 
     def batch(self, number: int) -> Batch:
         """Return the batch of a number, at least 0."""
-        random = torch.Generator().manual_seed((self.seed * 1_000_003 + number * 2 + 1) % (1 << 63))
+        random = self.random(number)
         drawn = torch.randn(self.batch_size, len(INTEGERS), generator=random)
         numbers = drawn.mul(1.5).exp_().floor_().log1p_()
         uniform = torch.rand(len(CATEGORIES), self.batch_size, generator=random, dtype=torch.float64)
@@ -97,10 +93,6 @@ class Generator:
         chance = torch.sigmoid(self._logits(drawn, values, features))
         labels = (torch.rand(self.batch_size, generator=random) < chance).to(torch.float32)
         return Batch(labels, numbers, spread((values + features * 0x3C6EF372) & _32_BITS))
-
-    def batches(self, first: int, last: int) -> Iterator[Batch]:
-        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
-        return (self.batch(number) for number in range(first, last))
 
     def _logits(self, drawn: Tensor, values: Tensor, features: Tensor) -> Tensor:
         weights = effects(torch.arange(len(INTEGERS)), -1)
@@ -131,7 +123,9 @@ def as_batch(rows: Any) -> Batch:
         >>> batch.labels, batch.numbers[0, :2], batch.ids[:2, 0]
         (tensor([1.]), tensor([0.6931, 0.6931]), tensor([1761418852, 1761418852]))
     """
-    pa = arrow("as_batch")
+    import pyarrow as pa
+    import pyarrow.compute
+
     for name in ("label", *INTEGERS, *CATEGORIES):
         if name not in rows.schema.names:
             raise ValueError(f"there must be a column {name!r}, got {', '.join(rows.schema.names)}")

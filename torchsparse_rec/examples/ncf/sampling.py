@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -101,6 +102,19 @@ def _touched(split: Split) -> tuple[Tensor, Tensor]:
     return torch.cat([split.users, split.test_users]), torch.cat([split.items, split.test_items])
 
 
+class Batch(NamedTuple):
+    """Users and items, int32 ``[B]``, and labels, float32 ``[B]`` (1 or 0)."""
+
+    users: Tensor
+    items: Tensor
+    labels: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return self.labels.shape[0]
+
+
 @dataclass(frozen=True)
 class Epoch:
     """One epoch's samples in training order: users and items int32 ``[M]``, labels float32 ``[M]`` (1 or 0)."""
@@ -109,9 +123,9 @@ class Epoch:
     items: Tensor
     labels: Tensor
 
-    def batches(self, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Yield consecutive slices of ``size`` samples; the last may be shorter."""
-        return list(zip(self.users.split(size), self.items.split(size), self.labels.split(size), strict=True))
+    def batches(self, size: int) -> list[Batch]:
+        """Return consecutive slices of ``size`` samples; the last may be shorter."""
+        return list(map(Batch, self.users.split(size), self.items.split(size), self.labels.split(size)))
 
 
 class TrainingSampler:
