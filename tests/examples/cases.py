@@ -95,18 +95,3 @@ def _leaves(state, name=""):
             yield from _leaves(value, f"{name}.{key}")
     else:
         yield name, state
-
-
-# ---- Trainers --------------------------------------------------------------------------------------------------------
-
-
-def check_records_within_epochs(trainer_of):
-    """Check that records come at the steps asked for, and that training ends after so many steps, of 8 in an epoch."""
-    trainer = trainer_of()
-    found = [(record.epoch, record.step) for record in trainer.run(epochs=5, steps=19, every=3)]
-    # Epochs have 8 batches; every third step, every epoch's end, and the last step.
-    assert found == [(1, 3), (1, 6), (1, 8), (2, 9), (2, 12), (2, 15), (2, 16), (3, 18), (3, 19)]
-    assert (trainer.epoch, trainer.batch, trainer.step) == (2, 3, 19)
-    assert [record.step for record in trainer.run(epochs=3)] == [24]
-    trainer = trainer_of()
-    assert [record.step for record in trainer.run(epochs=5, steps=8)] == [8] and trainer.epoch == 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from examples.cases import check_records_within_epochs, write_criteo
+from examples.cases import write_criteo
 
 from torchsparse_rec import ops
 from torchsparse_rec.data import write_prebatched
@@ -293,18 +293,6 @@ def test_model_refuses():
             model.DLRM(*arguments)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_depend_on_the_seed_alone_and_leave_the_generator(kind):
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    batch = data.Generator(16, 100).batch(0)
-    one, other, third = (
-        steps.TorchStep(settings_of(tables=kind, seed=seed), tables.Placement()).logits(batch) for seed in (1, 1, 2)
-    )
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(one, other) and not torch.equal(one, third)
-
-
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
@@ -317,34 +305,6 @@ def test_training_learns(kind):
     # The hidden model's own AUC is about 0.8.
     assert records[0].metrics.auc > 0.6 and records[1].metrics.auc > records[0].metrics.auc
     assert all(record.samples_per_second > 0 for record in records)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_changes_no_bits(kind):
-    one, other = trainer_of(tables=kind), trainer_of(tables=kind)
-    often, once = list(one.run(1, every=1)), list(other.run(1))
-    assert len(often) == 8 and len(once) == 1
-    assert once[0].loss == pytest.approx(sum(record.loss for record in often) / 8, abs=1e-12)
-    assert once[0].metrics == often[-1].metrics
-
-
-def test_records_within_epochs_and_an_end_after_steps():
-    check_records_within_epochs(trainer_of)
-
-
-def test_diverged_training_stops():
-    trainer = trainer_of()
-    with torch.no_grad():
-        trainer.train_on.model.layers.top.biases[-1].fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="the loss up to step 8 is nan"):
-        list(trainer.run(1))
-
-
-def test_examples_that_have_gone_are_named(monkeypatch):
-    trainer = trainer_of()
-    trainer.batch = 8
-    with pytest.raises(ValueError, match="8 batches of Generator.*: there is no batch 8 any more"):
-        list(trainer.run(1))
 
 
 def test_hashed_tables_take_tensorflows_hash_of_raw_ids():

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from examples.cases import check_records_within_epochs
 
 from torchsparse_rec import ops
 from torchsparse_rec.examples._checkpoints import Checkpoint
@@ -242,27 +241,6 @@ def test_metrics_by_hand():
     found = Clicks.of(trainer.train_on, trainer.source)
     assert found.auc == pytest.approx(float(above), abs=1e-4)
     assert found.log_loss == pytest.approx(float(F.binary_cross_entropy_with_logits(logits, labels.double())), abs=1e-6)
-
-
-def test_evaluation_changes_no_bits():
-    trainer, other = trainer_of(optimizer="adam"), trainer_of(optimizer="adam")
-    losses = []
-    for batch in trainer.source.batches():
-        losses.append(float(trainer.train_on(batch)))
-        Clicks.of(trainer.train_on, trainer.source)
-    assert [float(other.train_on(batch)) for batch in other.source.batches()] == losses
-
-
-def test_records_within_epochs_and_an_end_after_steps():
-    check_records_within_epochs(trainer_of)
-
-
-def test_diverged_training_stops():
-    trainer = trainer_of()
-    with torch.no_grad():
-        trainer.train_on.model.output.bias.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="the loss up to step 8 is nan"):
-        list(trainer.run(1))
 
 
 def test_criteo_columns_take_what_is_missing():

@@ -83,8 +83,8 @@ def build_step(
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     sizes, lr = (num_users, num_items, settings.factors, settings.layers), settings.learning_rate()
-    model = NeuMF(*sizes, table_factory(settings.grad_mode) if kind == "ours" else nn.Embedding)
     with torch.random.fork_rng(devices=[]):  # torch's global generator keeps its state.
+        model = NeuMF(*sizes, table_factory(settings.grad_mode) if kind == "ours" else nn.Embedding)
         torch.manual_seed(settings.seed)
         model.load_state_dict(NeuMF(*sizes).state_dict())
     if kind == "tensorflow":

@@ -35,7 +35,7 @@ class Samples(Source[Batch]):
 
     def batches(self, first: int = 0) -> Iterator[Batch]:
         """Draw an epoch, and yield its batches from number ``first`` on."""
-        return iter(self.sampler.draw().batches(self._batch_size)[first:])
+        return iter(self.sampler.draw().split(self._batch_size)[first:])
 
     def epoch_length(self) -> int:
         """Return the number of batches in an epoch."""
