@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 
 import torch
-from torch import Tensor
+
+from torchsparse_rec.examples.ncf.sampling import Batch
+from torchsparse_rec.examples.ncf.settings import Settings
 
 from .rows import Call, Case, Make, Options, Row, tensorflow
 
 USERS, ITEMS, BATCH = 943, 1_682, 1_024
 
 
-def batches(device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
+def batches(device: str) -> list[Batch]:
     """Draw users, items and labels: users uniform, items with the skew of a catalogue, a fifth of labels positive."""
     generator = torch.Generator().manual_seed(0)
     made = []
@@ -20,7 +22,7 @@ def batches(device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
         users = torch.randint(0, USERS, (BATCH,), generator=generator, dtype=torch.int32)
         items = (torch.rand(BATCH, generator=generator) ** 3 * ITEMS).to(torch.int32)
         labels = (torch.rand(BATCH, generator=generator) < 0.2).float()
-        made.append((users.to(device), items.to(device), labels.to(device)))
+        made.append(Batch(users.to(device), items.to(device), labels.to(device)))
     return made
 
 
@@ -28,9 +30,9 @@ def training(kind: str, options: Options, grad_mode: str = "dense", keras_rule: 
     """Return a call that trains on the next batch. Every kind starts from the same weights."""
     from torchsparse_rec.examples.ncf.steps import build_step
 
-    step = build_step(kind, USERS, ITEMS, grad_mode=grad_mode, device=options.device, keras_rule=keras_rule)
+    step = build_step(kind, USERS, ITEMS, Settings(grad_mode=grad_mode), options.device, keras_rule)
     prepared = itertools.cycle(step.prepare(batches(options.device)))
-    return lambda: step(*next(prepared))
+    return lambda: step(next(prepared))
 
 
 def row(grad_mode: str, targets: dict[str, float]) -> Row:

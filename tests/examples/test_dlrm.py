@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from examples.cases import check_records_within_epochs
+from examples.cases import write_criteo
 
 from torchsparse_rec import ops
 from torchsparse_rec.data import write_prebatched
 from torchsparse_rec.data.criteo import CATEGORIES, INTEGERS
 from torchsparse_rec.examples.dlrm import data, model, sources, steps, tables, train
+from torchsparse_rec.examples.dlrm.settings import KINDS, Settings
 from torchsparse_rec.nn import EmbeddingBagConfig
 
 pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KINDS = tables.KINDS
 SMALL = {
     "buckets": 60,
     "embedding_dim": 4,
@@ -32,12 +32,11 @@ SMALL = {
 
 
 def settings_of(**given):
-    return train.Settings(**{**SMALL, **given})
+    return Settings(**{**SMALL, **given})
 
 
-def trainer_of(**given):
-    chosen = settings_of(**given)
-    return train.Trainer(chosen, sources.make_source(chosen))
+def trainer_of(device="cpu", **given):
+    return train.make_trainer(settings_of(**given), tables.Placement(), device)
 
 
 # ---- Generated examples ----------------------------------------------------------------------------------------------
@@ -174,19 +173,6 @@ def test_rows_without_a_column_are_refused():
         data.as_batch(rows_of().drop_columns(["I5"]))
 
 
-def write_text(path, rows):
-    """Write lines with missing values, whose label follows from the first integer and the first category."""
-    random = np.random.default_rng(0)
-    lines = []
-    for _ in range(rows):
-        label = int(random.random() < 0.4)
-        numbers = [str(random.integers(-2, 30)) if random.random() < 0.8 else "" for _ in INTEGERS]
-        words = [f"{random.integers(30):08x}" if random.random() < 0.9 else "" for _ in CATEGORIES]
-        numbers[0], words[0] = str(random.integers(5) + 9 * label), f"{random.integers(4) + 4 * label:08x}"
-        lines.append("\t".join([str(label), *numbers, *words]))
-    path.write_text("\n".join(lines))
-
-
 def same_batches(one, other):
     one, other = list(one), list(other)
     assert len(one) == len(other) > 0
@@ -200,7 +186,7 @@ def test_a_prebatched_file_gives_the_texts_batches(stored, compression, tmp_path
     from torchsparse_rec.data.criteo import read_criteo
 
     text, arrow = tmp_path / "train.txt", tmp_path / "train.arrow"
-    write_text(text, 437)
+    write_criteo(text, 437)
     batches = list(read_criteo(text, batch_size=100))
     if stored == "integers":
         batches = [_as_integers(batch) for batch in batches]
@@ -223,7 +209,7 @@ def _as_integers(batch):
 
 
 def test_several_files_are_read_as_one(tmp_path):
-    write_text(tmp_path / "all.txt", 230)
+    write_criteo(tmp_path / "all.txt", 230)
     lines = (tmp_path / "all.txt").read_text().split("\n")
     (tmp_path / "day_0").write_text("\n".join(lines[:100]))
     (tmp_path / "day_1").write_text("\n".join(lines[100:]))
@@ -288,7 +274,7 @@ def test_products_are_those_of_all_pairs():
 
 
 def test_the_default_network_is_the_papers_programs():
-    network = steps.make_model(train.Settings(tables="hashed", buckets=10), tables.Placement())
+    network = steps.make_model(Settings(tables="hashed", buckets=10), tables.Placement())
     shapes = [tuple(x.shape) for x in network.layers.bottom.weights]
     assert shapes == [(512, 13), (256, 512), (64, 256), (16, 64)]
     assert [tuple(x.shape) for x in network.layers.top.weights] == [(512, 367), (256, 512), (1, 256)]
@@ -307,18 +293,6 @@ def test_model_refuses():
             model.DLRM(*arguments)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_depend_on_the_seed_alone_and_leave_the_generator(kind):
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    batch = data.Generator(16, 100).batch(0)
-    one, other, third = (
-        steps.TorchStep(settings_of(tables=kind, seed=seed), tables.Placement()).logits(batch) for seed in (1, 1, 2)
-    )
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert torch.equal(one, other) and not torch.equal(one, third)
-
-
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
@@ -333,34 +307,6 @@ def test_training_learns(kind):
     assert all(record.samples_per_second > 0 for record in records)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_changes_no_bits(kind):
-    one, other = trainer_of(tables=kind), trainer_of(tables=kind)
-    often, once = list(one.run(1, every=1)), list(other.run(1))
-    assert len(often) == 8 and len(once) == 1
-    assert once[0].loss == pytest.approx(sum(record.loss for record in often) / 8, abs=1e-12)
-    assert once[0].metrics == often[-1].metrics
-
-
-def test_records_within_epochs_and_an_end_after_steps():
-    check_records_within_epochs(trainer_of)
-
-
-def test_diverged_training_stops():
-    trainer = trainer_of()
-    with torch.no_grad():
-        trainer.train_on.model.layers.top.biases[-1].fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="the loss up to step 8 is nan"):
-        list(trainer.run(1))
-
-
-def test_examples_that_have_gone_are_named(monkeypatch):
-    trainer = trainer_of()
-    trainer.batch = 8
-    with pytest.raises(ValueError, match="8 batches of Generator.*: there is no batch 8 any more"):
-        list(trainer.run(1))
-
-
 def test_hashed_tables_take_tensorflows_hash_of_raw_ids():
     ids = torch.tensor([[0, 0xFFFFFFFF, data.MISSING]] * 26)
     found = tables.table_ids(settings_of(tables="hashed"), ids)
@@ -372,7 +318,6 @@ def test_hashed_tables_take_tensorflows_hash_of_raw_ids():
 def test_cuda_trains_as_the_cpu_does(kind):
     losses = []
     for device in ("cpu", "cuda"):
-        chosen = settings_of(tables=kind)
-        trainer = train.Trainer(chosen, sources.make_source(chosen), device=device)
+        trainer = trainer_of(device, tables=kind)
         losses.append([record.loss for record in trainer.run(1, every=1)])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)

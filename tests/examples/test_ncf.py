@@ -3,16 +3,17 @@
 import math
 import os
 import re
-import sys
 
 import numpy as np
 import pytest
 import torch
+from examples.cases import assert_same_end, refused, run
 
-from torchsparse_rec.examples import _training
+from torchsparse_rec.examples._records import Record
 from torchsparse_rec.examples.ncf import __main__ as command
-from torchsparse_rec.examples.ncf import data, evaluate, sampling, steps, train
+from torchsparse_rec.examples.ncf import data, evaluate, sampling, settings, steps, train
 from torchsparse_rec.examples.ncf.model import NeuMF
+from torchsparse_rec.examples.ncf.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +57,7 @@ def test_epoch_has_every_positive_once_and_fresh_negatives(small):
         assert sorted((u, i) for u, i, label in drawn if label) == sorted(trained)
         assert not any((u, i) in trained for u, i, label in drawn if not label)
     assert not torch.equal(first.items.sort().values, second.items.sort().values)
-    assert [len(batch[0]) for batch in first.batches(4096)] == [4096] * 5 + [sampler.samples - 5 * 4096]
+    assert [len(batch[0]) for batch in first.split(4096)] == [4096] * 5 + [sampler.samples - 5 * 4096]
 
 
 def test_negatives_cover_what_is_left_and_can_run_out():
@@ -136,15 +137,13 @@ def test_model_is_the_papers_formula():
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", steps.OPTIMIZERS)
-@pytest.mark.parametrize("grad_mode", steps.GRAD_MODES)
+@pytest.mark.parametrize("optimizer", settings.OPTIMIZERS)
+@pytest.mark.parametrize("grad_mode", settings.GRAD_MODES)
 def test_training_learns(small, grad_mode, optimizer):
     rate = {"adam": 1e-2, "sgd": 0.5, "adagrad": 0.1}[optimizer]
-    settings = train.Settings(**{**SMALL, "lr": rate}, grad_mode=grad_mode, optimizer=optimizer)
-    trainer = train.Trainer(settings, small)
-    before = trainer.evaluator(trainer.step.network())
-    for _ in range(3):
-        record = trainer.run_epoch()
+    trainer = train.make_trainer(Settings(**{**SMALL, "lr": rate}, grad_mode=grad_mode, optimizer=optimizer), small)
+    before = evaluate.Metrics.of(trainer.train_on, trainer.source)
+    *_, record = trainer.run(3)
     assert record.loss < trainer.history[0].loss < 0.7
     if optimizer == "adam":
         assert before.hr < 0.2  # chance: 0.10, and 0.05 for NDCG
@@ -153,162 +152,46 @@ def test_training_learns(small, grad_mode, optimizer):
 
 def test_all_kinds_and_modes_agree(small):
     split = sampling.leave_one_out(small)
-    batches = sampling.TrainingSampler(split).draw().batches(256)[:20]
+    batches = sampling.TrainingSampler(split).draw().split(256)[:20]
     losses = {}
-    for name, kind, mode in (("torch", "torch", "auto"), *((mode, "ours", mode) for mode in steps.GRAD_MODES)):
-        step = steps.build_step(kind, 150, 300, factors=4, layers=(16, 8), grad_mode=mode)
-        losses[name] = [float(step(*batch)) for batch in step.prepare(batches)]
-    for mode in steps.GRAD_MODES:
+    for name, kind, mode in (("torch", "torch", "auto"), *((mode, "ours", mode) for mode in settings.GRAD_MODES)):
+        step = steps.build_step(kind, 150, 300, Settings(factors=4, layers=(16, 8), grad_mode=mode))
+        losses[name] = [float(step(batch)) for batch in step.prepare(batches)]
+    for mode in settings.GRAD_MODES:
         assert losses[mode] == pytest.approx(losses["torch"], abs=1e-6), mode
 
 
-@pytest.mark.parametrize("grad_mode", steps.GRAD_MODES)
-def test_resume_continues_bit_for_bit(small, grad_mode, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("grad_mode", settings.GRAD_MODES)
+def test_resume_continues_bit_for_bit(small, grad_mode, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
-    flags = ["--factors", "4", "--layers", "16,8", "--batch-size", "512", "--grad-mode", grad_mode, "--seed", "7"]
+    flags = ["--factors", 4, "--layers", "16,8", "--batch-size", 512, "--grad-mode", grad_mode, "--seed", 7]
     straight, cut = tmp_path / "straight", tmp_path / "cut"
-    assert command.main([*flags, "--epochs", "4", "--output-dir", str(straight)]) == 0
-    assert command.main([*flags, "--epochs", "2", "--output-dir", str(cut)]) == 0
-    assert command.main(["--resume", str(cut / "checkpoint.pt"), "--epochs", "4"]) == 0
-    ends = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (straight, cut)]
-    for name, value in ends[0]["model"].items():
-        assert torch.equal(value, ends[1]["model"][name]), name
-    one, other = (end["optimizer"] for end in ends)
-    assert one["state"].keys() == other["state"].keys()
-    for index, state in one["state"].items():
-        for key, value in state.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other["state"][index][key]))
-    assert torch.equal(ends[0]["generator"], ends[1]["generator"])
-    figures = [[(r["epoch"], r["loss"], r["metrics"]) for r in end["history"]] for end in ends]
-    assert figures[0] == figures[1] and len(figures[0]) == 4
+    assert run(command, *flags, "--epochs", 4, "--output-dir", straight) == 0
+    assert run(command, *flags, "--epochs", 2, "--output-dir", cut) == 0
+    assert run(command, "--resume", cut / "checkpoint.pt", "--epochs", 4) == 0
+    assert_same_end(straight, cut)
 
 
-def test_command_prints_epochs_and_writes_curves_and_checkpoint(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
-    output = tmp_path / "new" / "folder"
-    assert command.main(["--epochs", "2", "--output-dir", str(output), "--layers", "16,8"]) == 0
-    captured = capsys.readouterr()
-    lines = captured.out.splitlines()
-    assert lines[0] == "data: small data: 150 users, 300 items, 4,500 interactions"
-    number = r"[01]\.\d{4}"
-    for epoch in (1, 2):
-        pattern = (
-            rf"epoch {epoch}/2  HR@10 {number} NDCG@10 {number} full-HR@10 {number} full-NDCG@10 {number} "
-            rf"loss {number} [\d,]+ samples/s"
-        )
-        assert re.fullmatch(pattern, lines[epoch])
-    last = rf"last epoch 2: HR@10 {number} NDCG@10 {number}, best epoch [12]: HR@10 {number} NDCG@10 {number}"
-    assert re.fullmatch(last, lines[-1])
-    assert captured.err == ""  # no progress bar where nobody watches
-    assert sorted(path.name for path in output.iterdir()) == ["checkpoint.pt", "curves.png"]
-    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
-    record = train.Record(3, 0.312, evaluate.Metrics(0.66124, 0.39871, 0.1, 0.05), 412345.2)
-    assert record.line(30).startswith("epoch  3/30  HR@10 0.6612 NDCG@10 0.3987 full-HR@10 0.1000")
-    assert record.line(30).endswith("loss 0.3120 412,345 samples/s")
+def test_lines_of_records():
+    record = Record(3, 99, 0.312, evaluate.Metrics(0.66124, 0.39871, 0.1, 0.05), 412345.2)
+    assert record.line(30) == (
+        "epoch  3/30  HR@10 0.6612 NDCG@10 0.3987 full-HR@10 0.1000 full-NDCG@10 0.0500 loss 0.3120 412,345 samples/s"
+    )
 
 
-def test_command_without_matplotlib_says_so(small, tmp_path, monkeypatch, capsys):
-    def missing(*_):
-        raise ImportError("No module named 'matplotlib'")
-
-    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
-    monkeypatch.setattr(command, "plot_curves", missing)
-    assert command.main(["--epochs", "1", "--output-dir", str(tmp_path), "--layers", "16,8"]) == 0
-    assert "no curves: they need matplotlib" in capsys.readouterr().out
-
-
-def refused(capsys, *flags):
-    with pytest.raises(SystemExit) as stopped:
-        command.main([str(flag) for flag in flags])
-    assert stopped.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_command_refuses_what_it_cannot_use(small, tmp_path, monkeypatch, capsys):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    assert "output folder" in refused(capsys, "--output-dir", blocked / "runs", "--dataset", "generated")
+def test_command_refuses_what_it_cannot_use(tmp_path, capsys):
     garbled = tmp_path / "u.data"
     garbled.write_bytes(b"1\t2\t3\t881250949\n1\t2\t3\n")
-    assert "u.data: line 2: expected user" in refused(capsys, "--data-dir", tmp_path, "--output-dir", tmp_path / "a")
+    flags = ["--data-dir", tmp_path, "--output-dir", tmp_path / "a"]
+    assert "u.data: line 2: expected user" in refused(capsys, command, *flags)
     assert list((tmp_path / "a").iterdir()) == []
-    assert "must be at least 1, got 0" in refused(capsys, "--epochs", 0)
-    assert "first one even, got 5,3" in refused(capsys, "--layers", "5,3")
-    assert "invalid choice: 'lazy'" in refused(capsys, "--grad-mode", "lazy")
-    assert "finite number above 0, got nan" in refused(capsys, "--lr", "nan")
-    assert "does not go with --resume" in refused(capsys, "--compare", "tensorflow", "--resume", "x")
-    assert "must be cpu or cuda, got meta" in refused(capsys, "--device", "meta")
-    with monkeypatch.context() as patched:
-        patched.setattr(command, "device", torch.device)
-        assert "on the CPU, got --device cuda" in refused(capsys, "--compare", "tensorflow", "--device", "cuda")
-    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
-    assert "there is no checkpoint" in refused(capsys, "--resume", tmp_path / "none.pt")
-    assert "not a checkpoint" in refused(capsys, "--resume", garbled)
-
-
-def test_resume_refuses_other_settings_data_and_no_epochs(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
-    saved = tmp_path / "checkpoint.pt"
-    train.Trainer(train.Settings(**SMALL), small).save(saved)
-    assert "--factors is 5, but" in refused(capsys, "--resume", saved, "--factors", 5)
-    monkeypatch.setattr(data, "load", lambda *_: (data.generate(150, 300, 4500, seed=2), "other data"))
-    assert "trained on other data" in refused(capsys, "--resume", saved)
-    trainer = train.Trainer(train.Settings(**SMALL), small)
-    trainer.run_epoch()
-    trainer.save(saved)
-    monkeypatch.setattr(data, "load", lambda *_: (small, "small data"))
-    assert "--epochs must be larger, got 1" in refused(capsys, "--resume", saved, "--epochs", 1)
-    saved.write_bytes(saved.read_bytes()[:-1000])
-    assert "truncated" in refused(capsys, "--resume", saved)
-
-
-def test_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "kept"
-    path.write_text("old")
-    with pytest.raises(AttributeError):  # a local function cannot be pickled
-        _training.write_checkpoint(path, {"weight": torch.ones(9), "late": lambda: None})
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(RuntimeError), _training.picture("title", path) as (left, _):
-        left.plot([1, 2])
-        raise RuntimeError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("tqdm", [False, True])
-def test_progress_is_shown_to_a_person_alone(tqdm, monkeypatch, capsys):
-    assert _training.progress(batches := [3, 4, 5], "epoch 1", 3) is batches
-    for stream in ("stdout", "stderr"):
-        monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
-    if tqdm:
-        pytest.importorskip("tqdm")
-    else:
-        monkeypatch.setitem(sys.modules, "tqdm", None)
-        assert _training.progress(batches, "epoch 1", None) is batches
-    assert list(_training.progress(batches, "epoch 1", 8, 5)) == batches
-    shown = capsys.readouterr().err
-    assert "epoch 1:" in shown and "62" in shown  # the first of three is the sixth of eight
-
-
-def test_losses_that_are_no_numbers_count_as_different():
-    assert _training.largest_difference([0.5, 0.25], [0.5, 0.375]) == 0.125
-    for wrong in (math.nan, math.inf):
-        assert _training.largest_difference([0.5, wrong, 0.4], [0.5, 0.4, 0.4]) == math.inf
-        assert _training.largest_difference([0.5, 0.4, 0.4], [wrong, 0.4, 0.4]) == math.inf
-
-
-def test_diverged_training_stops(small):
-    trainer = train.Trainer(train.Settings(**SMALL, optimizer="sgd"), small)
-    with torch.no_grad():
-        trainer.step.model.output.bias.fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="loss of epoch 1 is nan"):
-        trainer.run_epoch()
+    assert "first one even, got 5,3" in refused(capsys, command, "--layers", "5,3")
+    assert "invalid choice: 'lazy'" in refused(capsys, command, "--grad-mode", "lazy")
 
 
 @pytest.mark.skipif(DATA is None, reason=f"${data.ENVIRONMENT_VARIABLE} is not set")
 def test_training_learns_ml_100k():
-    trainer = train.Trainer(train.Settings(lr=3e-3), data.load("ml-100k")[0])
-    for _ in range(2):
-        record = trainer.run_epoch()
+    *_, record = train.make_trainer(Settings(lr=3e-3), data.load("ml-100k")[0]).run(2)
     assert record.metrics.hr > 0.42 and record.metrics.ndcg > 0.24  # chance: 0.10 and 0.05
 
 
@@ -333,8 +216,8 @@ def test_first_losses_equal_tensorflows(small, grad_mode, optimizer):
     from torchsparse_rec.examples.ncf.compare_tensorflow import COMPARED_STEPS, TOLERANCE, compare
 
     lines = []
-    settings = train.Settings(**{**SMALL, "batch_size": 128, "lr": None}, grad_mode=grad_mode, optimizer=optimizer)
-    found = compare(settings, small, epochs=1, print_line=lines.append)
+    chosen = Settings(**{**SMALL, "batch_size": 128, "lr": None}, grad_mode=grad_mode, optimizer=optimizer)
+    found = compare(chosen, small, epochs=1, print_line=lines.append)
     assert len(found.first_losses["ours"]) == len(found.first_losses["tensorflow"]) == COMPARED_STEPS
     assert found.largest_difference() <= TOLERANCE
     assert found.first_losses["ours"][-1] < found.first_losses["ours"][0] - 1e-3

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from torchsparse_rec.data import _ratings as reader
+from torchsparse_rec.data.movielens import LAYOUTS
 from torchsparse_rec.examples.ncf import data
 
 DATA = os.environ.get(data.ENVIRONMENT_VARIABLE)
-LAYOUTS = {"ml-100k": reader.TAB_LAYOUT, "ml-1m": reader.COLON_LAYOUT, "ml-20m": reader.CSV_LAYOUT}
 
 
 def file_text(dataset, columns):
@@ -104,7 +104,7 @@ def test_ids_are_renumbered_without_gaps():
 
 
 def test_load_finds_the_file_in_the_folder_or_below(tmp_path, monkeypatch):
-    monkeypatch.setitem(data.SOURCES, "ml-1m", data.Source("ratings.dat", reader.COLON_LAYOUT, 2))
+    monkeypatch.setitem(data.SOURCES, "ml-1m", data.Source("ratings.dat", 2))
     nested = tmp_path / "ml-1m"
     nested.mkdir()
     (nested / "ratings.dat").write_bytes(file_text("ml-1m", np.array([[1, 2], [3, 4], [5, 6]])))

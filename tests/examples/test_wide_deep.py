@@ -5,11 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from examples.cases import check_records_within_epochs
 
 from torchsparse_rec import ops
-from torchsparse_rec.examples.wide_deep import data, metrics, model, sources, steps, train
+from torchsparse_rec.examples._checkpoints import Checkpoint
+from torchsparse_rec.examples._clicks import Clicks
+from torchsparse_rec.examples.wide_deep import data, model, steps, train
 from torchsparse_rec.examples.wide_deep.columns import criteo_columns, generated_columns
+from torchsparse_rec.examples.wide_deep.settings import Settings
+from torchsparse_rec.examples.wide_deep.steps import LEARNING_RATES, OPTIMIZERS
 from torchsparse_rec.nn import EmbeddingBagConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,9 +21,7 @@ SMALL = {"rows": 300, "samples": 2048, "held_out": 1024, "batch_size": 256, "emb
 
 
 def trainer_of(**settings):
-    chosen = train.Settings(**{**SMALL, **settings})
-    columns = generated_columns(chosen.columns, chosen.rows, chosen.embedding_dim)
-    return train.Trainer(chosen, sources.make_source(chosen), columns)
+    return train.make_trainer(Settings(**{**SMALL, **settings}))
 
 
 def step_of(kind="identity", grad_mode="fused", optimizer="sgd", lr=0.5, seed=0, rows=300):
@@ -172,12 +173,12 @@ def test_weights_depend_on_the_seed_alone_and_leave_the_generator():
 # ---- Training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", steps.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_all_gradient_modes_train_the_same_parameters(optimizer):
     batches = list(data.Generator(300, 128).batches(0, 5))
     ends, losses = {}, {}
     for mode in model.GRAD_MODES:
-        step = step_of(grad_mode=mode, optimizer=optimizer, lr=min(0.5, steps.LEARNING_RATES[optimizer]))
+        step = step_of(grad_mode=mode, optimizer=optimizer, lr=min(0.5, LEARNING_RATES[optimizer]))
         losses[mode] = [float(step(batch)) for batch in batches]
         ends[mode] = step.model.state_dict()
     for mode in model.GRAD_MODES[1:]:
@@ -222,7 +223,7 @@ def test_joined_rows_train_as_separate_tables_do(kind):
 @pytest.mark.parametrize("distribution", data.DISTRIBUTIONS)
 def test_training_learns(kind, distribution):
     trainer = trainer_of(columns=kind, distribution=distribution, samples=16_384, held_out=4096, lr=0.5)
-    before = metrics.evaluate(trainer.train_on, trainer.source.held_out())
+    before = Clicks.of(trainer.train_on, trainer.source)
     records = list(trainer.run(2))
     assert before.auc < 0.6 and before.log_loss > 0.65
     assert [record.step for record in records] == [64, 128] and [record.epoch for record in records] == [1, 2]
@@ -231,36 +232,15 @@ def test_training_learns(kind, distribution):
 
 
 def test_metrics_by_hand():
-    step = step_of()
-    batches = list(data.Generator(300, 64).batches(0, 2))
+    trainer = trainer_of(held_out=500)
+    batches = trainer.source.held_out()
     with torch.no_grad():
-        logits = torch.cat([step.logits(batch.columns) for batch in batches]).double()
+        logits = torch.cat([trainer.train_on.logits(batch) for batch in batches]).double()
     labels = torch.cat([batch.labels for batch in batches])
     above = (logits[labels == 1, None] > logits[None, labels == 0]).double().mean()
-    found = metrics.evaluate(step, batches)
+    found = Clicks.of(trainer.train_on, trainer.source)
     assert found.auc == pytest.approx(float(above), abs=1e-4)
     assert found.log_loss == pytest.approx(float(F.binary_cross_entropy_with_logits(logits, labels.double())), abs=1e-6)
-
-
-def test_evaluation_changes_no_bits():
-    trainer, other = trainer_of(optimizer="adam"), trainer_of(optimizer="adam")
-    losses = []
-    for batch in trainer.source.batches():
-        losses.append(float(trainer.train_on(batch)))
-        metrics.evaluate(trainer.train_on, trainer.source.held_out()[:1])
-    assert [float(other.train_on(batch)) for batch in other.source.batches()] == losses
-
-
-def test_records_within_epochs_and_an_end_after_steps():
-    check_records_within_epochs(trainer_of)
-
-
-def test_diverged_training_stops():
-    trainer = trainer_of()
-    with torch.no_grad():
-        trainer.train_on.model.output.bias.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="the loss up to step 8 is nan"):
-        list(trainer.run(1))
 
 
 def test_criteo_columns_take_what_is_missing():
@@ -292,15 +272,13 @@ def test_cuda_trains_as_the_cpu_does(kind):
 @pytest.mark.cuda
 def test_cuda_trainer_resumes_bit_for_bit(tmp_path):
     pytest.importorskip("torchmetrics")
-    settings = train.Settings(**SMALL)
-    columns = generated_columns("hashed", 300, 4)
-    straight = train.Trainer(settings, sources.make_source(settings), columns, "cuda")
+    settings, checkpoint = Settings(**SMALL, columns="hashed"), Checkpoint(tmp_path / "checkpoint.pt", "x")
+    straight = train.make_trainer(settings, "cuda", checkpoint)
     list(straight.run(1))
-    straight.save(tmp_path / "checkpoint.pt")
+    content, straight.checkpoint = checkpoint.read(), None
     list(straight.run(2))
-    saved, checkpoint = train.read_checkpoint(tmp_path / "checkpoint.pt")
-    resumed = train.Trainer(saved, sources.make_source(saved), generated_columns("hashed", 300, 4), "cuda")
-    resumed.load(checkpoint)
+    resumed = train.make_trainer(settings, "cuda")
+    resumed.resume(content, checkpoint)
     list(resumed.run(2))
     for name, value in straight.train_on.model.state_dict().items():
         assert torch.equal(value, resumed.train_on.model.state_dict()[name]), name

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from torchsparse_rec.examples.wide_deep import __main__ as command
-from torchsparse_rec.examples.wide_deep import data, sources, steps, train
+from torchsparse_rec.examples.wide_deep import data, sources, steps
 from torchsparse_rec.examples.wide_deep.columns import generated_columns
+from torchsparse_rec.examples.wide_deep.settings import Settings
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -78,7 +79,7 @@ def test_compare_prints_both_and_ends_with_the_speed(gather_alone, capfd):
 def test_first_50_losses_agree(gather_alone):
     from torchsparse_rec.examples.wide_deep.compare_tensorflow import TOLERANCE, compare
 
-    settings = train.Settings(rows=2000, samples=8192, batch_size=256, distribution="zipf", lr=0.3)
+    settings = Settings(rows=2000, samples=8192, batch_size=256, distribution="zipf", lr=0.3)
     columns = generated_columns("hashed", settings.rows, settings.embedding_dim)
     found = compare(settings, sources.make_source(settings), columns, 50, lambda line: None)
     assert len(found.losses["ours"]) == len(found.losses["tensorflow"]) == 50
@@ -125,7 +126,7 @@ def test_first_50_losses_of_the_blogs_model_agree(kind):
     """Train batches of 16,384 on 40 tables of 400k rows: 1.1 GB on each side."""
     from torchsparse_rec.examples.wide_deep.compare_tensorflow import compare
 
-    settings = train.Settings(rows=400_000, samples=16 * 16_384, batch_size=16_384, columns=kind)
+    settings = Settings(rows=400_000, samples=16 * 16_384, batch_size=16_384, columns=kind)
     columns = generated_columns(kind, settings.rows, settings.embedding_dim)
     found = compare(settings, sources.make_source(settings), columns, 50)
     assert found.largest_difference() <= 1e-4

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
 import torch
 from torch import Tensor
+
+B = TypeVar("B")
 
 ZIPF_EXPONENT = 1.05
 
 _MASK = (1 << 31) - 1
+
+
+class Generator(ABC, Generic[B]):
+    """
+    A generator of examples: the base of frozen dataclasses, whose ``repr`` tells one from another.
+
+    A batch depends on the arguments and its number alone.
+    """
+
+    batch_size: int
+    seed: int
+
+    @abstractmethod
+    def batch(self, number: int) -> B:
+        """Return the batch of a number, at least 0."""
+
+    def batches(self, first: int, last: int) -> Iterator[B]:
+        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
+        return (self.batch(number) for number in range(first, last))
+
+    def random(self, number: int) -> torch.Generator:
+        """Return the generator of a batch's random numbers."""
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + number * 2 + 1) % (1 << 63))
+
+    def check_positive(self, *names: str) -> None:
+        """Raise ``ValueError`` if one of these arguments is below 1."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def zipf(drawn: Tensor, rows: int | Tensor) -> Tensor:

@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ._generated import Generator
+
 T = TypeVar("T")
-B_co = TypeVar("B_co", covariant=True)
 
 
-class Source(Protocol[B_co]):
-    """Examples to train on, the same in every epoch, and others that are held out."""
+class Source(ABC, Generic[T]):
+    """Examples to train on, the same in every epoch unless it has a state, and others that are held out."""
 
-    def batches(self, first: int = 0) -> Iterator[B_co]:
+    @abstractmethod
+    def batches(self, first: int = 0) -> Iterator[T]:
         """Yield an epoch's batches from number ``first`` on."""
 
+    @abstractmethod
     def epoch_length(self) -> int | None:
         """Return the number of batches in an epoch, or None where it is not known yet."""
 
-    def held_out(self) -> Sequence[B_co]:
+    def held_out(self) -> Sequence[T]:
         """Return batches that are never trained on, at least one."""
+        raise NotImplementedError
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return a text that differs between sources of different examples."""
 
+    def state(self) -> dict[str, Any]:
+        """Return what decides the examples of the epochs to come, for a checkpoint."""
+        return {}
 
-class Generates(Protocol[B_co]):
-    """A generator that makes each batch from its number. Generators of different examples differ in their ``repr``."""
-
-    @property
-    def batch_size(self) -> int:
-        """The number of examples in a batch."""
-
-    def batch(self, number: int) -> B_co:
-        """Return the batch of a number, at least 0."""
-
-    def batches(self, first: int, last: int) -> Iterator[B_co]:
-        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
+    def load(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state` returned."""
 
 
-class GeneratedSource(Generic[T]):
+class GeneratedSource(Source[T]):
     """
     Generated examples. Beside the held-out ones no more than a batch of them is in memory.
 
@@ -53,7 +52,7 @@ class GeneratedSource(Generic[T]):
         held_out: how many are held out, rounded up likewise.
     """
 
-    def __init__(self, generator: Generates[T], samples: int, held_out: int) -> None:
+    def __init__(self, generator: Generator[T], samples: int, held_out: int) -> None:
         self.generator = generator
         self._length = -(-samples // generator.batch_size)
         self._held_out_length = -(-held_out // generator.batch_size)
@@ -79,7 +78,7 @@ class GeneratedSource(Generic[T]):
         return f"{self._length} batches of {self.generator}"
 
 
-class CriteoRows(Generic[T]):
+class CriteoRows(Source[T]):
     """
     Rows of Criteo's files, read anew in every epoch. Every tenth row is held out.
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import _training
-from .steps import TorchStep
+from .._checkpoints import Checkpoint
+from .._step import Step
 from .tables import variables
 
-FORMAT = "dlrm 1"
 
-
-@dataclass
-class Checkpoints:
+class Checkpoints(Checkpoint):
     """
     A folder with ``checkpoint.pt``, and versions of each dynamic table in ``tables/<step of the full one>/<name>``.
 
@@ -29,84 +25,48 @@ class Checkpoints:
             Default None: there are none.
     """
 
-    folder: Path
-    save_every: int | None = None
-    delta_every: int | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, save_every: int | None = None, delta_every: int | None = None) -> None:
+        super().__init__(folder / "checkpoint.pt", "dlrm 2")
+        self._tables, self._save_every, self._delta_every = folder / "tables", save_every, delta_every
         self._chain: str | None = None  # the folder of the tables' versions since the last full one
 
-    @property
-    def path(self) -> Path:
-        """The file of the dense part."""
-        return self.folder / "checkpoint.pt"
+    def due(self, step: int, recorded: bool, over: bool) -> bool:
+        """Say whether to write after a step, the last one or not."""
+        return over or _divides(self._save_every, step) or _divides(self._delta_every, step)
 
-    def due(self, step: int) -> str | None:
-        """Return ``"full"``, ``"delta"`` or None: the kind of checkpoint to write after a step."""
-        if self.save_every is not None and step % self.save_every == 0:
-            return "full"
-        return "delta" if self.delta_every is not None and step % self.delta_every == 0 else None
-
-    def write(self, content: dict[str, Any], step: TorchStep, number: int, kind: str) -> None:
-        """
-        Write a checkpoint: ``content``, and the network with its optimizers.
-
-        Args:
-            content: the training loop's part of it.
-            step: holds the network and its optimizers.
-            number: the step's number.
-            kind: what :meth:`due` returned.
-        """
-        model = step.model
-        if step.settings.tables == "hashed":
-            tables: dict[str, Any] = {"bags": model.bags.state_dict(), "of_tables": step.of_tables.state_dict()}
-        else:
-            tables = self._save_tables(step, number, kind)
-        content = {
-            "format": FORMAT,
-            **content,
-            "device": step.device.type,
-            "layers": model.layers.state_dict(),
-            "of_layers": step.of_layers.state_dict(),
-            "tables": tables,
-        }
-        _training.write_checkpoint(self.path, content)
+    def write(self, content: dict[str, Any], train_on: Step) -> None:
+        """Write the content, the network and its optimizers."""
+        content = {**content, "tables": self._save_tables(train_on, content["position"]["step"])}
+        super().write(content, train_on)
         self._remove_other_chains()
 
-    def _save_tables(self, step: TorchStep, number: int, kind: str) -> dict[str, Any]:
-        tables = variables(step.model.bags)
-        if kind == "full" or self._chain is None:
-            chain = f"{number:09d}"
-            shutil.rmtree(self._folder(chain), ignore_errors=True)  # from a run killed before it wrote checkpoint.pt
-            versions = {name: table.save(self._folder(chain) / name) for name, table in tables.items()}
+    def _save_tables(self, train_on: Step, step: int) -> dict[str, Any]:
+        tables = variables(train_on.model.bags)
+        if not tables:
+            return {}
+        if self._chain is None or _divides(self._save_every, step) or not _divides(self._delta_every, step):
+            chain = f"{step:09d}"
+            shutil.rmtree(self._tables / chain, ignore_errors=True)  # from a run killed before it wrote checkpoint.pt
+            versions = {name: table.save(self._tables / chain / name) for name, table in tables.items()}
             self._chain = chain
         else:
-            versions = {name: table.save_delta(self._folder(self._chain) / name) for name, table in tables.items()}
+            versions = {name: table.save_delta(self._tables / self._chain / name) for name, table in tables.items()}
         return {"chain": self._chain, "versions": versions}
-
-    def _folder(self, chain: str) -> Path:
-        return self.folder / "tables" / chain
 
     def _remove_other_chains(self) -> None:
         if self._chain is not None:
-            for folder in self._folder(self._chain).parent.iterdir():
+            for folder in self._tables.iterdir():
                 if folder.name != self._chain and folder.name.isdecimal():
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def load(self, content: dict[str, Any], step: TorchStep) -> None:
+    def load(self, content: dict[str, Any], train_on: Step) -> None:
         """Load a checkpoint's content into a network and its optimizers."""
-        _training.check_device(content, step.device)
-        step.model.layers.load_state_dict(content["layers"])
-        step.of_layers.load_state_dict(content["of_layers"])
+        super().load(content, train_on)
         tables = content["tables"]
-        if step.settings.tables == "hashed":
-            step.model.bags.load_state_dict(tables["bags"])
-            step.of_tables.load_state_dict(tables["of_tables"])
-            return
-        self._chain = tables["chain"]
-        for name, table in variables(step.model.bags).items():
-            table.restore(self._folder(tables["chain"]) / name, version=tables["versions"][name])
+        self._chain = tables.get("chain")
+        for name, table in variables(train_on.model.bags).items():
+            table.restore(self._tables / tables["chain"] / name, version=tables["versions"][name])
 
-    def read(self) -> dict[str, Any] | None:
-        """Return the content of the checkpoint; None if there is none."""
-        return _training.read_checkpoint(self.path, FORMAT) if self.path.exists() else None
+
+def _divides(every: int | None, step: int) -> bool:
+    return every is not None and step % every == 0

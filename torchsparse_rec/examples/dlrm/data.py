@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import binascii
+import string
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data._arrow import arrow
 from ...data.criteo import CATEGORIES, INTEGERS
+from .. import _generated
 from .._generated import effects, zipf
 
 #: How many different values each category has in the training file of the Display Advertising Challenge.
@@ -53,9 +54,9 @@ def spread(ids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(_generated.Generator[Batch]):
     """
-    A generator of examples of the Challenge's shape. A batch depends on the arguments and its number alone.
+    A generator of examples of the Challenge's shape.
 
     The i-th commonest value of a category is about as frequent as ``i ** -1.05``, its raw id any 32 bits. Numbers are
     ``log(1 + x)`` of counts, most of which are small. Each number and each value has an effect on the label.
@@ -77,10 +78,7 @@ class Generator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_cardinality"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.check_positive("batch_size", "max_cardinality")
 
     def cardinalities(self) -> list[int]:
         """Return the number of values of each category."""
@@ -88,7 +86,7 @@ class Generator:
 
     def batch(self, number: int) -> Batch:
         """Return the batch of a number, at least 0."""
-        random = torch.Generator().manual_seed((self.seed * 1_000_003 + number * 2 + 1) % (1 << 63))
+        random = self.random(number)
         drawn = torch.randn(self.batch_size, len(INTEGERS), generator=random)
         numbers = drawn.mul(1.5).exp_().floor_().log1p_()
         uniform = torch.rand(len(CATEGORIES), self.batch_size, generator=random, dtype=torch.float64)
@@ -97,10 +95,6 @@ class Generator:
         chance = torch.sigmoid(self._logits(drawn, values, features))
         labels = (torch.rand(self.batch_size, generator=random) < chance).to(torch.float32)
         return Batch(labels, numbers, spread((values + features * 0x3C6EF372) & _32_BITS))
-
-    def batches(self, first: int, last: int) -> Iterator[Batch]:
-        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
-        return (self.batch(number) for number in range(first, last))
 
     def _logits(self, drawn: Tensor, values: Tensor, features: Tensor) -> Tensor:
         weights = effects(torch.arange(len(INTEGERS)), -1)
@@ -131,13 +125,15 @@ def as_batch(rows: Any) -> Batch:
         >>> batch.labels, batch.numbers[0, :2], batch.ids[:2, 0]
         (tensor([1.]), tensor([0.6931, 0.6931]), tensor([1761418852, 1761418852]))
     """
-    pa = arrow("as_batch")
+    import pyarrow as pa
+    from pyarrow import compute
+
     for name in ("label", *INTEGERS, *CATEGORIES):
         if name not in rows.schema.names:
             raise ValueError(f"there must be a column {name!r}, got {', '.join(rows.schema.names)}")
     labels = _numpy(rows.column("label"), pa.float32(), 0.0)
     numbers = np.stack([_numpy(rows.column(name), pa.float32(), 0.0) for name in INTEGERS], 1)
-    ids = np.stack([_raw_ids(pa, name, rows.column(name)) for name in CATEGORIES])
+    ids = np.stack([_raw_ids(pa, compute, name, rows.column(name)) for name in CATEGORIES])
     numbers = np.log1p(np.maximum(numbers, np.float32(0.0)))
     return Batch(torch.tensor(labels), torch.from_numpy(numbers), torch.from_numpy(ids))
 
@@ -146,42 +142,25 @@ def _numpy(column: Any, kind: Any, missing: float) -> np.ndarray:
     return column.cast(kind, safe=False).fill_null(missing).to_numpy(zero_copy_only=False)
 
 
-def _raw_ids(pa: Any, name: str, column: Any) -> np.ndarray:
+def _raw_ids(pa: Any, compute: Any, name: str, column: Any) -> np.ndarray:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
         return _numpy(column, pa.int64(), MISSING)
     strings = column.cast(pa.string())
-    digits = _digits(pa.compute.fill_null(strings, "00000000"))
-    if digits is None:  # Not all strings have eight characters.
-        digits = _digits(pa.compute.utf8_lpad(pa.compute.fill_null(strings, ""), 8, "0"))
-    if digits is None or int(digits.max(initial=0)) > 15:
+    hexadecimal = compute.utf8_lpad(compute.fill_null(strings, ""), 8, "0")
+    try:
+        if compute.any(compute.not_equal(compute.binary_length(hexadecimal), 8)).as_py():
+            raise ValueError
+        # What utf8_lpad returns begins at its buffer's beginning. There is no buffer without strings.
+        content = memoryview(hexadecimal.buffers()[2] or b"")[: 8 * len(hexadecimal)]
+        ids = np.frombuffer(binascii.unhexlify(content), ">u4")
+    except ValueError:  # That of binascii does not say which.
         wrong = next(text for text in strings.to_pylist() if text is not None and not _is_hexadecimal(text))
-        raise ValueError(f"column {name!r} must hold hexadecimal ids of up to 8 digits, got {wrong!r}")
-    # Join neighbouring digits until one number is left: to 8 bits first, then to 16 and 32.
-    joined = digits.view(">u8").ravel().astype(np.uint64)
-    for bits, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
-        joined = (joined | joined >> np.uint64(bits)) & np.uint64(mask)
-    present = pa.compute.fill_null(pa.compute.not_equal(strings, ""), False)
-    return np.where(present.to_numpy(zero_copy_only=False), joined.astype(np.int64), MISSING)
-
-
-# The value of each character as a hexadecimal digit; 255 if it is none.
-_DIGITS = np.full(256, 255, np.uint8)
-for _value, _digit in enumerate("0123456789abcdef"):
-    _DIGITS[[ord(_digit), ord(_digit.upper())]] = _value
-
-
-def _digits(strings: Any) -> np.ndarray | None:
-    """Return the values of the strings' characters ``[n, 8]``, or None if a string does not have eight bytes."""
-    _, ends, content = strings.buffers()
-    if len(strings) == 0:
-        return np.zeros((0, 8), np.uint8)
-    offsets = np.frombuffer(ends, np.int32)[strings.offset : strings.offset + len(strings) + 1]
-    if not (np.diff(offsets) == 8).all():
-        return None
-    return _DIGITS[np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]]].reshape(-1, 8)
+        raise ValueError(f"column {name!r} must hold hexadecimal ids of up to 8 digits, got {wrong!r}") from None
+    present = compute.fill_null(compute.not_equal(strings, ""), False)
+    return np.where(present.to_numpy(zero_copy_only=False), ids.astype(np.int64), MISSING)
 
 
 def _is_hexadecimal(text: str) -> bool:
-    return len(text) <= 8 and all(ord(each) < 256 and _DIGITS[ord(each)] < 16 for each in text)
+    return len(text) <= 8 and set(text) <= set(string.hexdigits)

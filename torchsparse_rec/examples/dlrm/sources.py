@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...data.convert import FORMATS
 from ...data.criteo import COLUMNS, read_criteo
 from ...data.prebatched import read_prebatched
 from .._sources import CriteoRows, GeneratedSource, Source
 from .data import Batch, Generator, as_batch
-
-if TYPE_CHECKING:
-    from .train import Settings
+from .settings import Settings
 
 
 def is_prebatched(path: Path) -> bool:

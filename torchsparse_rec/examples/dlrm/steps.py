@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import torchsparse_rec
 
 from ...data.criteo import CATEGORIES
+from .._step import Step
 from .data import Batch
 from .model import DLRM
+from .settings import Settings
 from .tables import Placement, table_configs, table_ids, variables
-
-if TYPE_CHECKING:
-    from .train import Settings
 
 
 def make_model(settings: Settings, placement: Placement, device: torch.device | str = "cpu") -> DLRM:
@@ -25,7 +24,7 @@ def make_model(settings: Settings, placement: Placement, device: torch.device | 
         return DLRM(table_configs(settings, placement), bottom=settings.bottom, top=settings.top).to(device)
 
 
-class TorchStep:
+class TorchStep(Step[Batch]):
     """
     Forward, backward and Adagrad's update of tables and dense layers.
 
@@ -36,14 +35,13 @@ class TorchStep:
     """
 
     def __init__(self, settings: Settings, placement: Placement, device: torch.device | str = "cpu") -> None:
-        self.settings, self.device = settings, torch.device(device)
-        self.model = make_model(settings, placement, device)
-        make = torchsparse_rec.optim.Adagrad
+        model, make = make_model(settings, placement, device), torchsparse_rec.optim.Adagrad
         # There are two optimizers because dynamic tables have checkpoints of their own.
-        self.of_tables = make(self.model.bags.parameters(), lr=settings.lr, in_backward=True)
-        self.of_layers = make(self.model.layers.parameters(), lr=settings.lr)
-        self._cold = list(variables(self.model.bags).values()) if "_" in placement.tiers else []
-        self._loss = nn.BCEWithLogitsLoss()
+        self.of_tables = make(model.bags.parameters(), lr=settings.lr, in_backward=True)
+        self.of_layers = make(model.layers.parameters(), lr=settings.lr)
+        super().__init__(model, self.of_tables, self.of_layers)
+        self.settings = settings
+        self._cold = list(variables(model.bags).values()) if "_" in placement.tiers else []
         self._offsets = torch.zeros(1, dtype=torch.int64)
 
     def logits(self, batch: Batch) -> Tensor:
@@ -63,12 +61,16 @@ class TorchStep:
             for table, ids in zip(self._cold, batch.ids.to(self.device), strict=True):
                 table.prefetch(ids)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on one batch; return its mean loss, a scalar without a graph, without waiting for it."""
-        for optimizer in (self.of_tables, self.of_layers):
-            optimizer.zero_grad()
-        loss = self._loss(self.logits(batch), batch.labels.to(self.device))
-        loss.backward()
-        for optimizer in (self.of_tables, self.of_layers):
-            optimizer.step()
-        return loss.detach()
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, without that of dynamic tables."""
+        if self.settings.tables == "hashed":
+            return super().state()
+        return {"layers": self.model.layers.state_dict(), "of_layers": self.of_layers.state_dict()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state` returned."""
+        if self.settings.tables == "hashed":
+            super().load(state)
+        else:
+            self.model.layers.load_state_dict(state["layers"])
+            self.of_layers.load_state_dict(state["of_layers"])

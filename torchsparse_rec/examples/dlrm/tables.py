@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ... import nn, ops
 from ...data.criteo import CATEGORIES
+from .settings import Settings
 
-if TYPE_CHECKING:
-    from .train import Settings
-
-KINDS = ("dynamic", "hashed")
 # The rows for which a dynamic table has room at first. It grows.
 FIRST_CAPACITY = 1024
 TIERS = ("DRAM", "HBM", "HBM_DRAM", "DRAM_SSD", "HBM_DRAM_SSD")

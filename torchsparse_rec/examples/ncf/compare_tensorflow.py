@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._training import largest_difference
+from .._comparison import NAMES, largest_difference, verdict
+from .._trainer import progress
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
-from .sampling import evaluation_candidates, leave_one_out
-from .steps import Step, build_step
-from .train import Settings, run_batches
+from .sampling import Batch
+from .settings import Settings
+from .steps import build_step
+from .train import Samples
 
 TOLERANCE = 1e-5
 COMPARED_STEPS = 100
 _PRINTED_STEPS = (1, 2, 5, 10, 20, 50, 100)
-NAMES = {"ours": "torchsparse_rec", "tensorflow": "TensorFlow"}
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,7 @@ class Comparison:
 
     def speed_ratio(self) -> float:
         """Return our samples per second over TensorFlow's, the median over the epochs."""
-        ratios = sorted(e["ours"].samples_per_second / e["tensorflow"].samples_per_second for e in self.epochs)
-        middle = len(ratios) // 2
-        return ratios[middle] if len(ratios) % 2 else (ratios[middle - 1] + ratios[middle]) / 2
+        return statistics.median(e["ours"].samples_per_second / e["tensorflow"].samples_per_second for e in self.epochs)
 
 
 def compare(
@@ -76,17 +76,17 @@ def compare(
     Raises:
         ImportError: if TensorFlow is not installed.
     """
-    split = leave_one_out(interactions)
-    evaluator = Evaluator(split, evaluation_candidates(split, seed=settings.seed))
-    sampler = settings.make_sampler(split)
-    arguments = settings.step_arguments()
-    steps = {kind: build_step(kind, split.num_users, split.num_items, keras_rule=True, **arguments) for kind in NAMES}
+    samples = Samples(settings, interactions)
+    sizes = interactions.num_users, interactions.num_items
+    steps = {kind: build_step(kind, *sizes, settings, keras_rule=True) for kind in NAMES}
     found = Comparison({kind: [] for kind in NAMES}, [])
     for epoch in range(1, epochs + 1):
-        batches = sampler.draw().batches(settings.batch_size)
+        batches = list(samples.batches())
         # The side that goes first alternates, because the second one finds the machine in another state.
         kinds = list(NAMES) if epoch % 2 else list(NAMES)[::-1]
-        sides = {kind: _run_side(steps[kind], batches, evaluator, f"epoch {epoch} {NAMES[kind]}") for kind in kinds}
+        sides = {
+            kind: _run_side(steps[kind], batches, samples.evaluator, f"epoch {epoch} {NAMES[kind]}") for kind in kinds
+        }
         found.epochs.append(sides)
         for kind in NAMES:
             first = found.first_losses[kind]
@@ -100,11 +100,11 @@ def compare(
     return found
 
 
-def _run_side(step: Step, batches: list[Any], evaluator: Evaluator, title: str) -> Side:
-    sizes = [len(batch[2]) for batch in batches]
+def _run_side(step: Any, batches: list[Batch], evaluator: Evaluator, title: str) -> Side:
+    sizes = [batch.size for batch in batches]
     prepared = step.prepare(batches)
     started = time.perf_counter()
-    scalars = run_batches(step, prepared, title)
+    scalars = [step(batch) for batch in progress(prepared, title, len(prepared))]
     float(scalars[-1])  # Wait for what may still be running.
     seconds = time.perf_counter() - started
     losses = [float(loss) for loss in scalars]
@@ -121,8 +121,5 @@ def _print_steps(sides: dict[str, Side], print_line: Callable[[str], None]) -> N
 
 
 def _print_summary(found: Comparison, print_line: Callable[[str], None]) -> None:
-    difference = found.largest_difference()
-    verdict = "within" if difference <= TOLERANCE else "NOT within"
-    steps = len(found.first_losses["ours"])
-    print_line(f"first {steps} losses: largest difference {difference:.2e} ({verdict} {TOLERANCE:g})")
+    print_line(verdict(found.largest_difference(), found.first_losses["ours"], TOLERANCE))
     print_line(f"samples/s: {found.speed_ratio():.2f} times TensorFlow's (median over the epochs)")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...data._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, read_ratings
+from ...data.movielens import LAYOUTS, read_ratings
 
 ENVIRONMENT_VARIABLE = "TORCHSPARSE_REC_DATA"
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
@@ -31,17 +31,16 @@ MOST_BYTES = 1 << 23
 
 @dataclass(frozen=True)
 class Source:
-    """A MovieLens release: its file, the form of its lines, and their number."""
+    """A MovieLens release: its file, and the number of its ratings."""
 
     file: str
-    layout: Layout
     ratings: int
 
 
 SOURCES = {
-    "ml-100k": Source("u.data", TAB_LAYOUT, 100_000),
-    "ml-1m": Source("ratings.dat", COLON_LAYOUT, 1_000_209),
-    "ml-20m": Source("ratings.csv", CSV_LAYOUT, 20_000_263),
+    "ml-100k": Source("u.data", 100_000),
+    "ml-1m": Source("ratings.dat", 1_000_209),
+    "ml-20m": Source("ratings.csv", 20_000_263),
 }
 
 
@@ -122,11 +121,11 @@ def find(dataset: str, folder: Path, given_by: str) -> Path:
 
 def read(dataset: str, path: Path) -> Interactions:
     """Read a release's file. Raise ``ValueError`` with the line's number if it is garbled or lines are missing."""
-    source = SOURCES[dataset]
+    source, layout = SOURCES[dataset], LAYOUTS[dataset]
     with path.open("rb") as stream:
-        columns = read_ratings(stream, str(path), source.layout)
+        columns = read_ratings(stream, str(path), layout)
     if columns.shape[1] != source.ratings:
-        line = columns.shape[1] + (source.layout.header is not None)
+        line = columns.shape[1] + (layout.header is not None)
         raise ValueError(
             f"{path} ends at line {line:,} with {columns.shape[1]:,} ratings, "
             f"expected the {source.ratings:,} ratings of {dataset}"

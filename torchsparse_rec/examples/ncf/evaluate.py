@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _records
+from .._records import Record
 from .model import NeuMF
 from .sampling import PairSet, Split
 
@@ -15,13 +19,47 @@ _PAIRS = 1 << 15
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Metrics(_records.Metrics):
     """Means over the tested users: ``hr`` and ``ndcg`` against sampled items, ``full_*`` against the catalogue."""
 
     hr: float
     ndcg: float
     full_hr: float
     full_ndcg: float
+
+    @classmethod
+    def of(cls, train_on: Any, source: Any) -> Metrics:
+        """Return the metrics of a step's network by the evaluator of its samples."""
+        return source.evaluator(train_on.network())
+
+    def __str__(self) -> str:
+        """Return the metrics against sampled items."""
+        return f"HR@10 {self.hr:.4f} NDCG@10 {self.ndcg:.4f}"
+
+    def line(self, record: Record) -> str:
+        """Return all metrics and the loss."""
+        return f"  {self} full-HR@10 {self.full_hr:.4f} full-NDCG@10 {self.full_ndcg:.4f} loss {record.loss:.4f}"
+
+    def place(self, record: Record) -> str:
+        """Return the epoch."""
+        return f"epoch {record.epoch}"
+
+    def rank(self) -> tuple[float, float]:
+        """Return the metrics against sampled items."""
+        return self.hr, self.ndcg
+
+    @staticmethod
+    def draw(history: Sequence[Record], left: Any, right: Any) -> None:
+        """Draw metrics and loss over the epochs."""
+        epochs = [record.epoch for record in history]
+        for name, label in zip(
+            ("hr", "ndcg", "full_hr", "full_ndcg"), ("HR@10", "NDCG@10", "full-HR@10", "full-NDCG@10"), strict=True
+        ):
+            left.plot(epochs, [getattr(record.metrics, name) for record in history], label=label, marker=".")
+        left.set(xlabel="epoch", ylim=(0.0, None), title="held-out items")
+        left.legend()
+        right.plot(epochs, [record.loss for record in history], marker=".", color="black")
+        right.set(xlabel="epoch", ylabel="binary cross-entropy", title="training loss")
 
 
 def ranks(held_out: Tensor, others: Tensor) -> Tensor:

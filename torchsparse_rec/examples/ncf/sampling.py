@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -101,17 +102,21 @@ def _touched(split: Split) -> tuple[Tensor, Tensor]:
     return torch.cat([split.users, split.test_users]), torch.cat([split.items, split.test_items])
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch's samples in training order: users and items int32 ``[M]``, labels float32 ``[M]`` (1 or 0)."""
+class Batch(NamedTuple):
+    """Samples in training order: users and items, int32 ``[B]``, and labels, float32 ``[B]`` (1 or 0)."""
 
     users: Tensor
     items: Tensor
     labels: Tensor
 
-    def batches(self, size: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Yield consecutive slices of ``size`` samples; the last may be shorter."""
-        return list(zip(self.users.split(size), self.items.split(size), self.labels.split(size), strict=True))
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return self.labels.shape[0]
+
+    def split(self, size: int) -> list[Batch]:
+        """Return consecutive slices of ``size`` samples; the last may be shorter."""
+        return list(map(Batch, self.users.split(size), self.items.split(size), self.labels.split(size)))
 
 
 class TrainingSampler:
@@ -158,8 +163,8 @@ class TrainingSampler:
         """The number of samples in an epoch."""
         return len(self._users) * (1 + self.negatives)
 
-    def draw(self) -> Epoch:
-        """Return the next epoch, and advance the generator."""
+    def draw(self) -> Batch:
+        """Return the samples of the next epoch, and advance the generator."""
         device, group = self._users.device, 1 + self.negatives
         items = torch.empty(len(self._users), group, dtype=torch.int32, device=device)
         items[:, 0] = self._items
@@ -168,7 +173,7 @@ class TrainingSampler:
         order = torch.randperm(self.samples, generator=self.generator, device=device)
         positives = order.div(group, rounding_mode="floor")
         labels = (order == positives * group).float()
-        return Epoch(self._users[positives], items.view(-1)[order], labels)
+        return Batch(self._users[positives], items.view(-1)[order], labels)
 
 
 def _draw_outside(pairs: PairSet, users: Tensor, generator: torch.Generator) -> Tensor:

@@ -6,19 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 import torch
-from torch import Tensor
 
+from .._comparison import use_torch_threads
 from .model import NeuMF
+from .sampling import Batch
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-7
-
-
-def use_torch_threads() -> None:
-    """Give TensorFlow as many threads as torch has, unless it has already started its own."""
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(torch.get_num_threads())
-    except RuntimeError:
-        pass
 
 
 class TensorflowStep:
@@ -49,13 +42,13 @@ class TensorflowStep:
         signature = [tf.TensorSpec([None], dtype) for dtype in (tf.int32, tf.int32, tf.float32)]
         self._function = tf.function(self._train, input_signature=signature).get_concrete_function()
 
-    def prepare(self, batches: list[tuple[Tensor, Tensor, Tensor]]) -> list[tuple[Any, Any, Any]]:
+    def prepare(self, batches: list[Batch]) -> list[tuple[Any, ...]]:
         """Copy the batches into TensorFlow's tensors."""
         return [tuple(tf.constant(column.cpu().numpy()) for column in batch) for batch in batches]
 
-    def __call__(self, users: Any, items: Any, labels: Any) -> Any:
-        """Train on one batch, and return its mean loss."""
-        return self._function(users, items, labels)
+    def __call__(self, batch: tuple[Any, ...]) -> Any:
+        """Train on one prepared batch, and return its mean loss."""
+        return self._function(*batch)
 
     def network(self) -> NeuMF:
         """Return a PyTorch network with the trained weights."""

@@ -1,153 +1,67 @@
-"""The training loop: epochs, figures, checkpoints."""
+"""The training samples of NCF with what they are evaluated on, and the trainer over them."""
 
 from __future__ import annotations
 
-import math
-import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .. import _training
+from .._checkpoints import Checkpoint
+from .._sources import Source
+from .._trainer import Trainer
 from .data import Interactions
 from .evaluate import Evaluator, Metrics
-from .sampling import Split, TrainingSampler, evaluation_candidates, leave_one_out
-from .steps import LEARNING_RATES, Batch, TorchStep, build_step
-
-CHECKPOINT_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings that determine a run's bits, beside its data. The command's flags explain them."""
-
-    factors: int = 8
-    layers: tuple[int, ...] = (32, 16, 8)
-    grad_mode: str = "auto"
-    optimizer: str = "adam"
-    lr: float | None = None
-    batch_size: int = 1024
-    negatives: int = 4
-    exclude_held_out: bool = False
-    seed: int = 0
-
-    def learning_rate(self) -> float:
-        """Return ``lr``, or the optimizer's default."""
-        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
-
-    def make_sampler(self, split: Split, device: torch.device | str = "cpu") -> TrainingSampler:
-        """Return the sampler of the run's epochs."""
-        return TrainingSampler(split, self.negatives, self.seed, device, self.exclude_held_out)
-
-    def step_arguments(self) -> dict[str, Any]:
-        """Return the arguments of :func:`build_step`."""
-        names = ("factors", "layers", "grad_mode", "optimizer", "seed")
-        return {**{name: getattr(self, name) for name in names}, "lr": self.learning_rate()}
+from .sampling import Batch, TrainingSampler, evaluation_candidates, leave_one_out
+from .settings import Settings
+from .steps import TorchStep, build_step
 
 
-@dataclass(frozen=True)
-class Record:
-    """One epoch's figures: mean training loss, metrics at its end, and training samples per second."""
-
-    epoch: int
-    loss: float
-    metrics: Metrics
-    samples_per_second: float
-
-    def line(self, epochs: int) -> str:
-        """Return the line that is printed for the epoch."""
-        m = self.metrics
-        return (
-            f"epoch {self.epoch:>{len(str(epochs))}}/{epochs}  HR@10 {m.hr:.4f} NDCG@10 {m.ndcg:.4f} "
-            f"full-HR@10 {m.full_hr:.4f} full-NDCG@10 {m.full_ndcg:.4f} "
-            f"loss {self.loss:.4f} {self.samples_per_second:,.0f} samples/s"
-        )
-
-
-@dataclass
-class Trainer:
+class Samples(Source[Batch]):
     """
-    A network in training, with everything that decides how it goes on.
+    The samples of a data set, drawn anew in every epoch.
 
     Args:
         settings: the run's settings.
         interactions: the data set.
-        device: where everything lives, default the CPU.
-        history: the epochs so far.
+        device: where the samples are.
     """
 
-    settings: Settings
-    interactions: Interactions
-    device: torch.device | str = "cpu"
-    history: list[Record] = field(default_factory=list)
+    def __init__(self, settings: Settings, interactions: Interactions, device: torch.device | str = "cpu") -> None:
+        self.split = split = leave_one_out(interactions)
+        self.evaluator = Evaluator(split, evaluation_candidates(split, seed=settings.seed), device)
+        self.sampler = TrainingSampler(split, settings.negatives, settings.seed, device, settings.exclude_held_out)
+        self._interactions, self._batch_size = interactions, settings.batch_size
 
-    def __post_init__(self) -> None:
-        split = leave_one_out(self.interactions)
-        self.evaluator = Evaluator(split, evaluation_candidates(split, seed=self.settings.seed), self.device)
-        self.sampler = self.settings.make_sampler(split, self.device)
-        arguments = self.settings.step_arguments()
-        step = build_step("ours", split.num_users, split.num_items, device=self.device, **arguments)
-        assert isinstance(step, TorchStep)
-        self.step = step
+    def batches(self, first: int = 0) -> Iterator[Batch]:
+        """Draw an epoch, and yield its batches from number ``first`` on."""
+        return iter(self.sampler.draw().split(self._batch_size)[first:])
 
-    def run_epoch(self) -> Record:
-        """Draw an epoch's samples, train on them and evaluate."""
-        number = len(self.history) + 1
-        started = time.perf_counter()
-        batches = self.step.prepare(self.sampler.draw().batches(self.settings.batch_size))
-        loss = mean_loss(run_batches(self.step, batches, f"epoch {number}"), batches)
-        seconds = time.perf_counter() - started
-        if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss of epoch {number} is {loss}: a smaller learning rate may help")
-        record = Record(number, loss, self.evaluator(self.step.network()), self.sampler.samples / seconds)
-        self.history.append(record)
-        return record
+    def epoch_length(self) -> int:
+        """Return the number of batches in an epoch."""
+        return -(-self.sampler.samples // self._batch_size)
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint. Only a complete file replaces one of that name."""
-        content = {
-            "format": CHECKPOINT_FORMAT,
-            "settings": {**asdict(self.settings), "layers": list(self.settings.layers)},
-            "data": {"name": self.interactions.name, "checksum": self.interactions.checksum()},
-            "device": torch.device(self.device).type,
-            "model": self.step.model.state_dict(),
-            "optimizer": self.step.optimizer.state_dict(),
-            "generator": self.sampler.generator.get_state(),
-            "history": [asdict(record) for record in self.history],
-        }
-        _training.write_checkpoint(path, content)
+    def fingerprint(self) -> str:
+        """Return the data set's name and checksum."""
+        return f"{self._interactions.name} of checksum {self._interactions.checksum():08x}"
 
-    def load(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint of the same settings and data, bit for bit on the same kind of device."""
-        if checkpoint["data"]["checksum"] != self.interactions.checksum():
-            raise ValueError(
-                f"the checkpoint was trained on other data ({checkpoint['data']['name']}) "
-                f"than this {self.interactions.name}"
-            )
-        _training.check_device(checkpoint, self.device)
-        self.step.model.load_state_dict(checkpoint["model"])
-        self.step.optimizer.load_state_dict(checkpoint["optimizer"])
-        self.sampler.generator.set_state(checkpoint["generator"])
-        self.history = [Record(**{**each, "metrics": Metrics(**each["metrics"])}) for each in checkpoint["history"]]
+    def state(self) -> dict[str, Any]:
+        """Return the state of the generator that draws the epochs to come."""
+        return {"generator": self.sampler.generator.get_state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state` returned."""
+        self.sampler.generator.set_state(state["generator"])
 
 
-def read_checkpoint(path: Path) -> tuple[Settings, dict[str, Any]]:
-    """Return a checkpoint's settings, and its content for :meth:`Trainer.load`."""
-    content = _training.read_checkpoint(path, CHECKPOINT_FORMAT)
-    settings = content["settings"]
-    return Settings(**{**settings, "layers": tuple(settings["layers"])}), content
-
-
-def run_batches(step: Any, batches: list[Batch], title: str) -> list[Any]:
-    """Train on every batch, with a progress bar on a terminal; return the losses without waiting for them."""
-    return [step(users, items, labels) for users, items, labels in _training.progress(batches, title, len(batches))]
-
-
-def mean_loss(losses: list[Any], batches: list[Batch]) -> float:
-    """Return the mean loss of a sample. The last batch may be smaller than the others."""
-    total = (
-        torch.stack(losses).double() @ torch.tensor([float(len(b[2])) for b in batches]).to(losses[0].device).double()
-    )
-    return total.item() / sum(len(batch[2]) for batch in batches)
+def make_trainer(
+    settings: Settings,
+    interactions: Interactions,
+    device: torch.device | str = "cpu",
+    checkpoint: Checkpoint | None = None,
+) -> Trainer[Batch]:
+    """Return a trainer of our network at its first weights."""
+    samples = Samples(settings, interactions, device)
+    step = build_step("ours", samples.split.num_users, samples.split.num_items, settings, device)
+    assert isinstance(step, TorchStep)
+    return Trainer(settings, samples, step, Metrics, checkpoint)

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._training import largest_difference
+from .._comparison import NAMES, largest_difference, verdict
+from .._sources import Source
 from .columns import Columns
 from .data import Batch
-from .sources import Source
+from .settings import Settings
 from .steps import TorchStep, make_model
 from .tensorflow_step import FORMS, Form, TensorflowStep
-from .train import Settings
 
 TOLERANCE = 1e-4
 COMPARED_STEPS = 50
@@ -23,7 +23,6 @@ COMPARED_STEPS = 50
 KEPT_BATCHES = 16
 # Steps of a block, and how many at its beginning are not timed: the other framework's threads may still be spinning.
 BLOCK, DROPPED = 10, 3
-NAMES = {"ours": "torchsparse_rec", "tensorflow": "TensorFlow"}
 
 
 @dataclass
@@ -121,12 +120,9 @@ def _print_block(found: Comparison, first: int, last: int, print_line: Callable[
 
 
 def _print_summary(found: Comparison, form: Form, print_line: Callable[[str], None]) -> None:
-    difference = found.largest_difference()
-    verdict = "within" if difference <= TOLERANCE else "NOT within"
-    compared = min(COMPARED_STEPS, len(found.losses["ours"]))
     for side, name in NAMES.items():
         median = statistics.median(found.seconds[side])
         print_line(f"{name}: {1e3 * median:.1f} ms a step, {found.batch_size / median:,.0f} samples/s (medians)")
-    print_line(f"first {compared} losses: largest difference {difference:.2e} ({verdict} {TOLERANCE:g})")
+    print_line(verdict(found.largest_difference(), found.losses["ours"][:COMPARED_STEPS], TOLERANCE))
     print_line(f"TensorFlow's fastest form: {form}")
     print_line(f"speed: {found.speed_ratio():.2f}x TensorFlow")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import _generated
 from .._generated import effects, zipf
 
 NUMBERS = tuple(f"number_{n}" for n in range(10))
@@ -36,9 +37,9 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Generator:
+class Generator(_generated.Generator[Batch]):
     """
-    A generator of examples. A batch depends on the arguments and its number alone.
+    A generator of examples.
 
     Args:
         rows: raw ids are in ``[0, rows)``.
@@ -58,15 +59,13 @@ class Generator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.check_positive("rows", "batch_size")
         if self.distribution not in DISTRIBUTIONS:
             raise ValueError(f"distribution must be one of {', '.join(DISTRIBUTIONS)}, got {self.distribution!r}")
 
     def batch(self, number: int) -> Batch:
         """Return the batch of a number, at least 0."""
-        random = torch.Generator().manual_seed((self.seed * 1_000_003 + number * 2 + 1) % (1 << 63))
+        random = self.random(number)
         numbers = torch.randn(len(NUMBERS), self.batch_size, generator=random)
         ids = self._ids(self.batch_size * sum(HOTS.values()), random)
         parts = ids.split([self.batch_size * hot for hot in HOTS.values()])
@@ -76,10 +75,6 @@ class Generator:
         chance = torch.sigmoid(self._logits(numbers, columns))
         labels = (torch.rand(self.batch_size, generator=random) < chance).to(torch.float32)
         return Batch(labels, columns)
-
-    def batches(self, first: int, last: int) -> Iterator[Batch]:
-        """Yield the batches of the numbers from ``first`` up to, without, ``last``."""
-        return (self.batch(number) for number in range(first, last))
 
     def _ids(self, count: int, random: torch.Generator) -> Tensor:
         if self.distribution == "uniform":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,7 @@ from ...data import PrebatchedDataset, write_prebatched
 from ...data.criteo import read_criteo
 from .._sources import CriteoRows, GeneratedSource, Source
 from .data import HOTS, LABEL, NUMBERS, Batch, Generator
-
-if TYPE_CHECKING:
-    from .train import Settings
+from .settings import Settings
 
 
 class PrebatchedSource(GeneratedSource[Batch]):
@@ -63,34 +61,25 @@ def _as_batch(columns: Mapping[str, Any]) -> Batch:
     return Batch(columns[LABEL].to(torch.float32), columns)
 
 
-class CriteoSource(CriteoRows[Batch]):
-    """
-    Rows of a file of Criteo's. Every tenth row is held out.
-
-    Args:
-        path: the file's path.
-        batch_size, held_out: as for :class:`CriteoRows`.
-
-    Raises:
-        ImportError: if pyarrow is not installed.
-        OSError, ValueError: as for :class:`CriteoRows`.
-    """
-
-    def __init__(self, path: Path, batch_size: int, held_out: int) -> None:
-        super().__init__(
-            [path], lambda rows: read_criteo(path, batch_size=rows), batch_size, held_out, _of_record_batch
-        )
-
-
 def _of_record_batch(batch: Any) -> Batch:
     labels = torch.from_numpy(batch.column(LABEL).to_numpy(zero_copy_only=False).astype(np.float32))
     return Batch(labels, batch)
 
 
 def make_source(settings: Settings, criteo: Path | None = None, prebatched: Path | None = None) -> Source[Batch]:
-    """Return the source of Criteo's examples, or of generated ones, which a file may keep."""
+    """
+    Return the source of Criteo's examples, or of generated ones, which a file may keep.
+
+    Raises:
+        ImportError: if there is a file and pyarrow is not installed.
+        OSError, ValueError: as for :class:`CriteoRows` and :class:`PrebatchedSource`.
+    """
     if criteo is not None:
-        return CriteoSource(criteo, settings.batch_size, settings.held_out)
+
+        def read(rows: int) -> Iterator[Any]:
+            return read_criteo(criteo, batch_size=rows)
+
+        return CriteoRows([criteo], read, settings.batch_size, settings.held_out, _of_record_batch)
     generator = Generator(settings.rows, settings.batch_size, settings.distribution, settings.seed)
     if prebatched is not None:
         return PrebatchedSource(prebatched, generator, settings.samples, settings.held_out)

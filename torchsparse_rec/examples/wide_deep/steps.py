@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 import torchsparse_rec
 
+from .._step import Step
 from .columns import Columns
 from .data import Batch
 from .model import WideDeep
@@ -46,7 +45,7 @@ def make_model(
         return WideDeep(tables, columns.hots, len(columns.numbers), mlp, grad_mode).to(device)
 
 
-class TorchStep:
+class TorchStep(Step[Batch]):
     """
     Conversion of columns to ids, forward, backward and update.
 
@@ -58,21 +57,10 @@ class TorchStep:
     """
 
     def __init__(self, columns: Columns, model: WideDeep, optimizer: str, lr: float) -> None:
-        self.model = model
-        self.device = model.wide.weight.device
+        super().__init__(model, OPTIMIZERS[optimizer](model.parameters(), lr=lr, in_backward=True))
         self.transform = columns.transform.to(self.device)
-        self.optimizer: Optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=lr, in_backward=True)
-        self._loss = nn.BCEWithLogitsLoss()
 
-    def logits(self, columns: Any) -> Tensor:
-        """Return the logits ``[B]`` of raw columns."""
-        features = self.transform(columns)
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits ``[B]`` of a batch's raw columns."""
+        features = self.transform(batch.columns)
         return self.model(features.dense, features.sparse)
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on one batch; return its mean loss, a scalar without a graph, without waiting for it."""
-        self.optimizer.zero_grad()
-        loss = self._loss(self.logits(batch.columns), batch.labels.to(self.device))
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()

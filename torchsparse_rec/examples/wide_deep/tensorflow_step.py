@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from ..ncf.tensorflow_step import use_torch_threads
+from .._comparison import use_torch_threads
 from .columns import Columns
 from .data import Batch
 from .model import WideDeep

@@ -1,0 +1,36 @@
+"""The settings of a run of Wide & Deep, each with its flag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import _settings
+from .._settings import default_rates, positive_float, positive_int, seed, setting, widths
+from .columns import KINDS
+from .data import DISTRIBUTIONS
+from .model import GRAD_MODES
+from .steps import LEARNING_RATES, OPTIMIZERS
+
+
+@dataclass(frozen=True)
+class Settings(_settings.Settings):
+    """
+    Settings that determine a run's bits, beside Criteo's file.
+
+    Sparse and fused steps of Adam, AdamW, RMSprop and Adadelta leave rows stale and flush them later. With these
+    optimizers the steps at which checkpoints are written count as well: each checkpoint flushes all rows.
+    """
+
+    columns: str = setting("identity", "of generated ids, default {}", choices=KINDS)
+    rows: int = setting(20_000, "of each table, default {}", type=positive_int)
+    samples: int = setting(262_144, "generated for an epoch, default {}", type=positive_int)
+    held_out: int = setting(32_768, "samples for the metrics, default {}", type=positive_int)
+    batch_size: int = setting(4096, "samples, default {}", type=positive_int)
+    distribution: str = setting("uniform", "of generated ids, default {}", choices=DISTRIBUTIONS)
+    embedding_dim: int = setting(16, "of each feature, default {}", type=positive_int)
+    mlp: tuple[int, ...] = setting((256, 128), "widths of the hidden layers, default {}", type=widths)
+    grad_mode: str = setting("fused", "of the tables, default {}", choices=GRAD_MODES)
+    optimizer: str = setting("sgd", "default {}", choices=OPTIMIZERS)
+    lr: float | None = setting(None, default_rates(LEARNING_RATES), type=positive_float)
+    seed: int = setting(0, "of weights and examples, default {}", type=seed)
+    rates = LEARNING_RATES
