@@ -1,12 +1,12 @@
 """Read and write files of training data, as batches of columns."""
 
-from ._files import DataError as DataError
 from .convert import convert as convert
 from .criteo import read_criteo as read_criteo
 from .criteo import write_criteo as write_criteo
 from .csv import read_csv as read_csv
 from .csv import write_csv as write_csv
 from .device import DeviceLoader as DeviceLoader
+from .files import DataError as DataError
 from .movielens import read_movielens as read_movielens
 from .movielens import write_movielens as write_movielens
 from .parquet import read_parquet as read_parquet

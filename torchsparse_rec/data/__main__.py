@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ._arrow import arrow
-from ._files import DataError
 from ._progress import progress_bar
 from .convert import BATCH_SIZE, FORMATS, Options, convert, format_of, read_format
+from .files import DataError
 from .prebatched import PrebatchedDataset
 
 

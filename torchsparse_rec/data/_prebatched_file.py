@@ -15,9 +15,9 @@ import torch
 from ..ops import crc32c
 from . import _index
 from ._arrow import arrow
-from ._files import DataError, PathLike
 from ._mapped import mapped, populate
 from ._planes import Decoder, most_bytes, scratch
+from .files import DataError, PathLike
 
 VERIFY = ("first", "always", "never")
 # The errors that reading damaged metadata may raise.

@@ -15,11 +15,11 @@ import torch
 from ..ops import crc32c
 from . import _index
 from ._arrow import arrow
-from ._files import PathLike, whole_file
 from ._planes import Encoder, decoded_bytes, most_bytes, to_directory
 from ._prebatched_file import PrebatchedFile
 from ._progress import progress_bar
 from ._types import cast_stored, narrowest, stored_type, wider
+from .files import PathLike, whole_file
 from .tensors import to_record_batch
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ._files import DataError
 from ._text import whole_lines
+from .files import DataError
 
 # The number of bytes parsed at once.
 _CHUNK = 1 << 23

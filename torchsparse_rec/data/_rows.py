@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ._arrow import arrow
-from ._files import DataError, PathLike
+from .files import DataError, PathLike
 
 #: The default number of rows of a batch.
 BATCH_SIZE = 65536

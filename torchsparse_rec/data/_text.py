@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._arrow import arrow
-from ._files import DataError, PathLike
+from .files import DataError, PathLike
 
 #: The number of bytes read at once.
 BLOCK = 1 << 24

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ._files import DataError, PathLike
+from .files import DataError, PathLike
 
 #: The number of bytes that frame a record's data.
 FRAME = 16

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import ops
 from ._arrow import arrow
-from ._files import PathLike, whole_file
 from ._tfrecord_columns import example_columns
 from ._tfrecord_prebatched import as_one_record
+from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

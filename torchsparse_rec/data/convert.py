@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ._arrow import arrow
-from ._files import PathLike
 from ._progress import progress_bar
 from ._rows import path_list, rebatched
 from ._text import COMPRESSIONS, plain_suffix
 from ._types import leaf
 from .criteo import read_criteo, write_criteo
 from .csv import read_csv, write_csv
+from .files import PathLike
 from .movielens import read_movielens, write_movielens
 from .parquet import read_parquet, write_parquet
 from .prebatched import read_prebatched, write_prebatched

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._arrow import arrow
-from ._files import PathLike, whole_file
 from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
 from ._text import blocks, open_text, parse_block, part_size, reader_of, write_text
+from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

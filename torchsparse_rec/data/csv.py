@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._arrow import arrow
-from ._files import PathLike, whole_file
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
 from ._text import blocks, line_error, open_text, parse_block, part_size, reader_of, write_text
 from ._types import leaf, with_leaf
+from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

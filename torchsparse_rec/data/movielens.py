@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._arrow import arrow
-from ._files import PathLike, whole_file
 from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
 from ._ratings import read_ratings as read_ratings
 from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
 from ._text import open_text, plain_suffix, write_text
+from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

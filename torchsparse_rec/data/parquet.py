@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._arrow import arrow
-from ._files import DataError, PathLike, whole_file
 from ._rows import BATCH_SIZE, check_names, check_reader, check_schema, path_list, rebatched, repeated
 from ._types import nullable
+from .files import DataError, PathLike, whole_file
 
 if TYPE_CHECKING:
     import pyarrow

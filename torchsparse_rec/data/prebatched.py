@@ -14,11 +14,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ._arguments import check_columns, check_integer, check_place, check_state
 from ._arrow import arrow
 from ._epoch import Epoch
-from ._files import DataError, PathLike
 from ._prebatched_file import VERIFY, PrebatchedFile
 from ._prebatched_writer import write_prebatched as write_prebatched
 from ._read_ahead import ReadAhead
 from ._types import cast_stored, wider
+from .files import DataError, PathLike
 from .tensors import Fill, check_fill, check_integers, to_tensors
 
 # The most stored batches that are kept before they are joined: each is a mapping, of which Linux allows 65,530.

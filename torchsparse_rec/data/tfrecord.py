@@ -11,7 +11,6 @@ import torch
 
 from .. import ops
 from ._arrow import arrow
-from ._files import DataError, PathLike
 from ._rows import path_list, rebatched
 from ._tfrecord_ahead import ahead, mapped
 from ._tfrecord_blocks import Records, blocks
@@ -20,6 +19,7 @@ from ._tfrecord_infer import MalformedError, features_of, infer, infer_prebatche
 from ._tfrecord_prebatched import by_rows, check_features, whole_columns
 from ._tfrecord_records import check_text, joined, parse
 from ._tfrecord_writer import TFRecordWriter, write_tfrecord
+from .files import DataError, PathLike
 
 if TYPE_CHECKING:
     import pyarrow

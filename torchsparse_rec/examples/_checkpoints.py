@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..data._files import whole_file
+from ..data.files import whole_file
 from ._step import Step
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data._files import whole_file
+from ..data.files import whole_file
 
 
 class Metrics(ABC):

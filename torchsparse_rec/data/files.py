@@ -70,7 +70,7 @@ def whole_file(path: PathLike) -> Iterator[BinaryIO]:
 
     Example:
         >>> import tempfile, pathlib
-        >>> from torchsparse_rec.data._files import whole_file
+        >>> from torchsparse_rec.data.files import whole_file
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> with whole_file(folder / "rows.bin") as file:
         ...     _ = file.write(b"abc")
