@@ -188,7 +188,6 @@ def test_deltas_are_of_what_has_changed(tmp_path):
 
 @pytest.mark.parametrize("tiers", ["DRAM_SSD"])
 def test_tiers_train_the_same_bits(tiers, tmp_path, capsys):
-    pytest.importorskip("lmdb")
     flags = [*flags_of("dynamic"), "--max-cardinality", 1000, "--evaluate-every", 2]
     placed = ["--tiers", tiers, "--dram-rows", 150]
     one, other = tmp_path / "one", tmp_path / "other"

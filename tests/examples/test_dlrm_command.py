@@ -166,7 +166,6 @@ def test_filter_and_eviction_are_seen_in_the_statistics(capsys):
 
 
 def test_rows_of_the_next_batch_are_read_ahead(tmp_path, monkeypatch):
-    pytest.importorskip("lmdb")
     asked = []
     monkeypatch.setattr(EmbeddingVariable, "prefetch", lambda self, ids: asked.append((self.name, ids.tolist())))
     assert run(command, *flags_of("dynamic"), "--tiers", "DRAM_SSD", "--ssd-path", tmp_path) == 0

@@ -48,7 +48,7 @@ def test_compat_is_no_package_of_its_own():
 
 
 def test_import_loads_nothing_optional():
-    optional = ["tensorflow", "keras", "pyarrow", "matplotlib", "tqdm", "lmdb", "safetensors"]
+    optional = ["tensorflow", "keras", "pyarrow", "matplotlib", "tqdm", "safetensors"]
     program = (
         "import sys, torch; before = set(sys.modules); import torchsparse_rec; "
         f"print([m for m in {optional} if m in set(sys.modules) - before])"

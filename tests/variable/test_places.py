@@ -12,7 +12,7 @@ from variable.cases import on_disk
 
 from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption
 from torchsparse_rec.nn.variable._lock import release_lock, take_lock
-from torchsparse_rec.nn.variable._scratch import LOCK
+from torchsparse_rec.nn.variable._scratch import ROWS
 from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
 
 PRECIOUS = "precious data of the user\n"
@@ -32,7 +32,7 @@ def _put(make: str, path: Path, target: Path) -> None:
 @pytest.mark.parametrize("place", ["checkpoint", "tier"])
 def test_what_lies_in_the_place_of_a_lock(place: str, make: str, tmp_path: Path) -> None:
     target = tmp_path / "precious"
-    lock = tmp_path / "there" / (".lock" if place == "checkpoint" else f"embedding_variable-1/{LOCK}")
+    lock = tmp_path / "there" / (".lock" if place == "checkpoint" else f"embedding_variable-1/{ROWS}")
     lock.parent.mkdir(parents=True)
     _put(make, lock, target)
     with pytest.raises(OSError, match="a lock must be a file of its own") as raised:

@@ -121,8 +121,7 @@ class TierMachine(RuleBasedStateMachine):
 def test_random_programs(kind, tmp_path, monkeypatch):
     # Sizes are so small that tables grow and calls are cut into parts.
     monkeypatch.setattr(tiers, "_FIRST_ROWS", 8)
-    monkeypatch.setattr(tiers, "_LEAST_SEGMENT", 1)
-    monkeypatch.setattr(tiers, "_MOST_SEGMENT", 1)
+    monkeypatch.setattr(tiers, "_SEGMENT", 4 * (WIDTH + 8))
 
     class Machine(TierMachine):
         def new(self):

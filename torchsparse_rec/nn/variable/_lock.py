@@ -44,7 +44,7 @@ def take_lock(path: Path, busy: Callable[[str], str]) -> int:
                     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
                 return descriptor
         except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace") or "unknown"
+            holder = os.pread(descriptor, 20, 0).rstrip(b"\0").decode(errors="replace") or "unknown"
             os.close(descriptor)
             raise BlockingIOError(errno.EWOULDBLOCK, busy(holder), str(path.parent)) from None
         except BaseException:

@@ -272,7 +272,7 @@ class StorageOption:
             1 GiB each.
         cache_strategy: which rows leave a full tier: a :class:`CacheStrategy` or its name. Default ``"LFU"``.
 
-    Source: DeepRec's ``StorageOption``. DeepRec's SSD tiers, on LevelDB and on hashed files, are one here, on LMDB.
+    Source: DeepRec's ``StorageOption``. DeepRec's SSD tiers, on LevelDB and on hashed files, are one here.
 
     Example:
         >>> StorageOption("DRAM_SSD", storage_path="/tmp/rows", storage_size=[2**30]).storage_type.tiers()
