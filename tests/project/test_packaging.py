@@ -60,7 +60,7 @@ def test_import_loads_nothing_optional():
 def test_missing_library_says_how_to_build(tmp_path):
     copy = tmp_path / "torchsparse_rec"
     copy.mkdir()
-    for name in ("__init__.py", "_library.py"):
+    for name in ("__init__.py", "_library.py", "_torch.py"):
         (copy / name).write_text((ROOT / "torchsparse_rec" / name).read_text())
     (copy / "__init__.py").write_text("from . import _library\n")
     found = run("-c", "import torchsparse_rec", cwd=tmp_path, PYTHONPATH=str(tmp_path))
