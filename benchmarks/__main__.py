@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if given.list:
         for row in rows:
-            print(f"{row.name:<30}{row.what}")
+            print(f"{row.name:<38} {row.what}")
         return 0
     if given.table:
         print(f"written: {table.write(ROWS)}")
