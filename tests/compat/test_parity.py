@@ -9,7 +9,7 @@ import torch
 
 from torchsparse_rec.compat import goldens, parity
 from torchsparse_rec.compat._parity import OPERATORS, hand_picked, random_cases
-from torchsparse_rec.compat.tensorflow import _segment
+from torchsparse_rec.compat.tensorflow import _sparse_segment
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -51,8 +51,8 @@ def test_the_command_writes_the_table(tmp_path, capsys):
 
 
 def test_the_command_fails_on_a_mismatch(monkeypatch, capsys):
-    right = _segment._FORWARD["mean"]
-    monkeypatch.setitem(_segment._FORWARD, "mean", lambda *a: right(*a) * (1 + 2.0**-10))
+    right = _sparse_segment._FORWARD["mean"]
+    monkeypatch.setitem(_sparse_segment._FORWARD, "mean", lambda *a: right(*a) * (1 + 2.0**-10))
     assert parity.main(["--op", "raw_ops.SparseSegmentMean", "--cases", "0"]) == 1
     assert "FAIL" in capsys.readouterr().out
 

@@ -100,7 +100,7 @@ for kind in ("table", "collection"):
         attempt("zero", kind, mode, optim.SGD)
         attempt("ignored", kind, mode, optim.Adam)
     attempt("plain", kind, "dense", torch.optim.Adam)
-attempt("plain", "variable", "-", optim.Adam)
+attempt("plain", "variable", None, optim.Adam)
 """
 
 
@@ -140,7 +140,7 @@ def test_what_fully_shard_leaves_out(said: dict, kind: str) -> None:
 
 
 def test_a_table_that_grows_refuses_fully_shard(said: dict) -> None:
-    refusal = said["plain", "variable", "-", "torchsparse_rec.Adam"]
+    refusal = said["plain", "variable", "None", "torchsparse_rec.Adam"]
     assert "a table that grows cannot be in fully_shard" in refusal and "leave it out" in refusal
 
 

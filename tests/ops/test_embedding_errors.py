@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ops.test_segment import ITEMS, at_each_position, names
+from ops.test_sparse_segment import ITEMS, at_each_position, names
 from torch import Tensor
 
 from torchsparse_rec import ops

@@ -192,7 +192,7 @@ def test_every_requirement_is_pinned_and_agrees_with_the_project():
     for path in sorted((ROOT / "requirements").glob("*.txt")):
         for line in path.read_text().splitlines():
             if line and not line.startswith(("#", "-c ", "-r ")):
-                match = re.fullmatch(r'([a-z0-9-]+)==([0-9.]+)(; python_version [=>]= "3\.1\d")?', line)
+                match = re.fullmatch(r'([a-z0-9-]+)==([0-9.]+(?:b[0-9]+)?)(; python_version [=>]= "3\.1\d")?', line)
                 assert match, f"{path.name}: {line}"
                 pins.setdefault(match[1], []).append((path.name, match[2], match[3]))
     assert all(len(set(marker for _, _, marker in places)) == len(places) for places in pins.values()), pins
