@@ -7,6 +7,7 @@ never a wrong number. The tests try each name and each substitute.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any, TypeVar
@@ -157,6 +158,16 @@ def step_without_hooks(optimizer: torch.optim.Optimizer, step: Any) -> None:
         step.__wrapped__(optimizer)
     else:
         step()
+
+
+def is_made_by_zero() -> bool:
+    """Say whether this is within a ZeroRedundancyOptimizer that makes an optimizer for some of its parameters."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_init_local_optimizer":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_in_ddp() -> bool:

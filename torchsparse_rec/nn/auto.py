@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from ..tables.table import are_optimizers, table_of
+from ..tables.table import table_of
 from .gradients import has_hooks
 
 __all__ = ["AutoChoice"]
@@ -160,13 +160,13 @@ class AutoChoice:
         """
         Return ``"dense"`` or ``"sparse"``, the layout of all gradients from now on: by sizes, not by lookups.
 
-        Processes must agree, although ZeroRedundancyOptimizer gives each optimizer of ours some of the tables alone.
+        Processes must agree. Under ZeroRedundancyOptimizer only one of them has an optimizer for the table, so all
+        choose what those without one choose.
         """
         if not self.settled:
-            elsewhere = self._is_unclaimed(weight) and are_optimizers()
-            obstacle = None if elsewhere else self.obstacle(weight)
-            dense = obstacle is not None or is_dense(weight.shape[0], _SETTLED_IDS)
-            self.mode = "dense" if dense else "sparse"
+            ours = table_of(weight).optimizer
+            dense = self.obstacle(weight) is not None or (ours is not None and ours.is_of_zero)
+            self.mode = "dense" if dense or is_dense(weight.shape[0], _SETTLED_IDS) else "sparse"
             self.settled = True
         return self.mode
 
@@ -174,8 +174,7 @@ class AutoChoice:
         """Return the layout of the next gradient: ``"dense"``, ``"sparse"`` or ``"fused"``."""
         obstacle = self.obstacle(weight)
         if self.settled:
-            claimed = self.announced is not None and table_of(weight).optimizer is None
-            if self.mode == "sparse" and obstacle is not None and claimed:
+            if self.mode == "sparse" and obstacle is not None and table_of(weight).optimizer is None:
                 raise RuntimeError(
                     "grad_mode='auto': the choice of sparse gradients was settled, as for DistributedDataParallel, but "
                     f"{self.optimizer(weight)} does not take them exactly: {obstacle}"
@@ -189,10 +188,6 @@ class AutoChoice:
         else:
             self.mode = "fused" if self.may_fuse(weight) else "sparse"
         return self.mode
-
-    def _is_unclaimed(self, weight: Tensor) -> bool:
-        """Say whether no optimizer of this process is known to update the table."""
-        return table_of(weight).optimizer is None and self.announced is None
 
     def may_fuse(self, weight: Tensor) -> bool:
         """Say whether backward may update the table: its optimizer allows it, and there is no ``.grad`` and no hook."""

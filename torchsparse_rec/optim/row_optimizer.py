@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch import as_stored, grad_of, step_without_hooks
+from .._torch import as_stored, grad_of, is_made_by_zero, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
 from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
 from ..tables.gradients import StepGroup, gradient_of, update
@@ -100,6 +100,8 @@ class RowOptimizer(InBackward):
     # Whether the rule leaves rows without gradient alone, as lazy=True does: also rows of zeros in a strided gradient.
     _zero_rows_are_idle = False
     _warned: frozenset[str] = frozenset()
+    # Whether a ZeroRedundancyOptimizer has made it, for some of its parameters.
+    is_of_zero = False
     # The parameters of the last step.
     _together: _Together | None = None
 
@@ -128,6 +130,7 @@ class RowOptimizer(InBackward):
                 f"the module {type(params).__name__} itself"
             )
         self.in_backward = in_backward
+        self.is_of_zero = is_made_by_zero()
         self._row_defaults = {"lazy": lazy, "stochastic_rounding": stochastic_rounding}
         if "tensorflow_eps" in kwargs:
             self._row_defaults["tensorflow_eps"] = kwargs.pop("tensorflow_eps")

@@ -27,7 +27,6 @@ __all__ = [
     "SECOND_BACKWARD",
     "Table",
     "announce",
-    "are_optimizers",
     "are_same",
     "changes",
     "forget_collected",
@@ -62,11 +61,6 @@ _changes = 0
 def announce(optimizer: RowOptimizer) -> None:
     """Let tables that are made from now on find the optimizer, in case it holds their parameter."""
     _optimizers[optimizer] = None
-
-
-def are_optimizers() -> bool:
-    """Say whether there is any optimizer of this package in the process."""
-    return len(_optimizers) > 0
 
 
 def note_change() -> None:
