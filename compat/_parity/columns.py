@@ -266,9 +266,10 @@ def _sequence_numeric(rng: np.random.Generator, key: str, batch: int) -> tuple[S
     lengths[0] = 4 * step  # TensorFlow reshapes rows padded to the longest
     numbers = _rows(lengths, lambda n: torch.from_numpy(rng.standard_normal(n)).to(torch.float32))
     if rng.random() < 0.3:
-        # Some numbers are left out, but not the last of the longest row, where TensorFlow's result ends.
+        # Some numbers are left out, but not the last of a step: lists of the same numbers, which have no places, would
+        # end within one; nor the last of the longest row, where TensorFlow's result ends.
         kept = torch.from_numpy(rng.random(len(numbers.values)) < 0.7)
-        kept |= numbers.indices[:, 1] == int(lengths.max()) - 1
+        kept |= (numbers.indices[:, 1] + 1) % step == 0 if step > 1 else numbers.indices[:, 1] == int(lengths.max()) - 1
         numbers = SparseTensor(numbers.indices[kept], numbers.values[kept], numbers.dense_shape)
     return spec("sequence_numeric_column", key=key, shape=shape), {key: numbers}
 

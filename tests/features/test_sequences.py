@@ -141,3 +141,11 @@ def test_embeddings_and_indicators_of_sequences_are_tensorflows(tensorflow: Any,
     assert steps.tolist() == wanted[:, :longest].tolist()
     hot = made.sequence_dense["x_indicator"].to_padded_dense()
     assert hot.tolist() == indicator.numpy()[:, :longest].tolist()
+
+
+def test_a_sparse_row_may_end_within_a_step():
+    transform = FeatureTransform([features.sequence_numeric_column("x", shape=(2,), default_value=7.0)])
+    indices = torch.tensor([[0, 0], [0, 1], [0, 2], [0, 3], [1, 0]])
+    batch = {"x": SparseTensor(indices, torch.arange(5.0), torch.tensor([2, 4]))}
+    steps = transform(batch).sequence_dense["x"]
+    assert steps.lengths().tolist() == [2, 1] and steps.values().tolist() == [[0, 1], [2, 3], [4, 7]]

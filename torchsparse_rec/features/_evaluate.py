@@ -194,9 +194,14 @@ class Evaluation:
         raw = self._number_raw(column)
         assert isinstance(raw.values, Tensor)
         given = raw.values
-        if not given.is_floating_point() and (raw.valid is not None or raw.places is not None):
+        places = raw.places
+        if places is None and raw.sparse and column.width > 1:
+            assert raw.offsets is not None
+            places = torch.arange(len(given), device=given.device)
+            places = places - raw.offsets[ops.offsets_to_row_ids(raw.offsets)]
+        if not given.is_floating_point() and (raw.valid is not None or places is not None):
             given = given.to(torch.float32)  # which can hold the default
-        steps = Ids(given, raw.batch, [(raw.width, raw.offsets)], raw.valid, places=raw.places)
+        steps = Ids(given, raw.batch, [(raw.width, raw.offsets)], raw.valid, places=places)
         values, offsets, _ = in_places(steps, column.default_value, column.name, column.width).compact()
         lengths = offsets.diff()
         if column.width > 1:

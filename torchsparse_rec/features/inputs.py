@@ -165,7 +165,7 @@ def _of_sparse(x: Any, name: str) -> Raw:
     found = _of_offsets(x.values, row_ids_to_offsets(rows, shape[0]), name)
     assert found.offsets is not None
     following = torch.arange(len(rows), device=rows.device) - found.offsets[rows]
-    found.places = None if torch.equal(places, following) else places
+    found.places, found.sparse = None if torch.equal(places, following) else places, True
     return found
 
 

@@ -43,6 +43,8 @@ class Raw:
     owner: Any = None
     #: The step of each value, for sparse tensors whose rows have holes. None: values follow one another.
     places: Tensor | None = None
+    #: Whether it was a sparse tensor: its rows may end within a step.
+    sparse: bool = False
     #: The shape of an example: all dimensions but the first. None: no array with dimensions was given.
     shape: tuple[int, ...] | None = None
 
