@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ._records import Metrics, Record
-from ._sources import Source
+from ._sources import SplitSource
 from ._step import Step
 
 
@@ -36,7 +36,7 @@ class Clicks(Metrics):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, train_on: Step, source: Source) -> Clicks:
+    def of(cls, train_on: Step, source: SplitSource) -> Clicks:
         """Return the metrics of a network in ``eval()`` on its source's held-out batches."""
         package = torchmetrics()
         auc = package.classification.BinaryAUROC().to(train_on.device)

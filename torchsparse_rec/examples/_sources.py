@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Source(ABC, Generic[T]):
-    """Examples to train on, the same in every epoch unless it has a state, and others that are held out."""
+    """Examples to train on, the same in every epoch unless the source has a state."""
 
     @abstractmethod
     def batches(self, first: int = 0) -> Iterator[T]:
@@ -25,10 +25,6 @@ class Source(ABC, Generic[T]):
     @abstractmethod
     def epoch_length(self) -> int | None:
         """Return the number of batches in an epoch, or None where it is not known yet."""
-
-    def held_out(self) -> Sequence[T]:
-        """Return batches that are never trained on, at least one."""
-        raise NotImplementedError
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -42,7 +38,15 @@ class Source(ABC, Generic[T]):
         """Load what :meth:`state` returned."""
 
 
-class GeneratedSource(Source[T]):
+class SplitSource(Source[T]):
+    """A source some of whose examples are held out."""
+
+    @abstractmethod
+    def held_out(self) -> Sequence[T]:
+        """Return batches that are never trained on, at least one."""
+
+
+class GeneratedSource(SplitSource[T]):
     """
     Generated examples. Beside the held-out ones no more than a batch of them is in memory.
 
@@ -78,7 +82,7 @@ class GeneratedSource(Source[T]):
         return f"{self._length} batches of {self.generator}"
 
 
-class CriteoRows(Source[T]):
+class CriteoRows(SplitSource[T]):
     """
     Rows of Criteo's files, read anew in every epoch. Every tenth row is held out.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ class Batch(Protocol):
 B = TypeVar("B", bound=Batch)
 
 
-class Step(Generic[B]):
+class Step(ABC, Generic[B]):
     """
     Forward, backward and update. Subclasses say how a batch gives logits.
 
@@ -38,9 +39,9 @@ class Step(Generic[B]):
         self.device: torch.device = next(model.parameters()).device
         self._loss = nn.BCEWithLogitsLoss()
 
+    @abstractmethod
     def logits(self, batch: B) -> Tensor:
         """Return the logits ``[B]`` of a batch."""
-        raise NotImplementedError
 
     def prefetch(self, batch: B) -> None:
         """Begin to read what a coming batch needs."""

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from .. import _library as _library  # loads the schemas
 from .. import _reduction
-from ._vmap import columns
-from .autograd import differentiable
+from ._sparse_segment_kernels import gradient, gradient_v2, reduce_segments
 from .embedding import embedding_bag
 
 __all__ = [
@@ -47,7 +46,7 @@ def _segment_reduce(
     if segment_ids is not None and offsets is not None:
         raise ValueError("exactly one of segment_ids and offsets must be given, got both")
     if segment_ids is not None:
-        return _sparse_segment_reduce(data, indices, segment_ids, num_segments, reduction)
+        return reduce_segments(data, indices, segment_ids, num_segments, reduction)
     if offsets is None:
         raise ValueError("exactly one of segment_ids and offsets must be given, got neither")
     if num_segments is not None:
@@ -162,7 +161,7 @@ def _grad(
     grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int, out: Tensor | None
 ) -> Tensor:
     if out is None:
-        return _sparse_segment_reduce_grad(grad, indices, segment_ids, output_dim0, reduction)
+        return gradient(grad, indices, segment_ids, output_dim0, reduction)
     _refuse_gradient("sparse_segment_reduce_grad", grad, out)
     _ops.sparse_segment_reduce_grad_out.default(grad, indices, segment_ids, output_dim0, reduction, out)
     return out
@@ -177,7 +176,7 @@ def _grad_v2(
     out: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     if out is None:
-        return _sparse_segment_reduce_grad_v2(grad, indices, segment_ids, dense_output_dim0, reduction)
+        return gradient_v2(grad, indices, segment_ids, dense_output_dim0, reduction)
     _refuse_gradient("sparse_segment_reduce_grad_v2", grad, *out)
     _ops.sparse_segment_reduce_grad_v2_out.default(grad, indices, segment_ids, dense_output_dim0, reduction, *out)
     return out
@@ -347,107 +346,3 @@ def sparse_segment_sqrt_n_grad_v2(
                 [1.]]), tensor([1, 4]))
     """
     return _grad_v2(grad, indices, segment_ids, dense_output_dim0, _reduction.SQRTN, out)
-
-
-# ---- Fake kernels ---------------------------------------------------------------------------------------------------
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce")
-def _(data: Tensor, indices: Tensor, segment_ids: Tensor, num_segments: int | None, reduction: int) -> Tensor:
-    rows = torch.library.get_ctx().new_dynamic_size() if num_segments is None else num_segments
-    return data.new_empty(rows, *data.shape[1:])
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad")
-def _(grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int) -> Tensor:
-    return grad.new_empty(output_dim0, *grad.shape[1:])
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_out")
-def _(grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, reduction: int, out: Tensor) -> None:
-    out.resize_(output_dim0, *grad.shape[1:])
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_v2")
-def _(
-    grad: Tensor, indices: Tensor, segment_ids: Tensor, dense_output_dim0: int, reduction: int
-) -> tuple[Tensor, Tensor]:
-    rows = torch.library.get_ctx().new_dynamic_size()
-    return grad.new_empty(rows, *grad.shape[1:]), indices.new_empty(rows)
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_v2_out")
-def _(
-    grad: Tensor,
-    indices: Tensor,
-    segment_ids: Tensor,
-    dense_output_dim0: int,
-    reduction: int,
-    values: Tensor,
-    rows: Tensor,
-) -> None:
-    size = torch.library.get_ctx().new_dynamic_size()
-    # set_, where the kernel resizes: torch cannot compare a size known only at run time with the present one.
-    values.set_(grad.new_empty(size, *grad.shape[1:]))  # type: ignore[call-overload]
-    rows.set_(indices.new_empty(size))  # type: ignore[call-overload]
-
-
-# ---- Autograd -------------------------------------------------------------------------------------------------------
-
-
-def _reduce_setup_context(ctx, inputs, output) -> None:
-    data, indices, segment_ids, _, reduction = inputs
-    ctx.save_for_backward(indices, segment_ids)
-    ctx.output_dim0 = data.shape[0]
-    ctx.reduction = reduction
-
-
-def _reduce_backward(ctx, grad):
-    indices, segment_ids = ctx.saved_tensors
-    result = _sparse_segment_reduce_grad(grad, indices, segment_ids, ctx.output_dim0, ctx.reduction)
-    return result, None, None, None, None
-
-
-def _transposed(values: Tensor, positions: Tensor, segment_ids: Tensor, num_segments: int, reduction: int) -> Tensor:
-    """Differentiate a gradient operator: its transpose is the forward reduction of entries sorted by segment."""
-    order = torch.argsort(segment_ids, stable=True)
-    return _sparse_segment_reduce(values, positions[order], segment_ids[order], num_segments, reduction)
-
-
-def _grad_setup_context(ctx, inputs, output) -> None:
-    grad, indices, segment_ids, _, reduction = inputs
-    ctx.save_for_backward(indices, segment_ids)
-    ctx.num_segments = grad.shape[0]
-    ctx.reduction = reduction
-
-
-def _grad_backward(ctx, grad):
-    indices, segment_ids = ctx.saved_tensors
-    return _transposed(grad, indices, segment_ids, ctx.num_segments, ctx.reduction), None, None, None, None
-
-
-def _grad_v2_setup_context(ctx, inputs, output) -> None:
-    grad, indices, segment_ids, _, reduction = inputs
-    rows = output[1]
-    ctx.save_for_backward(indices, segment_ids, rows)
-    ctx.mark_non_differentiable(rows)
-    ctx.num_segments = grad.shape[0]
-    ctx.reduction = reduction
-
-
-def _grad_v2_backward(ctx, grad_values, _grad_rows):
-    indices, segment_ids, rows = ctx.saved_tensors
-    positions = torch.searchsorted(rows, indices)
-    result = _transposed(grad_values, positions, segment_ids, ctx.num_segments, ctx.reduction)
-    return result, None, None, None, None
-
-
-_sparse_segment_reduce = differentiable("sparse_segment_reduce", _reduce_backward, _reduce_setup_context)
-_sparse_segment_reduce_grad = differentiable("sparse_segment_reduce_grad", _grad_backward, _grad_setup_context)
-_sparse_segment_reduce_grad_v2 = differentiable(
-    "sparse_segment_reduce_grad_v2", _grad_v2_backward, _grad_v2_setup_context
-)
-
-columns("sparse_segment_reduce")
-columns("sparse_segment_reduce_grad")
-columns("sparse_segment_reduce_grad_v2", results=(True, False))

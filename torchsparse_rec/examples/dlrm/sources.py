@@ -9,7 +9,7 @@ from typing import Any
 from ...data.convert import FORMATS
 from ...data.criteo import COLUMNS, read_criteo
 from ...data.prebatched import read_prebatched
-from .._sources import CriteoRows, GeneratedSource, Source
+from .._sources import CriteoRows, GeneratedSource, SplitSource
 from .data import Batch, Generator, as_batch
 from .settings import Settings
 
@@ -19,7 +19,7 @@ def is_prebatched(path: Path) -> bool:
     return path.suffix in FORMATS["prebatched"].suffixes
 
 
-def make_source(settings: Settings, paths: Sequence[Path] | None = None) -> Source[Batch]:
+def make_source(settings: Settings, paths: Sequence[Path] | None = None) -> SplitSource[Batch]:
     """
     Return the source of the files' rows, or of generated examples where no files are given.
 

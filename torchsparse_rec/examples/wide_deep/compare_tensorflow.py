@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._comparison import NAMES, largest_difference, verdict
-from .._sources import Source
+from .._sources import SplitSource
 from .columns import Columns
 from .data import Batch
 from .settings import Settings
@@ -44,7 +44,7 @@ class Comparison:
 
 
 def compare(
-    settings: Settings, source: Source, columns: Columns, steps: int, print_line: Callable[[str], None] = print
+    settings: Settings, source: SplitSource, columns: Columns, steps: int, print_line: Callable[[str], None] = print
 ) -> Comparison:
     """
     Train in both frameworks on the same batches, in blocks that alternate, and print both sides' losses and speeds.

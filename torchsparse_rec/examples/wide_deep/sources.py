@@ -12,7 +12,7 @@ import torch
 
 from ...data import PrebatchedDataset, write_prebatched
 from ...data.criteo import read_criteo
-from .._sources import CriteoRows, GeneratedSource, Source
+from .._sources import CriteoRows, GeneratedSource, SplitSource
 from .data import HOTS, LABEL, NUMBERS, Batch, Generator
 from .settings import Settings
 
@@ -66,7 +66,7 @@ def _of_record_batch(batch: Any) -> Batch:
     return Batch(labels, batch)
 
 
-def make_source(settings: Settings, criteo: Path | None = None, prebatched: Path | None = None) -> Source[Batch]:
+def make_source(settings: Settings, criteo: Path | None = None, prebatched: Path | None = None) -> SplitSource[Batch]:
     """
     Return the source of Criteo's examples, or of generated ones, which a file may keep.
 
