@@ -114,8 +114,8 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/auto.py",
         "bound",
-        "    return rows <= max(ids, SMALL_TABLE)\n",
-        "    return rows < max(ids, SMALL_TABLE)\n",
+        "    if rows <= max(ids, SMALL_TABLE):\n",
+        "    if rows < max(ids, SMALL_TABLE):\n",
         "nn",
     ),
     Mutation(

@@ -1,13 +1,14 @@
 """The mode that "auto" chooses, when it chooses, and that a mode changes nothing but cost."""
 
 import copy
+import functools
 import io
 import pickle
 
 import pytest
 import torch
 
-from torchsparse_rec import nn
+from torchsparse_rec import nn, optim
 from torchsparse_rec.nn.auto import FREEZE_AFTER
 
 BIG, SMALL = (50_000, 64), (40, 4)
@@ -172,6 +173,24 @@ def test_the_rule_counts_rows_and_ids(rows, ids, want, why, dim):
     module, _ = auto((rows, dim), ids=ids)
     text = module.explain()
     assert f"-> {want}" in text and why in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dim", "rows", "want"),
+    [
+        (optim.Adam, 16, 16_000, "dense"),
+        (optim.Adam, 16, 16_001, "sparse"),
+        (optim.Adam, 17, 16_000, "sparse"),
+        (optim.Adagrad, 16, 16_000, "sparse"),
+        (functools.partial(optim.Adam, lazy=True), 16, 16_000, "sparse"),
+        (functools.partial(optim.SGD, momentum=0.9), 1, 16_000, "dense"),
+    ],
+)
+def test_the_rule_counts_short_rows_of_optimizers_that_move_them_all(optimizer, dim, rows, want):
+    module, _ = auto((rows, dim), optimizer, ids=2000)
+    text = module.explain()
+    assert f"-> {want}" in text
+    assert ("no more than 8 rows for each id" in text) == (want == "dense")
 
 
 def test_the_estimate_freezes():

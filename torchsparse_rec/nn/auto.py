@@ -23,13 +23,20 @@ __all__ = ["AutoChoice"]
 FREEZE_AFTER = 100
 # A step on so few rows costs what its calls cost, of which dense gradients need the fewest.
 SMALL_TABLE = 1000
+# Under an optimizer that moves all rows, a sparse step first flushes the rows of its ids. Where rows are as short as
+# this, that costs each id as much as stepping so many rows one after the other.
+SHORT_ROW, ROWS_PER_ID = 16, 8
 # The ids of a lookup, where the choice must not depend on lookups.
 _SETTLED_IDS = 4096
 
 
-def is_dense(rows: int, ids: float) -> bool:
-    """Say whether a table of so many rows, with so many ids a lookup, trains fastest with a dense gradient."""
-    return rows <= max(ids, SMALL_TABLE)
+def is_dense(weight: Tensor, ids: float) -> bool:
+    """Say whether a table with so many ids a lookup trains fastest with a dense gradient."""
+    rows, elements = weight.shape
+    if rows <= max(ids, SMALL_TABLE):
+        return True
+    ours = table_of(weight).optimizer
+    return elements <= SHORT_ROW and rows <= ROWS_PER_ID * ids and ours is not None and ours.moves_idle_rows(weight)
 
 
 # ---- Which optimizers take sparse gradients exactly ------------------------------------------------------------------
@@ -166,7 +173,7 @@ class AutoChoice:
         if not self.settled:
             ours = table_of(weight).optimizer
             dense = self.obstacle(weight) is not None or (ours is not None and ours.is_of_zero)
-            self.mode = "dense" if dense or is_dense(weight.shape[0], _SETTLED_IDS) else "sparse"
+            self.mode = "dense" if dense or is_dense(weight, _SETTLED_IDS) else "sparse"
             self.settled = True
         return self.mode
 
@@ -183,7 +190,7 @@ class AutoChoice:
             self.mode = "dense"
         elif self.optimizer(weight) == "torch.SparseAdam":
             self.mode = "sparse"
-        elif not self.lookups or is_dense(weight.shape[0], self.ids / self.lookups):
+        elif not self.lookups or is_dense(weight, self.ids / self.lookups):
             self.mode = "dense"
         else:
             self.mode = "fused" if self.may_fuse(weight) else "sparse"
@@ -210,17 +217,24 @@ class AutoChoice:
             ]
         else:
             lines.append("  estimate: none before the first training lookup")
-        return [*lines, f"  why: {obstacle or self._why(name, rows)}"]
+        return [*lines, f"  why: {obstacle or self._why(name, weight)}"]
 
-    def _why(self, optimizer: str, rows: int) -> str:
+    def _why(self, optimizer: str, weight: Tensor) -> str:
         if optimizer == "torch.SparseAdam":
             return "SparseAdam takes sparse gradients only"
         if not self.lookups:
             return "nothing is known of the lookups yet"
-        if rows <= SMALL_TABLE:
+        if weight.shape[0] <= SMALL_TABLE:
             return f"a table of at most {SMALL_TABLE:,} rows trains fastest with a dense gradient"
         ids = self.ids / self.lookups
-        return f"the table has {'no more' if is_dense(rows, ids) else 'more'} rows than a lookup has ids"
+        if not is_dense(weight, ids):
+            return "the table has more rows than a lookup has ids"
+        if weight.shape[0] <= ids:
+            return "the table has no more rows than a lookup has ids"
+        return (
+            f"the table has no more than {ROWS_PER_ID} rows for each id of a lookup, of at most {SHORT_ROW} elements, "
+            f"and {optimizer} moves all rows at every step"
+        )
 
 
 def as_bytes(count: int) -> str:

@@ -150,17 +150,30 @@ class RowOptimizer(InBackward):
 
     def sparse_obstacle(self, weight: Tensor) -> str | None:
         """Return why a sparse or fused gradient of this table saves nothing, or None."""
-        for group in self.param_groups:
-            if any(parameter is weight for parameter in group["params"]):
-                try:
-                    rule = self._rule(group)
-                    if not group["lazy"]:
-                        idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
-                except ValueError:
-                    return (
-                        f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
-                    )
+        group = self._group_of(weight)
+        try:
+            self._idle_motion(group)
+        except ValueError:
+            return f"with weight_decay={group['weight_decay']} {type(self).__name__} updates every row each step"
         return None
+
+    def moves_idle_rows(self, weight: Tensor) -> bool:
+        """Say whether a step also moves rows of this table, or their states, that have no gradient."""
+        try:
+            return self._idle_motion(self._group_of(weight)) != "none"
+        except ValueError:
+            return True
+
+    def _group_of(self, weight: Tensor) -> dict[str, Any]:
+        """Return the group that holds a table; where none does, one that moves no idle rows."""
+        its = (group for group in self.param_groups if any(parameter is weight for parameter in group["params"]))
+        return next(its, {"lazy": True})
+
+    def _idle_motion(self, group: dict[str, Any]) -> str:
+        if group["lazy"]:
+            return "none"
+        rule = self._rule(group)
+        return idle_motion(OPTIMIZER_RULES[rule.name], rule.hyperparameters)
 
     def holds(self, parameter: Tensor) -> bool:
         """Say whether a parameter is in one of the groups."""
