@@ -28,7 +28,7 @@ _ROOMS = {
     "torchsparse_rec/jagged/": ("jagged", "nn", "features"),
     "torchsparse_rec/optim/": ("optim", "nn", "variable", "clients"),
     "torchsparse_rec/tables/": ("nn", "optim", "variable", "clients"),
-    "torchsparse_rec/nn/variable/": ("variable",),
+    "torchsparse_rec/variable/": ("variable",),
     "torchsparse_rec/nn/": ("nn", "optim", "variable", "clients"),
     "torchsparse_rec/features/": ("features",),
     "torchsparse_rec/data/": ("data",),

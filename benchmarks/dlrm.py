@@ -102,8 +102,8 @@ class OurTables:
         if self.kind == "hashed":
             start = (lambda weight: weight.copy_(problem.first_row())) if problem.distinct else None
             return nn.EmbeddingBagConfig(problem.buckets, DIM, name, feature_names=[name], init_fn=start)
-        first = problem.first_row() if problem.distinct else nn.Uniform(-0.01, 0.01)
-        option = nn.EmbeddingVariableOption()
+        first = problem.first_row() if problem.distinct else torchsparse_rec.variable.Uniform(-0.01, 0.01)
+        option = torchsparse_rec.variable.EmbeddingVariableOption()
         return nn.EmbeddingBagConfig(1024, DIM, name, feature_names=[name], ev_option=option, initializer=first)
 
     def look_up(self, ids: Tensor) -> list[Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchsparse_rec import nn, optim
+from torchsparse_rec import nn, optim, variable
 
 from . import tiers
 from .ids import zipf_ids
@@ -129,7 +129,7 @@ def build_first_lookup(options: Options) -> Case:
 
     def first() -> Tensor:
         with torch.no_grad():
-            return nn.EmbeddingVariable(DIM, initializer=nn.Uniform(-0.1, 0.1), device=options.device)(keys)
+            return nn.EmbeddingVariable(DIM, initializer=variable.Uniform(-0.1, 0.1), device=options.device)(keys)
 
     def insert() -> nn.EmbeddingVariable:
         table = nn.EmbeddingVariable(DIM, device=options.device)
@@ -194,8 +194,8 @@ def build_ssd(engine: str, options: Options) -> Case:
 
     def ours() -> Call:
         hot = (keys // 10) * (4 * dim + 24)
-        option = nn.EmbeddingVariableOption(
-            storage_option=nn.StorageOption("DRAM_SSD", storage_path=str(folder), storage_size=[hot])
+        option = variable.EmbeddingVariableOption(
+            storage_option=variable.StorageOption("DRAM_SSD", storage_path=str(folder), storage_size=[hot])
         )
         table = nn.EmbeddingVariable(dim, ev_option=option, capacity=1024)
         weakref.finalize(table, shutil.rmtree, folder, ignore_errors=True)

@@ -6,6 +6,7 @@ from . import nn as nn
 from . import ops as ops
 from . import optim as optim
 from . import profiling as profiling
+from . import variable as variable
 from ._library import check_errors as check_errors
 from ._library import config as config
 from ._library import cpu_level as cpu_level

@@ -17,7 +17,7 @@ from torchsparse_rec.examples._checkpoints import Checkpoint
 from torchsparse_rec.examples.dlrm import __main__ as command
 from torchsparse_rec.examples.dlrm import checkpoints
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -69,7 +69,7 @@ MUTATIONS = [
         "prebatched",
     ),
     Mutation(
-        "torchsparse_rec/nn/variable/eviction.py",
+        "torchsparse_rec/variable/eviction.py",
         "bound",
         "lambda rows, versions: versions < before",
         "lambda rows, versions: versions <= before",
@@ -133,7 +133,7 @@ MUTATIONS = [
         "optim",
     ),
     Mutation(
-        "torchsparse_rec/nn/variable/cold.py",
+        "torchsparse_rec/variable/cold.py",
         "stale",
         "        self._note_changed(keys)\n        self._tiers[0].put(keys, records)\n",
         "        self._tiers[0].put(keys, records)\n",
@@ -148,7 +148,7 @@ MUTATIONS = [
     ),
     # A crash in between leaves a delta without the version on which it builds.
     Mutation(
-        "torchsparse_rec/nn/variable/checkpoint.py",
+        "torchsparse_rec/variable/checkpoint.py",
         "order",
         "sorted(versions, reverse=True):\n            if kept",
         "sorted(versions):\n            if kept",
@@ -165,7 +165,7 @@ MUTATIONS = [
     ),
     # Rows that could not be saved are taken for saved.
     Mutation(
-        "torchsparse_rec/nn/variable/saving.py",
+        "torchsparse_rec/variable/saving.py",
         "order",
         "            # Only now: a checkpoint that failed has saved nothing.\n            self._note_saved(",
         "                self._note_saved(",
@@ -209,7 +209,7 @@ MUTATIONS = [
         "nn",
     ),
     Mutation(
-        "torchsparse_rec/nn/variable/_tier.py",
+        "torchsparse_rec/variable/_tier.py",
         "lock",
         "        with self._lock:\n            if not self._is_open:",
         "        if True:\n            if not self._is_open:",
@@ -223,7 +223,7 @@ MUTATIONS = [
         "variable",
     ),
     Mutation(
-        "torchsparse_rec/nn/variable/_lock.py",
+        "torchsparse_rec/variable/_lock.py",
         "lock",
         "            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",

@@ -67,6 +67,7 @@ def test_docstring_examples(name):
     [
         torchsparse_rec.ops,
         torchsparse_rec.nn,
+        torchsparse_rec.variable,
         torchsparse_rec.optim,
         torchsparse_rec.jagged,
         torchsparse_rec.features,

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from torchsparse_rec.nn import EmbeddingVariable, StorageOption
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import StorageOption
 
 
 def step(table: EmbeddingVariable, optimizer: torch.optim.Optimizer, ids: Any) -> None:

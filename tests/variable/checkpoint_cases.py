@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from torchsparse_rec.nn.variable.checkpoint import CheckpointStore, VersionInfo
+from torchsparse_rec.variable.checkpoint import CheckpointStore, VersionInfo
 
 SHARDS = 4
 #: One version of so many is full.

@@ -17,9 +17,10 @@ from variable.cases import on_disk, step
 from variable.test_threads import run_all, thread_of
 
 from torchsparse_rec import optim
-from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, StorageOption
-from torchsparse_rec.nn.variable.guard import Guard
-from torchsparse_rec.nn.variable.tiers import DramTier
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import EmbeddingVariableOption, StorageOption
+from torchsparse_rec.variable.guard import Guard
+from torchsparse_rec.variable.tiers import DramTier
 
 # ---- Threads ---------------------------------------------------------------------------------------------------------
 

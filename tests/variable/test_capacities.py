@@ -11,14 +11,8 @@ import torch
 from variable.cases import on_disk, step
 
 from torchsparse_rec import optim
-from torchsparse_rec.nn import (
-    CounterFilter,
-    EmbeddingVariable,
-    EmbeddingVariableOption,
-    LFUEvict,
-    LRUEvict,
-    StorageOption,
-)
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, LFUEvict, LRUEvict, StorageOption
 
 
 def _rows(table: EmbeddingVariable) -> dict[int, Any]:

@@ -14,15 +14,9 @@ from calls import assert_same_bits
 from variable.test_machine import DIM, OPTIMIZERS, Optimizer, Trained
 
 from torchsparse_rec import optim
-from torchsparse_rec.nn import (
-    CounterFilter,
-    EmbeddingVariable,
-    EmbeddingVariableOption,
-    GlobalStepEvict,
-    StorageOption,
-)
-from torchsparse_rec.nn.variable import saving
-from torchsparse_rec.nn.variable.keys import KeyRows
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, saving
+from torchsparse_rec.variable.keys import KeyRows
 
 
 def _tiered(folder: Path, **options: Any) -> EmbeddingVariable:

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchsparse_rec.nn.variable import _shards
-from torchsparse_rec.nn.variable._manifest import checksum
-from torchsparse_rec.nn.variable.checkpoint import CheckpointStore, VersionInfo
+from torchsparse_rec.variable import _shards
+from torchsparse_rec.variable._manifest import checksum
+from torchsparse_rec.variable.checkpoint import CheckpointStore, VersionInfo
 
 pytest.importorskip("safetensors")
 

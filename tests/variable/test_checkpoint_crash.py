@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from variable.checkpoint_cases import CHANGING, Savers, check_whole, save, watched
 
-from torchsparse_rec.nn.variable import _shards
-from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+from torchsparse_rec.variable import _shards
+from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 pytest.importorskip("safetensors")
 ROWS = 50

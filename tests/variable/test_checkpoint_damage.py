@@ -9,8 +9,8 @@ import shutil
 import pytest
 import torch
 
-from torchsparse_rec.nn.variable._manifest import _end, checksum
-from torchsparse_rec.nn.variable.checkpoint import CheckpointError, CheckpointStore
+from torchsparse_rec.variable._manifest import _end, checksum
+from torchsparse_rec.variable.checkpoint import CheckpointError, CheckpointStore
 
 pytest.importorskip("safetensors")
 

@@ -16,19 +16,10 @@ from variable.cases import on_disk, rows_of, step
 from torchsparse_rec import optim
 from torchsparse_rec.compat._parity.reference.table import key_of_hash
 from torchsparse_rec.jagged import KeyedJaggedTensor
-from torchsparse_rec.nn import (
-    CBFFilter,
-    CounterFilter,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    EmbeddingVariable,
-    EmbeddingVariableOption,
-    LFUEvict,
-    LRUEvict,
-)
-from torchsparse_rec.nn.variable import _index, keys
-from torchsparse_rec.nn.variable.keys import KeyRows
-from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier, Tier
+from torchsparse_rec.nn import EmbeddingCollection, EmbeddingConfig, EmbeddingVariable
+from torchsparse_rec.variable import CBFFilter, CounterFilter, EmbeddingVariableOption, LFUEvict, LRUEvict, _index, keys
+from torchsparse_rec.variable.keys import KeyRows
+from torchsparse_rec.variable.tiers import DramTier, SsdTier, Tier
 
 
 def crowd(count: int, seed: int = 0) -> Tensor:

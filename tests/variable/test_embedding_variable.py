@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,17 @@ import pytest
 import torch
 from variable.cases import on_disk, rows_of, step
 
-from torchsparse_rec import optim
-from torchsparse_rec.nn import (
+from torchsparse_rec import nn, optim, variable
+from torchsparse_rec.nn import EmbeddingVariable, get_embedding_variable, lookup_sparse
+from torchsparse_rec.variable import (
     CBFFilter,
     CounterFilter,
-    EmbeddingVariable,
     EmbeddingVariableOption,
     GlobalStepEvict,
     L2WeightEvict,
     LFUEvict,
     LRUEvict,
     StorageOption,
-    get_embedding_variable,
-    lookup_sparse,
 )
 
 # ---- DeepRec's documents ---------------------------------------------------------------------------------------------
@@ -314,3 +313,14 @@ def test_data_parallel_replicas_do_not_lose_rows_in_silence() -> None:
     replica.weight = table._stored_weight().detach()
     with pytest.raises(RuntimeError, match="replicas of torch.nn.DataParallel cannot train"):
         replica(torch.arange(3))
+
+
+@pytest.mark.parametrize("name", [name for name, value in vars(variable).items() if isinstance(value, type)])
+def test_options_and_initializers_are_still_found_in_nn(name: str) -> None:
+    assert getattr(nn, name) is getattr(variable, name) and name not in dir(nn)
+
+
+def test_pickles_may_name_the_modules_where_options_were() -> None:
+    found = pickle.loads(b"ctorchsparse_rec.nn.variable.options\nEmbeddingVariableOption\n.")
+    assert found is variable.EmbeddingVariableOption
+    assert pickle.loads(b"ctorchsparse_rec.nn.variable.initial\nUniform\n.") is variable.Uniform

@@ -13,16 +13,9 @@ from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import ops, optim
 from torchsparse_rec.jagged import KeyedJaggedTensor
-from torchsparse_rec.nn import (
-    EmbeddingCollection,
-    EmbeddingConfig,
-    EmbeddingVariable,
-    EmbeddingVariableOption,
-    LRUEvict,
-    StorageOption,
-)
-from torchsparse_rec.nn.variable import growth, optimizer_rows
-from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier, Tier
+from torchsparse_rec.nn import EmbeddingCollection, EmbeddingConfig, EmbeddingVariable
+from torchsparse_rec.variable import EmbeddingVariableOption, LRUEvict, StorageOption, growth, optimizer_rows
+from torchsparse_rec.variable.tiers import DramTier, SsdTier, Tier
 
 
 def once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: Exception) -> None:

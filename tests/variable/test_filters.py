@@ -12,16 +12,12 @@ from variable.cases import rows_of, step
 
 from torchsparse_rec import optim
 from torchsparse_rec.nn import (
-    CBFFilter,
-    CounterFilter,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingVariable,
-    EmbeddingVariableOption,
-    InitializerOption,
-    L2WeightEvict,
     lookup_sparse,
 )
+from torchsparse_rec.variable import CBFFilter, CounterFilter, EmbeddingVariableOption, InitializerOption, L2WeightEvict
 
 
 def test_a_counter_filter_admits_after_the_nth_occurrence() -> None:

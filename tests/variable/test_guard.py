@@ -16,7 +16,7 @@ import torch
 from variable.test_threads import run_all, thread_of
 
 from torchsparse_rec.nn import EmbeddingVariable
-from torchsparse_rec.nn.variable.guard import Guard, reading
+from torchsparse_rec.variable.guard import Guard, reading
 
 # ---- The lock --------------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,9 @@ from torchsparse_rec.nn import (
     EmbeddingCollection,
     EmbeddingConfig,
     EmbeddingVariable,
-    EmbeddingVariableOption,
-    InitializerOption,
     lookup_sparse,
 )
+from torchsparse_rec.variable import EmbeddingVariableOption, InitializerOption
 
 # ---- SOK's lookups ---------------------------------------------------------------------------------------------------
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from torchsparse_rec import optim
 from torchsparse_rec.compat._parity.reference.embedding_variable import ReferenceVariable, Snapshot
 from torchsparse_rec.compat._parity.reference.table_rows import UNIFORM, initial_row
-from torchsparse_rec.nn import (
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import (
     CBFFilter,
     CounterFilter,
-    EmbeddingVariable,
     EmbeddingVariableOption,
     GlobalStepEvict,
     InitializerOption,

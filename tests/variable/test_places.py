@@ -10,10 +10,11 @@ import pytest
 import torch
 from variable.cases import on_disk
 
-from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption
-from torchsparse_rec.nn.variable._lock import release_lock, take_lock
-from torchsparse_rec.nn.variable._scratch import ROWS
-from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import EmbeddingVariableOption
+from torchsparse_rec.variable._lock import release_lock, take_lock
+from torchsparse_rec.variable._scratch import ROWS
+from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 PRECIOUS = "precious data of the user\n"
 

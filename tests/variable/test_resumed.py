@@ -14,7 +14,8 @@ import torch
 from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import optim
-from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, GlobalStepEvict
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import EmbeddingVariableOption, GlobalStepEvict
 
 # ---- Rows of erased keys ---------------------------------------------------------------------------------------------
 

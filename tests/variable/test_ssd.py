@@ -13,8 +13,8 @@ import pytest
 import torch
 from variable.test_tiers import WIDTH, content, keys_of, records_of
 
-from torchsparse_rec.nn.variable import _scratch, tiers
-from torchsparse_rec.nn.variable.tiers import SsdTier
+from torchsparse_rec.variable import _scratch, tiers
+from torchsparse_rec.variable.tiers import SsdTier
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,7 +167,7 @@ def test_folder_in_use(tmp_path):
 
 IN_USE = """
 import sys, torch
-from torchsparse_rec.nn.variable.tiers import SsdTier
+from torchsparse_rec.variable.tiers import SsdTier
 tier = SsdTier(sys.argv[1], 3)
 tier.put(torch.tensor([1]), torch.ones(1, 3, dtype=torch.uint8))
 print("ready", flush=True)

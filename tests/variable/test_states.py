@@ -16,15 +16,9 @@ import torch
 from variable.cases import on_disk, rows_of, step
 
 from torchsparse_rec import optim
-from torchsparse_rec.nn import (
-    CounterFilter,
-    EmbeddingVariable,
-    EmbeddingVariableOption,
-    GlobalStepEvict,
-    StorageOption,
-)
-from torchsparse_rec.nn.variable import saving
-from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import CounterFilter, EmbeddingVariableOption, GlobalStepEvict, StorageOption, saving
+from torchsparse_rec.variable.checkpoint import CheckpointStore
 
 # ---- States ----------------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, LFUEvict, LRUEvict
-from torchsparse_rec.nn.variable.eviction import coldest
-from torchsparse_rec.nn.variable.keys import packed
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import EmbeddingVariableOption, LFUEvict, LRUEvict
+from torchsparse_rec.variable.eviction import coldest
+from torchsparse_rec.variable.keys import packed
 
 # The bytes of a key beside its row: its share of a bucket of 9 keys, and the entry.
 BYTES_OF_KEY = 64 / 9 + 16

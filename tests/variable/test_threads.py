@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torchsparse_rec import ops, optim
-from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, LFUEvict, LRUEvict
+from torchsparse_rec.nn import EmbeddingVariable
+from torchsparse_rec.variable import EmbeddingVariableOption, LFUEvict, LRUEvict
 
 KEYS, DIM, READERS, BATCH = 2000, 16, 8, 100
 

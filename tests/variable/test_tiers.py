@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from torchsparse_rec.nn.variable import tiers
-from torchsparse_rec.nn.variable.tiers import DramTier, SsdTier
+from torchsparse_rec.variable import tiers
+from torchsparse_rec.variable.tiers import DramTier, SsdTier
 
 WIDTH = 3
 LEAST, MOST = -(2**63), 2**63 - 1

@@ -1,5 +1,6 @@
 """Embedding modules: torch.nn's and TorchRec's, with a choice of gradient mode and TensorFlow's combiners."""
 
+from .. import variable as _options
 from .configs import EmbeddingBagConfig as EmbeddingBagConfig
 from .configs import EmbeddingConfig as EmbeddingConfig
 from .configs import PoolingType as PoolingType
@@ -14,20 +15,11 @@ from .embedding_collection import EmbeddingCollection as EmbeddingCollection
 from .embedding_variable import EmbeddingVariable as EmbeddingVariable
 from .gradients import sparse_to_dense_grads as sparse_to_dense_grads
 from .lookup_sparse import lookup_sparse as lookup_sparse
-from .variable.initial import Constant as Constant
-from .variable.initial import Normal as Normal
-from .variable.initial import TruncatedNormal as TruncatedNormal
-from .variable.initial import Uniform as Uniform
-from .variable.named import get_embedding_variable as get_embedding_variable
-from .variable.options import CacheStrategy as CacheStrategy
-from .variable.options import CBFFilter as CBFFilter
-from .variable.options import CheckpointOption as CheckpointOption
-from .variable.options import CounterFilter as CounterFilter
-from .variable.options import EmbeddingVariableOption as EmbeddingVariableOption
-from .variable.options import GlobalStepEvict as GlobalStepEvict
-from .variable.options import InitializerOption as InitializerOption
-from .variable.options import L2WeightEvict as L2WeightEvict
-from .variable.options import LFUEvict as LFUEvict
-from .variable.options import LRUEvict as LRUEvict
-from .variable.options import StorageOption as StorageOption
-from .variable.options import StorageType as StorageType
+from .named import get_embedding_variable as get_embedding_variable
+
+
+def __getattr__(name: str):
+    """Return an option or initializer of :mod:`torchsparse_rec.variable` by its former name here."""
+    if name.startswith("_") or not hasattr(_options, name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_options, name)

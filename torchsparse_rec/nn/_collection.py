@@ -17,6 +17,7 @@ from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter
+from ..variable.initial import Uniform
 from ._growing import rows_of_keys
 from ._lookup import WHY_UNTRACED
 from ._max_norm import look_up_clipped
@@ -28,7 +29,6 @@ from .configs import as_dtype, embedding_names_by_table
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import HasGradMode, gives_coo, load_estimate, save_estimate
 from .gradients import keep_coalesced
-from .variable.initial import Uniform
 
 
 @torch.compiler.disable(reason=WHY_UNTRACED)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ..variable.keys import insert_together
 from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
-from .variable.keys import insert_together
 
 __all__ = ["rows_of_keys"]
 

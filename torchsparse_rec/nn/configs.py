@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .variable.options import EmbeddingVariableOption
+from ..variable.options import EmbeddingVariableOption
 
 __all__ = ["BaseEmbeddingConfig", "EmbeddingBagConfig", "EmbeddingConfig", "PoolingType"]
 

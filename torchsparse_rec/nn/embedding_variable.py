@@ -14,26 +14,26 @@ from torch.nn import Parameter
 from .. import ops
 from .._reduction import SUM
 from ..tables.table import is_growing_stale, table_of
+from ..variable.cold import ColdRows, cold_rows_of
+from ..variable.contents import Contents
+from ..variable.contents import Export as Export
+from ..variable.eviction import Eviction
+from ..variable.filters import admission_of
+from ..variable.growth import Growth
+from ..variable.guard import Guard
+from ..variable.initial import InitialRows
+from ..variable.keys import KeyRows
+from ..variable.memory import new_zeros
+from ..variable.options import EmbeddingVariableOption
+from ..variable.parts import Part
+from ..variable.restoring import Restoring
+from ..variable.saving import Saving
+from ..variable.training_rows import TrainingRows
 from ._lookup import check_ids, look_up
 from ._plan import Ids
 from ._read import Tables, read
 from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
-from .variable.cold import ColdRows, cold_rows_of
-from .variable.contents import Contents
-from .variable.contents import Export as Export
-from .variable.eviction import Eviction
-from .variable.filters import admission_of
-from .variable.growth import Growth
-from .variable.guard import Guard
-from .variable.initial import InitialRows
-from .variable.keys import KeyRows
-from .variable.memory import new_zeros
-from .variable.options import EmbeddingVariableOption
-from .variable.parts import Part
-from .variable.restoring import Restoring
-from .variable.saving import Saving
-from .variable.training_rows import TrainingRows
 
 __all__ = ["EmbeddingVariable", "Export"]
 
@@ -57,9 +57,9 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         name: of the table, for errors and files. Default: ``"embedding_variable"``.
         key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
         initializer: initial values: :class:`Constant`, :class:`Uniform`, :class:`Normal` or :class:`TruncatedNormal` of
-            :mod:`torchsparse_rec.nn`; a number; ``P`` rows, of which a key gets row ``key mod P``; or a function that
-            fills a tensor in place. Default: as ``ev_option.init_option`` says, or a truncated normal distribution of
-            standard deviation 1, as in DeepRec.
+            :mod:`torchsparse_rec.variable`; a number; ``P`` rows, of which a key gets row ``key mod P``; or a function
+            that fills a tensor in place. Default: as ``ev_option.init_option`` says, or a truncated normal distribution
+            of standard deviation 1, as in DeepRec.
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
         target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``.
         capacity: the initial number of rows. Default 1024.
@@ -216,6 +216,17 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
                 values = values.reshape(len(ids), self.embedding_dim)
                 values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
         return values.reshape(*input.shape, self.embedding_dim)
+
+    def prefetch(self, input: Tensor) -> None:
+        """
+        Begin to read, in the background, the rows of the next batch that are not in the first tier.
+
+        Args:
+            input: as for the module. Without tiers this does nothing.
+        """
+        check_ids("EmbeddingVariable.prefetch", input)
+        if self.cold is not None:
+            self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
 
     def _rows_of_storage(self, ids: Tensor) -> Tensor:
         """Return the values of keys, where no row is stale or in another tier."""

@@ -14,12 +14,12 @@ from .._torch import as_stored
 from ..jagged import KeyedJaggedTensor
 from ..jagged.inputs import as_keyed_jagged_tensor
 from ..ops.embedding_collection import lookup
+from ..variable.guard import reading
 from ._growing import rows_of_keys
 from ._plan import Ids, Plan
 from .embedding_variable import EmbeddingVariable
 from .grad_mode import GradModeMixin
 from .gradients import keep_coalesced
-from .variable.guard import reading
 
 __all__ = ["lookup_sparse"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ... import nn, ops
+from ... import nn, ops, variable
 from ...data.criteo import CATEGORIES
 from .settings import Settings
 
@@ -33,19 +33,19 @@ class Placement:
     dram_rows: int = 1 << 16
     ssd_path: Path | None = None
 
-    def storage(self, embedding_dim: int) -> nn.StorageOption:
+    def storage(self, embedding_dim: int) -> variable.StorageOption:
         """Return a table's storage option. A row takes as many bytes of optimizer state as of weights, its key 24."""
         rows = {"HBM": self.hbm_rows, "DRAM": self.dram_rows}
         sizes = [rows[tier] * (embedding_dim * 4 * 2 + 24) for tier in self.tiers.split("_")[:-1]]
         path = None if self.ssd_path is None else str(self.ssd_path)
-        return nn.StorageOption(self.tiers, path, sizes)
+        return variable.StorageOption(self.tiers, path, sizes)
 
 
 def table_configs(settings: Settings, placement: Placement) -> list[nn.EmbeddingBagConfig]:
     """Return a table's config for each category."""
     hashed = settings.tables == "hashed"
     rows = settings.buckets if hashed else FIRST_CAPACITY
-    option, start = (None, None) if hashed else (_option(settings, placement), nn.Uniform(-0.01, 0.01))
+    option, start = (None, None) if hashed else (_option(settings, placement), variable.Uniform(-0.01, 0.01))
     return [
         nn.EmbeddingBagConfig(
             rows, settings.embedding_dim, name, feature_names=[name], ev_option=option, initializer=start
@@ -54,12 +54,12 @@ def table_configs(settings: Settings, placement: Placement) -> list[nn.Embedding
     ]
 
 
-def _option(settings: Settings, placement: Placement) -> nn.EmbeddingVariableOption:
+def _option(settings: Settings, placement: Placement) -> variable.EmbeddingVariableOption:
     evict = None
     if settings.evict is not None:
-        evict = nn.GlobalStepEvict(settings.evict, settings.evict_every or settings.evict)
-    return nn.EmbeddingVariableOption(
-        filter_option=None if settings.filter is None else nn.CounterFilter(settings.filter),
+        evict = variable.GlobalStepEvict(settings.evict, settings.evict_every or settings.evict)
+    return variable.EmbeddingVariableOption(
+        filter_option=None if settings.filter is None else variable.CounterFilter(settings.filter),
         evict_option=evict,
         storage_option=placement.storage(settings.embedding_dim),
     )

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import ops
-from .._lookup import check_ids
+from .. import ops
 from .base import VariablePart
 from .filters import CounterAdmission
 from .keys import packed
@@ -286,7 +285,8 @@ class Contents(VariablePart):
             How many keys were evicted.
 
         Example:
-            >>> from torchsparse_rec.nn import EmbeddingVariable, EmbeddingVariableOption, GlobalStepEvict
+            >>> from torchsparse_rec.nn import EmbeddingVariable
+            >>> from torchsparse_rec.variable import EmbeddingVariableOption, GlobalStepEvict
             >>> option = EmbeddingVariableOption(evict_option=GlobalStepEvict(steps_to_live=1))
             >>> table = EmbeddingVariable(2, ev_option=option)
             >>> for key in (1, 2, 2, 2):
@@ -297,17 +297,6 @@ class Contents(VariablePart):
         with self._guard.writing():
             self._let_in()
             return self._eviction.run()
-
-    def prefetch(self, input: Tensor) -> None:
-        """
-        Begin to read, in the background, the rows of the next batch that are not in the first tier.
-
-        Args:
-            input: as for the module. Without tiers this does nothing.
-        """
-        check_ids("EmbeddingVariable.prefetch", input)
-        if self.cold is not None:
-            self.cold.prefetch(self._as_keys(input.values() if input.is_nested else input))
 
     def stats(self) -> dict[str, Any]:
         """

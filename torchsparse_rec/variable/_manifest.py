@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...ops import crc32c
+from ..ops import crc32c
 
 FORMAT = "torchsparse_rec checkpoint"
 VERSION = 1
@@ -31,7 +31,7 @@ class CheckpointError(ValueError):
         problem: what is wrong with the file.
 
     Example:
-        >>> from torchsparse_rec.nn.variable.checkpoint import CheckpointError
+        >>> from torchsparse_rec.variable.checkpoint import CheckpointError
         >>> print(CheckpointError("run/000012/manifest.json", "the file is missing"))
         run/000012/manifest.json: the file is missing
     """
@@ -60,7 +60,7 @@ class VersionInfo:
         problem: None, or why the version cannot be restored, as far as is known without reading its shards.
 
     Example:
-        >>> from torchsparse_rec.nn.variable.checkpoint import VersionInfo
+        >>> from torchsparse_rec.variable.checkpoint import VersionInfo
         >>> VersionInfo(number=2, kind="delta", base=1).base
         1
     """

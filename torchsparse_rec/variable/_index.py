@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor
 
-from ... import ops
+from .. import ops
 
 __all__ = ["MOST_HASHES", "crowded", "new_index", "seed_of", "unforeseen"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import ops
-from ..._torch import is_in_ddp, is_in_fsdp
-from ...tables.table import table_of
+from .. import ops
+from .._torch import is_in_ddp, is_in_fsdp
+from ..tables.table import table_of
 from .base import VariablePart
 from .optimizer_rows import OptimizerRows
 

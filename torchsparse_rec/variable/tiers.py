@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops import table_assign_
+from ..ops import table_assign_
 from ._scratch import ScratchFile
 from ._tier import Tier
 from .keys import KeyRows
@@ -46,7 +46,7 @@ class DramTier(Tier):
 
     Example:
         >>> import torch
-        >>> from torchsparse_rec.nn.variable.tiers import DramTier
+        >>> from torchsparse_rec.variable.tiers import DramTier
         >>> tier = DramTier(record_bytes=2)
         >>> tier.put(torch.tensor([7, -1]), torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8))
         >>> found, records = tier.get(torch.tensor([-1, 8]))
@@ -140,7 +140,7 @@ class SsdTier(Tier):
 
     Example:
         >>> import tempfile, torch
-        >>> from torchsparse_rec.nn.variable.tiers import SsdTier
+        >>> from torchsparse_rec.variable.tiers import SsdTier
         >>> tier = SsdTier(tempfile.mkdtemp(), record_bytes=2)
         >>> tier.put(torch.tensor([7, -1]), torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8))
         >>> [(keys.tolist(), records.tolist()) for keys, records in tier.items()]

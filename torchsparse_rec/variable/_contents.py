@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops
+from .. import ops
 from ._manifest import CheckpointError
 
 __all__ = ["ContentChecks", "check_metadata", "seen_of"]

@@ -56,7 +56,7 @@ class CheckpointStore:
 
     Example:
         >>> import tempfile, torch
-        >>> from torchsparse_rec.nn.variable.checkpoint import CheckpointStore
+        >>> from torchsparse_rec.variable.checkpoint import CheckpointStore
         >>> store = CheckpointStore(tempfile.mkdtemp(), keep=2)
         >>> with store.writer("full", {"step": 10}) as writer:
         ...     writer.write("rows", {"keys": torch.tensor([7, 8]), "values": torch.tensor([0.5, 1.5])})

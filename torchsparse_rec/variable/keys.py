@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops
+from .. import ops
 from ._index import MOST_HASHES, crowded, new_index, seed_of, unforeseen
 
 __all__ = ["KeyRows", "insert_together", "packed", "unpacked"]

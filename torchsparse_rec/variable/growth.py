@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import unserializable_hook
 
-from ...tables.table import table_of
+from ..tables.table import table_of
 from .base import VariablePart
 from .memory import new_zeros
 from .optimizer_rows import OptimizerRows

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...tables.clock import ALL_ROWS
+from .. import ops
+from ..tables.clock import ALL_ROWS
 from ._fork import tell_of_forks
 from .eviction import coldest
 from .keys import packed, unpacked
@@ -30,7 +30,7 @@ from .records import Field, Layout, Records
 from .tiers import DramTier, SsdTier, Tier
 
 if TYPE_CHECKING:
-    from ..embedding_variable import EmbeddingVariable
+    from ..nn.embedding_variable import EmbeddingVariable
 
 __all__ = ["STATE_DICT_BYTES", "ColdRows", "cold_rows_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import ops
+from .. import ops
 from .keys import KeyRows, unpacked
 from .options import CBFFilter, CounterFilter
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ... import ops
-from ...ops.row_optimizer import row_optimizer_make_current_
-from ...optim.row_optimizer import RowOptimizer
-from ...tables.clock import ITS_ROWS, Clock
-from ...tables.table import accumulator_dtype, note_change, table_of
+from .. import ops
+from ..ops.row_optimizer import row_optimizer_make_current_
+from ..optim.row_optimizer import RowOptimizer
+from ..tables.clock import ITS_ROWS, Clock
+from ..tables.table import accumulator_dtype, note_change, table_of
 from .memory import new_zeros
 
 __all__ = ["BEFORE_HISTORY", "Column", "OptimizerRows", "flush_rows"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..embedding_variable import EmbeddingVariable
-from .options import EmbeddingVariableOption
+from ..variable.options import EmbeddingVariableOption
+from .embedding_variable import EmbeddingVariable
 
 __all__ = ["get_embedding_variable"]
 

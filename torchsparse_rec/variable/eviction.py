@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...tables.table import table_of
+from ..tables.table import table_of
 from .keys import packed, unpacked
 from .options import CacheStrategy, GlobalStepEvict, L2WeightEvict, LFUEvict, LRUEvict
 
 if TYPE_CHECKING:
-    from ..embedding_variable import EmbeddingVariable
+    from ..nn.embedding_variable import EmbeddingVariable
 
 __all__ = ["Eviction", "coldest"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops
+from .. import ops
 from .options import InitializerOption
 
 __all__ = ["Constant", "InitialRows", "Normal", "TruncatedNormal", "Uniform"]

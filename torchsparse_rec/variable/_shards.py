@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._extras import extra_module
+from .._extras import extra_module
 from ._manifest import CheckpointError, Shard, checksum
 
 MANIFEST = "manifest.json"
