@@ -102,7 +102,7 @@ class OurTables:
         if self.kind == "hashed":
             start = (lambda weight: weight.copy_(problem.first_row())) if problem.distinct else None
             return nn.EmbeddingBagConfig(problem.buckets, DIM, name, feature_names=[name], init_fn=start)
-        first = problem.first_row() if problem.distinct else torchsparse_rec.variable.Uniform(-0.01, 0.01)
+        first = problem.first_row() if problem.distinct else torchsparse_rec.initializers.Uniform(-0.01, 0.01)
         option = torchsparse_rec.variable.EmbeddingVariableOption()
         return nn.EmbeddingBagConfig(1024, DIM, name, feature_names=[name], ev_option=option, initializer=first)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchsparse_rec import nn, optim, variable
+from torchsparse_rec import initializers, nn, optim
 
 from . import tiers
 from .ids import zipf_ids
@@ -129,7 +129,7 @@ def build_first_lookup(options: Options) -> Case:
 
     def first() -> Tensor:
         with torch.no_grad():
-            return nn.EmbeddingVariable(DIM, initializer=variable.Uniform(-0.1, 0.1), device=options.device)(keys)
+            return nn.EmbeddingVariable(DIM, initializer=initializers.Uniform(-0.1, 0.1), device=options.device)(keys)
 
     def insert() -> nn.EmbeddingVariable:
         table = nn.EmbeddingVariable(DIM, device=options.device)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from .. import features
+from .. import features, initializers
 from ._installed import tensorflow
 
 _SHARED = "SharedEmbeddingColumn"
@@ -157,15 +157,15 @@ def _arguments(column: Any, tf: Any) -> dict[str, Any]:
 
 def _initializer(value: Any, column: Any, tf: Any) -> Any:
     v1 = tf.compat.v1
-    if isinstance(value, features.TruncatedNormal):
-        return v1.truncated_normal_initializer(value.mean, value.stddev)
-    if isinstance(value, features.RandomNormal):
-        return v1.random_normal_initializer(value.mean, value.stddev)
-    if isinstance(value, features.RandomUniform):
-        return v1.random_uniform_initializer(value.minval, value.maxval)
-    if isinstance(value, features.Constant):
+    if isinstance(value, initializers.TruncatedNormal):
+        return v1.truncated_normal_initializer(value.mean, value.std)
+    if isinstance(value, initializers.Normal):
+        return v1.random_normal_initializer(value.mean, value.std)
+    if isinstance(value, initializers.Uniform):
+        return v1.random_uniform_initializer(value.low, value.high)
+    if isinstance(value, initializers.Constant):
         return v1.constant_initializer(value.value)
-    raise ValueError(f"column {column.name!r}: initializer must be one of torchsparse_rec.features, got {value!r}")
+    raise ValueError(f"column {column.name!r}: initializer must be one of torchsparse_rec.initializers, got {value!r}")
 
 
 # ---- Keras ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from . import data as data
 from . import features as features
+from . import initializers as initializers
 from . import nn as nn
 from . import ops as ops
 from . import optim as optim

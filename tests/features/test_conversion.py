@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchsparse_rec import features
+from torchsparse_rec import features, initializers
 from torchsparse_rec.compat import keras as ours
 from torchsparse_rec.compat.converters import (
     feature_column_to_tensorflow,
@@ -51,7 +51,7 @@ def test_columns_travel_both_ways(column, tensorflow):
     assert feature_column_to_torch(theirs) == column
     from tensorflow.python.feature_column.serialization import serialize_feature_column
 
-    if not isinstance(column, features.EmbeddingColumn) or isinstance(column.initializer, features.TruncatedNormal):
+    if not isinstance(column, features.EmbeddingColumn) or isinstance(column.initializer, initializers.TruncatedNormal):
         # Configurations, as TensorFlow writes them, are read too.
         assert feature_column_to_torch(serialize_feature_column(theirs)).name == column.name
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from variable.cases import on_disk, rows_of, step
 
-from torchsparse_rec import nn, optim, variable
+from torchsparse_rec import initializers, nn, optim, variable
 from torchsparse_rec.nn import EmbeddingVariable, get_embedding_variable, lookup_sparse
 from torchsparse_rec.variable import (
     CBFFilter,
@@ -316,11 +316,16 @@ def test_data_parallel_replicas_do_not_lose_rows_in_silence() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, value in vars(variable).items() if isinstance(value, type)])
-def test_options_and_initializers_are_still_found_in_nn(name: str) -> None:
+def test_options_are_still_found_in_nn(name: str) -> None:
     assert getattr(nn, name) is getattr(variable, name) and name not in dir(nn)
+
+
+@pytest.mark.parametrize("name", initializers.__all__)
+def test_initializers_are_still_found_in_nn(name: str) -> None:
+    assert getattr(nn, name) is getattr(initializers, name) and name not in dir(nn)
 
 
 def test_pickles_may_name_the_modules_where_options_were() -> None:
     found = pickle.loads(b"ctorchsparse_rec.nn.variable.options\nEmbeddingVariableOption\n.")
     assert found is variable.EmbeddingVariableOption
-    assert pickle.loads(b"ctorchsparse_rec.nn.variable.initial\nUniform\n.") is variable.Uniform
+    assert pickle.loads(b"ctorchsparse_rec.nn.variable.initial\nUniform\n.") is initializers.Uniform

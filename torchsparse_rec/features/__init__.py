@@ -4,6 +4,7 @@ TensorFlow's feature columns: small objects with a JSON form, and one module tha
 See docs/features.md.
 """
 
+from ..initializers import Constant as Constant
 from ._base import CategoricalColumn as CategoricalColumn
 from ._base import Column as Column
 from ._base import DenseColumn as DenseColumn
@@ -29,7 +30,6 @@ from ._embedding import embedding_column as embedding_column
 from ._embedding import shared_embeddings as shared_embeddings
 from ._functions import Clip as Clip
 from ._functions import Compose as Compose
-from ._functions import Constant as Constant
 from ._functions import Log as Log
 from ._functions import RandomNormal as RandomNormal
 from ._functions import RandomUniform as RandomUniform

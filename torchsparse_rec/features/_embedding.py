@@ -98,9 +98,8 @@ def embedding_column(
         categorical_column: of the ids; a sequence goes to :meth:`FeatureTransform.embedding_configs`.
         dimension: of the table's rows.
         combiner: how the rows of an example are pooled: ``"mean"`` (default), ``"sum"`` or ``"sqrtn"``.
-        initializer: what fills the table: :class:`TruncatedNormal`, :class:`RandomNormal`, :class:`RandomUniform`,
-            :class:`Constant`, or any function of a tensor, which cannot be written as a configuration. Default:
-            ``TruncatedNormal(stddev=1 / sqrt(dimension))``.
+        initializer: what fills the table: one of :mod:`torchsparse_rec.initializers`, or any function of a tensor,
+            which cannot be written as a configuration. Default: ``TruncatedNormal(std=1 / sqrt(dimension))``.
         max_norm: the norm to which a lookup scales longer rows down, see :class:`EmbeddingBagConfig`. Default: none.
         trainable: whether the table is trained; see :meth:`FeatureTransform.freeze`. Default True.
 

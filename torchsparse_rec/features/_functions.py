@@ -1,4 +1,4 @@
-"""Normalizers of numbers and initializers of tables: small functions with a JSON form."""
+"""Normalizers of numbers, small functions with a JSON form; TensorFlow's names of the initializers of tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import initializers
+from ..initializers import Constant
 from ._plain import make_fields_plain
 
 __all__ = [
     "Clip",
     "Compose",
-    "Constant",
     "Log",
     "RandomNormal",
     "RandomUniform",
@@ -213,96 +214,40 @@ def is_complete(normalizer: Any) -> bool:
 # ---- Initializers ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TruncatedNormal(_Function):
+def TruncatedNormal(mean: float = 0.0, stddev: float = 1.0) -> initializers.TruncatedNormal:
     """
-    An initializer that draws from a normal distribution, within two standard deviations of the mean.
-
-    Args:
-        mean: default 0.
-        stddev: before the truncation. Default 1. A column's own default is ``1 / sqrt(dimension)``.
-
-    Source: ``tf.compat.v1.truncated_normal_initializer``.
+    Return :class:`torchsparse_rec.initializers.TruncatedNormal` by TensorFlow's names.
 
     Example:
-        >>> bool(TruncatedNormal(stddev=0.1)(torch.empty(1000)).abs().max() <= 0.2)
-        True
+        >>> TruncatedNormal(stddev=0.1)
+        TruncatedNormal(mean=0.0, std=0.1)
     """
-
-    mean: float = 0.0
-    stddev: float = 1.0
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """Fill a table in place, and return it."""
-        low, high = self.mean - 2 * self.stddev, self.mean + 2 * self.stddev
-        return torch.nn.init.trunc_normal_(weight, self.mean, self.stddev, low, high)
+    return initializers.TruncatedNormal(mean, stddev)
 
 
-@dataclass(frozen=True)
-class RandomNormal(_Function):
+def RandomNormal(mean: float = 0.0, stddev: float = 1.0) -> initializers.Normal:
     """
-    An initializer that draws from a normal distribution.
-
-    Args:
-        mean: default 0.
-        stddev: default 1.
+    Return :class:`torchsparse_rec.initializers.Normal` by TensorFlow's names.
 
     Example:
-        >>> RandomNormal()(torch.empty(2, 3)).shape
-        torch.Size([2, 3])
+        >>> RandomNormal(stddev=0.1)
+        Normal(mean=0.0, std=0.1)
     """
-
-    mean: float = 0.0
-    stddev: float = 1.0
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """Fill a table in place, and return it."""
-        return torch.nn.init.normal_(weight, self.mean, self.stddev)
+    return initializers.Normal(mean, stddev)
 
 
-@dataclass(frozen=True)
-class RandomUniform(_Function):
+def RandomUniform(minval: float = -0.05, maxval: float = 0.05) -> initializers.Uniform:
     """
-    An initializer that draws from a uniform distribution.
-
-    Args:
-        minval: the distribution's lower end. Default -0.05.
-        maxval: the distribution's upper end. Default 0.05.
+    Return :class:`torchsparse_rec.initializers.Uniform` by TensorFlow's names.
 
     Example:
-        >>> bool(RandomUniform(0, 1)(torch.empty(100)).min() >= 0)
-        True
+        >>> RandomUniform(maxval=0.1)
+        Uniform(low=-0.05, high=0.1)
     """
-
-    minval: float = -0.05
-    maxval: float = 0.05
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """Fill a table in place, and return it."""
-        return torch.nn.init.uniform_(weight, self.minval, self.maxval)
+    return initializers.Uniform(minval, maxval)
 
 
-@dataclass(frozen=True)
-class Constant(_Function):
-    """
-    An initializer that sets all elements to one number.
-
-    Args:
-        value: default 0.
-
-    Example:
-        >>> Constant(0.5)(torch.empty(2))
-        tensor([0.5000, 0.5000])
-    """
-
-    value: float = 0.0
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """Fill a table in place, and return it."""
-        return torch.nn.init.constant_(weight, self.value)
-
-
-_INITIALIZERS = {x.__name__: x for x in (TruncatedNormal, RandomNormal, RandomUniform, Constant)}
+_INITIALIZERS: dict[str, Any] = {x.__name__: x for x in (TruncatedNormal, RandomNormal, RandomUniform, Constant)}
 _SAME = {"Zeros": Constant(0.0), "Ones": Constant(1.0)}
 
 

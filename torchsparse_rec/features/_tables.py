@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..initializers import Constant
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig, embedding_names_by_table
 from ._base import CategoricalColumn, Column, DenseColumn
 from ._composed import SequenceCategoricalColumn, WeightedCategoricalColumn
 from ._embedding import EmbeddingColumn, SharedEmbeddingColumn
-from ._functions import Constant
 
 
 class Feature(NamedTuple):

@@ -1,5 +1,6 @@
 """Embedding modules: torch.nn's and TorchRec's, with a choice of gradient mode and TensorFlow's combiners."""
 
+from .. import initializers as _initializers
 from .. import variable as _options
 from .configs import EmbeddingBagConfig as EmbeddingBagConfig
 from .configs import EmbeddingConfig as EmbeddingConfig
@@ -19,7 +20,9 @@ from .named import get_embedding_variable as get_embedding_variable
 
 
 def __getattr__(name: str):
-    """Return an option or initializer of :mod:`torchsparse_rec.variable` by its former name here."""
-    if name.startswith("_") or not hasattr(_options, name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_options, name)
+    """Return an option of :mod:`torchsparse_rec.variable`, or an initializer, by its former name here."""
+    for package in (_options, _initializers):
+        found = vars(package).get(name)
+        if isinstance(found, type) and not name.startswith("_"):
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .._torch import as_stored
+from ..initializers import Uniform
 from ..jagged import KeyedJaggedTensor
 from ..ops.embedding_collection import lookup
 from ..tables.stale import is_parameter

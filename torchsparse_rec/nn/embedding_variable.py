@@ -56,10 +56,9 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
         embedding_dim: elements of a row, at least 1.
         name: of the table, for errors and files. Default: ``"embedding_variable"``.
         key_dtype: torch.int64 (the default) or torch.int32. All values are legal keys.
-        initializer: initial values: :class:`Constant`, :class:`Uniform`, :class:`Normal` or :class:`TruncatedNormal` of
-            :mod:`torchsparse_rec.variable`; a number; ``P`` rows, of which a key gets row ``key mod P``; or a function
-            that fills a tensor in place. Default: as ``ev_option.init_option`` says, or a truncated normal distribution
-            of standard deviation 1, as in DeepRec.
+        initializer: initial values: one of :mod:`torchsparse_rec.initializers`; a number; ``P`` rows, of which a key
+            gets row ``key mod P``; or a function that fills a tensor in place. Default: as ``ev_option.init_option``
+            says, or a truncated normal distribution of standard deviation 1, as in DeepRec.
         ev_option: filters, evictions, tiers, see :class:`EmbeddingVariableOption`. Default: none of them.
         target_gpu: the number of the GPU that has the table; -1 (default): the table is on ``device``.
         capacity: the initial number of rows. Default 1024.

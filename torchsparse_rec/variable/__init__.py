@@ -1,9 +1,5 @@
-"""The options and initializers of :class:`torchsparse_rec.nn.EmbeddingVariable`, under DeepRec's names."""
+"""The options of :class:`torchsparse_rec.nn.EmbeddingVariable`, under DeepRec's names."""
 
-from .initial import Constant as Constant
-from .initial import Normal as Normal
-from .initial import TruncatedNormal as TruncatedNormal
-from .initial import Uniform as Uniform
 from .options import CacheStrategy as CacheStrategy
 from .options import CBFFilter as CBFFilter
 from .options import CheckpointOption as CheckpointOption

@@ -2,86 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
+from ..initializers import Constant, Normal, TruncatedNormal, Uniform
 from .options import InitializerOption
 
-__all__ = ["Constant", "InitialRows", "Normal", "TruncatedNormal", "Uniform"]
-
-
-@dataclass(frozen=True)
-class Constant:
-    """
-    An initializer that gives all elements of a row one value.
-
-    Args:
-        value: default 0.
-
-    Example:
-        >>> Constant(0.5)
-        Constant(value=0.5)
-    """
-
-    value: float = 0.0
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """
-    An initializer that draws each element from a uniform distribution.
-
-    Args:
-        low: default -0.05.
-        high: default 0.05.
-
-    Example:
-        >>> Uniform(-0.1, 0.1)
-        Uniform(low=-0.1, high=0.1)
-    """
-
-    low: float = -0.05
-    high: float = 0.05
-
-
-@dataclass(frozen=True)
-class Normal:
-    """
-    An initializer that draws each element from a normal distribution.
-
-    Args:
-        mean: default 0.
-        std: default 1.
-
-    Example:
-        >>> Normal(std=0.01)
-        Normal(mean=0.0, std=0.01)
-    """
-
-    mean: float = 0.0
-    std: float = 1.0
-
-
-@dataclass(frozen=True)
-class TruncatedNormal:
-    """
-    An initializer that draws from a normal distribution, within two standard deviations of the mean.
-
-    Args:
-        mean: default 0.
-        std: default 1.
-
-    Example:
-        >>> TruncatedNormal(std=0.01)
-        TruncatedNormal(mean=0.0, std=0.01)
-    """
-
-    mean: float = 0.0
-    std: float = 1.0
+__all__ = ["InitialRows"]
 
 
 _KINDS = {Constant: "constant", Uniform: "uniform", Normal: "normal", TruncatedNormal: "truncated_normal"}
@@ -92,9 +22,9 @@ class InitialRows(torch.nn.Module):
     Writes the initial values of rows.
 
     Args:
-        initializer: one of the classes here; a number; a tensor or list of rows ``[P, D]`` or one row ``[D]``; or a
-            function that fills such a tensor in place, as those of ``torch.nn.init`` do. None: the option's
-            initializer, or else :class:`TruncatedNormal`.
+        initializer: one of :mod:`torchsparse_rec.initializers`; a number; a tensor or list of rows ``[P, D]`` or one
+            row ``[D]``; or a function that fills such a tensor in place, as those of ``torch.nn.init`` do. None: the
+            option's initializer, or else :class:`TruncatedNormal`.
         option: gives the default initializer, and the number of rows that a function fills.
         embedding_dim: D.
         seed: of random values.

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ... import nn, ops, variable
+from ... import initializers, nn, ops, variable
 from ...data.criteo import CATEGORIES
 from .settings import Settings
 
@@ -45,7 +45,7 @@ def table_configs(settings: Settings, placement: Placement) -> list[nn.Embedding
     """Return a table's config for each category."""
     hashed = settings.tables == "hashed"
     rows = settings.buckets if hashed else FIRST_CAPACITY
-    option, start = (None, None) if hashed else (_option(settings, placement), variable.Uniform(-0.01, 0.01))
+    option, start = (None, None) if hashed else (_option(settings, placement), initializers.Uniform(-0.01, 0.01))
     return [
         nn.EmbeddingBagConfig(
             rows, settings.embedding_dim, name, feature_names=[name], ev_option=option, initializer=start
