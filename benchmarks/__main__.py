@@ -71,10 +71,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--json", "--output", type=Path, metavar="PATH", help="write the figures there; in a folder: as <device>.json"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes, few calls: shows that all runs, not how fast"
+        "--quick", action="store_true", help="small sizes, few calls: show that all of it runs, not how fast"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
-    parser.add_argument("--threads", type=int, default=2, help="of every framework (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of every framework (default: 2)")
     parser.add_argument("--table", action="store_true", help="only write results/README.md from the results there")
     parser.add_argument("--list", action="store_true", help="print the rows' names and stop")
     return parser.parse_args(arguments)

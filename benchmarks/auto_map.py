@@ -195,15 +195,17 @@ def draw(points: list[Point], path: Path) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.auto_map", description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="the points, read and written again after each")
-    parser.add_argument("--png", type=Path, help="the map, drawn at the end; needs matplotlib")
+    parser.add_argument("--json", type=Path, required=True, help="file of the points, rewritten after each")
+    parser.add_argument("--png", type=Path, help="file for the map, drawn at the end; needs matplotlib")
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="no point is begun later; 0: only draw (default: 10)"
+        "--minutes", type=float, default=10.0, help="start no point after this time; 0: only draw (default: 10)"
     )
-    parser.add_argument("--spread", choices=list(SPREADS), default="uniform", help="of the ids (default: uniform)")
+    parser.add_argument(
+        "--spread", choices=list(SPREADS), default="uniform", help="spread of the ids (default: uniform)"
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
-    parser.add_argument("--threads", type=int, default=2, help="default: 2")
-    parser.add_argument("--most-rows", type=int, default=ROWS[-1], help="leave larger tables out")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
+    parser.add_argument("--most-rows", type=int, default=ROWS[-1], help="rows of the largest table measured")
     return parser.parse_args(arguments)
 
 

@@ -48,7 +48,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--prebuilt", type=Path, help="folder with _C.so and _C_cuda.so, instead of building them")
     parser.add_argument("--minutes", type=float, default=9.7, help="time for everything (default: 9.7)")
-    parser.add_argument("--quick", action="store_true", help="small benchmarks: shows that all runs, not how fast")
+    parser.add_argument("--quick", action="store_true", help="small benchmarks: show that all of it runs, not how fast")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a GPU")
     parser.add_argument("pytest", nargs="*", help="more arguments for pytest, after --")
     return parser.parse_args(arguments)

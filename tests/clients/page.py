@@ -20,18 +20,18 @@ Cells = Mapping[tuple[str, str], Cell]
 _HEAD = """# What other programs make of our tables
 
 Each row is a way in which programs use a model and its optimizer. It is run with torch's modules, dense gradients and
-`torch.optim.Adam`, and with `nn.Embedding`, `nn.EmbeddingBag` and `nn.EmbeddingBagCollection` in each mode and
-`optim.Adam`, the learning rate falling, so that rows without gradient move as well: all that comes out must be the same
-to rounding, in tables of 40 rows that a step reads few of. The tables of `"auto"` are large enough for it to choose
-COO gradients; with `in_backward=True`, fused ones where it may.
+`torch.optim.Adam`, and again with `nn.Embedding`, `nn.EmbeddingBag` and `nn.EmbeddingBagCollection` in each mode and
+`optim.Adam`. Both runs must give the same numbers, to rounding. The tables have 40 rows, of which a step reads a few,
+and the learning rate falls, so that rows without gradient move as well. The tables of `"auto"` are larger, so that it
+chooses COO gradients, or fused ones where `in_backward=True` allows them.
 
-* right: the same numbers;
-* refused: an error says what is not done, or a warning where a tool passes tables by; the number is its text's below;
-* **wrong**: neither, with the reason below.
+* right: the numbers are the same;
+* refused: an error says what is not supported, or a warning says that a tool skips tables; the text has that number;
+* **wrong**: anything else; the reason is below.
 
-`make clients` writes this page ([tests/clients](../tests/clients)); the tests run every cell, and fail where one is
-neither right nor refused and not known, or not what stands here. fused is for optimizers made with `in_backward=True`,
-see [embeddings.md](embeddings.md).
+`make clients` writes this page ([tests/clients](../tests/clients)). The tests run every cell. They fail where a cell is
+wrong and not known to be, and where it is not what this page says. The mode `fused` is for optimizers made with
+`in_backward=True`, see [embeddings.md](embeddings.md).
 """
 _MODES = ("`dense`", "`sparse`", "`fused`", "`auto`", "`auto`, `in_backward=True`")
 

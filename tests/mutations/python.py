@@ -204,7 +204,7 @@ MUTATIONS = [
     Mutation(
         "torchsparse_rec/nn/_read.py",
         "lock",
-        "        with parts[0].lock():\n",
+        "        with groups[0].lock():\n",
         "        if True:\n",
         "nn",
     ),

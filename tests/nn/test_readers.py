@@ -66,7 +66,7 @@ def test_readers_see_current_rows(reader: str, grad_mode: str) -> None:
     model, optimizer, want = trained(grad_mode)
     with as_stored():
         stored = model.table._parameters["weight"].detach().clone()
-    assert not torch.allclose(stored, want, rtol=2e-5, atol=1e-6), "no row is behind: the test shows nothing"
+    assert not torch.allclose(stored, want, rtol=2e-5, atol=1e-6), "no row is stale: the test shows nothing"
     torch.testing.assert_close(READERS[reader](model, optimizer), want, rtol=2e-5, atol=2e-6)
 
 

@@ -23,13 +23,13 @@ from torchsparse_rec.tables.stale import StaleParameter
 MODES = ["sparse", "fused"]
 
 
-def behind(grad_mode: str = "sparse"):
+def stale_table(grad_mode: str = "sparse"):
     """Train a table until rows are stale; return its parameter, what that should be, its model and optimizer."""
     model, optimizer, want = trained(grad_mode)
     parameter = next(model.table.parameters())
     assert type(parameter) is StaleParameter
     with as_stored():
-        assert not torch.allclose(parameter, want, rtol=2e-5, atol=1e-6), "no row is behind: the test shows nothing"
+        assert not torch.allclose(parameter, want, rtol=2e-5, atol=1e-6), "no row is stale: the test shows nothing"
     return parameter, want, model, optimizer
 
 
@@ -125,7 +125,7 @@ def swapped_in(p: Tensor) -> Tensor:
 @pytest.mark.parametrize("grad_mode", MODES)
 @pytest.mark.parametrize("read", READS)
 def test_every_reader_sees_current_rows(read: str, grad_mode: str) -> None:
-    parameter, want, _, _ = behind(grad_mode)
+    parameter, want, _, _ = stale_table(grad_mode)
     result = READS[read](parameter)
     close(result, want)
     close(stored(parameter), want)
@@ -133,7 +133,7 @@ def test_every_reader_sees_current_rows(read: str, grad_mode: str) -> None:
 
 
 def test_other_classes_have_their_say() -> None:
-    parameter, _, _, _ = behind()
+    parameter, _, _, _ = stale_table()
     assert type(parameter + torch.zeros(parameter.shape).as_subclass(Another)) is Another
     Watching.seen.clear()
     _ = parameter + Watching.of(torch.zeros(parameter.shape))
@@ -141,7 +141,7 @@ def test_other_classes_have_their_say() -> None:
 
 
 def test_prints_current_rows() -> None:
-    parameter, want, _, _ = behind()
+    parameter, want, _, _ = stale_table()
     shown = repr(parameter)
     assert shown == repr(Parameter(stored(parameter)))
     close(stored(parameter), want)
@@ -167,7 +167,7 @@ def without_gradient(write):
 @pytest.mark.parametrize("grad_mode", MODES)
 @pytest.mark.parametrize("write", WRITES)
 def test_writers_write_on_current_rows(write: str, grad_mode: str) -> None:
-    parameter, want, model, optimizer = behind(grad_mode)
+    parameter, want, model, optimizer = stale_table(grad_mode)
     WRITES[write](parameter)
     want = torch.full_like(want, 0.25) if write == "initialise" else 2 * want
     close(stored(parameter), want)
@@ -178,7 +178,7 @@ def test_writers_write_on_current_rows(write: str, grad_mode: str) -> None:
 
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_what_reads_no_element_writes_none(grad_mode: str) -> None:
-    parameter, _, model, optimizer = behind(grad_mode)
+    parameter, _, model, optimizer = stale_table(grad_mode)
     before = stored(parameter)
     assert (parameter.shape, parameter.dtype, parameter.device.type) == (before.shape, torch.float32, "cpu")
     assert parameter.numel() == before.numel() and parameter.size(0) == len(parameter) and parameter.dim() == 2
@@ -196,7 +196,7 @@ def test_what_reads_no_element_writes_none(grad_mode: str) -> None:
 
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_copies_are_plain(grad_mode: str) -> None:
-    parameter, want, model, _ = behind(grad_mode)
+    parameter, want, model, _ = stale_table(grad_mode)
     copies = [copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter)), saved(parameter)]
     copies += [next(copy.deepcopy(model).table.parameters())]
     copies += [next(torch.optim.swa_utils.AveragedModel(model).module.table.parameters())]
@@ -209,7 +209,7 @@ def test_copies_are_plain(grad_mode: str) -> None:
 
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_states_of_the_optimizer_are_current(grad_mode: str) -> None:
-    parameter, _, _, optimizer = behind(grad_mode)
+    parameter, _, _, optimizer = stale_table(grad_mode)
     model, theirs = (x for x in trained(grad_mode)[:2])
     wanted = theirs.state_dict()["state"]
     place = next(k for k, p in enumerate(p for g in optimizer.param_groups for p in g["params"]) if p is parameter)
@@ -218,11 +218,11 @@ def test_states_of_the_optimizer_are_current(grad_mode: str) -> None:
 
 
 def test_an_optimizer_that_lets_go_gives_the_class_back() -> None:
-    parameter, want, model, optimizer = behind()
+    parameter, want, model, optimizer = stale_table()
     del optimizer
     close(parameter, want)
     assert type(parameter) is Parameter
-    parameter, want, model, optimizer = behind()
+    parameter, want, model, optimizer = stale_table()
     optimizer.load_state_dict(optimizer.state_dict())
     assert type(parameter) is Parameter
     close(stored(parameter), want)
@@ -319,7 +319,7 @@ def test_habits_train_as_dense_torch(by: str, grad_mode: str) -> None:
 @pytest.mark.parametrize("grad_mode", MODES)
 def test_swapped_at_conversion(grad_mode: str) -> None:
     """Convert under ``torch.__future__.set_swap_module_params_on_conversion``."""
-    parameter, want, model, optimizer = behind(grad_mode)
+    parameter, want, model, optimizer = stale_table(grad_mode)
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         model.to(torch.float64)
@@ -335,7 +335,7 @@ def test_swapped_at_conversion(grad_mode: str) -> None:
 def test_many_threads_read(grad_mode: str) -> None:
     """Read in eight threads at once: rows are flushed once."""
     for _ in range(5):
-        parameter, want, _, _ = behind(grad_mode)
+        parameter, want, _, _ = stale_table(grad_mode)
         start, results = threading.Barrier(8), []
 
         def read(parameter=parameter, start=start, results=results) -> None:
@@ -382,17 +382,17 @@ def test_readers_beside_a_thread_that_trains() -> None:
 
 
 def test_compiled_readers_see_current_rows() -> None:
-    parameter, want, model, _ = behind()
+    parameter, want, model, _ = stale_table()
     torch._dynamo.reset()
     compiled = torch.compile(lambda p: p * 2, backend="aot_eager")
     close(compiled(parameter), 2 * want)
-    parameter, want, model, _ = behind()
+    parameter, want, model, _ = stale_table()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="grad_mode='dense'"):
         torch.compile(lambda p: p * 2, backend="aot_eager", fullgraph=True)(parameter)
 
 
 def test_compiled_loops_ask_for_gradients() -> None:
-    _, _, model, optimizer = behind()
+    _, _, model, optimizer = stale_table()
     optimizer.zero_grad()
     torch._dynamo.reset()
     missing = torch.compile(lambda: [p.grad is None for p in model.table.parameters()], backend="eager")
@@ -401,7 +401,7 @@ def test_compiled_loops_ask_for_gradients() -> None:
 
 @pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_])
 def test_torchs_clipping_of_what_backward_has_stepped_is_an_error(clip) -> None:
-    _, _, model, optimizer = behind("fused")
+    _, _, model, optimizer = stale_table("fused")
     model.table(torch.tensor([[1]])).sum().backward()
     with pytest.raises(RuntimeError, match="already written this step's rows"):
         clip(model.table.parameters(), 1.0)
@@ -412,13 +412,13 @@ def test_torchs_clipping_of_what_backward_has_stepped_is_an_error(clip) -> None:
 @torch.inference_mode()
 def test_readers_in_inference_mode() -> None:
     with torch.inference_mode(False):
-        parameter, want, _, _ = behind()
+        parameter, want, _, _ = stale_table()
     assert torch.allclose(parameter, want, rtol=2e-5, atol=2e-6)
 
 
 def test_aliases_taken_earlier_lag() -> None:
     """Show the limit that the docs name: an alias that was taken before a step has stale rows."""
-    parameter, _, model, optimizer = behind()
+    parameter, _, model, optimizer = stale_table()
     alias = parameter.detach()
     for _ in range(3):
         optimizer.zero_grad()
@@ -431,7 +431,7 @@ def test_aliases_taken_earlier_lag() -> None:
 
 
 def test_a_parameter_dies_as_others_do() -> None:
-    parameter, _, model, optimizer = behind()
+    parameter, _, model, optimizer = stale_table()
     gone = weakref.ref(parameter)
     del parameter, model, optimizer
     assert gone() is None

@@ -41,7 +41,8 @@ _MOST_ELEMENTS = 1 << 48
 _ALIGNMENT, _PACKED_BLOCK = 64, 1024
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Part = list[Any]
+#: A part of a column: its kind, bytes of an element, number of elements, and the codec and the bytes of each plane.
+ColumnPart = list[Any]
 
 
 def most_bytes(stored: int) -> int:
@@ -49,12 +50,12 @@ def most_bytes(stored: int) -> int:
     return max(_MOST_FREE, _MOST_EACH * stored)
 
 
-def decoded_bytes(parts: list[Part]) -> int:
+def decoded_bytes(parts: list[ColumnPart]) -> int:
     """Return the number of bytes of an array that consists of these parts."""
     return sum(size * count for _, size, count, _ in parts)
 
 
-def to_directory(columns: list[list[Part]]) -> str:
+def to_directory(columns: list[list[ColumnPart]]) -> str:
     """Return the directory of a batch as JSON, from the parts of each of its columns."""
     parts = [part for column in columns for part in column]
     directory = {
@@ -73,14 +74,14 @@ class Encoder:
         self.pa, self.codec = pa, pa.Codec("zstd", compression_level=level)
         self.kept = 1.0 - min_saving
 
-    def encode(self, array: Any) -> tuple[list[Part], bytes]:
+    def encode(self, array: Any) -> tuple[list[ColumnPart], bytes]:
         """Return the parts and the stored bytes of an array, which must begin where its buffers begin."""
-        parts: list[Part] = []
+        parts: list[ColumnPart] = []
         stored: list[bytes] = []
         self._array(array, parts, stored)
         return parts, b"".join(stored)
 
-    def _array(self, array: Any, parts: list[Part], stored: list[bytes]) -> None:
+    def _array(self, array: Any, parts: list[ColumnPart], stored: list[bytes]) -> None:
         types, kind, rows = self.pa.types, array.type, len(array)
         validity, *buffers = array.buffers()
         bits = (rows + 7) // 8 if array.null_count else 0
@@ -103,7 +104,7 @@ class Encoder:
                 size = 0 if lengths is None else int(lengths.sum())
                 self._part(VALUES, _bytes_of(buffers[1], size), parts, stored)
 
-    def _part(self, what: int, values: Tensor, parts: list[Part], stored: list[bytes]) -> None:
+    def _part(self, what: int, values: Tensor, parts: list[ColumnPart], stored: list[bytes]) -> None:
         directory = []
         for plane in to_byte_planes(values).numpy() if len(values) else ():
             codec, data = self._plane(plane)

@@ -21,7 +21,7 @@ class Feature(NamedTuple):
     drops_weights: bool = False
 
 
-class Tables:
+class ColumnTables:
     """The tables of columns, and the features that look them up, by kind: sparse, weighted, sequence."""
 
     def __init__(

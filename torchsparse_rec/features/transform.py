@@ -19,7 +19,7 @@ from ._evaluate import Evaluation
 from ._groups import Group, evaluate_groups, groups_of
 from ._ids import Assembler
 from ._numeric import BucketizedColumn, SequenceNumericColumn
-from ._tables import Tables
+from ._tables import ColumnTables
 from .inputs import Batch
 from .vocabulary import Vocabulary
 
@@ -154,7 +154,7 @@ class FeatureTransform(torch.nn.Module):
     def _prepare(self) -> None:
         """Make everything that depends on the columns, which :meth:`adapt` replaces."""
         self._unready = [column.name for column in self._all_columns() if getattr(column, "needs_adapt", False)]
-        self._tables = Tables(self.columns, self.linear_columns, self.linear_combiner)
+        self._tables = ColumnTables(self.columns, self.linear_columns, self.linear_combiner)
         self._groups: dict[str, list[Group]] = {
             kind: groups_of(features, kind == "sparse") for kind, features in self._tables.features.items()
         }

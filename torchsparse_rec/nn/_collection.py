@@ -252,9 +252,9 @@ class Collection(HasGradMode):
             if self._reads_in_graph(weights):
                 return self._read_in_graph(part, tables, ids)
         else:
-            held = self._held(tables, weights)
-            if held.is_stale():
-                return look_up_stale(part, kind, held, ids) if torch.is_grad_enabled() else read(part, held, ids)[0]
+            its = self._table_set(tables, weights)
+            if its.is_stale():
+                return look_up_stale(part, kind, its, ids) if torch.is_grad_enabled() else read(part, its, ids)[0]
         if kind == "sparse":
             for weight in weights:
                 if weight.requires_grad:

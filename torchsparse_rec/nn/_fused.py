@@ -28,7 +28,7 @@ from ..optim.row_optimizer import RowOptimizer
 from ..tables.gradients import StepGroup, merged, update
 from ..tables.table import SECOND_BACKWARD, Gradient, Table, are_same, changes, table_of, writing
 from ._plan import Ids, Plan
-from ._read import Reading, Tables, check_unchanged, read, versions, weights_gradient
+from ._read import TableSet, check_unchanged, read, versions, weights_gradient
 from .gradients import has_hooks
 
 _lock = threading.RLock()
@@ -51,28 +51,28 @@ class FusedLookups:
     def __init__(self, plan: Plan, weights: Callable[[], list[Parameter] | None], leaf: Tensor) -> None:
         self.plan, self.leaf = plan, leaf
         self._weights = weights
-        self._tables: Tables | None = None
+        self._tables: TableSet | None = None
         # The arguments of the last _by_optimizer() and what it found for them.
-        self._optimizers: tuple[int, Tables, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
+        self._optimizers: tuple[int, TableSet, list[bool], list[tuple[Any, list[Tensor]]]] | None = None
 
     def __call__(self, ids: Ids, training: bool) -> Tensor:
         """Return the result of a lookup."""
         if torch.is_grad_enabled():
             rest = (ids.bags, ids.side_by_side, self, training)
             return _Fused.apply(self.leaf, *ids[:3], *rest)  # type: ignore[no-any-return]
-        return read(self.plan, self.tables(), ids).output
+        return read(self.plan, self.tables(), ids)[0]
 
-    def tables(self) -> Tables:
+    def tables(self) -> TableSet:
         """Return the tables, as they are stored now."""
         weights, known = self._weights(), self._tables
         if known is not None and (weights is None or are_same(known.weights, weights)):
             return known.refresh()
         assert weights is not None
-        self._tables = Tables(weights)
+        self._tables = TableSet(weights)
         return self._tables
 
-    def start(self, ids: Ids, training: bool) -> Reading:
-        """Look up; with ``training``, raise first if a backward could not update the tables."""
+    def start(self, ids: Ids, training: bool) -> tuple[Tensor, Tensor]:
+        """Return results and argmax; with ``training``, raise first if a backward could not update the tables."""
         tables = self.tables()
         if training:
             self._check(tables)
@@ -84,7 +84,7 @@ class FusedLookups:
         _outstanding.add(number, alive, self.tables())
         return number
 
-    def _check(self, tables: Tables) -> None:
+    def _check(self, tables: TableSet) -> None:
         """
         Check that a backward can update the tables and that nothing else uses their gradients.
 
@@ -101,7 +101,7 @@ class FusedLookups:
         if is_in_ddp():
             raise RuntimeError(_IN_DDP)
 
-    def _by_optimizer(self, tables: Tables, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
+    def _by_optimizer(self, tables: TableSet, wanted: list[bool]) -> list[tuple[RowOptimizer, list[Tensor]]]:
         """Return the optimizers that hold the wanted tables, each with its tables."""
         known = self._optimizers
         if known is None or known[:3] != (changes(), tables, wanted):
@@ -140,11 +140,11 @@ class FusedLookups:
                 others = [want and not is_alone for want, is_alone in zip(wanted, alone, strict=True)]
                 self._collect(tables, grad, ids, argmax, others)
 
-    def _gradient(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
+    def _gradient(self, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> Any:
         """Return the values and the rows of the wanted tables' gradients."""
         return self.plan.of_sizes(tables.weights).gradient("sparse", grad, ids, argmax, wanted)
 
-    def _update(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
+    def _update(self, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Update tables in one pass from the gradient of the result."""
         for optimizer, parameters in self._by_optimizer(tables, wanted):
             with writing(parameters):
@@ -153,7 +153,7 @@ class FusedLookups:
                         self._update_group(tables, group, grad, ids, argmax)
                         optimizer.end_step([group])
 
-    def _update_group(self, tables: Tables, group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
+    def _update_group(self, tables: TableSet, group: StepGroup, grad: Tensor, ids: Ids, argmax: Tensor | None) -> None:
         wanted = [True] * len(tables.weights)
         if len(group.parameters) < len(wanted):
             its = {id(parameter) for parameter in group.parameters}
@@ -165,7 +165,7 @@ class FusedLookups:
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         update(group, [Gradient(rows[k], _wide(values[k])) for k, want in enumerate(wanted) if want])
 
-    def _collect(self, tables: Tables, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
+    def _collect(self, tables: TableSet, grad: Tensor, ids: Ids, argmax: Tensor | None, wanted: list[bool]) -> None:
         """Keep gradients of tables for which other lookups may bring more, until this backward ends."""
         values, rows = self._gradient(tables, grad, ids, argmax, wanted)
         backward = current_backward()
@@ -183,7 +183,7 @@ class FusedLookups:
             # The call registered by another lookup may have updated some of them already.
             here = [weight for weight in weights if table_of(weight).is_collecting(backward)]
             if here:
-                tables = Tables(here)
+                tables = TableSet(here)
                 for optimizer, parameters in self._by_optimizer(tables, [True] * len(here)):
                     gradients = [(p, merged(table_of(p).take_collected(), p.shape[0])) for p in parameters]
                     optimizer.step_tables(gradients, in_backward=True)
@@ -196,19 +196,19 @@ class _Outstanding:
         self._lookups: dict[int, tuple[Callable[[], Any], frozenset[Table]]] = {}
         self._most = 64
 
-    def add(self, number: int, alive: Callable[[], Any], tables: Tables) -> None:
+    def add(self, number: int, alive: Callable[[], Any], tables: TableSet) -> None:
         """Expect the backward of a lookup, as long as ``alive()`` is true."""
         with _lock:
             if len(self._lookups) >= self._most:  # many may be of outputs that were dropped, with no backward since
                 self._forget_expired()
                 self._most = max(64, 2 * len(self._lookups))
-            self._lookups[number] = (alive, tables.set)
+            self._lookups[number] = (alive, tables.members)
 
-    def remove(self, number: int, tables: Tables) -> set[Table]:
+    def remove(self, number: int, tables: TableSet) -> set[Table]:
         """Remove a lookup whose backward has come; return all tables of lookups that share a table with it."""
         self._lookups.pop(number, None)
         self._forget_expired()
-        others = [its for _, its in self._lookups.values() if not its.isdisjoint(tables.set)]
+        others = [its for _, its in self._lookups.values() if not its.isdisjoint(tables.members)]
         return set().union(*others)
 
     def _forget_expired(self) -> None:
@@ -254,15 +254,14 @@ class _Token:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf, indices, offsets, per_sample_weights, bags, side_by_side, owner, training):
-        reading = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), training)
+        output, argmax = owner.start(Ids(indices, offsets, per_sample_weights, bags, side_by_side), training)
         weighs = per_sample_weights is not None and per_sample_weights.requires_grad
         ctx.bags, ctx.side_by_side, ctx.owner = bags, side_by_side, owner
         ctx.token = _Token()
         ctx.number = owner.expect(weakref.ref(ctx.token))
         ctx.versions = versions(owner.tables().weights) if weighs else None
-        output = reading.output if weighs else None
-        ctx.save_for_backward(indices, offsets, per_sample_weights, output, reading.argmax)
-        return reading.output
+        ctx.save_for_backward(indices, offsets, per_sample_weights, output if weighs else None, argmax)
+        return output
 
     @staticmethod
     def backward(ctx, grad):

@@ -16,7 +16,7 @@ import torch
 from .._torch import as_stored, is_alive
 from ._fused import FusedLookups
 from ._plan import Ids, Plan
-from ._read import Tables, read, weights_gradient
+from ._read import TableSet, read, weights_gradient
 
 if TYPE_CHECKING:
     from ._owner import FusedOwner
@@ -133,7 +133,7 @@ _library.define(
 
 def _tables_of(number, tables):
     weights = _owners[number]._stored_weights()
-    return Tables([weights[k] for k in tables])
+    return TableSet([weights[k] for k in tables])
 
 
 def _read(indices, offsets, per_sample_weights, bags, side_by_side, number, tables, plan):

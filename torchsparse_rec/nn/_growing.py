@@ -108,9 +108,9 @@ def _rows_together(ids: Tensor, tables: list[tuple[_Use, EmbeddingVariable]]) ->
             variable._begin_lookup(end - begin)
         steps = [variable.global_step for variable in variables]
         make_rooms = [variable._find_room for variable in variables]
-        rows, born = insert_together([variable.keys for variable in variables], ids, parts, steps, make_rooms)
+        rows, inserted = insert_together([variable.keys for variable in variables], ids, parts, steps, make_rooms)
         for variable, (begin, end) in zip(variables, parts, strict=True):
-            variable._end_lookup(born[begin:end], ids[begin:end])
+            variable._end_lookup(inserted[begin:end], ids[begin:end])
     return rows
 
 

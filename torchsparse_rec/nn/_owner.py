@@ -15,7 +15,7 @@ from ..tables.table import are_same, table_of
 from ._fused import FusedLookups
 from ._fused_graph import current_lookup, fused_lookup, number_of_call, register_owner
 from ._plan import Ids, Plan
-from ._read import Tables
+from ._read import TableSet
 
 
 class TableOwner(torch.nn.Module):
@@ -103,7 +103,7 @@ class FusedOwner(torch.nn.Module):
 
     _fused: dict[tuple[Plan, tuple[int, ...]], FusedLookups]
     _last_fused: tuple[Plan, tuple[int, ...], FusedLookups] | None
-    _known_tables: dict[tuple[int, ...], Tables]
+    _known_tables: dict[tuple[int, ...], TableSet]
     _leaf: Tensor
     _number: int
     _grad_mode: str | None = None
@@ -149,13 +149,13 @@ class FusedOwner(torch.nn.Module):
         self._last_fused = (plan, tables, found)
         return found
 
-    def _held(self, tables: Sequence[int], weights: list[Parameter]) -> Tables:
-        """Return the :class:`Tables` of some of the tables: the same object while their parameters are the same."""
+    def _table_set(self, tables: Sequence[int], weights: list[Parameter]) -> TableSet:
+        """Return the :class:`TableSet` of some of the tables: the same object while their parameters are the same."""
         key = tuple(tables)
-        held = self._known_tables.get(key)
-        if held is None or not are_same(held.weights, weights):
-            held = self._known_tables[key] = Tables(weights)
-        return held
+        known = self._known_tables.get(key)
+        if known is None or not are_same(known.weights, weights):
+            known = self._known_tables[key] = TableSet(weights)
+        return known
 
     def _forget_lookups(self) -> None:
         """Drop what is kept of past lookups: the tables may be other ones, or on another device."""

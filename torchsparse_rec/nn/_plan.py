@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _ops = torch.ops.torchsparse_rec
 
-Row = tuple[Tensor, Tensor]
-
 
 class Ids(NamedTuple):
     """
@@ -144,7 +142,7 @@ class Plan(NamedTuple):
 
     # ---- Operators --------------------------------------------------------------------------------------------------
 
-    def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> Row:
+    def forward(self, weights: list[Tensor], ids: Ids, missed: Missed = NOTHING_MISSED) -> tuple[Tensor, Tensor]:
         """Return results and argmax, from the tables as stored or, given ``missed``, from rows brought up to date."""
         lists = self.lists(ids)
         with below_autograd():

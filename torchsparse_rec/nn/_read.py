@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from ..tables.clock import Clock
 
 
-class Reading(NamedTuple):
-    """The result of a lookup, and for maxima the positions of the ids that gave them."""
-
-    output: Tensor
-    argmax: Tensor
-
-
 def owned_table(weight: Tensor) -> Table:
     """Return the table of a module's parameter, marked as owned: copies of modules have parameters not marked yet."""
     table = table_of(weight)
@@ -33,7 +26,7 @@ def owned_table(weight: Tensor) -> Table:
     return table
 
 
-class Part(NamedTuple):
+class ReadGroup(NamedTuple):
     """Tables that one call reads, all on one clock or without any, and their tensors."""
 
     clock: Clock | None
@@ -55,7 +48,7 @@ class Part(NamedTuple):
         return Missed(self.states, self.last_steps, *rest)
 
 
-class Tables:
+class TableSet:
     """
     Tables that are looked up together, grouped by the calls that read them.
 
@@ -70,50 +63,50 @@ class Tables:
 
     def is_stale(self) -> bool:
         """Say whether a row of one of the tables may be stale."""
-        return any(part.missed() is not NOTHING_MISSED for part in self.refresh()._parts)
+        return any(group.missed() is not NOTHING_MISSED for group in self.refresh()._groups)
 
-    def refresh(self) -> Tables:
+    def refresh(self) -> TableSet:
         """Regroup the tables if their optimizers, clocks or states have changed; return the object."""
         if self._changes == changes():
             return self
         self.tables = [owned_table(weight) for weight in self.weights]
-        self.set = frozenset(self.tables)
+        self.members = frozenset(self.tables)
         # Tables without a clock and tables whose weights their clock does not move form one group.
-        found: dict[Clock | None, Part] = {}
+        found: dict[Clock | None, ReadGroup] = {}
         for k, table in enumerate(self.tables):
             rows = table.rows
             clock = rows.clock if rows is not None and rows.clock.moves_weights else None
-            part = found.setdefault(clock, Part(clock, [], [], [], []))
-            part.places.append(k)
+            group = found.setdefault(clock, ReadGroup(clock, [], [], [], []))
+            group.places.append(k)
             if clock is not None and rows is not None and rows.last_step is not None:
-                part.all_rows.append(rows)
-                part.states.extend(rows.states)
-                part.last_steps.append(rows.last_step)
-        self._changes, self._parts = changes(), list(found.values())
+                group.all_rows.append(rows)
+                group.states.extend(rows.states)
+                group.last_steps.append(rows.last_step)
+        self._changes, self._groups = changes(), list(found.values())
         return self
 
-    def parts(self) -> list[Part]:
+    def groups(self) -> list[ReadGroup]:
         """Return the tables in groups, each of which one call reads."""
-        parts = self.refresh()._parts
-        if len(parts) == 1 or self.is_stale():
-            return parts
-        return [Part(None, list(range(len(self.tables))), [], [], [])]
+        groups = self.refresh()._groups
+        if len(groups) == 1 or self.is_stale():
+            return groups
+        return [ReadGroup(None, list(range(len(self.tables))), [], [], [])]
 
 
-def read(plan: Plan, tables: Tables, ids: Ids) -> Reading:
-    """Look up rows, brought up to date, without a gradient."""
-    parts, weights = tables.parts(), tables.weights
-    if len(parts) == 1:
-        with parts[0].lock():
-            return Reading(*plan.forward(weights, ids, parts[0].missed()))
+def read(plan: Plan, tables: TableSet, ids: Ids) -> tuple[Tensor, Tensor]:
+    """Look up rows, brought up to date, without a gradient; return results and argmax."""
+    groups, weights = tables.groups(), tables.weights
+    if len(groups) == 1:
+        with groups[0].lock():
+            return plan.forward(weights, ids, groups[0].missed())
     outputs, winners = [], []
-    for part in parts:
-        its, lookups = plan.part(part.places), plan.lookups_of(part.places)
-        with part.lock():
-            output, argmax = its.forward([weights[k] for k in part.places], ids, part.missed())
+    for group in groups:
+        its, lookups = plan.part(group.places), plan.lookups_of(group.places)
+        with group.lock():
+            output, argmax = its.forward([weights[k] for k in group.places], ids, group.missed())
         outputs.append((lookups, output, its.sizes(ids)))
         winners.append((lookups, argmax, its.argmax_sizes(ids)))
-    return Reading(joined(outputs), joined(winners))
+    return joined(outputs), joined(winners)
 
 
 def versions(weights: Sequence[Tensor]) -> list[int]:
@@ -128,17 +121,17 @@ def _is_to_be_written(table: Table) -> bool:
     return rows is not None and rows.clock.history is not None and rows.current != rows.clock.step
 
 
-def weights_gradient(plan: Plan, tables: Tables, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
+def weights_gradient(plan: Plan, tables: TableSet, ids: Ids, grad: Tensor, output: Tensor) -> Tensor:
     """Return the gradient of ``per_sample_weights``, from rows brought up to date."""
     total = None
     with torch.no_grad(), as_stored():
-        for part in tables.parts():
-            its, lookups = plan.part(part.places), plan.lookups_of(part.places)
+        for group in tables.groups():
+            its, lookups = plan.part(group.places), plan.lookups_of(group.places)
             sizes = plan.sizes(ids)
-            here = [tables.weights[k].detach() for k in part.places]
+            here = [tables.weights[k].detach() for k in group.places]
             its_grad, its_output = part_of(lookups, grad, sizes), part_of(lookups, output, sizes)
-            with part.lock():
-                gradient = its.weights_gradient(its_grad, here, ids, its_output, part.missed())
+            with group.lock():
+                gradient = its.weights_gradient(its_grad, here, ids, its_output, group.missed())
             total = gradient if total is None else total + gradient
     assert total is not None
     return total
@@ -203,7 +196,7 @@ class _StaleLookup(torch.autograd.Function):
         return None, None, None, None, None, None, None, weights_grad, *grads
 
 
-def look_up_stale(plan: Plan, kind: str, tables: Tables, ids: Ids) -> Tensor:
+def look_up_stale(plan: Plan, kind: str, tables: TableSet, ids: Ids) -> Tensor:
     """Return the result of a lookup that gives its tables gradients of ``kind`` ``"dense"`` or ``"sparse"``."""
     inputs = (*ids[:3], *tables.weights)
     return _StaleLookup.apply(plan, kind, ids.bags, ids.side_by_side, tables, *inputs)  # type: ignore[no-any-return]

@@ -31,7 +31,7 @@ from ..variable.saving import Saving
 from ..variable.training_rows import TrainingRows
 from ._lookup import check_ids, look_up
 from ._plan import Ids
-from ._read import Tables, read
+from ._read import TableSet, read
 from .auto import AutoChoice
 from .grad_mode import GradModeMixin, forward_untraced
 
@@ -211,7 +211,7 @@ class EmbeddingVariable(TrainingRows, Contents, Growth, Saving, Restoring, GradM
             else:
                 rows = self.keys.find(ids)
                 plan = self._plan_of(SUM, weight.shape[0], weight.shape[1], -1, False)
-                values = read(plan, Tables([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False)).output
+                values = read(plan, TableSet([weight]), Ids(rows.clamp_min(0), None, None, (len(ids),), False))[0]
                 values = values.reshape(len(ids), self.embedding_dim)
                 values = torch.where((rows < 0).unsqueeze(1), self._absent(ids, rows), values)
         return values.reshape(*input.shape, self.embedding_dim)

@@ -259,8 +259,8 @@ class GradModeMixin(HasGradMode, TableOwner):
         if torch.compiler.is_compiling():
             return self._read_in_graph(plan, (0,), ids)
         if not torch.is_grad_enabled():
-            return read(plan, self._held((0,), [weight]), ids).output
-        return look_up_stale(plan, kind, self._held((0,), [weight]), ids)
+            return read(plan, self._table_set((0,), [weight]), ids)[0]
+        return look_up_stale(plan, kind, self._table_set((0,), [weight]), ids)
 
     def _plan_of(self, mode: int, num_embeddings: int, embedding_dim: int, padding: int, scaled: bool) -> Plan:
         """Return the plan of the module's only lookup: the last plan again if it is equal, as that is found fastest."""

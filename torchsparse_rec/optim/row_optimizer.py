@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._torch import as_stored, grad_of, is_made_by_zero, step_without_hooks
 from ..ops.row_optimizer import OPTIMIZER_RULES, idle_motion
-from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, Plan
+from ..tables.clock import ALL_ROWS, ITS_ROWS, LATER, Clock, ClockKind
 from ..tables.gradients import StepGroup, gradient_of, update
 from ..tables.stale import can_be_stale, mark_stale
 from ..tables.table import (
@@ -322,10 +322,10 @@ class RowOptimizer(InBackward):
         clock, tables = together.tables[number]
         if len(tables) != len(clock) and len(tables) != len(clock.tables()):
             clock = clock.split(tables)
-        plan = self._plan(group, clock.owned)
+        kind, hyperparameters = self._kind(group, clock.owned)
         clock.random_rounding = group["stochastic_rounding"]
-        if plan.kind != clock.kind:
-            self._start(clock, tables, plan)
+        if kind != clock.kind:
+            self._start(clock, tables, kind, hyperparameters)
         clock.make_room()
         lists = together.lists(number)
         return StepGroup(
@@ -334,17 +334,17 @@ class RowOptimizer(InBackward):
             states=lists.states,
             last_steps=lists.last_steps,
             history=clock.history,
-            rule=plan.rule,
-            hyperparameters=plan.hyperparameters,
+            rule=kind.rule,
+            hyperparameters=hyperparameters,
             step=clock.step + 1,
             base=clock.base,
             maximize=group.get("maximize", False),
             rounding_seeds=clock.rounding_seeds(tables),
-            all_rows=plan.others == ALL_ROWS,
+            all_rows=kind.others == ALL_ROWS,
             clock=clock,
         )
 
-    def _start(self, clock: Clock, tables: list[Table], plan: Plan) -> None:
+    def _start(self, clock: Clock, tables: list[Table], kind: ClockKind, hyperparameters: list[float]) -> None:
         """Begin a new history, for a rule, states or an eps other than those of the past steps."""
         for growing in growing_among(table.parameter for table in tables):
             growing.history_ends()
@@ -356,8 +356,8 @@ class RowOptimizer(InBackward):
                 state.setdefault("step", torch.tensor(0.0))
             else:
                 clock.step = self._steps_taken(state)
-            table.rows.states = [self._state_of(parameter, name, state) for name in plan.states]
-        clock.start(plan)
+            table.rows.states = [self._state_of(parameter, name, state) for name in kind.states]
+        clock.start(kind, hyperparameters)
 
     def _state_of(self, parameter: Tensor, name: str, state: dict[str, Any]) -> Tensor:
         """Return one of the operator's states, made or converted if need be; ``state`` keeps it in torch's shape."""
@@ -372,8 +372,8 @@ class RowOptimizer(InBackward):
         shape = parameter.shape[:1] if name in self._per_row else parameter.shape
         return torch.full(shape, self._initial(name), dtype=dtype, device=parameter.device)
 
-    def _plan(self, group: dict[str, Any], owned: bool) -> Plan:
-        """Return how the group's next step treats its tables, rows without gradient included."""
+    def _kind(self, group: dict[str, Any], owned: bool) -> tuple[ClockKind, list[float]]:
+        """Return how the group's next step treats its tables, and the step's hyperparameters."""
         rule = self._rule(group)
         number = OPTIMIZER_RULES[rule.name]
         others, motion = ITS_ROWS, "none"
@@ -399,7 +399,7 @@ class RowOptimizer(InBackward):
                 others = ALL_ROWS
         moves_weights = others == LATER and motion == "weight"
         eps = group.get("eps"), group.get("tensorflow_eps")
-        return Plan(number, rule.hyperparameters, rule.states, others, moves_weights, eps)
+        return ClockKind(number, rule.states, others, moves_weights, eps), rule.hyperparameters
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

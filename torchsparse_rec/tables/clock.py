@@ -17,7 +17,7 @@ from .table import accumulator_dtype, growing_among, note_change, writing
 if TYPE_CHECKING:
     from .table import Rows, Table
 
-__all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "Plan"]
+__all__ = ["ALL_ROWS", "HISTORY_STEPS", "ITS_ROWS", "LATER", "Clock", "ClockKind"]
 
 # Steps after which all rows are flushed and the history begins anew: 8 MB.
 HISTORY_STEPS = 2**16
@@ -29,20 +29,14 @@ LATER = "they are flushed later"
 ALL_ROWS = "they are stepped too"
 
 
-class Plan(NamedTuple):
-    """The rule by which a parameter group steps its tables, and what a step does to rows without gradient."""
+class ClockKind(NamedTuple):
+    """How a clock's tables are stepped: the part of it that may change only while no row is stale."""
 
     rule: int
-    hyperparameters: list[float]
     states: tuple[str, ...]
     others: str  # what happens to rows without gradient: ITS_ROWS, LATER or ALL_ROWS
     moves_weights: bool  # whether, with LATER, rows' weights become stale too, not only their states
     eps: tuple  # eps, and whether it stands where TensorFlow adds it
-
-    @property
-    def kind(self) -> tuple:
-        """The fields that may change only while no row is stale."""
-        return self.rule, self.states, self.others, self.moves_weights, self.eps
 
 
 class Clock:
@@ -59,7 +53,7 @@ class Clock:
         self.random_rounding = False
         self.step = step
         self.base = step
-        self.kind: tuple | None = None  # None: not started
+        self.kind: ClockKind | None = None  # None: not started
         self.rule = 0
         self.hyperparameters: list[float] = []
         self.moves_weights = False
@@ -91,23 +85,23 @@ class Clock:
     def _remove(self, table: Table) -> None:
         self._tables = [reference for reference in self._tables if reference() is not table]
 
-    def start(self, plan: Plan) -> None:
+    def start(self, kind: ClockKind, hyperparameters: list[float]) -> None:
         """Begin a history for the clock's tables, whose rows are all up to date and whose states exist."""
-        self.kind = plan.kind
-        self.rule = plan.rule
-        self.hyperparameters = plan.hyperparameters
-        self.moves_weights = plan.moves_weights
+        self.kind = kind
+        self.rule = kind.rule
+        self.hyperparameters = hyperparameters
+        self.moves_weights = kind.moves_weights
         self.base = self.step
         tables = self.tables()
         device = tables[0].parameter.device
-        self.history = new_history(_FIRST_STEPS, device) if plan.others == LATER else None
+        self.history = new_history(_FIRST_STEPS, device) if kind.others == LATER else None
         for table in tables:
             rows, weight = table.rows, table.parameter
             assert rows is not None
             rows.current = self.step
-            later = plan.others == LATER
+            later = kind.others == LATER
             rows.last_step = torch.zeros(weight.shape[0], dtype=torch.int32, device=device) if later else None
-            if not plan.moves_weights:
+            if not kind.moves_weights:
                 mark_fresh(weight)
         self._share_steps()
         note_change()

@@ -30,20 +30,25 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train DLRM (Naumov et al., 2019) on Criteo's files, or on generated examples of their shape.",
     )
     add = parser.add_argument
-    add("--data", type=Path, nargs="+", metavar="FILE", help="Criteo's, as text or prebatched (.arrow, .prebatched)")
+    add("--data", type=Path, nargs="+", metavar="FILE", help="Criteo's files, text or prebatched (.arrow, .prebatched)")
     Settings.add_flags(parser)
-    add("--tiers", choices=TIERS, help=f"where dynamic tables are, default {place.tiers}")
-    add("--hbm-rows", type=positive_int, help=f"of each table, where DRAM or SSD are below, default {place.hbm_rows:,}")
-    add("--dram-rows", type=positive_int, help=f"of each table, where SSD is below, default {place.dram_rows:,}")
-    add("--ssd-path", type=Path, metavar="FOLDER", help="of the SSD tier, default ssd in --checkpoint")
-    add("--checkpoint", type=Path, metavar="FOLDER", help="write checkpoints there, and go on from one that is there")
-    add("--save-every", type=positive_int, metavar="STEPS", help="full checkpoints, default one at the end")
-    add("--delta-every", type=positive_int, metavar="STEPS", help="checkpoints of what changed in dynamic tables")
-    add("--epochs", type=positive_int, default=1, help="in all, default 1")
-    add("--steps", type=positive_int, help="end after so many steps, in all")
-    add("--evaluate-every", type=positive_int, metavar="STEPS", help="also within epochs")
+    add("--tiers", choices=TIERS, help=f"the storage of dynamic tables' rows, default {place.tiers}")
+    add("--hbm-rows", type=positive_int, help=f"each table's rows in HBM above DRAM or SSD, default {place.hbm_rows:,}")
+    add("--dram-rows", type=positive_int, help=f"each table's rows in DRAM above SSD, default {place.dram_rows:,}")
+    add("--ssd-path", type=Path, metavar="FOLDER", help="the folder of the SSD tier, default ssd in --checkpoint")
+    add("--checkpoint", type=Path, metavar="FOLDER", help="write checkpoints there, and resume from one found there")
+    add(
+        "--save-every",
+        type=positive_int,
+        metavar="STEPS",
+        help="steps between full checkpoints, default: at the end",
+    )
+    add("--delta-every", type=positive_int, metavar="STEPS", help="steps between checkpoints of the changed rows alone")
+    add("--epochs", type=positive_int, default=1, help="epochs in total, default 1")
+    add("--steps", type=positive_int, help="stop after this many steps in total")
+    add("--evaluate-every", type=positive_int, metavar="STEPS", help="steps between metrics within an epoch")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
-    add("--threads", type=positive_int, help="default torch's")
+    add("--threads", type=positive_int, help="threads of torch, default its own choice")
     return parser
 
 

@@ -29,14 +29,19 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m torchsparse_rec.examples.ncf", description="Train NeuMF (He et al., 2017) on MovieLens."
     )
     add = parser.add_argument
-    add("--dataset", choices=[*data.SOURCES, "generated"], default="ml-100k", help="default ml-100k")
+    add(
+        "--dataset",
+        choices=[*data.SOURCES, "generated"],
+        default="ml-100k",
+        help="the ratings, default ml-100k",
+    )
     add("--data-dir", type=Path, help=f"folder of the original files, default ${data.ENVIRONMENT_VARIABLE}")
     Settings.add_flags(parser)
-    add("--epochs", type=positive_int, default=DEFAULT_EPOCHS, help=f"in all, default {DEFAULT_EPOCHS}")
+    add("--epochs", type=positive_int, default=DEFAULT_EPOCHS, help=f"epochs in total, default {DEFAULT_EPOCHS}")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
-    add("--output-dir", type=Path, help=f"of checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
-    add("--resume", type=Path, metavar="CHECKPOINT", help="continue from this checkpoint, bit for bit")
-    add("--compare", choices=["tensorflow"], help="train the same network there too and print both")
+    add("--output-dir", type=Path, help=f"folder for checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
+    add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint, bit for bit")
+    add("--compare", choices=["tensorflow"], help="train the same network in TensorFlow too, and print both")
     return parser
 
 

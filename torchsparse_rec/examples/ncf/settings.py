@@ -28,13 +28,13 @@ _EXCLUDE = "never draw the held-out item as a negative, as many published progra
 class Settings(_settings.Settings):
     """Settings that determine a run's bits, beside its data."""
 
-    grad_mode: str = setting("auto", "of the tables, default {}", choices=GRAD_MODES)
-    optimizer: str = setting("adam", "default {}", choices=OPTIMIZERS)
+    grad_mode: str = setting("auto", "gradient mode of the tables, default {}", choices=GRAD_MODES)
+    optimizer: str = setting("adam", "optimizer, default {}", choices=OPTIMIZERS)
     lr: float | None = setting(None, default_rates(LEARNING_RATES), type=positive_float)
     factors: int = setting(8, "width of the GMF vectors, default {}", type=positive_int)
     layers: tuple[int, ...] = setting((32, 16, 8), "widths of the MLP from its input on, default {}", type=layer_widths)
-    negatives: int = setting(4, "per positive and epoch, default {}", type=positive_int)
+    negatives: int = setting(4, "negatives per positive and epoch, default {}", type=positive_int)
     exclude_held_out: bool = setting(False, _EXCLUDE, action="store_true")
-    batch_size: int = setting(1024, "samples, default {}", type=positive_int)
-    seed: int = setting(0, "of weights, batches and candidates, default {}", type=seed)
+    batch_size: int = setting(1024, "examples of a step, default {}", type=positive_int)
+    seed: int = setting(0, "seed of weights, batches and candidates, default {}", type=seed)
     rates = LEARNING_RATES

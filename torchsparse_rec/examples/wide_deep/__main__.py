@@ -39,18 +39,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     Settings.add_flags(parser)
-    add("--table-gb", type=positive_float, metavar="GB", help="instead of --rows: 10^9 bytes of all tables")
+    add("--table-gb", type=positive_float, metavar="GB", help="size of all tables in 10^9 bytes, instead of --rows")
     add("--criteo", type=Path, metavar="TRAIN.TXT", help="train on this file of Criteo's instead of generated examples")
-    add("--prebatched", type=Path, metavar="PATH", help="keep generated batches in this file; made if it is not there")
-    add("--epochs", type=positive_int, help=f"in all, default {DEFAULT_EPOCHS}")
-    add("--steps", type=positive_int, help="end after so many steps, in all")
-    add("--evaluate-every", type=positive_int, metavar="STEPS", help="also within epochs")
+    add("--prebatched", type=Path, metavar="PATH", help="keep the generated batches in this file, made if missing")
+    add("--epochs", type=positive_int, help=f"epochs in total, default {DEFAULT_EPOCHS}")
+    add("--steps", type=positive_int, help="stop after this many steps in total")
+    add("--evaluate-every", type=positive_int, metavar="STEPS", help="steps between metrics within an epoch")
     add("--device", type=device, default=torch.device("cpu"), help="cpu or cuda, default cpu")
-    add("--threads", type=positive_int, help="of torch and TensorFlow, default torch's")
-    add("--output-dir", type=Path, help=f"of checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
-    add("--no-checkpoint", action="store_true", help="write none: it is as large as the tables")
-    add("--resume", type=Path, metavar="CHECKPOINT", help="go on bit for bit as the run that wrote this")
-    add("--compare", choices=["tensorflow"], help=f"train there too, --steps of each, default {COMPARED_STEPS}")
+    add("--threads", type=positive_int, help="threads of torch and TensorFlow, default torch's choice")
+    add("--output-dir", type=Path, help=f"folder for checkpoint.pt and curves.png, default {DEFAULT_OUTPUT}")
+    add("--no-checkpoint", action="store_true", help="write no checkpoint, which is as large as the tables")
+    add("--resume", type=Path, metavar="CHECKPOINT", help="resume from this checkpoint, bit for bit")
+    add("--compare", choices=["tensorflow"], help=f"train --steps in TensorFlow too, default {COMPARED_STEPS}")
     return parser
 
 
