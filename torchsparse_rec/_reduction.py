@@ -6,3 +6,6 @@ SQRTN = 2
 MAX = 3
 MIN = 4
 PROD = 5
+
+#: How the rows of a bag are pooled, by the names that lookups take.
+POOLING = {"sum": SUM, "mean": MEAN, "sqrtn": SQRTN, "max": MAX}

@@ -19,7 +19,7 @@ KINDS = (
 
 MUTATIONS = [
     Mutation(
-        "torchsparse_rec/ops/sparse_tensor.py",
+        "torchsparse_rec/ops/_sparse_tensor_kernels.py",
         "sign",
         "torch.where(owners == 0, flat, 0).sum()",
         "torch.where(owners != 0, flat, 0).sum()",

@@ -316,21 +316,6 @@ def test_current_lookup_is_that_of_tables_made_current(name: str) -> None:
             assert_same_bits(weights_grad, _ops.embedding_collection_weights_backward.default(*inputs))
 
 
-def test_gradient_of_a_current_lookup_is_that_of_the_current_tables() -> None:
-    rule, h = RULES["adamw"]
-    x = random_collection("", weighted=True, dtype=torch.float64, **SHARED)
-    states, last_steps, history = optimizer_state(x, rule, h, True)
-    inputs = [*(weight.requires_grad_() for weight in x.weights), x.per_sample_weights.requires_grad_()]
-    output, _ = _ops.embedding_collection_current.default(
-        x.weights, states, last_steps, history, *x.inputs, *x.lists, rule, h, 3, 0
-    )
-    grads = torch.autograd.grad(output, inputs, x.grad)
-    with torch.no_grad():
-        _ops.row_optimizer_make_current_.default(x.weights, states, last_steps, history, rule, h, 3, 0, [])
-    for actual, wanted in zip(grads, torch.autograd.grad(called(x), inputs, x.grad), strict=True):
-        assert_same_bits(actual, wanted)
-
-
 @pytest.mark.parametrize("dim", [3, 130, 300])
 @pytest.mark.parametrize("name", ["lamb", "ftrl", "adamw", "rowwise_adagrad"])
 def test_update_leaves_rows_alone_whose_gradients_add_up_to_zeros(name: str, dim: int, kernels: str) -> None:

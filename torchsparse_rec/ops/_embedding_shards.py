@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
-from .autograd import differentiable, only_once
+from .autograd import differentiable, not_differentiable, only_once, register
 
 _ops = torch.ops.torchsparse_rec
 _HALVES = (torch.float16, torch.bfloat16)
@@ -16,7 +17,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 @torch.library.register_fake("torchsparse_rec::shard_rows")
-def _(ids: Tensor, shard_sizes: list[int], strategy: int, keep_padding: bool) -> Tensor:
+def _(ids: Tensor, *rest: Any) -> Tensor:
     return ids.new_empty(ids.shape)
 
 
@@ -42,45 +43,24 @@ def _(
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_bag_shards")
-def _(
-    params: list[Tensor],
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    mode: int,
-    padding_idx: int,
-    max_norm: float,
-    sparse: bool,
-) -> Tensor:
+def _(params: list[Tensor], indices: Tensor, offsets: Tensor | None, *rest: Any) -> Tensor:
     bags = indices.shape[0] if offsets is None else offsets.shape[0] - 1
     return params[0].new_empty(bags, params[0].shape[1])
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_bag_shards_weights_backward")
-def _(
-    grad: Tensor,
-    params: list[Tensor],
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor,
-    output: Tensor,
-    mode: int,
-    padding_idx: int,
-    max_norm: float,
-) -> Tensor:
+def _(grad: Tensor, params: Any, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor, *rest: Any) -> Tensor:
     return per_sample_weights.new_empty(per_sample_weights.shape)
 
 
 @torch.library.register_fake("torchsparse_rec::clip_rows_backward")
-def _(grad: Tensor, params: list[Tensor], rows: Tensor | None, max_norm: float) -> Tensor:
+def _(grad: Tensor, params: list[Tensor], *rest: Any) -> Tensor:
     return params[0].new_empty(grad.shape)
 
 
 # ---- Autograd: bags -------------------------------------------------------------------------------------------------
 
-# Integers in, integers out: calls pass the autograd keys by.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("shard_rows", torch.library.fallthrough_kernel)
+not_differentiable("shard_rows")
 
 
 def _pruned_bags_setup_context(ctx, inputs, output) -> None:
@@ -198,13 +178,6 @@ def _clip_backward_backward(ctx, result_grad):
 
 pruned_bags = differentiable("pruned_bags", _pruned_bags_backward, _pruned_bags_setup_context)
 # An autograd.Function does not see tables that come in a list: these operators take the registered way alone.
-torch.library.register_autograd(
-    "torchsparse_rec::embedding_bag_shards", _shards_backward, setup_context=_shards_setup_context
-)
-torch.library.register_autograd(
-    "torchsparse_rec::clip_rows_backward", _clip_backward_backward, setup_context=_clip_setup_context
-)
-_weights_backward, _weights_setup_context = only_once("embedding_bag_shards_weights_backward")
-torch.library.register_autograd(
-    "torchsparse_rec::embedding_bag_shards_weights_backward", _weights_backward, setup_context=_weights_setup_context
-)
+register("embedding_bag_shards", _shards_backward, _shards_setup_context)
+register("clip_rows_backward", _clip_backward_backward, _clip_setup_context)
+register("embedding_bag_shards_weights_backward", *only_once("embedding_bag_shards_weights_backward"))

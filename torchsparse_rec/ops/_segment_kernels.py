@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,14 +29,7 @@ def _(
 
 
 @torch.library.register_fake("torchsparse_rec::segment_reduce_backward")
-def _(
-    grad: Tensor,
-    data: Tensor | None,
-    segment_ids: Tensor | None,
-    offsets: Tensor | None,
-    rows: int,
-    reduction: int,
-) -> Tensor:
+def _(grad: Tensor, data: Any, segment_ids: Any, offsets: Any, rows: int, reduction: int) -> Tensor:
     return grad.new_empty(rows, *grad.shape[1:])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -31,23 +33,14 @@ def _(grad: Tensor, indices: Tensor, segment_ids: Tensor, output_dim0: int, redu
 
 
 @torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_v2")
-def _(
-    grad: Tensor, indices: Tensor, segment_ids: Tensor, dense_output_dim0: int, reduction: int
-) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, indices: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     rows = torch.library.get_ctx().new_dynamic_size()
     return grad.new_empty(rows, *grad.shape[1:]), indices.new_empty(rows)
 
 
 @torch.library.register_fake("torchsparse_rec::sparse_segment_reduce_grad_v2_out")
-def _(
-    grad: Tensor,
-    indices: Tensor,
-    segment_ids: Tensor,
-    dense_output_dim0: int,
-    reduction: int,
-    values: Tensor,
-    rows: Tensor,
-) -> None:
+def _(grad: Tensor, indices: Tensor, *rest: Any) -> None:
+    *_, values, rows = rest
     size = torch.library.get_ctx().new_dynamic_size()
     # set_, where the kernel resizes: torch cannot compare a size known only at run time with the present one.
     values.set_(grad.new_empty(size, *grad.shape[1:]))  # type: ignore[call-overload]

@@ -6,16 +6,16 @@ Contract and order of summation: csrc/embedding.h. Kernels: csrc/cpu/embedding.c
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
 from .. import _reduction
 from .autograd import differentiable, no_second_derivative, only_once
 
 __all__ = ["embedding", "embedding_bag"]
 
-_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN, "max": _reduction.MAX}
 _NO_PADDING = -1
 
 
@@ -114,14 +114,14 @@ def embedding_bag(
                 [0.0000, 0.0000],
                 [1.0000, 1.5000]])
     """
-    if mode not in _MODES:
-        raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+    if mode not in _reduction.POOLING:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, _reduction.POOLING))}, got {mode!r}")
     output, _ = embedding_bag_operator(
         weight,
         indices,
         offsets,
         per_sample_weights,
-        _MODES[mode],
+        _reduction.POOLING[mode],
         _padding(padding_idx),
         scale_grad_by_freq,
         sparse,
@@ -133,20 +133,13 @@ def embedding_bag(
 
 
 @torch.library.register_fake("torchsparse_rec::embedding")
-def _(weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, sparse: bool) -> Tensor:
+def _(weight: Tensor, indices: Tensor, *rest: Any) -> Tensor:
     return weight.new_empty(*indices.shape, weight.shape[1])
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_bag")
 def _(
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor | None,
-    mode: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    sparse: bool,
+    weight: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None, mode: int, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     shape = (offsets.shape[0] - 1, weight.shape[1])
     argmax_shape = shape if mode == _reduction.MAX else (0,)
@@ -155,46 +148,19 @@ def _(
 
 @torch.library.register_fake("torchsparse_rec::embedding_dense_backward")
 def _(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
-    num_embeddings: int,
-    mode: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
+    grad: Tensor, indices: Tensor, offsets: Tensor | None, weights: Any, argmax: Any, num_embeddings: int, *rest: Any
 ) -> Tensor:
     return grad.new_empty(num_embeddings, grad.shape[1])
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_sparse_backward")
-def _(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
-    num_embeddings: int,
-    mode: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-) -> tuple[Tensor, Tensor]:
+def _(grad: Tensor, indices: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     rows = torch.library.get_ctx().new_dynamic_size()
     return grad.new_empty(rows, grad.shape[1]), indices.new_empty(rows, dtype=torch.int64)
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_weights_backward")
-def _(
-    grad: Tensor,
-    weight: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    per_sample_weights: Tensor,
-    output: Tensor,
-    mode: int,
-    padding_idx: int,
-) -> Tensor:
+def _(grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor, *rest: Any) -> Tensor:
     return per_sample_weights.new_empty(per_sample_weights.shape)
 
 

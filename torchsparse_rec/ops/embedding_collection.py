@@ -13,16 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
 from .. import _reduction
 from .._torch import any_requires_grad, below_autograd, is_transformed, is_watched
-from ._transforms import call, register
-from .autograd import only_once
+from .autograd import call, not_differentiable, only_once, register
 
 __all__ = ["embedding_collection"]
 
 _ops = torch.ops.torchsparse_rec
-_MODES = {"sum": _reduction.SUM, "mean": _reduction.MEAN, "sqrtn": _reduction.SQRTN, "max": _reduction.MAX}
 
 
 def embedding_collection(
@@ -86,12 +83,12 @@ def embedding_collection(
                 [1.0000, 1.0000, 1.5000]])
     """
     for mode in modes:
-        if mode not in _MODES:
-            raise ValueError(f"modes must be of {', '.join(map(repr, _MODES))}, got {mode!r}")
+        if mode not in _reduction.POOLING:
+            raise ValueError(f"modes must be of {', '.join(map(repr, _reduction.POOLING))}, got {mode!r}")
     lists = (
         list(tables),
         list(keys),
-        [_MODES[mode] for mode in modes],
+        [_reduction.POOLING[mode] for mode in modes],
         list(bags),
         _padding(padding_idx, len(weights)),
     )
@@ -125,158 +122,56 @@ def _check_devices(operator: str, weights: Sequence[Tensor]) -> None:
 
 
 def _fake_lookup(
-    operator: str,
-    weights: Sequence[Tensor],
-    indices: Tensor,
-    tables: Sequence[int],
-    keys: Sequence[int],
-    modes: Sequence[int],
-    bags: Sequence[int],
-    side_by_side: bool,
+    operator: str, weights: Sequence[Tensor], inputs: tuple, lists: tuple[Sequence[int], ...], side_by_side: bool
 ) -> tuple[Tensor, Tensor]:
     _check_devices(operator, weights)
+    tables, keys, modes, bags = lists[:4]
     sizes = [(bags[key], weights[table].shape[1]) for table, key in zip(tables, keys, strict=True)]
     elements = [rows * columns for rows, columns in sizes]
     shape = (sizes[0][0], sum(columns for _, columns in sizes)) if side_by_side else (sum(elements),)
     of_max = sum(size for size, mode in zip(elements, modes, strict=True) if mode == _reduction.MAX)
-    return weights[0].new_empty(shape), indices.new_empty(of_max, dtype=torch.int64)
+    return weights[0].new_empty(shape), inputs[0].new_empty(of_max, dtype=torch.int64)
 
 
+# Each lookup's arguments end alike: three inputs of the bags, then five lists and side_by_side.
 @torch.library.register_fake("torchsparse_rec::embedding_collection")
-def _(
-    weights: list[Tensor],
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    tables: list[int],
-    keys: list[int],
-    modes: list[int],
-    bags: list[int],
-    padding_idx: list[int],
-    side_by_side: bool,
-    sparse: bool,
-) -> tuple[Tensor, Tensor]:
-    return _fake_lookup("embedding_collection", weights, indices, tables, keys, modes, bags, side_by_side)
+def _(weights: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
+    return _fake_lookup("embedding_collection", weights, rest[:3], rest[3:8], rest[8])
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_current")
 def _(
-    weights: list[Tensor],
-    states: list[Tensor],
-    last_steps: list[Tensor],
-    history: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    tables: list[int],
-    keys: list[int],
-    modes: list[int],
-    bags: list[int],
-    padding_idx: list[int],
-    side_by_side: bool,
-    rule: int,
-    hyperparameters: list[float],
-    step: int,
-    base: int,
+    weights: list[Tensor], states: list[Tensor], last_steps: list[Tensor], history: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    return _fake_lookup("embedding_collection_current", weights, indices, tables, keys, modes, bags, side_by_side)
+    return _fake_lookup("embedding_collection_current", weights, rest[:3], rest[3:8], rest[8])
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_dense_backward")
 def _(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
-    num_embeddings: list[int],
-    dims: list[int],
-    tables: list[int],
-    keys: list[int],
-    modes: list[int],
-    bags: list[int],
-    padding_idx: list[int],
-    side_by_side: bool,
-    wanted: list[bool],
+    grad: Tensor, indices: Tensor, offsets: Any, weights: Any, argmax: Any, num_embeddings: Any, dims: Any, *rest: Any
 ) -> list[Tensor]:
-    sizes = zip(num_embeddings, dims, wanted, strict=True)
-    return [grad.new_empty(rows if want else 0, columns) for rows, columns, want in sizes]
+    sizes = zip(num_embeddings, dims, rest[-1], strict=True)
+    return [grad.new_empty(rows if wanted else 0, columns) for rows, columns, wanted in sizes]
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_sparse_backward")
 def _(
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
-    num_embeddings: list[int],
-    dims: list[int],
-    tables: list[int],
-    keys: list[int],
-    modes: list[int],
-    bags: list[int],
-    padding_idx: list[int],
-    side_by_side: bool,
-    wanted: list[bool],
+    grad: Tensor, indices: Tensor, offsets: Any, weights: Any, argmax: Any, num_embeddings: Any, dims: Any, *rest: Any
 ) -> tuple[list[Tensor], list[Tensor]]:
-    sizes = [torch.library.get_ctx().new_dynamic_size() if want else 0 for want in wanted]
+    sizes = [torch.library.get_ctx().new_dynamic_size() if wanted else 0 for wanted in rest[-1]]
     values = [grad.new_empty(rows, columns) for rows, columns in zip(sizes, dims, strict=True)]
     return values, [indices.new_empty(rows, dtype=torch.int64) for rows in sizes]
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_weights_backward")
-def _(
-    grad: Tensor,
-    weights: list[Tensor],
-    states: list[Tensor],
-    last_steps: list[Tensor],
-    history: Tensor | None,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor,
-    output: Tensor,
-    tables: list[int],
-    keys: list[int],
-    modes: list[int],
-    bags: list[int],
-    padding_idx: list[int],
-    side_by_side: bool,
-    rule: int,
-    hyperparameters: list[float],
-    step: int,
-    base: int,
-) -> Tensor:
+def _(grad: Tensor, weights: list[Tensor], *rest: Any) -> Tensor:
     _check_devices("embedding_collection_weights_backward", weights)
+    per_sample_weights = rest[5]
     return per_sample_weights.new_empty(per_sample_weights.shape)
 
 
 @torch.library.register_fake("torchsparse_rec::embedding_collection_update_")
-def _(
-    weights: list[Tensor],
-    states: list[Tensor],
-    last_steps: list[Tensor],
-    history: Tensor | None,
-    grad: Tensor,
-    indices: Tensor,
-    offsets: Tensor | None,
-    per_sample_weights: Tensor | None,
-    argmax: Tensor | None,
-    tables: list[int],
-    keys: list[int],
-    modes: list[int],
-    bags: list[int],
-    padding_idx: list[int],
-    side_by_side: bool,
-    wanted: list[bool],
-    grad_scale: Tensor | None,
-    rule: int,
-    hyperparameters: list[float],
-    step: int,
-    base: int,
-    maximize: bool,
-    rounding_seeds: list[int],
-) -> None:
+def _(weights: list[Tensor], *rest: Any) -> None:
     _check_devices("embedding_collection_update_", weights)
 
 
@@ -286,12 +181,11 @@ def _(
 class _Saved:
     """Whatever the gradients of one call need besides tensors."""
 
-    def __init__(self, weights: Sequence[Tensor], lists: tuple, sparse: bool, rule: tuple | None = None) -> None:
+    def __init__(self, weights: Sequence[Tensor], lists: tuple, sparse: bool) -> None:
         self.num_embeddings = [weight.shape[0] for weight in weights]
         self.dims = [weight.shape[1] for weight in weights]
         self.lists = lists  # tables, keys, modes, bags, padding_idx, side_by_side
         self.sparse = sparse
-        self.rule = rule  # that flushed stale rows for the lookup: rule, hyperparameters, step, base
 
     def table_gradients(self, grad: Tensor, inputs: tuple, wanted: list[bool]) -> list[Tensor | None]:
         """Return the wanted tables' gradients. ``inputs``: indices, offsets, per_sample_weights, argmax."""
@@ -321,13 +215,12 @@ def _call(name: str, arguments: tuple) -> Any:
 
 
 def _save(
-    ctx: Any, saved: _Saved, inputs: tuple, output: tuple[Tensor, Tensor], tables: Sequence[Tensor], weighted: bool
+    ctx: Any, saved: _Saved, inputs: tuple, output: tuple[Tensor, Tensor], weights: Sequence[Tensor], weighted: bool
 ) -> None:
     """
-    Save what the gradients of a lookup need.
+    Save what the gradients of a lookup need; ``weighted``: also what that of per_sample_weights reads again.
 
-    ``inputs``: indices, offsets, per_sample_weights. ``tables``: the tensors that the gradient of per_sample_weights
-    reads again.
+    ``inputs``: indices, offsets, per_sample_weights.
     """
     pooled, argmax = output
     ctx.mark_non_differentiable(argmax)
@@ -336,23 +229,19 @@ def _save(
         *inputs,
         argmax if _reduction.MAX in saved.lists[2] else None,
         pooled if weighted else None,
-        *(tables if weighted else ()),
+        *(weights if weighted else ()),
     )
 
 
 def _gradients_of(ctx: Any, grad: Tensor, wanted: list[bool], weights_wanted: bool) -> tuple[list, Tensor | None]:
-    indices, offsets, per_sample_weights, argmax, pooled, *tensors = ctx.saved_tensors
+    indices, offsets, per_sample_weights, argmax, pooled, *weights = ctx.saved_tensors
     saved: _Saved = ctx.saved
     grads = saved.table_gradients(grad, (indices, offsets, per_sample_weights, argmax), wanted)
     if not weights_wanted:
         return grads, None
-    count = len(saved.dims)
-    weights, rest = tensors[:count], tensors[count:]
-    history = rest[0] if rest else None
-    last_steps, states = rest[1 : 1 + count], rest[1 + count :]
-    arguments = (grad, weights, states, last_steps, history, indices, offsets, per_sample_weights, pooled)
-    rule = saved.rule or (0, [], 0, 0)
-    return grads, _call("embedding_collection_weights_backward", (*arguments, *saved.lists, *rule))
+    # No states, steps, history and rule: no row is stale.
+    arguments = (grad, weights, [], [], None, indices, offsets, per_sample_weights, pooled, *saved.lists, 0, [], 0, 0)
+    return grads, _call("embedding_collection_weights_backward", arguments)
 
 
 def _lookup_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -364,27 +253,6 @@ def _lookup_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]
 def _lookup_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
     grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[0]), ctx.needs_input_grad[3])
     return grads, None, None, weights_grad, *(None,) * 7
-
-
-def _current_setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    weights, states, last_steps, history, *bags = inputs[:7]
-    saved = _Saved(weights, inputs[7:13], False, inputs[13:])
-    _save(
-        ctx,
-        saved,
-        tuple(bags),
-        output,
-        (*weights, history, *last_steps, *states),
-        bags[2] is not None and bags[2].requires_grad,
-    )
-    ctx.counts = len(states), len(last_steps)
-
-
-def _current_backward(ctx: Any, grad: Tensor, _argmax: Any) -> tuple:
-    """Differentiate with respect to the up-to-date tables: optimizers take that for the gradient of the stored ones."""
-    grads, weights_grad = _gradients_of(ctx, grad, list(ctx.needs_input_grad[0]), ctx.needs_input_grad[6])
-    states, last_steps = ([None] * count for count in ctx.counts)
-    return grads, states, last_steps, None, None, None, weights_grad, *(None,) * 10
 
 
 class _Lookup(torch.autograd.Function):
@@ -431,6 +299,7 @@ def lookup(
 
 
 register("embedding_collection", _lookup_backward, _lookup_setup_context)
-register("embedding_collection_current", _current_backward, _current_setup_context)
 for _name in ("dense_backward", "sparse_backward", "weights_backward"):
     register(f"embedding_collection_{_name}", *only_once(f"embedding_collection_{_name}"))
+# Modules call it below autograd, and differentiate with respect to the up-to-date tables themselves.
+not_differentiable("embedding_collection_current")

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
 from ._hash_inputs import Hashable, Hashes, hash_any
 from ._vmap import elementwise
+from .autograd import not_differentiable
 
 __all__ = [
     "fingerprint64",
@@ -31,7 +31,6 @@ __all__ = [
 _CAT_FACTOR = 0xC6A4A7935BD1E995 - 2**64
 
 _ops = torch.ops.torchsparse_rec
-_REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 
 def fingerprint64(x: Hashable) -> Tensor:
@@ -367,10 +366,8 @@ def _strings_fake(bytes: Tensor, offsets: Tensor, *arguments: int) -> Tensor:
     return bytes.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
 
 
-# Integers in, integers out: autograd has nothing to do.
 for _name in ("fingerprint64", "to_hash_bucket_fast", "to_hash_bucket_strong", "to_hash_bucket"):
     torch.library.register_fake(f"torchsparse_rec::{_name}", _integers_fake)
     torch.library.register_fake(f"torchsparse_rec::string_{_name}", _strings_fake)
-    _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-    _REGISTRATIONS.impl(f"string_{_name}", torch.library.fallthrough_kernel, "Autograd")
+    not_differentiable(_name, f"string_{_name}")
     elementwise(_name)

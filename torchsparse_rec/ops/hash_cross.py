@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ._hash_inputs import Hashable, Hashes, hash_any
+from .autograd import not_differentiable
 from .hash import check_num_buckets, string_fingerprint64
 
 __all__ = ["DEFAULT_HASH_KEY", "Column", "cross_hashed"]
@@ -25,7 +26,6 @@ Column: TypeAlias = Hashable | tuple[Hashable, Tensor]
 DEFAULT_HASH_KEY = 0xDECAFCAFFE
 
 _ops = torch.ops.torchsparse_rec
-_REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 
 def cross_hashed(
@@ -120,5 +120,4 @@ def _cross_hashed_fake(
     return values[0].new_empty((count,)), values[0].new_empty((rows + 1,))
 
 
-# Integers out: autograd has nothing to do.
-_REGISTRATIONS.impl("cross_hashed", torch.library.fallthrough_kernel, "Autograd")
+not_differentiable("cross_hashed")

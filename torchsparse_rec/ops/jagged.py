@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
 from ._scalars import scalar_like
+from .autograd import not_differentiable
 
 _ops = torch.ops.torchsparse_rec
 
@@ -363,7 +363,4 @@ def _(offsets: Tensor, num_items: int) -> Tensor:
     return offsets.new_empty(num_items, dtype=torch.int64)
 
 
-# Functions of integers: calls pass the autograd keys by, at no cost.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("row_ids_to_offsets", torch.library.fallthrough_kernel)
-_AUTOGRAD.impl("offsets_to_row_ids", torch.library.fallthrough_kernel)
+not_differentiable("row_ids_to_offsets", "offsets_to_row_ids")

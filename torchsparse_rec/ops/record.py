@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from ._in_place import without_result
+from .autograd import not_differentiable
 
 __all__ = [
     "FrameStatus",
@@ -28,7 +29,6 @@ __all__ = [
 _FAULTS = (None, "incomplete", "length_crc", "data_crc")
 
 _ops = torch.ops.torchsparse_rec
-_REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 
 def crc32c(buffers: Sequence[Tensor]) -> Tensor:
@@ -297,11 +297,6 @@ def _from_byte_planes_fake(planes: Tensor) -> Tensor:
     return planes.new_empty((planes.numel(),))
 
 
-@torch.library.register_fake("torchsparse_rec::join_byte_planes_")
-def _join_byte_planes_fake(out: Tensor, sources: list[Tensor], planes: Tensor, parts: Tensor) -> None:
-    return None
-
-
 @torch.library.register_fake("torchsparse_rec::tfrecord_frames")
 def _tfrecord_frames_fake(bytes: Tensor, verify: bool) -> tuple[Tensor, Tensor]:
     records = torch.library.get_ctx().new_dynamic_size()
@@ -313,6 +308,5 @@ def _tfrecord_framed_fake(bytes: Tensor, offsets: Tensor) -> Tensor:
     return bytes.new_empty((torch.library.get_ctx().new_dynamic_size(),))
 
 
-# Bytes and integers come out: autograd has nothing to do.
-for _name in ("crc32c", "to_byte_planes", "from_byte_planes", "tfrecord_frames", "tfrecord_framed"):
-    _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+without_result("join_byte_planes_")
+not_differentiable("crc32c", "to_byte_planes", "from_byte_planes", "tfrecord_frames", "tfrecord_framed")

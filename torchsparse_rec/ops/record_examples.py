@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from .autograd import not_differentiable
 from .record import check_cpu
 
 __all__ = ["ExampleColumn", "ExampleError", "ExampleValues", "encode_examples", "parse_examples"]
 
 _ops = torch.ops.torchsparse_rec
-_REGISTRATIONS = torch.library.Library("torchsparse_rec", "FRAGMENT")
 
 # The numbers are those of csrc/record_example.h.
 _DTYPES = {"int64": 0, "int32": 1, "float32": 2, "bytes": 3}
@@ -382,6 +381,4 @@ def _encode_examples_fake(
     return name_bytes.new_empty((size,)), name_bytes.new_empty((rows + 1,), dtype=torch.int64)
 
 
-# Data without a derivative: autograd has nothing to do.
-for _name in ("parse_examples", "encode_examples"):
-    _REGISTRATIONS.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+not_differentiable("parse_examples", "encode_examples")

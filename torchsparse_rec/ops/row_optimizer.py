@@ -7,11 +7,13 @@ Contract and formulas: csrc/row_optimizer*.h. Kernels: csrc/cpu/row_optimizer.cp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from ._in_place import refuse_gradients, tell_autograd, without_result
+from .autograd import not_differentiable
 
 __all__ = [
     "HISTORY_COLUMNS",
@@ -185,7 +187,7 @@ def row_optimizer_update_(
     """
     if not weights:
         return
-    _refuse_gradients((*weights, *states, *values))
+    refuse_gradients((*weights, *states, *values))
     _ops.row_optimizer_update_.default(
         weights,
         states,
@@ -201,7 +203,7 @@ def row_optimizer_update_(
         maximize,
         rounding_seeds,
     )
-    _tell_autograd((*weights, *states, *last_steps))
+    tell_autograd((*weights, *states, *last_steps))
 
 
 def row_optimizer_advance_(
@@ -229,7 +231,7 @@ def row_optimizer_advance_(
         tensor(0.7500, dtype=torch.float64)
     """
     _ops.row_optimizer_advance_.default(history, rule, hyperparameters, step, base)
-    _tell_autograd((history,))
+    tell_autograd((history,))
 
 
 def row_optimizer_current(
@@ -321,82 +323,18 @@ def row_optimizer_make_current_(
     """
     if not weights:
         return
-    _refuse_gradients((*weights, *states))
+    refuse_gradients((*weights, *states))
     _ops.row_optimizer_make_current_.default(
         weights, states, last_steps, history, rule, hyperparameters, step, base, rounding_seeds
     )
-    _tell_autograd((*weights, *states, *last_steps))
-
-
-def _refuse_gradients(tensors: tuple[Tensor, ...]) -> None:
-    """Raise ``RuntimeError`` where a tensor requires grad and grad mode is enabled, as torch's optimizers do."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        raise RuntimeError(
-            "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
-            " require grad"
-        )
-
-
-def _tell_autograd(written: tuple[Tensor, ...]) -> None:
-    """Tell autograd of writes, so that a graph that has saved a written tensor notices, as with torch's operators."""
-    if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version([x for x in written if not x.is_inference()])
-
-
-@torch.library.register_fake("torchsparse_rec::row_optimizer_update_")
-def _update_fake(
-    weights: list[Tensor],
-    states: list[Tensor],
-    last_steps: list[Tensor],
-    history: Tensor | None,
-    rows: list[Tensor],
-    values: list[Tensor],
-    grad_scale: Tensor | None,
-    rule: int,
-    hyperparameters: list[float],
-    step: int,
-    base: int,
-    maximize: bool,
-    rounding_seeds: list[int],
-) -> None:
-    """Return nothing: the operator writes in place."""
-
-
-@torch.library.register_fake("torchsparse_rec::row_optimizer_advance_")
-def _advance_fake(history: Tensor, rule: int, hyperparameters: list[float], step: int, base: int) -> None:
-    """Return nothing: the operator writes in place."""
+    tell_autograd((*weights, *states, *last_steps))
 
 
 @torch.library.register_fake("torchsparse_rec::row_optimizer_current")
-def _current_fake(
-    weight: Tensor,
-    states: list[Tensor],
-    last_step: Tensor,
-    history: Tensor,
-    rows: Tensor,
-    rule: int,
-    hyperparameters: list[float],
-    step: int,
-    base: int,
-) -> Tensor:
+def _(weight: Tensor, states: list[Tensor], last_step: Tensor, history: Tensor, rows: Tensor, *rest: Any) -> Tensor:
     return weight.new_empty(rows.shape[0], weight.shape[1])
 
 
-@torch.library.register_fake("torchsparse_rec::row_optimizer_make_current_")
-def _make_current_fake(
-    weights: list[Tensor],
-    states: list[Tensor],
-    last_steps: list[Tensor],
-    history: Tensor | None,
-    rule: int,
-    hyperparameters: list[float],
-    step: int,
-    base: int,
-    rounding_seeds: list[int],
-) -> None:
-    """Return nothing: the operator writes in place."""
-
-
-# Not differentiable, and registered as such: lookups, which read up-to-date values, have gradients of their own.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("row_optimizer_current", torch.library.fallthrough_kernel)
+without_result("row_optimizer_update_", "row_optimizer_advance_", "row_optimizer_make_current_")
+# Lookups, which read up-to-date values, have gradients of their own.
+not_differentiable("row_optimizer_current")

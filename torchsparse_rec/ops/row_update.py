@@ -13,7 +13,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from ._in_place import refuse_gradients, tell_autograd, without_result
 
 
 class RowRule(IntEnum):
@@ -57,27 +57,10 @@ def row_update_(
         >>> weight.T
         tensor([[0.7500, 1.0000, 0.7500]])
     """
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*tables, grad)):
-        raise RuntimeError(
-            "an update in place is not differentiable: call it under torch.no_grad(), or give it tensors that do not"
-            " require grad"
-        )
+    refuse_gradients((*tables, grad))
     missing = [None] * (4 - len(tables))
     torch.ops.torchsparse_rec.row_update.default(*tables, *missing, grad, indices, int(rule), list(hyperparameters))
-    if not torch.compiler.is_compiling():
-        # A graph that has saved a written tensor must notice, as it does with torch's own operators.
-        torch.autograd.graph.increment_version([x for x in tables if not x.is_inference()])
+    tell_autograd(tables)
 
 
-@torch.library.register_fake("torchsparse_rec::row_update")
-def _row_update_fake(
-    weight: Tensor,
-    state0: Tensor | None,
-    state1: Tensor | None,
-    state2: Tensor | None,
-    grad: Tensor,
-    indices: Tensor,
-    rule: int,
-    hyperparameters: list[float],
-) -> None:
-    """Return nothing: the operator writes in place."""
+without_result("row_update")

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ._scalars import scalar_like
-from .autograd import differentiable
+from ._sparse_tensor_kernels import fill, fill_grad, to_dense
+from .unique import take_slices
 
 _ops = torch.ops.torchsparse_rec
 
@@ -153,7 +154,7 @@ def sparse_fill_empty_rows(indices: Tensor, values: Tensor, num_rows: int, defau
         (tensor([ 8., -1.,  7.]), tensor([2, 0]))
     """
     default = scalar_like("default_value", default_value, values)
-    filled, places, *rest = _fill(indices, values, num_rows, default)
+    filled, places, *rest = fill(indices, values, num_rows, default)
     return FilledRows(places, filled, *rest)
 
 
@@ -181,7 +182,7 @@ def sparse_fill_empty_rows_grad(reverse_index_map: Tensor, grad_values: Tensor) 
         >>> sparse_fill_empty_rows_grad(torch.tensor([2, 0]), torch.tensor([1.0, 2.0, 4.0]))
         (tensor([4., 1.]), tensor(2.))
     """
-    return _fill_grad(reverse_index_map, grad_values)
+    return fill_grad(reverse_index_map, grad_values)
 
 
 def ragged_fill_empty_rows(
@@ -218,16 +219,6 @@ def ragged_fill_empty_rows(
     return RaggedFilledRows(places.squeeze(1), *rest)
 
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def _selected(values: Tensor, positions: Tensor) -> Tensor:
-    """Return ``values[positions]``, of unsigned dtypes too: torch selects from the signed ones of their widths only."""
-    if values.dtype in _SIGNED:
-        return values.view(_SIGNED[values.dtype]).index_select(0, positions).view(values.dtype)
-    return values.index_select(0, positions)
-
-
 # ---- Order ----------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +252,7 @@ def sparse_reorder(indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
             f"{list(values.shape)} and {list(indices.shape)}"
         )
     ordered, permutation = _ops.sparse_reorder.default(indices)
-    return ordered, _selected(values, permutation)
+    return ordered, take_slices(values, 0, permutation)
 
 
 def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,7 +285,7 @@ def sparse_retain(indices: Tensor, values: Tensor, to_retain: Tensor) -> tuple[T
             f"{list(to_retain.shape)} for indices {list(indices.shape)} and values {list(values.shape)}"
         )
     kept = to_retain.nonzero().squeeze(1)
-    return indices.index_select(0, kept), _selected(values, kept)
+    return indices.index_select(0, kept), take_slices(values, 0, kept)
 
 
 def sparse_to_dense(
@@ -334,112 +325,4 @@ def sparse_to_dense(
         tensor([[-1., -1.,  5.],
                 [ 6., -1., -1.]])
     """
-    return _to_dense(indices, list(shape), values, scalar_like("default_value", default_value, values), validate)
-
-
-# ---- Fake kernels ---------------------------------------------------------------------------------------------------
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_reshape")
-def _(indices: Tensor, shape: list[int], new_shape: list[int]) -> Tensor:
-    return indices.new_empty(indices.shape[0], len(new_shape))
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_fill_empty_rows")
-def _(indices: Tensor, values: Tensor, num_rows: int, default_value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    filled = torch.library.get_ctx().new_dynamic_size()
-    return (
-        values.new_empty(filled),
-        indices.new_empty(filled, indices.shape[1]),
-        indices.new_empty(num_rows, dtype=torch.bool),
-        indices.new_empty(indices.shape[0]),
-    )
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_fill_empty_rows_grad")
-def _(reverse_index_map: Tensor, grad_values: Tensor) -> tuple[Tensor, Tensor]:
-    return grad_values.new_empty(reverse_index_map.shape), grad_values.new_empty(())
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_reorder")
-def _(indices: Tensor) -> tuple[Tensor, Tensor]:
-    return indices.new_empty(indices.shape), indices.new_empty(indices.shape[0])
-
-
-@torch.library.register_fake("torchsparse_rec::sparse_to_dense")
-def _(indices: Tensor, shape: list[int], values: Tensor, default_value: Tensor, validate: bool) -> Tensor:
-    return values.new_empty(shape)
-
-
-# ---- Autograd -------------------------------------------------------------------------------------------------------
-
-
-def _fill_setup_context(ctx, inputs, output) -> None:
-    _, indices, is_empty, reverse_index_map = output
-    ctx.mark_non_differentiable(indices, is_empty, reverse_index_map)
-    ctx.save_for_backward(reverse_index_map)
-
-
-def _fill_backward(ctx, grad, _indices, _is_empty, _map):
-    (reverse_index_map,) = ctx.saved_tensors
-    if grad.is_complex():
-        parts = [_fill_grad(reverse_index_map, x) for x in (grad.real, grad.imag)]
-        d_values, d_default = (torch.complex(*pair) for pair in zip(*parts, strict=True))
-    else:
-        d_values, d_default = _fill_grad(reverse_index_map, grad)
-    return None, d_values, None, d_default
-
-
-def _fill_grad_setup_context(ctx, inputs, output) -> None:
-    reverse_index_map, grad_values = inputs
-    ctx.save_for_backward(reverse_index_map)
-    ctx.filled = grad_values.shape[0]
-
-
-def _fill_grad_backward(ctx, grad_values, grad_default):
-    (reverse_index_map,) = ctx.saved_tensors
-    if ctx.filled == 0:
-        return None, grad_values.new_empty(0)
-    # Positions that were refused (on CUDA they are recorded) must not reach torch's kernels.
-    positions = reverse_index_map.clamp(0, ctx.filled - 1)
-    result = grad_default.expand(ctx.filled).index_fill(0, positions, 0)
-    return None, result.index_add(0, positions, grad_values)
-
-
-def _elements(indices: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return each entry's position in row-major order; an index outside the shape counts as the nearest inside."""
-    elements = indices.new_zeros(indices.shape[0])
-    for d, size in enumerate(shape):
-        elements = elements * size + indices[:, d].clamp(0, size - 1)
-    return elements
-
-
-def _dense_setup_context(ctx, inputs, output) -> None:
-    indices, ctx.shape, _, _, ctx.validate = inputs
-    ctx.save_for_backward(indices)
-
-
-def _dense_backward(ctx, grad):
-    (indices,) = ctx.saved_tensors
-    flat = grad.reshape(-1)
-    if flat.shape[0] == 0:
-        return None, None, grad.new_zeros(indices.shape[0]), grad.new_zeros(()), None
-    elements = _elements(indices, ctx.shape)
-    d_values = flat.index_select(0, elements)
-    if ctx.validate and not ctx.needs_input_grad[3]:
-        return None, None, d_values, None, None
-    # Each element's entry, counted from 1, or 0: an entry that another has replaced gets no gradient.
-    numbers = torch.arange(1, indices.shape[0] + 1, device=indices.device)
-    owners = _ops.sparse_to_dense.default(indices, ctx.shape, numbers, numbers.new_zeros(()), ctx.validate).reshape(-1)
-    d_values = torch.where(owners.index_select(0, elements) == numbers, d_values, 0)
-    return None, None, d_values, torch.where(owners == 0, flat, 0).sum(), None
-
-
-_fill = differentiable("sparse_fill_empty_rows", _fill_backward, _fill_setup_context)
-_fill_grad = differentiable("sparse_fill_empty_rows_grad", _fill_grad_backward, _fill_grad_setup_context)
-_to_dense = differentiable("sparse_to_dense", _dense_backward, _dense_setup_context)
-
-# Functions of integers: calls pass the autograd keys by, at no cost.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("sparse_reshape", torch.library.fallthrough_kernel)
-_AUTOGRAD.impl("sparse_reorder", torch.library.fallthrough_kernel)
+    return to_dense(indices, list(shape), values, scalar_like("default_value", default_value, values), validate)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from .autograd import not_differentiable
 
 __all__ = [
     "InsertedRows",
@@ -265,37 +265,29 @@ def count_min_sketch_(
     return _ops.count_min_sketch_.default(sketch, ids, mask, num_hashes, count)
 
 
-@torch.library.register_fake("torchsparse_rec::table_find")
-def _table_find_fake(index, entries, ids):
+def _rows_fake(index, entries, ids, *rest):
     return ids.new_empty(ids.shape, dtype=torch.int64)
 
 
-@torch.library.register_fake("torchsparse_rec::table_find_or_insert_")
-def _table_find_or_insert_fake(index, entries, counters, free_rows, ids, allowed, frequencies, version, count):
+def _inserted_fake(index, entries, counters, free_rows, ids, *rest):
     return ids.new_empty(ids.shape, dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)
 
 
-@torch.library.register_fake("torchsparse_rec::tables_find_or_insert_")
-def _tables_find_or_insert_fake(index, entries, counters, free_rows, ids, begins, ends, versions, count):
-    return ids.new_empty(ids.shape, dtype=torch.int64), ids.new_empty(ids.shape, dtype=torch.int64)
-
-
-@torch.library.register_fake("torchsparse_rec::table_erase_")
-def _table_erase_fake(index, entries, ids, mask):
-    return ids.new_empty(ids.shape, dtype=torch.int64)
+for _name in ("table_find", "table_erase_"):
+    torch.library.register_fake(f"torchsparse_rec::{_name}", _rows_fake)
+for _name in ("table_find_or_insert_", "tables_find_or_insert_"):
+    torch.library.register_fake(f"torchsparse_rec::{_name}", _inserted_fake)
 
 
 @torch.library.register_fake("torchsparse_rec::table_rehash")
-def _table_rehash_fake(entries, counters, buckets, seed=0):
+def _(entries, counters, buckets, seed=0):
     shape = (buckets, 16) if seed == 0 else ((buckets + 1) * 16,)
     return entries.new_empty(shape, dtype=torch.int32)
 
 
 @torch.library.register_fake("torchsparse_rec::count_min_sketch_")
-def _count_min_sketch_fake(sketch, ids, mask, num_hashes, count):
+def _(sketch, ids, *rest):
     return ids.new_empty(ids.shape, dtype=torch.int32)
 
 
-# Not differentiable, and registered as such: calls pass the autograd keys by, at no cost.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("table_find", torch.library.fallthrough_kernel)
+not_differentiable("table_find")

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from ._in_place import tell_autograd, without_result
+from .autograd import not_differentiable
 
 __all__ = ["table_assign_", "table_initialize_", "table_lookup"]
 
@@ -64,7 +65,7 @@ def table_initialize_(
     _check_written(weight)
     initial = _initial("table_initialize_", kind, parameters, seed)
     _ops.table_initialize_.default(weight, rows, keys, values, *initial)
-    _note_written(weight)
+    tell_autograd([weight])
 
 
 def table_lookup(
@@ -145,18 +146,12 @@ def table_assign_(weight: Tensor, rows: Tensor, values: Tensor) -> None:
     """
     _check_written(weight)
     _ops.table_assign_.default(weight, rows, values)
-    _note_written(weight)
+    tell_autograd([weight])
 
 
 def _check_written(weight: Tensor) -> None:
     if weight.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("rows are written in place, which is not differentiable: do it under torch.no_grad()")
-
-
-def _note_written(weight: Tensor) -> None:
-    """Tell autograd of the write, so that a graph that has saved ``weight`` notices, as with torch's own operators."""
-    if not torch.compiler.is_compiling() and not weight.is_inference():
-        torch.autograd.graph.increment_version(weight)
 
 
 def _initial(op: str, kind: str, parameters: Sequence[float], seed: int) -> tuple[int, list[float], int]:
@@ -165,21 +160,10 @@ def _initial(op: str, kind: str, parameters: Sequence[float], seed: int) -> tupl
     return INITIAL_KINDS.index(kind), [float(x) for x in parameters], seed
 
 
-@torch.library.register_fake("torchsparse_rec::table_initialize_")
-def _table_initialize_fake(weight, rows, keys, values, kind, parameters, seed):
-    return None
-
-
 @torch.library.register_fake("torchsparse_rec::table_lookup")
-def _table_lookup_fake(index, entries, weight, ids, missing, values, kind, parameters, seed):
+def _(index, entries, weight, ids, *rest):
     return weight.new_empty((ids.shape[0], weight.shape[1]))
 
 
-@torch.library.register_fake("torchsparse_rec::table_assign_")
-def _table_assign_fake(weight, rows, values):
-    return None
-
-
-# Not differentiable, and registered as such: calls pass the autograd keys by, at no cost.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("table_lookup", torch.library.fallthrough_kernel)
+without_result("table_initialize_", "table_assign_")
+not_differentiable("table_lookup")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _library as _library  # loads the schemas
+from .autograd import not_differentiable
 
 
 class Unique(NamedTuple):
@@ -112,8 +112,10 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def take_slices(x: Tensor, dim: int, positions: Tensor) -> Tensor:
-    """Return ``x.index_select(dim, positions)``, of unsigned dtypes too: torch does not take all of them."""
-    return x.view(_SIGNED.get(x.dtype, x.dtype)).index_select(dim, positions).view(x.dtype)
+    """Return ``x.index_select(dim, positions)``, of unsigned dtypes too: torch selects from signed ones only."""
+    if x.dtype in _SIGNED:
+        return x.view(_SIGNED[x.dtype]).index_select(dim, positions).view(x.dtype)
+    return x.index_select(dim, positions)
 
 
 @torch.library.register_fake("torchsparse_rec::unique")
@@ -135,8 +137,4 @@ def _unique_rows_fake(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return firsts, x.new_empty(x.shape[0], dtype=torch.int64), torch.empty_like(firsts)
 
 
-# Not differentiable, and registered as such: integers have no gradient, so calls pass the autograd keys by, at no cost.
-_AUTOGRAD = torch.library.Library("torchsparse_rec", "IMPL", "Autograd")
-_AUTOGRAD.impl("unique", torch.library.fallthrough_kernel)
-_AUTOGRAD.impl("unique_with_counts", torch.library.fallthrough_kernel)
-_AUTOGRAD.impl("unique_rows", torch.library.fallthrough_kernel)
+not_differentiable("unique", "unique_with_counts", "unique_rows")
