@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._arrow_memory import elements, strings
 from ..ops import ExampleColumn, ExampleValues
 from ._arrow import arrow
 
@@ -39,14 +39,14 @@ def _column(name: str, array: Any) -> tuple[ExampleColumn, ExampleValues]:
     if pa.types.is_fixed_size_list(array.type):
         k = array.type.list_size
         _check_whole(name, array)
-        dtype, values, strings = _flat(name, array.values.slice(array.offset * k, len(array) * k))
-        return ExampleColumn(dtype, k), ExampleValues(values, strings, None, present)
+        dtype, values, offsets = _flat(name, array.values.slice(array.offset * k, len(array) * k))
+        return ExampleColumn(dtype, k), ExampleValues(values, offsets, None, present)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         _check_whole(name, array)
-        dtype, values, strings = _flat(name, array.flatten())
-        return ExampleColumn(dtype, None), ExampleValues(values, strings, _row_offsets(array, present), present)
-    dtype, values, strings = _flat(name, array)
-    return ExampleColumn(dtype, 1), ExampleValues(values, strings, None, present)
+        dtype, values, offsets = _flat(name, array.flatten())
+        return ExampleColumn(dtype, None), ExampleValues(values, offsets, _row_offsets(array, present), present)
+    dtype, values, offsets = _flat(name, array)
+    return ExampleColumn(dtype, 1), ExampleValues(values, offsets, None, present)
 
 
 def _check_whole(name: str, array: Any) -> None:
@@ -80,7 +80,7 @@ def _flat(name: str, array: Any) -> tuple[str, Tensor, Tensor | None]:
     if types.is_floating(kind):
         return "float32", _tensor(_cast(name, _filled(array), pa.float32()), torch.float32), None
     if str(kind) in ("string", "large_string", "binary", "large_binary", "string_view", "binary_view"):
-        return "bytes", *_strings(array)
+        return "bytes", *strings(array)
     raise ValueError(
         f"column {name!r} must hold numbers, booleans, strings, binaries or lists of them, got {kind}; cast it first"
     )
@@ -101,20 +101,6 @@ def _cast(name: str, array: Any, kind: Any) -> Any:
         raise ValueError(f"column {name!r} must fit into {kind}: {error}") from error
 
 
-def _strings(array: Any) -> tuple[Tensor, Tensor]:
-    pa = arrow("TFRecord")
-    text = str(array.type).startswith(("string", "large_string"))
-    array = array.cast(pa.large_string() if text else pa.large_binary())
-    _, offsets_buffer, bytes_buffer = array.buffers()
-    n = len(array)
-    if n == 0:
-        return torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-    offsets = _memory(offsets_buffer, torch.int64, array.offset, n + 1)
-    first, last = int(offsets[0]), int(offsets[-1])
-    values = _memory(bytes_buffer, torch.uint8, first, last - first)
-    return values, offsets - first if first else offsets
-
-
 def _bools(array: Any) -> Tensor:
     return _tensor(array.cast(arrow("TFRecord").uint8()), torch.uint8).view(torch.bool)
 
@@ -125,15 +111,4 @@ def _integers(array: Any) -> Tensor:
 
 def _tensor(array: Any, dtype: torch.dtype) -> Tensor:
     """Return the values of an array of numbers as a tensor in its memory."""
-    return _memory(array.buffers()[1], dtype, array.offset, len(array))
-
-
-def _memory(buffer: Any, dtype: torch.dtype, first: int, count: int) -> Tensor:
-    """Return elements of a buffer as a tensor that keeps the buffer alive, and that nobody may write to."""
-    if count == 0:
-        return torch.empty(0, dtype=dtype)
-    begin: int = buffer.address + first * dtype.itemsize
-    # From a pointer, since torch warns of buffers that are read-only.
-    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(begin)
-    memory._keeps_alive = buffer  # type: ignore[attr-defined]
-    return torch.frombuffer(memory, dtype=dtype)
+    return elements(array.buffers()[1], dtype, array.offset, len(array))

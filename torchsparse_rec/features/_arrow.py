@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .._arrow_memory import elements, strings
+from ..ops.jagged import lengths_to_offsets
 from .raw import Raw, Strings
 
 
@@ -37,8 +37,8 @@ def raw_of_arrow(x: Any, name: str) -> Raw:
         return _of_fixed(x, name)
     if _is_rows(kind):
         return _of_lists(x, name)
-    values, valid, owner = _flat(x, name)
-    return Raw(name, values, len(x), width=1, valid=valid, owner=owner)
+    values, valid = _flat(x, name)
+    return Raw(name, values, len(x), width=1, valid=valid)
 
 
 def _is_rows(kind: Any) -> bool:
@@ -52,26 +52,24 @@ def _is_rows(kind: Any) -> bool:
 def _of_fixed(x: Any, name: str) -> Raw:
     size = x.type.list_size
     child = x.values.slice(x.offset * size, len(x) * size)
-    values, valid, owner = _flat(child, name)
+    values, valid = _flat(child, name)
     if x.null_count:
         rows = torch.from_numpy(x.is_valid().to_numpy(zero_copy_only=False).copy()).repeat_interleave(size)
         valid = rows if valid is None else rows & valid
-    return Raw(name, values, len(x), width=size, valid=valid, owner=owner)
+    return Raw(name, values, len(x), width=size, valid=valid)
 
 
 def _of_lists(x: Any, name: str) -> Raw:
     import pyarrow.compute as pc
 
     # A null list may still have values in memory: flatten() skips them, and the null's length counts as 0.
-    lengths = pc.list_value_length(x).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.zeros(len(x) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    values, valid, owner = _flat(x.flatten(), name)
-    return Raw(name, values, len(x), offsets=torch.from_numpy(offsets), valid=valid, owner=owner)
+    lengths = torch.tensor(pc.list_value_length(x).fill_null(0).to_numpy(zero_copy_only=False))
+    values, valid = _flat(x.flatten(), name)
+    return Raw(name, values, len(x), offsets=lengths_to_offsets(lengths), valid=valid)
 
 
-def _flat(x: Any, name: str) -> tuple[Tensor | Strings, Tensor | None, Any]:
-    """Return the values of an array without lists, a mask that is false for nulls, and the owner of the memory."""
+def _flat(x: Any, name: str) -> tuple[Tensor | Strings, Tensor | None]:
+    """Return the values of an array without lists, and a mask that is false for nulls."""
     import pyarrow as pa
 
     kind = x.type
@@ -85,48 +83,19 @@ def _flat(x: Any, name: str) -> tuple[Tensor | Strings, Tensor | None, Any]:
         kind = x.type
     valid = torch.from_numpy(x.is_valid().to_numpy(zero_copy_only=False).copy()) if x.null_count else None
     if pa.types.is_null(kind):
-        return torch.zeros(len(x), dtype=torch.int64), valid, None
+        return torch.zeros(len(x), dtype=torch.int64), valid
     text = str(kind)
     if text in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view") or (
         pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind)
     ):
-        wide = x.cast(pa.large_binary()) if not text.startswith(("string", "large_string")) else _as_binary(x, text)
-        return _strings(wide), valid, wide
+        return Strings(*strings(x)), valid
     if pa.types.is_boolean(kind):
         bits = x.fill_null(False) if x.null_count else x
-        return torch.from_numpy(bits.to_numpy(zero_copy_only=False).copy()), valid, None
+        return torch.from_numpy(bits.to_numpy(zero_copy_only=False).copy()), valid
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         raise ValueError(f"column {name!r}: must hold numbers or strings, or lists of them, got {kind}")
     dtype = {"halffloat": torch.float16, "float": torch.float32, "double": torch.float64}.get(text)
     dtype = dtype or getattr(torch, text)
     # The number stored at a null may be anything: 0 replaces it, so that no result depends on it.
     numbers = x.fill_null(0) if x.null_count and not pa.types.is_float16(kind) else x
-    return _at(numbers.buffers()[1], dtype, numbers.offset, len(numbers)), valid, numbers
-
-
-def _as_binary(x: Any, text: str) -> Any:
-    import pyarrow as pa
-
-    wide = x if text == "large_string" else x.cast(pa.large_string())
-    return wide.view(pa.large_binary())
-
-
-def _strings(x: Any) -> Strings:
-    """Return the strings of an array of large binaries."""
-    _, offsets, values = x.buffers()
-    if len(x) == 0 or offsets is None:
-        return Strings(torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    bounds = _at(offsets, torch.int64, x.offset, len(x) + 1)
-    first, last = int(bounds[0]), int(bounds[-1])
-    # Only the slice's own bytes, which are copied to the device: the whole array may be much larger.
-    return Strings(_at(values, torch.uint8, first, last - first), bounds if first == 0 else bounds - first)
-
-
-def _at(buffer: Any, dtype: torch.dtype, offset: int, count: int) -> Tensor:
-    """Return ``count`` elements of a buffer as a tensor in the buffer's memory; the buffer must outlive the tensor."""
-    if count == 0 or buffer is None:
-        return torch.empty(0, dtype=dtype)
-    # By address: given the buffer itself, torch would warn that it is read-only.
-    start = buffer.address + offset * dtype.itemsize
-    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
-    return torch.frombuffer(memory, dtype=dtype)
+    return elements(numbers.buffers()[1], dtype, numbers.offset, len(numbers)), valid

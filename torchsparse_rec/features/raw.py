@@ -39,8 +39,6 @@ class Raw:
     offsets: Tensor | None = None
     #: False where a value is missing. None: no value is missing.
     valid: Tensor | None = None
-    #: The object that owns the memory of the values, kept alive here.
-    owner: Any = None
     #: The step of each value, for sparse tensors whose rows have holes. None: values follow one another.
     places: Tensor | None = None
     #: Whether it was a sparse tensor: its rows may end within a step.

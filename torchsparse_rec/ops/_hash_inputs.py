@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .._arrow_memory import strings
 
 if TYPE_CHECKING:
     import pyarrow
@@ -118,27 +119,8 @@ def _hash_arrow(x: Any, hashes: Hashes) -> Tensor:
     if x.null_count:
         position = x.is_null().index(True).as_py()
         raise ValueError(f"{hashes.name}: x must not contain nulls, got one at position {position}")
-    # Views keep each string wherever it likes: casting lays them out one after the other.
-    views = {"string_view": pyarrow.large_string, "binary_view": pyarrow.large_binary}
-    if str(kind) in views:
-        target = views[str(kind)]()
-        chunks, kind = [chunk.cast(target) for chunk in chunks], target
-    if kind not in (pyarrow.string(), pyarrow.large_string(), pyarrow.binary(), pyarrow.large_binary()):
+    if str(kind) not in ("string", "large_string", "string_view", "binary", "large_binary", "binary_view"):
         raise ValueError(f"{hashes.name}: x must be a pyarrow array of strings or binaries, got {kind}")
-    wide = kind in (pyarrow.large_string(), pyarrow.large_binary())
     empty = torch.empty(0, dtype=torch.uint8)
     first = hashes.strings(empty, torch.zeros(1, dtype=torch.int64))
-    return torch.cat([first, *(_hash_arrow_chunk(chunk, wide, hashes) for chunk in chunks)])
-
-
-def _hash_arrow_chunk(chunk: Any, wide: bool, hashes: Hashes) -> Tensor:
-    """Hash a chunk in Arrow's layout, with 64-bit offsets if `wide`; the value buffer is read where it is."""
-    _, offsets_buffer, values = chunk.buffers()
-    if len(chunk) == 0:
-        return torch.empty(0, dtype=torch.int64)
-    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)[chunk.offset :][: len(chunk) + 1]
-    text = torch.empty(0, dtype=torch.uint8)
-    if values is not None and values.size:
-        # By address, since torch warns of buffers that are read-only; `chunk` outlives the call, which only reads.
-        text = torch.frombuffer((ctypes.c_uint8 * values.size).from_address(values.address), dtype=torch.uint8)
-    return hashes.strings(text, torch.from_numpy(offsets.astype(np.int64)))
+    return torch.cat([first, *(hashes.strings(*strings(chunk)) for chunk in chunks)])

@@ -1,0 +1,35 @@
+"""Tensors in the memory of Arrow's arrays. None of them may be written to, and each keeps its memory alive."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def elements(buffer: Any, dtype: torch.dtype, first: int, count: int) -> Tensor:
+    """Return ``count`` elements of a buffer, from number ``first`` on."""
+    if count == 0 or buffer is None:
+        return torch.empty(0, dtype=dtype)
+    # By address: given the buffer itself, torch would warn that it is read-only.
+    start: int = buffer.address + first * dtype.itemsize
+    memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
+    memory._keeps_alive = buffer  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def strings(array: Any) -> tuple[Tensor, Tensor]:
+    """Return the bytes of an array of strings or binaries, and the offsets of each, int64, from 0 on."""
+    import pyarrow
+
+    is_text = str(array.type).startswith(("string", "large_string"))
+    array = array.cast(pyarrow.large_string() if is_text else pyarrow.large_binary())
+    _, offsets, values = array.buffers()
+    if len(array) == 0 or offsets is None:
+        return torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    bounds = elements(offsets, torch.int64, array.offset, len(array) + 1)
+    first, last = int(bounds[0]), int(bounds[-1])
+    # Only the slice's own bytes: the whole array may be much larger.
+    return elements(values, torch.uint8, first, last - first), bounds - first if first else bounds
