@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,14 +18,6 @@ def check_integer(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"PrebatchedDataset: {name} must be at least {least}, got {value}")
     return number
-
-
-def check_columns(columns: Sequence[str] | None) -> None:
-    """Raise ``ValueError`` unless ``columns`` is None or a non-empty sequence of distinct names."""
-    if columns is None:
-        return
-    if isinstance(columns, str) or len(columns) == 0 or len(set(columns)) != len(columns):
-        raise ValueError(f"PrebatchedDataset: columns must be distinct names, at least one, got {columns!r}")
 
 
 def check_state(state: Any) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from ._planes import Decoder, most_bytes, scratch
 from .files import DataError, PathLike
 
 VERIFY = ("first", "always", "never")
-# The errors that reading damaged metadata may raise.
+# The errors that reading damaged metadata may raise, beside Arrow's own.
 _COMPLAINTS = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
 _T = TypeVar("_T")
 
@@ -172,19 +172,9 @@ class PrebatchedFile:
         """Return what ``call`` returns; raise what pyarrow or the decoder raises as a ``DataError``."""
         try:
             return call()
-        except DataError:
+        except (DataError, MemoryError):  # also Arrow's: the machine has too little memory, the file is not damaged
             raise
-        except MemoryError:  # also Arrow's: the machine has too little memory, the file is not damaged
-            raise
-        except (
-            self._pa.ArrowException,
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except (self._pa.ArrowException, *_COMPLAINTS) as error:
             raise DataError(self.path, offset, f"{what} is damaged: {error}") from error
 
     def _check_metadata(self, i: int, message: memoryview) -> None:

@@ -18,6 +18,7 @@ from ._arrow import arrow
 from ._planes import Encoder, decoded_bytes, most_bytes, to_directory
 from ._prebatched_file import PrebatchedFile
 from ._progress import progress_bar
+from ._rows import check_names
 from ._types import cast_stored, narrowest, stored_type, wider
 from .files import PathLike, whole_file
 from .tensors import to_record_batch
@@ -120,8 +121,7 @@ class _Growing:
 
     def __init__(self, file: BinaryIO, first: Any, encoder: Encoder | None, narrow: bool) -> None:
         self.file, self.encoder, self.narrow = file, encoder, narrow
-        if len(set(first.schema.names)) != len(first.schema.names):
-            raise ValueError(f"write_prebatched: columns must have distinct names, got {first.schema.names}")
+        check_names("write_prebatched", first.schema.names)
         self.metadata = first.schema.metadata
         self.sink = _Sink(file, self._schema(first, 0), encoder)
         self.folder: tempfile.TemporaryDirectory | None = None

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 
-class ReadAhead:
+def read_ahead(read: Callable[[int], Any], order: Iterable[int], threads: int) -> Generator[Any]:
     """
-    Calls a function on each item of a sequence, a few items ahead of the consumer.
+    Yield a function's result for each item of a sequence, in order; it is called a few items ahead of the consumer.
+
+    An error of a call is raised in its turn. Once this generator is closed, no more calls begin.
 
     Args:
         read: the function, which several threads call at once.
         order: the items, in order.
         threads: the number of threads; 0: the consumer calls the function itself, on demand.
     """
-
-    def __init__(self, read: Callable[[int], Any], order: Iterable[int], threads: int) -> None:
-        self._read, self._order = read, iter(order)
-        self._pool = ThreadPoolExecutor(threads, "torchsparse_rec.data") if threads else None
-        self._waiting: deque[Future] = deque()
-        for _ in range(threads + 1 if threads else 0):
-            self._submit()
-
-    def _submit(self) -> None:
-        item = next(self._order, None)
-        if item is not None and self._pool is not None:
-            self._waiting.append(self._pool.submit(self._read, item))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the results in order; an error of a call is raised in its turn."""
-        if self._pool is None:
-            yield from map(self._read, self._order)
-        while self._waiting:
-            future = self._waiting.popleft()
-            self._submit()
+    if not threads:
+        yield from map(read, order)
+        return
+    pool, items = ThreadPoolExecutor(threads, "torchsparse_rec.data"), iter(order)
+    waiting = deque(pool.submit(read, item) for item in islice(items, threads + 1))
+    try:
+        while waiting:
+            future = waiting.popleft()
+            waiting.extend(pool.submit(read, item) for item in islice(items, 1))
             yield future.result()
-
-    def close(self) -> None:
-        """Start no more calls."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

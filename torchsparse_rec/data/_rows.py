@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from ._arrow import arrow
@@ -23,8 +23,20 @@ def check_reader(name: str, paths: list[PathLike], batch_size: int, columns: Seq
         raise ValueError(f"{name}: paths must have at least one file, got none")
     if batch_size < 1:
         raise ValueError(f"{name}: batch_size must be at least 1, got {batch_size}")
-    if columns is not None and (not columns or isinstance(columns, str) or len(set(columns)) < len(columns)):
+    check_columns(name, columns)
+
+
+def check_columns(name: str, columns: Sequence[str] | None) -> None:
+    """Raise ValueError unless ``columns`` is None or a non-empty sequence of distinct names."""
+    if columns is not None and (isinstance(columns, str) or not len(columns) or len(set(columns)) < len(columns)):
         raise ValueError(f"{name}: columns must be distinct names, at least one, got {columns!r}")
+
+
+def check_known(name: str, columns: Sequence[str] | None, known: Collection[str]) -> None:
+    """Raise ValueError unless ``columns`` is None or names columns that are known."""
+    for column in columns or ():
+        if column not in known:
+            raise ValueError(f"{name}: columns must be among {', '.join(known)}, got {column!r}")
 
 
 def repeated(names: Iterable[str]) -> str | None:

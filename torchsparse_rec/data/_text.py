@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ._arrow import arrow
@@ -37,6 +37,12 @@ def open_text(path: PathLike) -> Any:
     pa = arrow("a text format")
     kind = COMPRESSIONS.get(os.path.splitext(os.fspath(path))[1])
     return pa.input_stream(os.fspath(path), compression=kind)
+
+
+def check_texts(paths: Sequence[PathLike]) -> None:
+    """Raise ``OSError`` unless text files can be opened: before anything of them is read."""
+    for path in paths:
+        open_text(path).close()
 
 
 def write_text(path: PathLike, file: Any) -> Any:

@@ -35,6 +35,12 @@ def with_leaf(kind: Any, value: Any) -> Any:
     return value
 
 
+def is_text(kind: Any) -> bool:
+    """Say whether a type is one of Arrow's strings or binaries, not one of their views."""
+    types = arrow("a column").types
+    return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
+
+
 def is_integer(kind: Any) -> bool:
     """Say whether a type holds integers, in lists or not."""
     return arrow("a column").types.is_integer(leaf(kind))
@@ -53,9 +59,7 @@ def stored_type(name: str, kind: Any) -> Any:
     views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
     value = views.get(str(leaf(kind)), leaf(kind))
     types = pa.types
-    text = types.is_string(value) or types.is_large_string(value)
-    text = text or types.is_binary(value) or types.is_large_binary(value)
-    if not (text or types.is_boolean(value) or types.is_integer(value) or types.is_floating(value)):
+    if not (is_text(value) or types.is_boolean(value) or types.is_integer(value) or types.is_floating(value)):
         raise ValueError(
             f"column {name!r} must hold numbers, booleans, strings or lists of them, got {kind}: cast it first"
         )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._arrow import arrow
-from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
-from ._text import blocks, open_text, parse_block, part_size, reader_of, write_text
+from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
+from ._text import blocks, check_texts, parse_block, part_size, reader_of, write_text
+from ._types import is_text
 from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
@@ -65,12 +66,9 @@ def read_criteo(
     files = path_list(paths)
     check_reader("read_criteo", files, batch_size, columns)
     names = COLUMNS if label else COLUMNS[1:]
-    for name in columns or ():
-        if name not in names:
-            raise ValueError(f"read_criteo: columns must be among {', '.join(names)}, got {name!r}")
+    check_known("read_criteo", columns, names)
     parse = _Parser(names, columns)
-    for path in files:  # before anything is read
-        open_text(path).close()
+    check_texts(files)
     return rebatched((batch for path in files for batch in _read(path, parse)), batch_size)
 
 
@@ -181,9 +179,7 @@ def _column(pa: Any, name: str, column: Any, rows: int) -> Any:
     if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if name in CATEGORIES:
-        text = types.is_string(column.type) or types.is_binary(column.type) or types.is_integer(column.type)
-        text = text or types.is_large_string(column.type) or types.is_large_binary(column.type)
-        if not (text or types.is_null(column.type)):
+        if not (is_text(column.type) or types.is_integer(column.type) or types.is_null(column.type)):
             raise ValueError(f"write_criteo: column {name!r} must hold strings or integers, got {column.type}")
     try:
         values = column.cast(pa.string() if name in CATEGORIES else pa.int64())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._arrow import arrow
 from ._rows import BATCH_SIZE, check_names, check_reader, path_list, rebatched, repeated
-from ._text import blocks, line_error, open_text, parse_block, part_size, reader_of, write_text
-from ._types import leaf, with_leaf
+from ._text import blocks, check_texts, line_error, parse_block, part_size, reader_of, write_text
+from ._types import is_text, leaf, with_leaf
 from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def read_csv(
     files = path_list(paths)
     check_reader("read_csv", files, batch_size, columns)
     _check_delimiter("read_csv", delimiter)
-    for path in files:  # before anything is read
-        open_text(path).close()
+    check_texts(files)
     reader = _Reader(dict(types or {}), columns, delimiter)
     return rebatched((batch for path in files for batch in reader.read(path)), batch_size)
 
@@ -189,8 +188,7 @@ class _Reader:
         """Raise ``ValueError`` if a quoted value of a column has a line end in it."""
         types = self.pa.types
         kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-        text = types.is_string(kind) or types.is_large_string(kind)
-        if not (text or types.is_binary(kind) or types.is_large_binary(kind)):
+        if not is_text(kind):
             return
         for chunk in column.chunks:
             values = chunk.dictionary if types.is_dictionary(column.type) else chunk

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ._arrow import arrow
 from ._ratings import COLON_LAYOUT, CSV_LAYOUT, TAB_LAYOUT, Layout, rating_blocks
 from ._ratings import read_ratings as read_ratings
-from ._rows import BATCH_SIZE, check_reader, path_list, rebatched
-from ._text import open_text, plain_suffix, write_text
+from ._rows import BATCH_SIZE, check_known, check_reader, path_list, rebatched
+from ._text import check_texts, open_text, plain_suffix, write_text
 from .files import PathLike, whole_file
 
 if TYPE_CHECKING:
@@ -65,12 +65,9 @@ def read_movielens(
     arrow("read_movielens")
     files = path_list(paths)
     check_reader("read_movielens", files, batch_size, columns)
-    for name in columns or ():
-        if name not in COLUMNS:
-            raise ValueError(f"read_movielens: columns must be among {', '.join(COLUMNS)}, got {name!r}")
+    check_known("read_movielens", columns, COLUMNS)
     layouts = [_layout("read_movielens", path, layout) for path in files]
-    for path in files:  # before anything is read
-        open_text(path).close()
+    check_texts(files)
     batches = (batch for path, of_it in zip(files, layouts, strict=True) for batch in _read(path, of_it))
     chosen = (batch if columns is None else batch.select(list(columns)) for batch in batches)
     return rebatched(chosen, batch_size)

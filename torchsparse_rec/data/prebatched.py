@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -11,12 +10,13 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ._arguments import check_columns, check_integer, check_place, check_state
+from ._arguments import check_integer, check_place, check_state
 from ._arrow import arrow
 from ._epoch import Epoch
 from ._prebatched_file import VERIFY, PrebatchedFile
 from ._prebatched_writer import write_prebatched as write_prebatched
-from ._read_ahead import ReadAhead
+from ._read_ahead import read_ahead
+from ._rows import check_columns, path_list
 from ._types import cast_stored, wider
 from .files import DataError, PathLike
 from .tensors import Fill, check_fill, check_integers, to_tensors
@@ -113,7 +113,7 @@ class PrebatchedDataset(IterableDataset):
             raise ValueError("PrebatchedDataset: pin_memory needs CUDA, which this machine lacks")
         check_fill("PrebatchedDataset", fill)
         check_integers("PrebatchedDataset", integers)
-        check_columns(columns)
+        check_columns("PrebatchedDataset", columns)
         self.rank, self.world_size = check_place(rank, world_size)
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -123,7 +123,7 @@ class PrebatchedDataset(IterableDataset):
             "seed": seed,
         }
         self._pin_memory, self._fill, self._integers, self._threads = pin_memory, fill, integers, threads
-        self._files = _open_all([paths] if isinstance(paths, (str, os.PathLike)) else list(paths), columns, verify)
+        self._files = _open_all(path_list(paths), columns, verify)
         self._rows = np.concatenate([file.rows() for file in self._files])
         self._firsts = np.cumsum([0] + [len(file.rows()) for file in self._files])
         self._schema = _common_schema(self._files)
@@ -224,8 +224,7 @@ class PrebatchedDataset(IterableDataset):
     def _record_batches(self, plan: Epoch, numbers: range, threads: int) -> Iterator[Any]:
         """Yield the batches of these numbers of an epoch, as ``pyarrow.RecordBatch``."""
         pa = arrow("PrebatchedDataset")
-        ahead = ReadAhead(self._read, _stored(plan, numbers), threads)
-        read, current = iter(ahead), -1
+        read, current = read_ahead(self._read, _stored(plan, numbers), threads), -1
         rows: Any = None
         try:
             for i in numbers:
@@ -240,7 +239,7 @@ class PrebatchedDataset(IterableDataset):
                         pieces.append(rows.slice(piece.begin, piece.end - piece.begin))
                 yield pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         finally:
-            ahead.close()
+            read.close()
 
     def _read(self, stored: int) -> Any:
         place = int(np.searchsorted(self._firsts, stored, side="right")) - 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..jagged import JaggedTensor
 from ._arrow import arrow
-from ._types import leaf
+from ._types import is_text, leaf
 
 if TYPE_CHECKING:
     import pyarrow
@@ -106,7 +106,7 @@ class _Reader:
             return self.dense(array)
         if types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        if _is_text(self.pa, leaf(array.type)):
+        if is_text(leaf(array.type)) or str(leaf(array.type)) in ("string_view", "binary_view"):
             return array
         if types.is_list(array.type) or types.is_large_list(array.type):
             self.unit = "value"
@@ -210,13 +210,6 @@ def _fits(fill: float | int | bool, dtype: torch.dtype) -> bool:
     if dtype.is_floating_point:
         return not math.isfinite(fill) or abs(fill) <= torch.finfo(dtype).max
     return math.isfinite(fill) and fill == int(fill) and torch.iinfo(dtype).min <= fill <= torch.iinfo(dtype).max
-
-
-def _is_text(pa: Any, kind: Any) -> bool:
-    """Say whether a type is one of Arrow's strings or binaries, which no tensor can hold."""
-    types = pa.types
-    tests = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
-    return any(test(kind) for test in tests) or str(kind) in ("string_view", "binary_view")
 
 
 def to_record_batch(columns: Mapping[str, Any]) -> pyarrow.RecordBatch:

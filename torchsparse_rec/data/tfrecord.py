@@ -11,7 +11,7 @@ import torch
 
 from .. import ops
 from ._arrow import arrow
-from ._rows import path_list, rebatched
+from ._rows import check_known, path_list, rebatched
 from ._tfrecord_ahead import ahead, mapped
 from ._tfrecord_blocks import Records, blocks
 from ._tfrecord_features import Feature, FixedLenFeature, VarLenFeature, arrow_schema, checked_features, to_array
@@ -208,9 +208,7 @@ def read_tfrecord(
     reader = TFRecordReader(paths, features, batch_size, prebatched=prebatched, compression=compression)
     if columns is None:
         return iter(reader)
-    for name in columns:
-        if name not in reader.features:
-            raise ValueError(f"read_tfrecord: columns must be among {', '.join(reader.features)}, got {name!r}")
+    check_known("read_tfrecord", columns, reader.features)
     chosen = {name: reader.features[name] for name in columns}
     return iter(TFRecordReader(paths, chosen, batch_size, prebatched=prebatched, compression=compression))
 
