@@ -155,8 +155,7 @@ class KeyedRows(Rows):
 
     @classmethod
     def _build(cls: type[KeyedRowsT], tensors: dict[str, Any], context: tuple) -> KeyedRowsT:
-        made = object.__new__(cls)
-        made._set_rows(tensors["values"], tensors.get("weights"), tensors.get("lengths"), tensors.get("offsets"))
+        made = super()._build(tensors, context)
         made._keys, made._stride, made._strides, made._inverse_keys = context
         made._inverse = tensors.get("inverse_indices")
         made._length_per_key = None

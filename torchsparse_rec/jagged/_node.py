@@ -40,6 +40,20 @@ class Node:
         """Return a copy of the object with every tensor replaced by the function's result."""
         return self._build({name: function(x) for name, x in self._tensors().items()}, self._context())
 
+    def to(self: NodeT, device: torch.device | str, non_blocking: bool = False) -> NodeT:
+        """
+        Copy the tensors to a device, as :meth:`torch.Tensor.to`.
+
+        Args:
+            device: where to.
+            non_blocking: whether not to wait for copies from pinned memory. Default False.
+        """
+        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self: NodeT) -> NodeT:
+        """Copy the tensors to page-locked memory, as :meth:`torch.Tensor.pin_memory`; a DataLoader calls it."""
+        return self._map(lambda x: x.pin_memory())
+
     def device(self) -> torch.device:
         """Return the device of the values."""
         return self._tensors()["values"].device

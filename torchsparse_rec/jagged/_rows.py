@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from ..ops.jagged import lengths_to_offsets
 from ._node import Node
+
+RowsT = TypeVar("RowsT", bound="Rows")
 
 
 class Rows(Node):
@@ -23,6 +25,12 @@ class Rows(Node):
     def _set_rows(self, values: Any, weights: Any, lengths: Any, offsets: Any) -> None:
         self._values, self._weights, self._lengths, self._offsets = values, weights, lengths, offsets
         self._derived = None
+
+    @classmethod
+    def _build(cls: type[RowsT], tensors: dict[str, Any], context: tuple) -> RowsT:
+        made = object.__new__(cls)
+        made._set_rows(tensors["values"], tensors.get("weights"), tensors.get("lengths"), tensors.get("offsets"))
+        return made
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {"values": self._values, "weights": self._weights, "lengths": self._lengths, "offsets": self._offsets}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -200,32 +198,10 @@ class JaggedTensor(Rows):
             return None
         return jagged_to_padded(self._weights, self.offsets(), desired_length, padding_value)
 
-    # ---- Devices ----------------------------------------------------------------------------------------------------
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> JaggedTensor:
-        """
-        Copy the tensors to a device, as :meth:`torch.Tensor.to`.
-
-        Args:
-            device: where to.
-            non_blocking: whether not to wait for copies from pinned memory. Default False.
-        """
-        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> JaggedTensor:
-        """Copy the tensors to page-locked memory, as :meth:`torch.Tensor.pin_memory`."""
-        return self._map(lambda x: x.pin_memory())
-
     # ---- As a node --------------------------------------------------------------------------------------------------
 
     def _context(self) -> tuple:
         return ()
-
-    @classmethod
-    def _build(cls, tensors: dict[str, Any], context: tuple) -> JaggedTensor:
-        made = object.__new__(cls)
-        made._set_rows(tensors["values"], tensors.get("weights"), tensors.get("lengths"), tensors.get("offsets"))
-        return made
 
     def __repr__(self) -> str:
         if not self._is_shown():

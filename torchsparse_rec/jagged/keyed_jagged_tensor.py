@@ -371,14 +371,10 @@ class KeyedJaggedTensor(KeyedRows):
             non_blocking: whether not to wait for copies from pinned memory. Default False.
             dtype: the new dtype of the weights, if there are any. Default: theirs.
         """
-        moved = self._map(lambda x: x.to(device, non_blocking=non_blocking))
+        moved = super().to(device, non_blocking)
         if dtype is not None and moved._weights is not None:
             moved._weights = moved._weights.to(dtype)
         return moved
-
-    def pin_memory(self) -> KeyedJaggedTensor:
-        """Copy the tensors to page-locked memory, as :meth:`torch.Tensor.pin_memory`; a DataLoader calls it."""
-        return self._map(lambda x: x.pin_memory())
 
 
 def _reordered(x: Tensor, sizes: list[int], order: list[int]) -> Tensor:

@@ -200,20 +200,6 @@ class KeyedTensor(Node):
             )
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
-        """
-        Copy the values to a device, as :meth:`torch.Tensor.to`.
-
-        Args:
-            device: where to.
-            non_blocking: whether not to wait for copies from pinned memory. Default False.
-        """
-        return self._map(lambda x: x.to(device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> KeyedTensor:
-        """Copy the values to page-locked memory, as :meth:`torch.Tensor.pin_memory`."""
-        return self._map(lambda x: x.pin_memory())
-
     def _tensors(self) -> dict[str, Tensor]:
         return {"values": self._values}
 
