@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,12 +16,8 @@ from ._ids import Assembler, Ids, has_negative
 from ._tables import Feature
 from .raw import Raw
 
-
-@dataclass
-class Group:
-    """Features that are evaluated together. If there are several, their columns only differ in the raw feature."""
-
-    features: list[Feature]
+#: Features that are evaluated together. If there are several, their columns only differ in the raw feature.
+Group = list[Feature]
 
 
 def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
@@ -29,7 +25,7 @@ def groups_of(features: Sequence[Feature], merge: bool) -> list[Group]:
     found: dict[Any, Group] = {}
     for feature in features:
         kind = _kind(feature.column) if merge else None
-        found.setdefault(feature.key if kind is None else kind, Group([])).features.append(feature)
+        found.setdefault(feature.key if kind is None else kind, []).append(feature)
     return list(found.values())
 
 
@@ -49,22 +45,22 @@ def evaluate_groups(
     pieces: list[Ids] = []
     dropped: list[Tensor | None] = []
     for group in groups:
-        merged = _merged(evaluation, group) if len(group.features) > 1 else None
+        merged = _merged(evaluation, group) if len(group) > 1 else None
         ids_of = evaluation.steps if kind == "sequence" else evaluation.ids
-        made = [ids_of(feature.column) for feature in group.features] if merged is None else [merged]
+        made = [ids_of(feature.column) for feature in group] if merged is None else [merged]
         for k, ids in enumerate(made):
             if kind == "weighted" and ids.weights is None:
                 ids = replace(ids, weights=torch.ones_like(ids.values, dtype=torch.float32))
             pieces.append(ids)
-            weights = ids.weights if group.features[k].drops_weights else None
+            weights = ids.weights if group[k].drops_weights else None
             dropped.append(None if weights is None else ~(weights > 0))
     return assembler(pieces, dropped)
 
 
 def _merged(evaluation: Evaluation, group: Group) -> Ids | None:
     """Evaluate a group by one call on the integers of all its features; return None if no dtype holds them all."""
-    raws = [evaluation.raw_for(feature.column) for feature in group.features]
-    column = group.features[0].column
+    raws = [evaluation.raw_for(feature.column) for feature in group]
+    column = group[0].column
     values = _concatenated([raw.values for raw in raws], isinstance(column, IdentityCategoricalColumn))  # type: ignore[misc]
     if values is None:
         return None

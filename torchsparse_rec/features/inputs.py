@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..jagged import JaggedTensor
-from ..ops.jagged import nested_to_jagged, row_ids_to_offsets
+from ..ops.jagged import lengths_to_offsets, nested_to_jagged, row_ids_to_offsets
 from ._arrow import is_arrow, raw_of_arrow
 from .raw import Raw, Strings
 
@@ -110,12 +110,7 @@ def _of_tensor(x: Tensor, name: str) -> Raw:
 def _of_jagged(values: Tensor, offsets: Tensor, name: str) -> Raw:
     if values.dim() != 1:
         raise ValueError(f"column {name!r}: values must have rank 1, got shape {list(values.shape)}")
-    return Raw(
-        name,
-        values.detach(),
-        offsets.shape[0] - 1,
-        offsets=offsets.to(torch.int64),
-    )
+    return Raw(name, values.detach(), offsets.shape[0] - 1, offsets=offsets.to(torch.int64))
 
 
 def _of_offsets(values: Any, offsets: Any, name: str) -> Raw:
@@ -210,10 +205,8 @@ def _of_list(x: Sequence[Any], name: str) -> Raw:
                 f"column {name!r}: a list must hold values or lists, and not both, got {row!r} at position {position}"
             )
     rows = [[] if row is None else row.tolist() if hasattr(row, "tolist") else row for row in x]
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=offsets[1:])
     values, valid = _flat_list(list(chain.from_iterable(rows)), name)
-    return Raw(name, values, len(rows), offsets=torch.from_numpy(offsets), valid=valid)
+    return Raw(name, values, len(rows), offsets=_offsets(rows), valid=valid)
 
 
 def _is_row(x: Any) -> bool:
@@ -257,12 +250,15 @@ def strings_of_list(x: Sequence[Any], name: str) -> Strings:
         raise ValueError(
             f"column {name!r}: must hold str or bytes that can be encoded, got {x[position]!r} at position {position}"
         ) from error
-    offsets = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)), out=offsets[1:])
     text = bytearray().join(pieces)
     # torch.frombuffer refuses an empty buffer.
     joined = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-    return Strings(joined, torch.from_numpy(offsets))
+    return Strings(joined, _offsets(pieces))
+
+
+def _offsets(rows: Sequence[Sized]) -> Tensor:
+    """Return where each row begins, and where the last ends."""
+    return lengths_to_offsets(torch.from_numpy(np.fromiter(map(len, rows), np.int64, len(rows))))
 
 
 def _encodes(item: Any) -> bool:

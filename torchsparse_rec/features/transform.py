@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,17 +11,14 @@ from torch import Tensor
 from ..jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from ..nn.configs import EmbeddingBagConfig, EmbeddingConfig
 from ._adapt import adapted, from_state, to_state, with_leaves
-from ._base import CategoricalColumn, Column, DenseColumn, checked_columns, column_from_config
-from ._categorical import VocabularyColumn
-from ._composed import IndicatorColumn, SequenceCategoricalColumn
+from ._base import CategoricalColumn, Column, DenseColumn, column_from_config
 from ._embedding import COMBINERS
 from ._evaluate import Evaluation
 from ._groups import Group, evaluate_groups, groups_of
 from ._ids import Assembler
-from ._numeric import BucketizedColumn, SequenceNumericColumn
+from ._prepared import all_columns, distinct_columns, has_steps, lookup_of
 from ._tables import ColumnTables
 from .inputs import Batch
-from .vocabulary import Vocabulary
 
 __all__ = ["FeatureTransform", "Features"]
 
@@ -49,16 +46,6 @@ class Features(NamedTuple):
     weighted: KeyedJaggedTensor | None = None
     sequence: KeyedJaggedTensor | None = None
     sequence_dense: dict[str, JaggedTensor] | None = None
-
-
-class _Boundaries(torch.nn.Module):
-    """A bucketized column's boundaries, on the module's device; not in its state, since the column has them."""
-
-    boundaries: Tensor
-
-    def __init__(self, boundaries: Sequence[float]) -> None:
-        super().__init__()
-        self.register_buffer("boundaries", torch.tensor(boundaries, dtype=torch.float32), persistent=False)
 
 
 class FeatureTransform(torch.nn.Module):
@@ -136,8 +123,8 @@ class FeatureTransform(torch.nn.Module):
         drop_missing: bool = True,
     ) -> None:
         super().__init__()
-        self.columns = _checked(columns, "columns", Column)
-        self.linear_columns = _checked(linear_columns, "linear_columns", CategoricalColumn)
+        self.columns = distinct_columns(columns, "columns", Column)
+        self.linear_columns = distinct_columns(linear_columns, "linear_columns", CategoricalColumn)
         if not self.columns and not self.linear_columns:
             raise ValueError("FeatureTransform: columns must hold at least one column, got none")
         if linear_combiner not in COMBINERS:
@@ -153,23 +140,24 @@ class FeatureTransform(torch.nn.Module):
 
     def _prepare(self) -> None:
         """Make everything that depends on the columns, which :meth:`adapt` replaces."""
-        self._unready = [column.name for column in self._all_columns() if getattr(column, "needs_adapt", False)]
+        self._all = all_columns([*self.columns, *self.linear_columns])
+        self._unready = [column.name for column in self._all if getattr(column, "needs_adapt", False)]
         self._tables = ColumnTables(self.columns, self.linear_columns, self.linear_combiner)
         self._groups: dict[str, list[Group]] = {
             kind: groups_of(features, kind == "sparse") for kind, features in self._tables.features.items()
         }
         self._assemblers = {
-            kind: Assembler([feature.key for group in groups for feature in group.features])
+            kind: Assembler([feature.key for group in groups for feature in group])
             for kind, groups in self._groups.items()
         }
         dense = [x for x in self.columns if isinstance(x, DenseColumn)]
-        self._sequences: list[Any] = [x for x in dense if _has_steps(x)]
-        self._dense = sorted((x for x in dense if not _has_steps(x)), key=lambda column: column.name)
+        self._sequences: list[Any] = [x for x in dense if has_steps(x)]
+        self._dense = sorted((x for x in dense if not has_steps(x)), key=lambda column: column.name)
         self._lookups = torch.nn.ModuleList()
         self._place: dict[Column, int] = {}
-        for column in self._all_columns():
+        for column in self._all:
             if column not in self._place and not getattr(column, "needs_adapt", False):
-                lookup = _lookup_of(column)
+                lookup = lookup_of(column)
                 if lookup is not None:
                     self._place[column] = len(self._lookups)
                     self._lookups.append(lookup.to(self._home.device))
@@ -188,20 +176,11 @@ class FeatureTransform(torch.nn.Module):
         for column, place in self._place.items():
             lookup = self._lookups[place]
             if any(x.is_meta for x in lookup.buffers()) and not self._home.is_meta:
-                made = _lookup_of(column)
+                made = lookup_of(column)
                 assert made is not None
                 lookup = self._lookups[place] = made
             lookup.to(self._home.device)
         return self
-
-    def _all_columns(self) -> list[Column]:
-        found: list[Column] = []
-        waiting: list[Column] = [*self.columns, *self.linear_columns]
-        while waiting:
-            column = waiting.pop(0)
-            found.append(column)
-            waiting += column.parents()
-        return found
 
     # ---- A batch ----------------------------------------------------------------------------------------------------
 
@@ -356,7 +335,7 @@ class FeatureTransform(torch.nn.Module):
             >>> transform.adapt([{"color": ["red", "blue"]}, {"color": ["red", "green"]}])({"color": ["green"]}).sparse
             KeyedJaggedTensor({'color': [[1]]})
         """
-        found = adapted(self._all_columns(), batches, max_distinct, self.drop_missing)
+        found = adapted(self._all, batches, max_distinct, self.drop_missing)
         self._replace(found)
         return self
 
@@ -399,7 +378,7 @@ class FeatureTransform(torch.nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the results of :meth:`adapt`, for ``state_dict()``."""
-        return {"adapted": to_state(self._all_columns())}
+        return {"adapted": to_state(self._all)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take over the state of a module with the same columns; raise ``ValueError`` for any other state."""
@@ -407,41 +386,8 @@ class FeatureTransform(torch.nn.Module):
             raise ValueError(
                 f"FeatureTransform: a state must be a dict with what adapt() found, got {repr(state):.200}"
             )
-        self._replace(from_state(self._all_columns(), state["adapted"]))
+        self._replace(from_state(self._all, state["adapted"]))
 
     def extra_repr(self) -> str:
         """Return the names of the columns."""
         return ", ".join(column.name for column in [*self.columns, *self.linear_columns])
-
-
-def _checked(columns: Any, argument: str, kind: type[Any]) -> list[Any]:
-    """Return a list of columns; raise ``ValueError`` unless they are of one kind and have distinct names."""
-    found = checked_columns("FeatureTransform", argument, columns, kind)
-    names: dict[str, Column] = {}
-    for column in found:
-        if column.name in names:
-            raise ValueError(
-                f"FeatureTransform: {argument} must have distinct names, got {column.name!r} of {names[column.name]!r} "
-                f"and of {column!r}"
-            )
-        names[column.name] = column
-    return found
-
-
-def _has_steps(column: DenseColumn) -> bool:
-    """Say whether a column's numbers belong to the steps of sequences."""
-    if isinstance(column, IndicatorColumn):
-        return isinstance(column.categorical_column, SequenceCategoricalColumn)
-    return isinstance(column, SequenceNumericColumn)
-
-
-def _lookup_of(column: Column) -> torch.nn.Module | None:
-    """Return the module with the buffers that a column needs on the device: vocabulary or boundaries; else None."""
-    # On the CPU, even under torch.device("meta"): the values are needed. The module is moved afterwards.
-    with torch.device("cpu"):
-        if isinstance(column, VocabularyColumn):
-            return Vocabulary(column.words())
-        if isinstance(column, BucketizedColumn):
-            assert column.boundaries is not None
-            return _Boundaries(column.boundaries)
-    return None
