@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from torch.nn import Module
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..nn import use_optimizer
 from ..nn.convert import announced_optimizers
-from ._modules import has_compiled
+from ._modules import has_compiled, removing
 
 __all__ = ["Optimizers", "as_list", "copied_training", "spared"]
 
@@ -46,9 +46,8 @@ def copied_training(model: Module, optimizers: Optimizers) -> tuple[Module, Opti
     return copied, copies
 
 
-@contextmanager
-def spared(model: Module, optimizers: list[Optimizer]) -> Iterator[None]:
-    """Raise ``RuntimeError``, while the block lasts, before any use of the model or a step of the optimizers."""
+def spared(model: Module, optimizers: list[Optimizer]) -> AbstractContextManager[None]:
+    """Raise ``RuntimeError``, while a block lasts, before any use of the model or a step of the optimizers."""
 
     def refuse(*_: Any) -> None:
         raise RuntimeError(
@@ -57,9 +56,4 @@ def spared(model: Module, optimizers: list[Optimizer]) -> Iterator[None]:
         )
 
     handles: list[Any] = [part.register_forward_pre_hook(refuse) for part in model.modules()]
-    handles += [optimizer.register_step_pre_hook(refuse) for optimizer in optimizers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return removing([*handles, *(optimizer.register_step_pre_hook(refuse) for optimizer in optimizers)])

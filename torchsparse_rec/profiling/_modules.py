@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ __all__ = [
     "is_lookup",
     "lookups",
     "recording_shapes",
+    "removing",
     "without_dense",
     "without_gradients",
 ]
@@ -66,6 +67,16 @@ def dense_layers(module: Module, shapes: dict[Module, Shapes]) -> Iterator[Modul
 
 
 @contextmanager
+def removing(handles: Iterable[Any]) -> Iterator[None]:
+    """Remove hooks when the block ends."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def recording_shapes(model: Module) -> Iterator[dict[Module, Shapes]]:
     """
     Record the shapes of modules while the block lasts, as a context manager that yields them by module.
@@ -79,12 +90,8 @@ def recording_shapes(model: Module) -> Iterator[dict[Module, Shapes]]:
             if arguments[0].dim() and output.dim() and arguments[0].layout is torch.strided:
                 shapes[module] = Shapes(arguments[0].shape, output.shape, output.dtype)
 
-    handles = [part.register_forward_hook(record) for part in model.modules()]
-    try:
+    with removing([part.register_forward_hook(record) for part in model.modules()]):
         yield shapes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _stand_in(shapes: Shapes) -> Callable[[Tensor], Tensor]:
@@ -130,16 +137,14 @@ def without_gradients(model: Module, tables: list[Parameter]) -> Iterator[None]:
                 leaf.requires_grad_(True)
 
     owners = [m for m in lookups(model).values() if any(id(p) in chosen for p in m.parameters())]
-    handles = [owner.register_forward_hook(train) for owner in owners]
     gradients = [table.grad for table in tables]
     try:
         for table in tables:
             table.requires_grad_(False)
             table.grad = None
-        yield
+        with removing([owner.register_forward_hook(train) for owner in owners]):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         for table, gradient in zip(tables, gradients, strict=True):
             table.requires_grad_(True)
             table.grad = gradient

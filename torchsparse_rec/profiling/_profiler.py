@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ._batches import Batches, Exhausted, TrainingStep
 from ._experiments import wait
+from ._modules import removing
 from ._trace import DENSE, LOADER, LOOKUP, STEP, Profile, read_profile
 
 __all__ = ["profile_steps"]
@@ -85,16 +85,12 @@ def _trace(
         return json.load(file)  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _recorded(ranges: dict[str, list[Module]]) -> Iterator[None]:
-    """Record calls of modules as ranges of the trace, while the block lasts."""
+def _recorded(ranges: dict[str, list[Module]]) -> AbstractContextManager[None]:
+    """Record calls of modules as ranges of the trace, while a block lasts."""
     names = {"lookup": LOOKUP, "dense": DENSE}
-    with ExitStack() as stack:
-        for kind, modules in ranges.items():
-            for module in modules:
-                for handle in _record(module, names[kind]):
-                    stack.callback(handle.remove)
-        yield
+    return removing(
+        [handle for kind, modules in ranges.items() for module in modules for handle in _record(module, names[kind])]
+    )
 
 
 def _record(module: Module, name: str) -> list[Any]:

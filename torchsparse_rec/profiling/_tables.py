@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..jagged import KeyedJaggedTensor
 from ..nn import EmbeddingBagCollection, EmbeddingCollection
 from ..nn.auto import as_bytes
 from ..nn.grad_mode import HasGradMode
-from ._modules import lookups
+from ._modules import lookups, removing
 
 __all__ = ["TableUse", "Watch"]
 
@@ -117,9 +117,8 @@ class Watch:
             self._parameters[id(p)] = p
         return use
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch lookups and gradients while the block lasts."""
+    def watching(self) -> AbstractContextManager[None]:
+        """Watch lookups and gradients while a block lasts."""
         hooks: list[Any] = [module.register_forward_hook(self._see_lookup) for module in self._modules.values()]
         hooks += [part.register_forward_pre_hook(self._see_owner, with_kwargs=True) for part in self._owners]
         hooks += [
@@ -127,11 +126,7 @@ class Watch:
             for p in self._parameters.values()
             if p.requires_grad
         ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return removing(hooks)
 
     def uses(self) -> list[TableUse]:
         """Return the use of each table: those of lookup modules, and parameters with a gradient of mostly zero rows."""
