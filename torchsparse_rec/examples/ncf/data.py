@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...data.files import whole_file
 from ...data.movielens import LAYOUTS, read_ratings
 
 ENVIRONMENT_VARIABLE = "TORCHSPARSE_REC_DATA"
@@ -173,12 +174,8 @@ def download(url: str = URL, connect_seconds: float = CONNECT_SECONDS, total_sec
     if hashlib.md5(content).hexdigest() != MD5:
         raise ValueError(f"{url}: wrong checksum of u.data, expected md5 {MD5}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"u.data.{os.getpid()}.part")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file:
+        file.write(content)
     return path
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ...data import DataError
+from ...data.criteo import CATEGORIES
 from .. import _command
 from .._checkpoints import Checkpoint
 from .._clicks import torchmetrics
 from .._command import check_unfinished, check_writable, ending
 from .._settings import device, positive_float, positive_int
 from .._trainer import Trainer
-from . import columns as features
 from . import data
 from .data import Batch
 from .settings import Settings
@@ -63,7 +63,7 @@ def given_settings(arguments: argparse.Namespace, saved: Mapping[str, Any] | Non
     """Return the settings named on the command line. The others are those of a checkpoint, or else the defaults."""
     found = Settings.given(arguments)
     if arguments.table_gb is not None:
-        tables = len(features.CRITEO_STRINGS) if arguments.criteo else len(data.HOTS)
+        tables = len(CATEGORIES) if arguments.criteo else len(data.HOTS)
         dim = {"embedding_dim": Settings.embedding_dim, **(saved or {}), **found}["embedding_dim"]
         found["rows"] = max(1, round(arguments.table_gb * 1e9 / (tables * (dim + 1) * 4)))
     return found

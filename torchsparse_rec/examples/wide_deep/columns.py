@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...data.criteo import CATEGORIES, INTEGERS
 from ...features import (
     CategoricalColumn,
     Clip,
@@ -22,8 +23,6 @@ from ...features import (
 from . import data
 
 KINDS = ("identity", "hashed")
-CRITEO_NUMBERS = tuple(f"I{n}" for n in range(1, 14))
-CRITEO_STRINGS = tuple(f"C{n}" for n in range(1, 27))
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,12 @@ class Columns:
         transform: makes numbers ``[B, n]`` and ids of a batch.
         numbers: the names of the numbers, in the order of their columns.
         hots: for each categorical feature the number of its ids in an example.
-        rows: the number of rows of each table.
         kind: how ids come about: ``"identity"``, ``"hashed"`` integers or hashed ``"strings"``.
     """
 
     transform: FeatureTransform
     numbers: tuple[str, ...]
     hots: Mapping[str, int]
-    rows: int
     kind: str
 
 
@@ -78,7 +75,7 @@ def generated_columns(kind: str, rows: int, embedding_dim: int) -> Columns:
     numbers = [numeric_column(name) for name in data.NUMBERS]
     # No generated id is missing, so that the transform need not look for missing ones.
     transform = FeatureTransform([*numbers, *made], drop_missing=False)
-    return Columns(transform, tuple(transform.dense_slices()), data.HOTS, rows, kind)
+    return Columns(transform, tuple(transform.dense_slices()), data.HOTS, kind)
 
 
 def _hashed_integers(name: str, rows: int) -> CategoricalColumn:
@@ -88,9 +85,9 @@ def _hashed_integers(name: str, rows: int) -> CategoricalColumn:
 def criteo_columns(rows: int, embedding_dim: int) -> Columns:
     """Return Criteo's features: ``log(1 + x)`` of 13 counts (0 for missing and negative ones) and 26 hashed strings."""
     logarithm = Compose((Clip(0.0), Log()))
-    numbers = [numeric_column(name, default_value=0.0, normalizer_fn=logarithm) for name in CRITEO_NUMBERS]
-    ids = [categorical_column_with_hash_bucket(name, rows) for name in CRITEO_STRINGS]
+    numbers = [numeric_column(name, default_value=0.0, normalizer_fn=logarithm) for name in INTEGERS]
+    ids = [categorical_column_with_hash_bucket(name, rows) for name in CATEGORIES]
     tables = [embedding_column(column, embedding_dim + 1, "mean", JoinedRows()) for column in ids]
-    hots = dict.fromkeys(CRITEO_STRINGS, 1)
+    hots = dict.fromkeys(CATEGORIES, 1)
     transform = FeatureTransform([*numbers, *tables])
-    return Columns(transform, tuple(transform.dense_slices()), hots, rows, "strings")
+    return Columns(transform, tuple(transform.dense_slices()), hots, "strings")

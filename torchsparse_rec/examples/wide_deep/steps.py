@@ -15,24 +15,17 @@ from .data import Batch
 from .model import WideDeep
 
 # These optimizers treat the elements of a row one by one, as a row holds an embedding and a weight of the wide part.
-OPTIMIZERS = {
-    "sgd": torchsparse_rec.optim.SGD,
-    "adagrad": torchsparse_rec.optim.Adagrad,
-    "adam": torchsparse_rec.optim.Adam,
-    "adamw": torchsparse_rec.optim.AdamW,
-    "rmsprop": torchsparse_rec.optim.RMSprop,
-    "adadelta": torchsparse_rec.optim.Adadelta,
-    "ftrl": torchsparse_rec.optim.Ftrl,
+_OPTIMIZERS = {
+    "sgd": (torchsparse_rec.optim.SGD, 0.1),
+    "adagrad": (torchsparse_rec.optim.Adagrad, 0.05),
+    "adam": (torchsparse_rec.optim.Adam, 1e-3),
+    "adamw": (torchsparse_rec.optim.AdamW, 1e-3),
+    "rmsprop": (torchsparse_rec.optim.RMSprop, 1e-3),
+    "adadelta": (torchsparse_rec.optim.Adadelta, 1.0),
+    "ftrl": (torchsparse_rec.optim.Ftrl, 0.05),
 }
-LEARNING_RATES = {
-    "sgd": 0.1,
-    "adagrad": 0.05,
-    "adam": 1e-3,
-    "adamw": 1e-3,
-    "rmsprop": 1e-3,
-    "adadelta": 1.0,
-    "ftrl": 0.05,
-}
+OPTIMIZERS = {name: kind for name, (kind, _) in _OPTIMIZERS.items()}
+LEARNING_RATES = {name: rate for name, (_, rate) in _OPTIMIZERS.items()}
 
 
 def make_model(
