@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .files import PathLike
 from .movielens import read_movielens, write_movielens
 from .parquet import read_parquet, write_parquet
 from .prebatched import read_prebatched, write_prebatched
+from .tfrecord import FixedLenFeature, VarLenFeature, infer_features, read_tfrecord, write_tfrecord
 
 #: The default number of rows of a batch.
 BATCH_SIZE = 16_384
@@ -59,12 +61,11 @@ def _refuse_compression(path: PathLike, options: Options) -> None:
         raise ValueError(f"compression of {os.fspath(path)} is chosen by its suffix, .gz, got {options.compression!r}")
 
 
-def _text(write: Callable[[PathLike, Iterable[Any]], int]) -> Callable[[PathLike, Iterable[Any], Options], int]:
-    def written(path: PathLike, batches: Iterable[Any], options: Options) -> int:
-        _refuse_compression(path, options)
-        return write(path, batches)
-
-    return written
+def _write_text(
+    write: Callable[[PathLike, Iterable[Any]], int], path: PathLike, batches: Iterable[Any], options: Options
+) -> int:
+    _refuse_compression(path, options)
+    return write(path, batches)
 
 
 def _write_parquet(path: PathLike, batches: Iterable[Any], options: Options) -> int:
@@ -76,22 +77,15 @@ def _write_prebatched(path: PathLike, batches: Iterable[Any], options: Options) 
     return write_prebatched(path, batches, compression=options.compression, progress=False)
 
 
-def _read_tfrecord(prebatched: bool) -> Callable[[list[PathLike], Options], Iterator[Any]]:
-    def read(paths: list[PathLike], options: Options) -> Iterator[Any]:
-        from .tfrecord import infer_features, read_tfrecord
-
-        features = {} if options.all_have_types() else infer_features(paths[0], prebatched=prebatched)
-        features.update({name: _feature(name, kind) for name, kind in options.types.items()})
-        size, columns = options.batch_size, options.columns
-        return read_tfrecord(paths, features, batch_size=size, columns=columns, prebatched=prebatched)
-
-    return read
+def _read_tfrecord(paths: list[PathLike], options: Options, prebatched: bool = False) -> Iterator[Any]:
+    features = {} if options.all_have_types() else infer_features(paths[0], prebatched=prebatched)
+    features.update({name: _feature(name, kind) for name, kind in options.types.items()})
+    size, columns = options.batch_size, options.columns
+    return read_tfrecord(paths, features, batch_size=size, columns=columns, prebatched=prebatched)
 
 
 def _feature(name: str, kind: Any) -> Any:
     """Return the TFRecord feature for a column of an Arrow type; a row without the feature is a null."""
-    from .tfrecord import FixedLenFeature, VarLenFeature
-
     pa = arrow("convert")
     value = leaf(kind)
     names = {pa.string(): "str", pa.binary(): "bytes", pa.large_string(): "str", pa.large_binary(): "bytes"}
@@ -104,36 +98,31 @@ def _feature(name: str, kind: Any) -> Any:
         raise ValueError(f"column {name!r} of a TFRecord file cannot be {kind}: {error}") from None
 
 
-def _write_tfrecord(prebatched: bool) -> Callable[[PathLike, Iterable[Any], Options], int]:
-    def write(path: PathLike, batches: Iterable[Any], options: Options) -> int:
-        from .tfrecord import write_tfrecord
-
-        _refuse_compression(path, options)
-        compression = "gzip" if os.fspath(path).endswith(".gz") else None
-        batches = rebatched(batches, options.batch_size) if prebatched else batches
-        return write_tfrecord(path, batches, compression=compression, prebatched=prebatched)
-
-    return write
+def _write_tfrecord(path: PathLike, batches: Iterable[Any], options: Options, prebatched: bool = False) -> int:
+    _refuse_compression(path, options)
+    compression = "gzip" if os.fspath(path).endswith(".gz") else None
+    batches = rebatched(batches, options.batch_size) if prebatched else batches
+    return write_tfrecord(path, batches, compression=compression, prebatched=prebatched)
 
 
 #: The formats by the names that ``--from`` and ``--to`` take.
 FORMATS: dict[str, Format] = {
     "criteo": Format(
         lambda paths, o: read_criteo(paths, batch_size=o.batch_size, columns=o.columns),
-        _text(write_criteo),
+        partial(_write_text, write_criteo),
         (".txt", ".criteo"),
         tuple(COMPRESSIONS),
     ),
     "csv": Format(
         lambda paths, o: read_csv(paths, batch_size=o.batch_size, columns=o.columns, types=o.types),
-        _text(write_csv),
+        partial(_write_text, write_csv),
         (".csv",),
         tuple(COMPRESSIONS),
         takes_types=True,
     ),
     "movielens": Format(
         lambda paths, o: read_movielens(paths, batch_size=o.batch_size, columns=o.columns),
-        _text(write_movielens),
+        partial(_write_text, write_movielens),
         (".data", ".dat"),
         tuple(COMPRESSIONS),
     ),
@@ -148,10 +137,14 @@ FORMATS: dict[str, Format] = {
         (".prebatched", ".arrow"),
     ),
     # In "tfrecord" a record is an Example of one row; in "tfrecord-prebatched", which has no suffix, of a whole batch.
-    "tfrecord": Format(
-        _read_tfrecord(False), _write_tfrecord(False), (".tfrecord", ".tfrecords"), (".gz",), takes_types=True
+    "tfrecord": Format(_read_tfrecord, _write_tfrecord, (".tfrecord", ".tfrecords"), (".gz",), takes_types=True),
+    "tfrecord-prebatched": Format(
+        partial(_read_tfrecord, prebatched=True),
+        partial(_write_tfrecord, prebatched=True),
+        (),
+        (".gz",),
+        takes_types=True,
     ),
-    "tfrecord-prebatched": Format(_read_tfrecord(True), _write_tfrecord(True), (), (".gz",), takes_types=True),
 }
 
 

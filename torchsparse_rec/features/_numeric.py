@@ -303,7 +303,7 @@ def _default(value: Any, shape: tuple[int, ...], dtype: str, key: str) -> Any:
     if isinstance(value, (int, float)):
         for size in reversed(shape):
             value = (value,) * size
-    flat = _flattened(value, shape)
+    flat = flattened(value, shape)
     if flat is None:
         raise ValueError(f"column {key!r}: default_value must be numbers of the column's shape {shape}, got {value!r}")
     if any(isinstance(x, float) for x in flat) and not dtype.startswith(("float", "bfloat")):
@@ -311,13 +311,13 @@ def _default(value: Any, shape: tuple[int, ...], dtype: str, key: str) -> Any:
     return _as_tuple(value)
 
 
-def _flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
+def flattened(value: Any, shape: tuple[int, ...]) -> list[Any] | None:
     """Return the numbers of a nested list of this shape; None if the value is no such list."""
     if not shape:
         return [value] if isinstance(value, (int, float)) else None
     if not isinstance(value, (list, tuple)) or len(value) != shape[0]:
         return None
-    parts = [_flattened(part, shape[1:]) for part in value]
+    parts = [flattened(part, shape[1:]) for part in value]
     return None if any(part is None for part in parts) else [x for part in parts for x in part or ()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._base import FLOATS, Column, checked_columns
 from ._composed import CrossedColumn, WeightedCategoricalColumn
-from ._numeric import NumericColumn, SequenceNumericColumn
+from ._numeric import NumericColumn, SequenceNumericColumn, flattened
 
 
 def parse_example_features(columns: Iterable[Column]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _wanted(columns: list[Any]) -> dict[str, _Wanted]:
 
 def _of_column(column: Any) -> list[tuple[str, _Wanted]]:
     if isinstance(column, NumericColumn):
-        default = None if column.default_value is None else _flat(column.default_value)
+        default = None if column.default_value is None else flattened(column.default_value, column.shape)
         single = default[0] if default is not None and column.width == 1 else default
         return [(column.key, (_stored(column.dtype), column.width, single))]
     if isinstance(column, SequenceNumericColumn):
@@ -83,7 +83,3 @@ def _of_column(column: Any) -> list[tuple[str, _Wanted]]:
 
 def _stored(dtype: str) -> str:
     return "bytes" if dtype == "string" else "float32" if dtype in FLOATS else "int64"
-
-
-def _flat(value: Any) -> list[Any]:
-    return [y for x in value for y in _flat(x)] if isinstance(value, tuple) else [value]
