@@ -9,10 +9,23 @@ import torch
 from torch import Tensor
 
 from ._arguments import as_tensor
-from ._sparse_tensor import as_scalar_like, check_kind
+from ._sparse_tensor import as_int64, as_scalar_like, check_kind, device_of, take
 
 
-def lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
+def kept_lengths(dense: Tensor | np.ndarray, lengths: Any, padding: Any) -> Tensor:
+    """Return how much of each row of a dense tensor to keep: what ``lengths`` say, what is not padding, or all."""
+    rows, columns = dense.shape[:2]
+    if padding is not None:
+        return _lengths_without_padding(dense, padding)
+    if lengths is None:
+        return torch.full((rows,), columns, device=device_of(dense))
+    kept = as_int64("lengths", lengths, device_of(dense)).clamp(0, columns)
+    if kept.shape != (rows,):
+        raise ValueError(f"lengths must have shape [{rows}], one for each row, got {list(kept.shape)}")
+    return kept
+
+
+def _lengths_without_padding(dense: Tensor | np.ndarray, padding: Any) -> Tensor:
     """Return the length of each row up to its last element that is not padding."""
     if isinstance(dense, Tensor):
         differs = dense != default_like(dense.flatten(0, 1), padding, "padding")
@@ -56,10 +69,18 @@ def default_like(values: Any, default: Any, argument: str = "default_value") -> 
     return given
 
 
-def with_last(values: Any, last: Any) -> Any:
+def _with_last(values: Any, last: Any) -> Any:
     """Return ``values`` and one more row: ``last``, spread over the row's innermost dimensions."""
     if isinstance(values, Tensor):
         return torch.cat([values, last.expand(1, *values.shape[1:])])
     row = np.empty((1, *values.shape[1:]), dtype=object)
     row[...] = last
     return np.concatenate([values, row])
+
+
+def padded_rows(values: Any, splits: Tensor, rows: int, columns: int, default: Any) -> Any:
+    """Return so many rows and columns of the values that ``splits`` part, with ``default`` where there is none."""
+    splits = torch.cat([splits[: rows + 1], splits[-1:].expand(max(rows + 1 - splits.shape[0], 0))])
+    places = splits[:-1].unsqueeze(1) + torch.arange(columns, device=splits.device)
+    places = torch.where(places < splits[1:].unsqueeze(1), places, values.shape[0])
+    return take(_with_last(values, default), places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from ... import ops
 from ._arguments import as_size
-from ._padding import default_like, lengths_without_padding, wanted_sizes, with_last
+from ._padding import default_like, kept_lengths, padded_rows, wanted_sizes
+from ._row_partitions import indices_of_rows, lengths_without_holes, splits_of_rowids
 from ._sparse_tensor import SparseTensor, as_int64, as_values, device_of, take
 
 
@@ -92,18 +94,7 @@ class RaggedTensor:
         """
         values = _as_inner(values)
         ids = as_int64("value_rowids", value_rowids, _device(values))
-        if ids.dim() != 1 or ids.shape[0] != _count(values):
-            raise ValueError(
-                f"value_rowids must have one element for each of the {_count(values)} values, got shape "
-                f"{list(ids.shape)}"
-            )
-        least = int(ids[-1]) + 1 if ids.shape[0] else 0
-        rows = least if nrows is None else as_size("nrows", nrows)
-        if rows < max(least, 0):
-            raise ValueError(f"nrows must be at least {least}, the last of value_rowids + 1, got {rows}")
-        if bool((ids.diff() < 0).any()) or (ids.shape[0] and int(ids[0]) < 0):
-            raise ValueError(f"value_rowids must be sorted and not negative, got {ids.tolist()}")
-        return cls.from_row_splits(values, ops.row_ids_to_offsets(ids, rows))
+        return cls.from_row_splits(values, splits_of_rowids(ids, _count(values), nrows))
 
     @classmethod
     def from_row_starts(
@@ -154,14 +145,14 @@ class RaggedTensor:
             >>> RaggedTensor.from_nested_row_splits([1, 2, 3, 4], [[0, 1, 2], [0, 3, 4]]).to_list()
             [[[1, 2, 3]], [[4]]]
         """
-        return _nest(flat_values, nested_row_splits, cls.from_row_splits)
+        return reduce(cls.from_row_splits, reversed(list(nested_row_splits)), flat_values)
 
     @classmethod
     def from_nested_row_lengths(
         cls, flat_values: Any, nested_row_lengths: Sequence[Any], name: str | None = None, validate: bool = True
     ) -> RaggedTensor:
         """Make the tensor from the row lengths of every level, the outermost first."""
-        return _nest(flat_values, nested_row_lengths, cls.from_row_lengths)
+        return reduce(cls.from_row_lengths, reversed(list(nested_row_lengths)), flat_values)
 
     @classmethod
     def from_tensor(
@@ -203,14 +194,7 @@ class RaggedTensor:
                 raise ValueError(f"lengths must be None for a ragged_rank above 1, got {lengths!r}")
             inner = cls.from_tensor(dense.reshape(-1, *dense.shape[2:]), None, padding, ragged_rank - 1)
             return cls(inner, torch.arange(rows + 1, device=device_of(dense)) * columns)
-        if lengths is not None:
-            kept = as_int64("lengths", lengths, device_of(dense)).clamp(0, columns)
-            if kept.shape != (rows,):
-                raise ValueError(f"lengths must have shape [{rows}], one for each row, got {list(kept.shape)}")
-        elif padding is not None:
-            kept = lengths_without_padding(dense, padding)
-        else:
-            kept = torch.full((rows,), columns, device=device_of(dense))
+        kept = kept_lengths(dense, lengths, padding)
         exists = torch.arange(columns, device=kept.device) < kept.unsqueeze(1)
         return cls(take(dense, exists), ops.lengths_to_offsets(kept))
 
@@ -235,15 +219,7 @@ class RaggedTensor:
             raise TypeError(f"st_input must be a SparseTensor, got {type(st_input).__name__}")
         if row_splits_dtype != torch.int64:
             raise ValueError(f"row_splits_dtype must be torch.int64, got {row_splits_dtype}")
-        if len(st_input.shape) != 2:
-            raise ValueError(f"st_input must have rank 2, got shape {list(st_input.shape)}")
-        rows, columns, nrows = st_input.indices[:, 0], st_input.indices[:, 1], st_input.shape[0]
-        wanted = torch.where(rows[1:] == rows[:-1], columns[:-1] + 1, 0)
-        if bool((columns[:1] != 0).any()) or bool((columns[1:] != wanted).any()):
-            raise ValueError("st_input must have rows that begin at column 0 and have no holes")
-        if bool(((rows < 0) | (rows >= nrows)).any()):
-            raise ValueError(f"st_input must have rows in [0, {nrows}), got {rows.tolist()}")
-        return cls(st_input.values, ops.lengths_to_offsets(torch.bincount(rows, minlength=nrows)))
+        return cls(st_input.values, ops.lengths_to_offsets(lengths_without_holes(st_input)))
 
     # ---- Partitions ----
 
@@ -265,8 +241,7 @@ class RaggedTensor:
     @property
     def shape(self) -> tuple[int | None, ...]:
         """The sizes of all dimensions, None for ragged ones."""
-        inner = self.values.shape[1:]
-        return (self.row_splits.shape[0] - 1, None, *inner)
+        return (self.row_splits.shape[0] - 1, None, *self.values.shape[1:])
 
     @property
     def nested_row_splits(self) -> tuple[Tensor, ...]:
@@ -313,9 +288,8 @@ class RaggedTensor:
         axis %= rank
         if axis == 0:
             return self.nrows()
-        lengths = self.row_splits.diff()
         if axis == 1:
-            return lengths
+            return self.row_splits.diff()
         if isinstance(self.values, RaggedTensor):
             return self.with_values(self.values.row_lengths(axis - 1))
         *places, length = self.values.shape[:axis]
@@ -377,8 +351,7 @@ class RaggedTensor:
                     [ 4, -1]], dtype=torch.int32)
         """
         sizes = wanted_sizes(shape, len(self.shape))
-        default = default_like(self.flat_values, default_value)
-        return self._padded(sizes, default)
+        return self._padded(sizes, default_like(self.flat_values, default_value))
 
     def _padded(self, sizes: list[int | None], default: Any) -> Any:
         """Pad the outer rows, then the inner dimensions."""
@@ -390,13 +363,9 @@ class RaggedTensor:
             )
         elif any(size not in (None, have) for size, have in zip(sizes[2:], inner.shape[1:], strict=True)):
             raise ValueError(f"shape must have the values' inner sizes {list(inner.shape[1:])}, got {sizes[2:]}")
-        splits = self.row_splits
-        rows = splits.shape[0] - 1 if sizes[0] is None else sizes[0]
+        rows = self.row_splits.shape[0] - 1 if sizes[0] is None else sizes[0]
         columns = int(self.bounding_shape()[1]) if sizes[1] is None else sizes[1]
-        splits = torch.cat([splits[: rows + 1], splits[-1:].expand(max(rows + 1 - splits.shape[0], 0))])
-        places = splits[:-1].unsqueeze(1) + torch.arange(columns, device=splits.device)
-        places = torch.where(places < splits[1:].unsqueeze(1), places, inner.shape[0])
-        return take(with_last(inner, default), places)
+        return padded_rows(inner, self.row_splits, rows, columns, default)
 
     def to_sparse(self, name: str | None = None) -> SparseTensor:
         """
@@ -408,16 +377,9 @@ class RaggedTensor:
                     [0, 1],
                     [2, 0]])
         """
-        columns = [torch.arange(self.row_splits.shape[0] - 1, device=self.row_splits.device)]
-        for splits in self.nested_row_splits:
-            row = ops.offsets_to_row_ids(splits)
-            place = torch.arange(row.shape[0], device=row.device) - splits[row]
-            columns = [*(column[row] for column in columns), place]
         flat = self.flat_values
-        for size in flat.shape[1:]:
-            place = torch.arange(size, device=columns[0].device).repeat(columns[0].shape[0])
-            columns = [*(column.repeat_interleave(size) for column in columns), place]
-        return SparseTensor(torch.stack(columns, 1), flat.reshape(-1), self.bounding_shape())
+        indices = indices_of_rows(self.nested_row_splits, flat.shape[1:])
+        return SparseTensor(indices, flat.reshape(-1), self.bounding_shape())
 
 
 def _as_inner(values: Any) -> Any:
@@ -435,10 +397,3 @@ def _count(values: Any) -> int:
 
 def _device(values: Any) -> torch.device | None:
     return values.row_splits.device if isinstance(values, RaggedTensor) else device_of(values)
-
-
-def _nest(flat_values: Any, partitions: Sequence[Any], make: Any) -> Any:
-    values = flat_values
-    for partition in reversed(list(partitions)):
-        values = make(values, partition)
-    return values
