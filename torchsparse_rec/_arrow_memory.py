@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,14 +23,18 @@ def elements(buffer: Any, dtype: torch.dtype, first: int, count: int) -> Tensor:
 
 def strings(array: Any) -> tuple[Tensor, Tensor]:
     """Return the bytes of an array of strings or binaries, and the offsets of each, int64, from 0 on."""
-    import pyarrow
+    kind = str(array.type)
+    if kind not in ("string", "binary", "large_string", "large_binary"):
+        import pyarrow
 
-    is_text = str(array.type).startswith(("string", "large_string"))
-    array = array.cast(pyarrow.large_string() if is_text else pyarrow.large_binary())
+        kind = "large_string" if kind == "string_view" else "large_binary"
+        array = array.cast(getattr(pyarrow, kind)())
     _, offsets, values = array.buffers()
     if len(array) == 0 or offsets is None:
         return torch.empty(0, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-    bounds = elements(offsets, torch.int64, array.offset, len(array) + 1)
+    width = np.int64 if kind.startswith("large") else np.int32
+    bounds = np.frombuffer(offsets, width)[array.offset :][: len(array) + 1]
     first, last = int(bounds[0]), int(bounds[-1])
     # Only the slice's own bytes: the whole array may be much larger.
-    return elements(values, torch.uint8, first, last - first), bounds - first if first else bounds
+    text = elements(values, torch.uint8, first, last - first)
+    return text, torch.from_numpy(np.subtract(bounds, first, dtype=np.int64))
