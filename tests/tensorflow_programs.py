@@ -40,6 +40,19 @@ def sparse(tf: Any, indices: list, values: Any, shape: list[int]) -> Any:
     return tf.SparseTensor(np.array(indices, np.int64).reshape(len(indices), len(shape)), values, shape)
 
 
+def numbers(tf: Any) -> Any:
+    """Return a sparse tensor whose entries are not in order, with rows 1 and 3 empty and two entries in row 2."""
+    return sparse(tf, [[2, 1], [0, 3], [2, 0]], [1.0, 2.0, 3.0], [4, 4])
+
+
+def texts(tf: Any) -> Any:
+    return sparse(tf, [[0, 1], [2, 0]], ["a", "bc"], [3, 2])
+
+
+def deep(tf: Any) -> Any:
+    return tf.RaggedTensor.from_nested_row_splits([1, 2, 3, 4, 5], [[0, 2, 2, 3], [0, 3, 4, 5]])
+
+
 def check_same(program: Program, tensorflow: Any) -> None:
     """Compare results and their dtypes; if TensorFlow fails, check that both or neither raise a TypeError."""
     try:

@@ -47,7 +47,7 @@ def run_tensorflow(case: Case) -> Outcome:
         values = dict(flattened(call(_their_arguments(operator, case))))
         for label, further in operator.gradient_calls.items() if case.gradients else ():
             values |= _their_gradients(case, operator, call, label, further)
-    except (tf.errors.OpError, ValueError, TypeError) as error:
+    except (tf.errors.OpError, ValueError, TypeError, IndexError) as error:
         return Outcome(error=f"{type(error).__name__}: {error}")
     return Outcome({name: from_tensorflow(value) for name, value in values.items()})
 

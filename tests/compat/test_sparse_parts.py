@@ -7,24 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorflow_programs import Program, check_same, sparse
+from tensorflow_programs import Program, check_same, deep, numbers, sparse, texts
 
 from torchsparse_rec.compat import tensorflow as ours
 
 pytestmark = pytest.mark.tensorflow
-
-
-def numbers(tf: Any) -> Any:
-    """Return a sparse tensor whose entries are not in order, with rows 1 and 3 empty and two entries in row 2."""
-    return sparse(tf, [[2, 1], [0, 3], [2, 0]], [1.0, 2.0, 3.0], [4, 4])
-
-
-def texts(tf: Any) -> Any:
-    return sparse(tf, [[0, 1], [2, 0]], ["a", "bc"], [3, 2])
-
-
-def deep(tf: Any) -> Any:
-    return tf.RaggedTensor.from_nested_row_splits([1, 2, 3, 4, 5], [[0, 2, 2, 3], [0, 3, 4, 5]])
 
 
 def ragged_words(tf: Any) -> Any:

@@ -62,7 +62,7 @@ class Family(NamedTuple):
 
 # Names as files_named() takes them. A fault names a family, not the test that must notice it.
 FAMILIES = {
-    "sparse_segment": Family(("sparse_segment", "sparse_segment_tensorflow", "sums"), "sparse_segment"),
+    "sparse_segment": Family(("sparse_segment", "sums"), "sparse_segment"),
     "segment": Family(("segment*", "indexed_slices", "sums"), "segment and not sparse"),
     "unique": Family(("unique*", "indexed_slices"), "unique"),
     "hash": Family(("hash*", "features", "features_inputs"), "hash or fingerprint or cross"),

@@ -1,16 +1,13 @@
-"""Hashed crosses: kinds of columns, order, edges, errors, threads, TensorFlow."""
+"""Hashed crosses: kinds of columns, order, edges, errors, threads."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from devices import cpu_only
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from torchsparse_rec import ops
@@ -158,49 +155,6 @@ def test_more_crosses_than_there_are_numbers() -> None:
             ops.cross_hashed(columns)
         values, offsets = ops.cross_hashed([*columns, nothing])
         assert values.tolist() == [] and offsets.tolist() == [0, 0]
-
-
-# ---- TensorFlow -----------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def columns_of_rows(draw: st.DrawFn) -> list[list[list[int] | list[bytes]]]:
-    """Draw columns of numbers or words, all with the same number of rows."""
-    rows = draw(st.integers(1, 6))
-    columns = []
-    for _ in range(draw(st.integers(1, 4))):
-        values = draw(st.sampled_from([st.integers(-(2**63), 2**63 - 1), st.binary(max_size=40)]))
-        columns.append(draw(st.lists(st.lists(values, max_size=3), min_size=rows, max_size=rows)))
-    return columns
-
-
-def _words(column: list[list[Any]]) -> bool:
-    return any(isinstance(value, bytes) for row in column for value in row)
-
-
-@cpu_only
-@pytest.mark.tensorflow
-@settings(max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    columns=columns_of_rows(),
-    buckets=st.sampled_from([0, 1, 1000, 2**63 - 1]),
-    key=st.integers(-(2**63), 2**63 - 1).filter(bool),
-)
-def test_crosses_as_in_tensorflow(tensorflow: Any, columns: list[Any], buckets: int, key: int) -> None:
-    tf = tensorflow
-    theirs, ours = [], []
-    for column in columns:
-        flat = list(itertools.chain(*column))
-        splits = np.cumsum([0, *map(len, column)])
-        dtype = tf.string if _words(column) else tf.int64
-        theirs.append(tf.RaggedTensor.from_row_splits(tf.constant(flat, dtype), splits).to_sparse())
-        values = flat if _words(column) else torch.tensor(flat, dtype=torch.int64)
-        ours.append((values, torch.from_numpy(splits)))
-    wanted = tf.sparse.cross_hashed(theirs, buckets, key)
-    values, offsets = ops.cross_hashed(ours, buckets, key)
-    assert values.tolist() == wanted.values.numpy().tolist()
-    rows = wanted.indices.numpy()[:, 0]
-    assert offsets.diff().tolist() == np.bincount(rows, minlength=len(columns[0])).tolist()
 
 
 def test_a_cross_is_made_of_joined_fingerprints() -> None:

@@ -1,4 +1,4 @@
-"""The strong hash, the old one and the fingerprint: known values, every length, key and layout, errors, TensorFlow."""
+"""The strong hash, the old one and the fingerprint: known values, every length, key and layout, errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from devices import cpu_only
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from torchsparse_rec import ops
 from torchsparse_rec.compat._parity.reference.hash import farm_hash, murmur_hash, sip_hash
@@ -151,40 +149,3 @@ def test_the_first_bad_offset_is_told(name: str) -> None:
     offsets[40_000] = 7
     with pytest.raises(ValueError, match=f"string_{name}: offsets must not decrease, got 0 at position 30001 after 5"):
         getattr(ops, f"string_{name}")(torch.zeros(10, dtype=torch.uint8), offsets, *arguments)
-
-
-# ---- TensorFlow -----------------------------------------------------------------------------------------------------
-
-words_and_more = settings(
-    max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-INT64 = st.integers(-(2**63), MOST)
-
-
-@cpu_only
-@pytest.mark.tensorflow
-@words_and_more
-@given(words=st.lists(st.binary(max_size=200), max_size=60), buckets=st.integers(1, MOST), key=st.tuples(INT64, INT64))
-def test_strings_as_in_tensorflow(tensorflow: Any, words: list[bytes], buckets: int, key: tuple[int, int]) -> None:
-    tf = tensorflow
-    given_ = tf.constant(words, tf.string)
-    strong = tf.strings.to_hash_bucket_strong(given_, buckets, list(key))
-    assert ops.to_hash_bucket_strong(words, buckets, key).tolist() == strong.numpy().tolist()
-    fast = tf.strings.to_hash_bucket_fast(given_, buckets)
-    assert ops.to_hash_bucket_fast(words, buckets).tolist() == fast.numpy().tolist()
-    assert ops.to_hash_bucket(words, buckets).tolist() == tf.strings.to_hash_bucket(given_, buckets).numpy().tolist()
-    whole = tf.fingerprint(given_).numpy()
-    assert ops.fingerprint64(words).numpy().view(np.uint8).reshape(-1, 8).tolist() == whole.tolist()
-
-
-@cpu_only
-@pytest.mark.tensorflow
-@words_and_more
-@given(numbers=st.lists(INT64, min_size=1, max_size=60), buckets=st.integers(1, MOST), key=st.tuples(INT64, INT64))
-def test_integers_as_in_tensorflow(tensorflow: Any, numbers: list[int], buckets: int, key: tuple[int, int]) -> None:
-    tf = tensorflow
-    texts = tf.strings.as_string(tf.constant(numbers, tf.int64))
-    x = torch.tensor(numbers)
-    strong = tf.strings.to_hash_bucket_strong(texts, buckets, list(key))
-    assert ops.to_hash_bucket_strong(x, buckets, key).tolist() == strong.numpy().tolist()
-    assert ops.to_hash_bucket(x, buckets).tolist() == tf.strings.to_hash_bucket(texts, buckets).numpy().tolist()

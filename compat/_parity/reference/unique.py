@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
 
+def _numbered(items: list) -> tuple[list, Tensor, Tensor]:
+    """Return the distinct items in the order in which they appear, which of them each item is, and their counts."""
+    numbers: dict = {}
+    inverse = [numbers.setdefault(item, len(numbers)) for item in items]
+    counts = Counter(inverse)
+    return list(numbers), torch.tensor(inverse).long(), torch.tensor([counts[u] for u in range(len(numbers))]).long()
+
+
 def unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    values, inverse, _ = unique_with_counts(x)
-    return values, inverse
+    return unique_with_counts(x)[:2]
 
 
 def unique_with_counts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    positions: dict[int, int] = {}
-    inverse = [positions.setdefault(value, len(positions)) for value in x.tolist()]
-    counts = [inverse.count(u) for u in range(len(positions))]
-    return (
-        torch.tensor(list(positions), dtype=x.dtype, device=x.device),
-        torch.tensor(inverse, dtype=torch.int64, device=x.device),
-        torch.tensor(counts, dtype=torch.int64, device=x.device),
-    )
+    values, inverse, counts = _numbered(x.tolist())
+    return torch.tensor(values, dtype=x.dtype), inverse, counts
 
 
 def unique_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = [tuple(row.reshape(-1).tolist()) for row in x]
-    first: dict[tuple, int] = {}
-    for position, row in enumerate(rows):
-        first.setdefault(row, position)
-    inverse = [list(first).index(row) for row in rows]
-    counts = [inverse.count(u) for u in range(len(first))]
-    return (
-        torch.tensor(list(first.values()), dtype=torch.int64, device=x.device),
-        torch.tensor(inverse, dtype=torch.int64, device=x.device),
-        torch.tensor(counts, dtype=torch.int64, device=x.device),
-    )
+    distinct, inverse, counts = _numbered(rows)
+    first = {row: position for position, row in reversed(list(enumerate(rows)))}
+    return torch.tensor([first[row] for row in distinct]).long(), inverse, counts
 
 
 FUNCTIONS = (unique, unique_with_counts, unique_rows)
