@@ -9,6 +9,7 @@ import torch
 
 from torchsparse_rec.compat import keras as compat_keras
 from torchsparse_rec.compat import tensorflow as tf
+from torchsparse_rec.compat._parity.reference.row_optimizer import adam
 from torchsparse_rec.compat.tensorflow.optimizers import LazyAdam, export_slots, import_slots, keras, v1
 
 #: Every optimizer with arguments under which it has all its slots.
@@ -234,30 +235,27 @@ def test_names():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_lazy_adam(dtype, device):
-    """Compare with the formulas in NumPy; TensorFlow Addons does not run beside Keras 3."""
+    """Compare with the reference of Adam; TensorFlow Addons does not run beside Keras 3."""
     rng = np.random.default_rng(5)
-    w, m, v = rng.standard_normal((7, 3)), np.zeros((7, 3)), np.zeros((7, 3))
+    w = torch.from_numpy(rng.standard_normal((7, 3)))
+    tables = [w, torch.zeros_like(w), torch.zeros_like(w)]
     beta_1, beta_2, lr, epsilon = (float(np.float32(x)) for x in (0.75, 0.99, 0.05, 1e-3))
-    table = torch.nn.Parameter(torch.from_numpy(w.copy()).to(device, dtype))
+    table = torch.nn.Parameter(w.to(device, dtype, copy=True))
     optimizer = LazyAdam([table], lr, beta_1, beta_2, epsilon)
     for step in range(1, 31):
         count = int(rng.integers(0, 9))
-        rows, values = rng.integers(0, 7, count), rng.standard_normal((count, 3))
-        dense = np.zeros((7, 3))
-        np.add.at(dense, rows, values)
-        if step % 5 == 0:
-            touched, gradient = np.arange(7), torch.from_numpy(dense).to(table)
-        else:
-            touched = np.unique(rows)
-            gradient = tf.IndexedSlices(torch.from_numpy(values).to(table), torch.from_numpy(rows).to(device))
-        m[touched] = beta_1 * m[touched] + (1 - beta_1) * dense[touched]
-        v[touched] = beta_2 * v[touched] + (1 - beta_2) * dense[touched] ** 2
-        rate = lr * np.sqrt(1 - beta_2**step) / (1 - beta_1**step)
-        w[touched] -= rate * m[touched] / (np.sqrt(v[touched]) + epsilon)
+        rows, values = torch.from_numpy(rng.integers(0, 7, count)), torch.from_numpy(rng.standard_normal((count, 3)))
+        dense = torch.zeros_like(w).index_add_(0, rows, values)
+        is_dense = step % 5 == 0
+        touched = torch.arange(7) if is_dense else rows.unique()
+        stepped = adam([x[touched] for x in tables], dense[touched], step, lr, beta_1, beta_2, epsilon, 0.0, 0.0, 1.0)
+        for x, after in zip(tables, stepped, strict=True):
+            x[touched] = after
+        gradient = dense.to(table) if is_dense else tf.IndexedSlices(values.to(table), rows.to(device))
         optimizer.apply_gradients([(gradient, table)])
     tolerance = 200 * torch.finfo(dtype).eps
-    for ours, expected in ((table, w), *zip(optimizer.state[table].values(), (m, v), strict=True)):
-        np.testing.assert_allclose(ours.detach().cpu().numpy(), expected, rtol=tolerance, atol=tolerance)
+    for ours, expected in zip((table, *optimizer.state[table].values()), tables, strict=True):
+        torch.testing.assert_close(ours.detach().cpu().double(), expected, rtol=tolerance, atol=tolerance)
     with pytest.raises(ValueError, match="amsgrad must be False"):
         LazyAdam([table], amsgrad=True)
 

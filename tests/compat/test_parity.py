@@ -22,7 +22,7 @@ pytestmark = [
 
 # Every run has a new seed, which its report shows. A case that differs is repeated by
 # `python -m torchsparse_rec.compat.parity --op NAME --seed S --cases N`, with N larger than the case's position.
-CASES, CASES_IN_FULL = 2000, 20_000
+CASES, CASES_IN_FULL = 2500, 20_000
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -57,9 +57,13 @@ def test_the_command_fails_on_a_mismatch(monkeypatch, capsys):
     assert "FAIL" in capsys.readouterr().out
 
 
-def test_the_command_refuses_an_unknown_operator():
-    with pytest.raises(SystemExit):
-        parity.main(["--op", "segment_sum"])
+def test_the_command_takes_beginnings_of_names_and_refuses_unknown_ones(capsys):
+    assert parity.main(["--op", "feature_column.numeric,unique", "--cases", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "feature_column.numeric_column" in printed and "bucketized" not in printed and "with_counts" not in printed
+    for unknown in ("segment_sum", "unique,nothing"):
+        with pytest.raises(SystemExit):
+            parity.main(["--op", unknown])
 
 
 def test_random_cases_depend_on_the_seed_alone():

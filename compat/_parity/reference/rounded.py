@@ -83,7 +83,7 @@ class Rounded:
     def __neg__(self) -> Rounded:
         return Rounded(-self.value, self.error, self.precision)
 
-    def power(self, exponent: float) -> Rounded:
+    def __pow__(self, exponent: float) -> Rounded:
         """Return a power of numbers that are not negative."""
         value = self.value ** np.longdouble(exponent)
         # The slope is largest at the end of the interval.
@@ -100,10 +100,8 @@ class Rounded:
         value = np.sign(self.value) * np.where(size <= 0, 0, size)
         return self._result(value, self.error + by.error)
 
-    def clamped(self, limit: Operand) -> Rounded:
-        """Clamp the numbers to [-limit, limit]."""
-        limit = self._operand(limit)
-        return Rounded(np.clip(self.value, -limit.value, limit.value), self.error + limit.error, self.precision)
+    def clamp(self, low: float, high: float) -> Rounded:
+        return Rounded(np.clip(self.value, low, high), self.error, self.precision)
 
 
 Operand = Union[Rounded, float, np.longdouble]  # noqa: UP007  (Python 3.10 evaluates it)

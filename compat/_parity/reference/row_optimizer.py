@@ -12,6 +12,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
+from . import row_update
+
 Row = list[Tensor]  # rows of the weight [U, D] and of its states, [U, D] or [U]
 
 # ---- Steps ----------------------------------------------------------------------------------------------------------
@@ -40,9 +42,7 @@ def sgd(
 
 def adagrad(row: Row, g: Tensor, step: int, lr: float, lr_decay: float, eps: float, decay: float) -> Row:
     w, total = row
-    g = g + decay * w
-    total = total + g**2
-    return [w - lr / (1 + (step - 1) * lr_decay) * g / (total.sqrt() + eps), total]
+    return row_update.adagrad(w, total, g + decay * w, lr / (1 + (step - 1) * lr_decay), eps)
 
 
 def rowwise_adagrad(row: Row, g: Tensor, step: int, lr: float, lr_decay: float, eps: float, decay: float) -> Row:
@@ -106,18 +106,12 @@ def ftrl(
     row: Row, g: Tensor, step: int, lr: float, power: float, l1: float, l2: float, shrinkage: float, beta: float
 ) -> Row:
     w, total, linear = row
-    after = total + g**2
-    linear = linear + g + 2 * shrinkage * w - (after**-power - total**-power) / lr * w
-    w = (linear.clamp(-l1, l1) - linear) / (after**-power / lr + 2 * l2 + beta / lr)
-    return [w, after, linear]
+    return row_update.ftrl(w, total, linear, g, lr, l1, l2 + beta / (2 * lr), shrinkage, power)
 
 
 def adadelta(row: Row, g: Tensor, step: int, lr: float, rho: float, eps: float, decay: float) -> Row:
     w, square, deltas = row
-    g = g + decay * w
-    square = rho * square + (1 - rho) * g**2
-    delta = (deltas + eps).sqrt() / (square + eps).sqrt() * g
-    return [w - lr * delta, square, rho * deltas + (1 - rho) * delta**2]
+    return row_update.adadelta(w, square, deltas, g + decay * w, lr, rho, eps)
 
 
 def lamb(row: Row, g: Tensor, step: int, lr: float, beta1: float, beta2: float, eps: float, decay: float) -> Row:

@@ -2,13 +2,14 @@
 Slow, obvious references of the family ``row_update``: one row of a gradient after another, by the papers' formulas.
 
 The numbers carry bounds on how far the same operations in a float dtype may be off (rounded.py). The operations are in
-TensorFlow's order, so that its results can be compared too.
+TensorFlow's order, so that its results can be compared too. The formulas that are torch's as well take tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +18,7 @@ from .numbers import narrow, wide
 from .rounded import Precision, Rounded
 
 Number = float  # or np.longdouble
+Numbers = TypeVar("Numbers", Rounded, Tensor)
 
 # ---- Formulas: the row and its states after a step ------------------------------------------------------------------
 
@@ -40,10 +42,10 @@ def keras_momentum(
 
 
 def adagrad(
-    w: Rounded, a: Rounded, g: Rounded, lr: Number, epsilon: Number = 0.0, update_slots: bool = True
-) -> list[Rounded]:
+    w: Numbers, a: Numbers, g: Numbers, lr: Number, epsilon: Number = 0.0, update_slots: bool = True
+) -> list[Numbers]:
     a = a + g * g if update_slots else a
-    root = a.power(0.5)
+    root = a**0.5
     return [w - g * lr / (root + epsilon if epsilon else root), a]
 
 
@@ -52,33 +54,33 @@ def adagrad_da(
 ) -> list[Rounded]:
     s, q = s + g, q + g * g
     mean = s / global_step
-    return [-(mean.shrunk(l1) if l1 > 0 else mean) / (q.power(0.5) / (lr * global_step) + l2), s, q]
+    return [-(mean.shrunk(l1) if l1 > 0 else mean) / (q**0.5 / (lr * global_step) + l2), s, q]
 
 
-def adadelta(w: Rounded, v: Rounded, u: Rounded, g: Rounded, lr: Number, rho: Number, epsilon: Number) -> list[Rounded]:
+def adadelta(w: Numbers, v: Numbers, u: Numbers, g: Numbers, lr: Number, rho: Number, epsilon: Number) -> list[Numbers]:
     v = v * rho + g * g * (1 - rho)
-    d = (u + epsilon).power(0.5) * (v + epsilon).power(-0.5) * g
+    d = (u + epsilon) ** 0.5 * (v + epsilon) ** -0.5 * g
     return [w - d * lr, v, u * rho + d * d * (1 - rho)]
 
 
 def ftrl(
-    w: Rounded,
-    a: Rounded,
-    z: Rounded,
-    g: Rounded,
+    w: Numbers,
+    a: Numbers,
+    z: Numbers,
+    g: Numbers,
     lr: Number,
     l1: Number,
     l2: Number,
     l2_shrinkage: Number = 0.0,
     lr_power: Number = -0.5,
     multiply_linear_by_lr: bool = False,
-) -> list[Rounded]:
+) -> list[Numbers]:
     scale, lr = (lr, 1.0) if multiply_linear_by_lr else (1.0, lr)
     after = a + g * g
-    power = after.power(-lr_power)
+    power = after**-lr_power
     g = g + w * (2 * l2_shrinkage) if l2_shrinkage else g
-    z = z + (g * scale - (power - a.power(-lr_power)) / lr * w)
-    return [(z.clamped(l1 * scale) - z) / (power / lr + 2 * l2 * scale), after, z]
+    z = z + (g * scale - (power - a**-lr_power) / lr * w)
+    return [(z.clamp(-l1 * scale, l1 * scale) - z) / (power / lr + 2 * l2 * scale), after, z]
 
 
 def _proximal(w: Rounded, g: Rounded, rate: Rounded, l1: Number, l2: Number) -> Rounded:
@@ -88,7 +90,7 @@ def _proximal(w: Rounded, g: Rounded, rate: Rounded, l1: Number, l2: Number) -> 
 
 def proximal_adagrad(w: Rounded, a: Rounded, g: Rounded, lr: Number, l1: Number, l2: Number) -> list[Rounded]:
     a = a + g * g
-    return [_proximal(w, g, a.power(-0.5) * lr, l1, l2), a]
+    return [_proximal(w, g, a**-0.5 * lr, l1, l2), a]
 
 
 def proximal_gradient_descent(w: Rounded, g: Rounded, alpha: Number, l1: Number, l2: Number) -> list[Rounded]:
@@ -99,7 +101,7 @@ def rmsprop(
     w: Rounded, v: Rounded, m: Rounded, g: Rounded, lr: Number, rho: Number, momentum: Number, epsilon: Number
 ) -> list[Rounded]:
     v = v * rho + g * g * (1 - rho)
-    m = m * momentum + (v + epsilon).power(-0.5) * lr * g
+    m = m * momentum + (v + epsilon) ** -0.5 * lr * g
     return [w - m, v, m]
 
 
@@ -115,7 +117,7 @@ def centered_rmsprop(
     epsilon: Number,
 ) -> list[Rounded]:
     a, v = a * rho + g * (1 - rho), v * rho + g * g * (1 - rho)
-    m = m * momentum + (v + epsilon - a * a).power(-0.5) * lr * g
+    m = m * momentum + (v + epsilon - a * a) ** -0.5 * lr * g
     return [w - m, a, v, m]
 
 
