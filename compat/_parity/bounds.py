@@ -11,10 +11,14 @@ root of n * m, for TensorFlow and for our sums of float64, which are not added i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
+from torch import Tensor
 
-from .case import Reference
+from .case import Outcome, Reference
+from .reference.numbers import wide
 
 
 def epsilon(dtype: torch.dtype) -> float:
@@ -76,6 +80,15 @@ def products(value: np.ndarray, ids: np.ndarray, dtype: torch.dtype) -> Referenc
     """Return the product of the terms of each id with its bound; the arguments are those of :func:`sums`."""
     with np.errstate(invalid="ignore", over="ignore"):
         return Reference(value, epsilon(dtype) * _numbers(ids, value) * np.abs(value))
+
+
+def near(theirs: Outcome, relative: float, absolute: float, rounded: Callable[[str], bool]) -> dict[str, Reference]:
+    """Return TensorFlow's own floats, which NaNs of any bits meet; a little off may be those that ``rounded`` names."""
+    return {
+        name: Reference(wide(x), relative * np.abs(wide(x)) + absolute if rounded(name) else np.zeros(x.shape))
+        for name, x in theirs.values.items()
+        if isinstance(x, Tensor) and x.is_floating_point()
+    }
 
 
 def extremes(value: np.ndarray) -> Reference:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..tensorflow import SparseTensor
+from .bounds import near
 from .case import Case, Outcome, Reference
 
 
@@ -38,6 +39,9 @@ def _table(column_buckets: int, dimension: int) -> np.ndarray:
     return (np.arange(column_buckets * dimension) % 17 - 8).reshape(column_buckets, dimension).astype(np.float32)
 
 
+# ---- TensorFlow -----------------------------------------------------------------------------------------------------
+
+
 def run_tensorflow(tf: Any, arguments: dict[str, Any]) -> Any:
     tf.get_logger().setLevel("ERROR")
     v2 = importlib.import_module("tensorflow.python.feature_column.feature_column_v2")
@@ -46,28 +50,34 @@ def run_tensorflow(tf: Any, arguments: dict[str, Any]) -> Any:
     }
     with tempfile.TemporaryDirectory() as folder:
         column = built(arguments["column"], tf.feature_column, folder, tf.as_dtype, itertools.count())
-        cache = v2.FeatureTransformationCache(features)
         if isinstance(column, v2.EmbeddingColumn):
-            pair = column.categorical_column.get_sparse_tensors(cache, None)
+            pair = column.categorical_column.get_sparse_tensors(v2.FeatureTransformationCache(features), None)
             table = tf.constant(_table(column.categorical_column.num_buckets, column.dimension))
             return tf.nn.safe_embedding_lookup_sparse(
                 table, pair.id_tensor, pair.weight_tensor, combiner=column.combiner
             )
-        results: dict[str, Any] = {}
-        if isinstance(column, v2.DenseColumn):
-            dense = column.get_dense_tensor(cache, None)
-            results["dense"] = tf.reshape(dense, [dense.shape[0], -1])
-        if isinstance(column, v2.SequenceCategoricalColumn):
-            results |= steps_of(tf, column.get_sparse_tensors(cache, None).id_tensor, column.num_buckets)
-        elif isinstance(column, v2.CategoricalColumn):
-            results |= rows_of(tf, column.get_sparse_tensors(cache, None))
-        if type(column).__name__ == "SequenceNumericColumn":
-            dense, lengths = column.get_sequence_dense_tensor(cache, None)
-            results |= {"dense": dense, "lengths": lengths}
-        return results
+        return their_parts(tf, column, features)
 
 
-def rows_of(tf: Any, pair: Any) -> dict[str, Any]:
+def their_parts(tf: Any, column: Any, features: dict[str, Any]) -> dict[str, Any]:
+    """Return what TensorFlow's column makes of a batch: numbers, ids, or both."""
+    v2 = importlib.import_module("tensorflow.python.feature_column.feature_column_v2")
+    cache = v2.FeatureTransformationCache(features)
+    found: dict[str, Any] = {}
+    if isinstance(column, v2.DenseColumn):
+        dense = column.get_dense_tensor(cache, None)
+        found["dense"] = tf.reshape(dense, [dense.shape[0], -1])
+    if isinstance(column, v2.SequenceCategoricalColumn):
+        found |= _steps_of(tf, column.get_sparse_tensors(cache, None).id_tensor, column.num_buckets)
+    elif isinstance(column, v2.CategoricalColumn):
+        found |= _rows_of(tf, column.get_sparse_tensors(cache, None))
+    elif not found:
+        steps, lengths = column.get_sequence_dense_tensor(cache, None)
+        found |= {"dense": steps, "lengths": lengths}
+    return found
+
+
+def _rows_of(tf: Any, pair: Any) -> dict[str, Any]:
     """Return the ids that tables have rows for, the number of them in each row, and their weights if there are any."""
     ids = tf.cast(pair.id_tensor.values, tf.int64)
     kept = ids >= 0
@@ -79,7 +89,7 @@ def rows_of(tf: Any, pair: Any) -> dict[str, Any]:
     return found
 
 
-def steps_of(tf: Any, ids: Any, num_buckets: int) -> dict[str, Any]:
+def _steps_of(tf: Any, ids: Any, num_buckets: int) -> dict[str, Any]:
     """Return the id of each step, -1 if a table has no row for it, and the lengths of the sequences."""
     utils = importlib.import_module("tensorflow.python.feature_column.utils")
     lengths = utils.sequence_length_from_sparse_tensor(ids)
@@ -88,14 +98,7 @@ def steps_of(tf: Any, ids: Any, num_buckets: int) -> dict[str, Any]:
     return {"steps": tf.clip_by_value(tf.cast(steps[:, :longest], tf.int64), -1, num_buckets), "lengths": lengths}
 
 
-def our_steps(rows: Any, num_buckets: int) -> dict[str, Any]:
-    """Return the steps of our ids as :func:`steps_of` does: ours has ``num_buckets``, not -1, for a missing id."""
-    ids = rows.values()
-    steps = torch.where(ids == num_buckets, -1, torch.where(ids > num_buckets, num_buckets, ids))
-    lengths = rows.lengths()
-    padded = torch.full((len(lengths), int(lengths.max()) if len(lengths) else 0), -1)
-    padded[torch.arange(padded.shape[1]) < lengths.unsqueeze(1)] = steps
-    return {"steps": padded, "lengths": lengths}
+# ---- Ours -----------------------------------------------------------------------------------------------------------
 
 
 def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
@@ -107,10 +110,7 @@ def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
         column = built(arguments["column"], ours, folder, str, itertools.count())
         # The column is made again from its configuration, which must give the same column.
         column = ours.column_from_config(column.to_config())
-        categorical = isinstance(column, ours.CategoricalColumn)
-        columns = [column] if not categorical or isinstance(column, ours.DenseColumn) else []
-        linear: list[Any] = [column] if categorical and not isinstance(column, ours.SequenceCategoricalColumn) else []
-        transform = ours.FeatureTransform(columns or ([] if linear else [column]), linear)
+        transform = transform_of([column])
         features = transform(batch)
     if isinstance(column, ours.EmbeddingColumn):
         weighted = bool(transform.weighted_embedding_bag_configs())
@@ -120,21 +120,58 @@ def run_ours(_: Any, arguments: dict[str, Any]) -> Any:
         with torch.no_grad():
             next(bags.parameters()).copy_(torch.from_numpy(_table(config.num_embeddings, config.embedding_dim)))
             return bags(features.weighted if weighted else features.sparse).values()
-    results: dict[str, Any] = {}
-    if features.dense is not None:
-        results["dense"] = features.dense
-    ids = features.sparse or features.weighted
-    if features.sequence is not None:
-        assert isinstance(column, ours.CategoricalColumn)
-        results |= our_steps(features.sequence["x"], column.num_buckets)
-    elif ids is not None:
-        results |= {"ids": ids.values(), "lengths": ids.lengths()}
-        if ids.weights_or_none() is not None:
-            results["weights"] = ids.weights()
-    if features.sequence_dense is not None:
-        steps = features.sequence_dense["x"]
-        results |= {"dense": steps.to_padded_dense(), "lengths": steps.lengths()}
-    return results
+    return our_parts(column, transform, features)
+
+
+def transform_of(columns: list[Any], **options: Any) -> Any:
+    """Return a transform that makes the numbers of the columns that have any, and the ids of the others."""
+    from ... import features as ours
+
+    linear = [
+        x
+        for x in columns
+        if isinstance(x, ours.CategoricalColumn) and not isinstance(x, ours.SequenceCategoricalColumn)
+    ]
+    others = [x for x in columns if x not in linear or isinstance(x, ours.DenseColumn)]
+    return ours.FeatureTransform(others, linear, **options)
+
+
+def our_parts(column: Any, transform: Any, made: Any) -> dict[str, Any]:
+    """Return what :func:`their_parts` does, of our column."""
+    from ... import features as ours
+
+    if isinstance(column, ours.SequenceNumericColumn):
+        steps = made.sequence_dense[column.name]
+        return {"dense": steps.to_padded_dense(), "lengths": steps.lengths()}
+    found: dict[str, Any] = {}
+    if isinstance(column, ours.DenseColumn):
+        found["dense"] = made.dense[:, transform.dense_slices()[column.name]]
+    if isinstance(column, ours.SequenceCategoricalColumn):
+        found |= _our_steps(made.sequence[column.name], column.num_buckets)
+    elif isinstance(column, ours.CategoricalColumn):
+        is_weighted = isinstance(column, ours.WeightedCategoricalColumn)
+        found |= _ids((made.weighted if is_weighted else made.sparse)[column.name])
+    return found
+
+
+def _our_steps(rows: Any, num_buckets: int) -> dict[str, Any]:
+    """Return the steps of our ids as :func:`_steps_of` does: ours has ``num_buckets``, not -1, for a missing id."""
+    ids = rows.values()
+    steps = torch.where(ids == num_buckets, -1, torch.where(ids > num_buckets, num_buckets, ids))
+    lengths = rows.lengths()
+    padded = torch.full((len(lengths), int(lengths.max()) if len(lengths) else 0), -1)
+    padded[torch.arange(padded.shape[1]) < lengths.unsqueeze(1)] = steps
+    return {"steps": padded, "lengths": lengths}
+
+
+def _ids(rows: Any) -> dict[str, Tensor]:
+    """Return the ids that tables have rows for: where missing values are not dropped, negative ids must be removed."""
+    kept = rows.values() >= 0
+    which = torch.repeat_interleave(rows.lengths())[kept]
+    found = {"ids": rows.values()[kept], "lengths": torch.bincount(which, minlength=rows.lengths().shape[0])}
+    if rows.weights_or_none() is not None:
+        found["weights"] = rows.weights()[kept]
+    return found
 
 
 def has_holes(x: SparseTensor) -> bool:
@@ -143,19 +180,16 @@ def has_holes(x: SparseTensor) -> bool:
     return not torch.equal(places, torch.arange(len(rows)) - torch.searchsorted(rows.contiguous(), rows.contiguous()))
 
 
+def offsets_of(x: SparseTensor) -> Tensor:
+    """Return where the rows of a sparse tensor without holes begin among its values, and where the last ends."""
+    counts = torch.bincount(x.indices[:, 0], minlength=int(x.dense_shape[0]))
+    return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+
+
 def _ours(x: Any) -> Any:
-    if not isinstance(x, SparseTensor) or has_holes(x):
-        return x
-    batch = int(x.dense_shape[0])
-    counts = torch.bincount(x.indices[:, 0], minlength=batch)
-    return x.values, torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return x if not isinstance(x, SparseTensor) or has_holes(x) else (x.values, offsets_of(x))
 
 
 def references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     """Return bounds: sums of small integers are exact; quotients and weighted sums may be rounded. NaNs are alike."""
-    rounded = case.operator.endswith(("embedding_column", "indicator_column"))
-    return {
-        name: Reference(x.numpy().astype(np.float64), np.abs(x.numpy()) * 1e-6 + 1e-5 if rounded else np.zeros(x.shape))
-        for name, x in theirs.values.items()
-        if isinstance(x, Tensor) and x.is_floating_point()
-    }
+    return near(theirs, 1e-6, 1e-5, lambda _: case.operator.endswith(("embedding_column", "indicator_column")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -14,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..tensorflow import SparseTensor
+from .bounds import near
 from .case import Case, Operator, Outcome, Reference
-from .column_sides import built, has_holes, our_steps, rows_of, steps_of
+from .column_sides import built, has_holes, offsets_of, our_parts, their_parts, transform_of
 from .columns import DRAWS, Spec, batch_size, draw_integers, draw_words, laid_out, spec
 from .draw import one_of
 
@@ -108,12 +108,12 @@ def _hand_picked(operator: str) -> list[Case]:
     return [*cases, Case(operator, without, "features that are missing", names=("batch must have",))]
 
 
-# ---- TensorFlow: one column after the other -------------------------------------------------------------------------
+# ---- Both sides -----------------------------------------------------------------------------------------------------
 
 
 def _run_tensorflow(tf: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run one column after the other."""
     tf.get_logger().setLevel("ERROR")
-    v2 = importlib.import_module("tensorflow.python.feature_column.feature_column_v2")
     features = {}
     for name, x in arguments["features"].items():
         x = tf.constant(x, tf.string) if isinstance(x, np.ndarray) else x
@@ -122,69 +122,25 @@ def _run_tensorflow(tf: Any, arguments: dict[str, Any]) -> dict[str, Any]:
             x = x if len(x.shape) == 2 else tf.reshape(x, [-1, 1])
             x = tf.SparseTensor(tf.where(tf.ones_like(x, tf.bool)), tf.reshape(x, [-1]), tf.shape(x, tf.int64))
         features[name] = x
-    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         columns = built(arguments["columns"], tf.feature_column, folder, tf.as_dtype, itertools.count())
-        for column in columns:
-            cache = v2.FeatureTransformationCache(features)
-            if isinstance(column, v2.SequenceCategoricalColumn):
-                found = steps_of(tf, column.get_sparse_tensors(cache, None).id_tensor, column.num_buckets)
-            elif isinstance(column, v2.CategoricalColumn):
-                found = rows_of(tf, column.get_sparse_tensors(cache, None))
-            elif isinstance(column, v2.DenseColumn):
-                dense = column.get_dense_tensor(cache, None)
-                found = {"dense": tf.reshape(dense, [dense.shape[0], -1])}
-            else:
-                dense, lengths = column.get_sequence_dense_tensor(cache, None)
-                found = {"steps": dense, "lengths": lengths}
-            results |= {f"{column.name}: {name}": x for name, x in found.items()}
-    return results
-
-
-# ---- Ours: all at once ----------------------------------------------------------------------------------------------
+        return _named(columns, lambda column: their_parts(tf, column, features))
 
 
 def _run_ours(_: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run all columns at once."""
     from ... import features as ours
 
     rng = np.random.default_rng(arguments["forms"]["seed"])
     with tempfile.TemporaryDirectory() as folder:
         columns = built(arguments["columns"], ours, folder, str, itertools.count())
-        linear = [
-            x
-            for x in columns
-            if isinstance(x, ours.CategoricalColumn) and not isinstance(x, ours.SequenceCategoricalColumn)
-        ]
-        others = [x for x in columns if x not in linear or isinstance(x, ours.DenseColumn)]
-        transform = ours.FeatureTransform(others, linear, drop_missing=arguments["drop_missing"])
-    batch = {name: _formed(rng, x, arguments["forms"]["nulls"]) for name, x in arguments["features"].items()}
-    made = transform(batch)
-    slices = transform.dense_slices()
-    results: dict[str, Any] = {}
-    for column in columns:
-        found: dict[str, Any] = {}
-        if isinstance(column, ours.SequenceNumericColumn):
-            steps = made.sequence_dense[column.name]
-            found = {"steps": steps.to_padded_dense(), "lengths": steps.lengths()}
-        elif isinstance(column, ours.SequenceCategoricalColumn):
-            found = our_steps(made.sequence[column.name], column.num_buckets)
-        elif isinstance(column, ours.CategoricalColumn):
-            is_weighted = isinstance(column, ours.WeightedCategoricalColumn)
-            found = _ids((made.weighted if is_weighted else made.sparse)[column.name])
-        elif made.dense is not None:
-            found = {"dense": made.dense[:, slices[column.name]]}
-        results |= {f"{column.name}: {name}": x for name, x in found.items()}
-    return results
+        transform = transform_of(columns, drop_missing=arguments["drop_missing"])
+    made = transform({name: _formed(rng, x, arguments["forms"]["nulls"]) for name, x in arguments["features"].items()})
+    return _named(columns, lambda column: our_parts(column, transform, made))
 
 
-def _ids(rows: Any) -> dict[str, Tensor]:
-    """Return the ids that tables have rows for: without ``drop_missing``, negative ids must still be removed."""
-    kept = rows.values() >= 0
-    which = torch.repeat_interleave(rows.lengths())[kept]
-    found = {"ids": rows.values()[kept], "lengths": torch.bincount(which, minlength=rows.lengths().shape[0])}
-    if rows.weights_or_none() is not None:
-        found["weights"] = rows.weights()[kept]
-    return found
+def _named(columns: list[Any], parts_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    return {f"{column.name}: {name}": x for column in columns for name, x in parts_of(column).items()}
 
 
 def _formed(rng: np.random.Generator, x: Any, nulls: bool) -> Any:
@@ -200,13 +156,8 @@ def _formed(rng: np.random.Generator, x: Any, nulls: bool) -> Any:
     return one_of(rng, forms)()
 
 
-def _offsets(x: SparseTensor) -> Tensor:
-    counts = torch.bincount(x.indices[:, 0], minlength=int(x.dense_shape[0]))
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-
-
 def _lists(x: SparseTensor) -> list[Any]:
-    bounds, values = _offsets(x).tolist(), x.values.tolist()
+    bounds, values = offsets_of(x).tolist(), x.values.tolist()
     return [values[a:b] for a, b in itertools.pairwise(bounds)]
 
 
@@ -214,13 +165,13 @@ def _arrow_lists(x: SparseTensor) -> Any:
     import pyarrow as pa
 
     values = pa.array(x.values if isinstance(x.values, np.ndarray) else x.values.numpy())
-    return pa.LargeListArray.from_arrays(pa.array(_offsets(x).numpy()), values)
+    return pa.LargeListArray.from_arrays(pa.array(offsets_of(x).numpy()), values)
 
 
 _ROWS: tuple[Callable[[SparseTensor], Any], ...] = (
     lambda x: x,
-    lambda x: (x.values, _offsets(x)),
-    lambda x: _lists(x) if x.values.shape[0] else (x.values, _offsets(x)),
+    lambda x: (x.values, offsets_of(x)),
+    lambda x: _lists(x) if x.values.shape[0] else (x.values, offsets_of(x)),
     _arrow_lists,
 )
 
@@ -238,14 +189,7 @@ def _arrow(x: np.ndarray, nulls: bool) -> Any:
 
 def _references(case: Case, theirs: Outcome) -> dict[str, Reference]:
     """Return bounds: sums of weights may be rounded, all else is equal, and a NaN equals any NaN."""
-    return {
-        name: Reference(
-            x.numpy().astype(np.float64),
-            np.abs(x.numpy()) * 1e-6 + 1e-5 if "_indicator" in name else np.zeros(x.shape),
-        )
-        for name, x in theirs.values.items()
-        if isinstance(x, Tensor) and x.is_floating_point()
-    }
+    return near(theirs, 1e-6, 1e-5, lambda name: "_indicator" in name)
 
 
 OPERATORS: dict[str, Operator] = {

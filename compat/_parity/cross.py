@@ -11,6 +11,7 @@ from torch import Tensor
 from ..tensorflow import RaggedTensor, SparseTensor
 from . import draw
 from .case import FLOATS, INF, INT64_MAX, INTEGERS, NAN, Case, Operator
+from .draw import sparse_of
 
 # TensorFlow 2.21 hashes integers of sparse columns otherwise than SparseCrossHashed means to: see PARITY.md.
 _WITHOUT_SPARSE_INTEGERS = "raw_ops.SparseCrossHashed"
@@ -20,10 +21,6 @@ def _words(*texts: str | bytes) -> np.ndarray:
     result = np.empty(len(texts), dtype=object)
     result[:] = [text.encode() if isinstance(text, str) else text for text in texts]
     return result
-
-
-def _sparse(indices: list[list[int]], values: Any, shape: list[int]) -> SparseTensor:
-    return SparseTensor(torch.tensor(indices), values, torch.tensor(shape))
 
 
 def _case(operator: str, inputs: Any, note: str, **further: Any) -> Case:
@@ -73,8 +70,8 @@ def _hand_picked(operator: str) -> list[Case]:
     def add(note: str, inputs: Any, **further: Any) -> None:
         cases.append(_case(operator, inputs, note, **further))
 
-    words = _sparse([[0, 0], [1, 0], [1, 1]], _words("a", "b", b"\xff\x00"), [2, 2])
-    more = _sparse([[0, 0], [1, 0]], _words("d", ""), [2, 1])
+    words = sparse_of([[0, 0], [1, 0], [1, 1]], _words("a", "b", b"\xff\x00"), [2, 2])
+    more = sparse_of([[0, 0], [1, 0]], _words("d", ""), [2, 1])
     dense = _words("f", "g", "h", "i").reshape(2, 2)
     numbers = torch.tensor([[1, -2], [2**62, 3]])
     add("sparse words", [words, more])
@@ -84,20 +81,20 @@ def _hand_picked(operator: str) -> list[Case]:
     add("dense numbers", [numbers, numbers])
     add("numbers and words", [numbers, dense, words])
     add("one column", [numbers])
-    add("an empty row", [_sparse([[1, 0]], _words("a"), [3, 1]), _words("x", "y", "z").reshape(3, 1)])
-    add("unsorted rows", [_sparse([[1, 0], [0, 0], [2, 0]], _words("a", "b", "c"), [3, 1]), more_of(3)])
-    add("a negative row", [_sparse([[-1, 0], [0, 0]], _words("a", "b"), [2, 1]), dense])
-    add("a row too far", [_sparse([[0, 0], [7, 0]], _words("a", "b"), [2, 1]), dense])
-    add("columns out of order", [_sparse([[0, 9], [0, 0], [0, 0]], _words("a", "b", "c"), [1, 2]), more_of(1)])
+    add("an empty row", [sparse_of([[1, 0]], _words("a"), [3, 1]), _words("x", "y", "z").reshape(3, 1)])
+    add("unsorted rows", [sparse_of([[1, 0], [0, 0], [2, 0]], _words("a", "b", "c"), [3, 1]), more_of(3)])
+    add("a negative row", [sparse_of([[-1, 0], [0, 0]], _words("a", "b"), [2, 1]), dense])
+    add("a row too far", [sparse_of([[0, 0], [7, 0]], _words("a", "b"), [2, 1]), dense])
+    add("columns out of order", [sparse_of([[0, 9], [0, 0], [0, 0]], _words("a", "b", "c"), [1, 2]), more_of(1)])
     add("no columns", [])
     add("no rows", [torch.empty(0, 2, dtype=torch.int64), torch.empty(0, 1, dtype=torch.int64)])
     add("no values", [torch.empty(2, 0, dtype=torch.int64), numbers])
     add("other rows", [numbers, torch.ones(3, 1, dtype=torch.int64)])
-    add("other rows, sparse", [words, _sparse([[0, 0]], _words("a"), [3, 1])])
+    add("other rows, sparse", [words, sparse_of([[0, 0]], _words("a"), [3, 1])])
     add("a vector", [numbers, torch.tensor([1, 2])])
-    add("a sparse tensor of rank 3", [_sparse([[0, 0, 0]], _words("a"), [2, 1, 1]), dense])
+    add("a sparse tensor of rank 3", [sparse_of([[0, 0, 0]], _words("a"), [2, 1, 1]), dense])
     if operator != _WITHOUT_SPARSE_INTEGERS:
-        add("sparse numbers", [_sparse([[0, 0], [1, 0]], torch.tensor([5, 2**40 + 5]), [2, 1]), numbers])
+        add("sparse numbers", [sparse_of([[0, 0], [1, 0]], torch.tensor([5, 2**40 + 5]), [2, 1]), numbers])
     for buckets in (1, 7, INT64_MAX, -1):
         add(f"num_buckets {buckets}", [numbers, dense], num_buckets=buckets)
     for key in (0, 1, -1, -(2**63), INT64_MAX):

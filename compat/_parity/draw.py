@@ -97,6 +97,13 @@ def sparse(rng: np.random.Generator, shape: tuple[int, ...], numbers: Any, *, or
 # ---- Of hand-picked cases -------------------------------------------------------------------------------------------
 
 
+def sparse_of(indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
+    """Make a SparseTensor of parts that may be anything its constructor takes, and indices an empty list too."""
+    if isinstance(indices, list):
+        indices = torch.tensor(indices, dtype=torch.int64).reshape(len(indices), len(dense_shape))
+    return SparseTensor(indices, values, dense_shape)
+
+
 def data(rows: int, columns: int = 3) -> Tensor:
     """Return a matrix of quarters, so that products and sums of few are exact."""
     return (torch.arange(rows * columns, dtype=torch.float32) / 4 - 2).reshape(rows, columns)

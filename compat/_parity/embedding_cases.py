@@ -11,7 +11,7 @@ from torch import Tensor
 from ..tensorflow import RaggedTensor, SparseTensor
 from . import draw
 from .case import FLOATS, INF, INTEGERS, NAN, Case
-from .draw import data, ints
+from .draw import data, ints, sparse_of
 
 # ---- Random cases ----------------------------------------------------------------------------------------------------
 
@@ -194,12 +194,6 @@ def picked_lookup(operator: str) -> list[Case]:
     return cases
 
 
-def _sparse(rows: list[list[int]], values: Tensor, shape: list[int]) -> SparseTensor:
-    return SparseTensor(
-        torch.tensor(rows, dtype=torch.int64).reshape(len(values), len(shape)), values, torch.tensor(shape)
-    )
-
-
 def picked_sparse(operator: str) -> list[Case]:
     safe = "safe" in operator
     prefix, argument = ("sparse", "embedding_weights") if safe else ("sp", "params")
@@ -207,6 +201,7 @@ def picked_sparse(operator: str) -> list[Case]:
     shards = [table[:2], table[2:4], table[4:]]
     rows, shape = [[0, 0], [0, 1], [2, 0], [2, 1]], [4, 2]
     ids, weights = ints(5, 0, 3, 5), torch.tensor([1.0, 2.0, 0.5, -0.25])
+    some, weighted = sparse_of(rows, ids, shape), sparse_of(rows, weights, shape)
     cases = []
 
     def add(note: str, params: Any, sparse: Any, given: Any = None, upstream: bool = True, **options: Any) -> None:
@@ -216,57 +211,75 @@ def picked_sparse(operator: str) -> list[Case]:
         cases.append(Case(operator, arguments, note, data(8) if upstream else None, gradients, _ERRORS.get(note)))
 
     for combiner in ("sum", "mean", "sqrtn", None):
-        add(f"{combiner}", table, _sparse(rows, ids, shape), combiner=combiner)
-        add(f"{combiner}, weights", table, _sparse(rows, ids, shape), _sparse(rows, weights, shape), combiner=combiner)
-    add("shards", shards, _sparse(rows, ids, shape), _sparse(rows, weights, shape))
-    add("clipped", table, _sparse(rows, ids, shape), max_norm=1.0)
-    add("clipped shards", shards, _sparse(rows, ids, shape), _sparse(rows, weights, shape), max_norm=1.0)
+        add(f"{combiner}", table, some, combiner=combiner)
+        add(f"{combiner}, weights", table, some, weighted, combiner=combiner)
+    add("shards", shards, some, weighted)
+    add("clipped", table, some, max_norm=1.0)
+    add("clipped shards", shards, some, weighted, max_norm=1.0)
     opposite = torch.tensor([1.0, -1.0, 0.5, -0.5])
-    add("zero denominators", table, _sparse(rows, ids, shape), _sparse(rows, opposite, shape), combiner="mean")
-    add("no ids", table, _sparse([], ints(), shape))
-    add("rank 3", table, _sparse([[0, 0, 1], [0, 2, 0], [1, 1, 1]], ints(5, 1, 0), [3, 3, 2]))
-    add("rank 1", table, _sparse([[0], [2]], ints(5, 1), [4]))
-    add("unsorted", table, _sparse([[1, 0], [0, 0], [1, 1]], ints(5, 1, 0), [2, 2]), upstream=safe)
-    add("negative row", table, _sparse([[-1, 0]], ints(1), [2, 2]), upstream=False)
-    add("too large id", table, _sparse(rows, ints(5, 6, 0, 1), shape), upstream=False)
-    add("negative id", table, _sparse(rows, ints(5, -1, -2, -1), shape), upstream=safe)
+    add("zero denominators", table, some, sparse_of(rows, opposite, shape), combiner="mean")
+    add("no ids", table, sparse_of([], ints(), shape))
+    add("rank 3", table, sparse_of([[0, 0, 1], [0, 2, 0], [1, 1, 1]], ints(5, 1, 0), [3, 3, 2]))
+    add("rank 1", table, sparse_of([[0], [2]], ints(5, 1), [4]))
+    add("unsorted", table, sparse_of([[1, 0], [0, 0], [1, 1]], ints(5, 1, 0), [2, 2]), upstream=safe)
+    add("negative row", table, sparse_of([[-1, 0]], ints(1), [2, 2]), upstream=False)
+    add("too large id", table, sparse_of(rows, ints(5, 6, 0, 1), shape), upstream=False)
+    add("negative id", table, sparse_of(rows, ints(5, -1, -2, -1), shape), upstream=safe)
     ragged = RaggedTensor.from_row_splits(ids, torch.tensor([0, 2, 2, 4, 4]))
     add("ragged", table, ragged)
     add("ragged, weights", shards, ragged, RaggedTensor.from_row_splits(weights, ragged.row_splits), max_norm=1.5)
     if not safe:  # TensorFlow's safe lookup raises an AttributeError
         add("ids are a tensor", table, ids, upstream=False)
-    add("weights of another kind", table, _sparse(rows, ids, shape), ragged, upstream=False)
-    add("fewer weights", table, _sparse(rows, ids, shape), _sparse(rows[:3], weights[:3], shape), upstream=False)
-    add("unknown combiner", table, _sparse(rows, ids, shape), upstream=False, combiner="max")
-    add("int16 ids", table, _sparse(rows, ids.short(), shape), upstream=False)
-    add("int16 ids, clipped", table, _sparse(rows, ids.short(), shape), upstream=False, max_norm=1.0)
-    add("float ids", table, _sparse(rows, ids.float(), shape), upstream=False)
-    add("no params", [], _sparse(rows, ids, shape), upstream=False)
+    add("weights of another kind", table, some, ragged, upstream=False)
+    add("fewer weights", table, some, sparse_of(rows[:3], weights[:3], shape), upstream=False)
+    add("unknown combiner", table, some, upstream=False, combiner="max")
+    add("int16 ids", table, sparse_of(rows, ids.short(), shape), upstream=False)
+    add("int16 ids, clipped", table, sparse_of(rows, ids.short(), shape), upstream=False, max_norm=1.0)
+    add("float ids", table, sparse_of(rows, ids.float(), shape), upstream=False)
+    add("no params", [], some, upstream=False)
     for dtype in FLOATS:
-        given = _sparse(rows, weights.to(dtype), shape)
-        add("every dtype", table.to(dtype), _sparse(rows, ids, shape))
-        add("every dtype, weights", table.to(dtype), _sparse(rows, ids, shape), given)
+        given = sparse_of(rows, weights.to(dtype), shape)
+        add("every dtype", table.to(dtype), some)
+        add("every dtype, weights", table.to(dtype), some, given)
     if safe:
         for default in (None, 0, 4):
-            add(f"default_id {default}", table, _sparse(rows, ints(5, -1, -2, -1), shape), default_id=default)
-        add("default of shards", shards, _sparse(rows, ints(5, -1, -2, -1), shape), default_id=3)
-        add("a bad default, needed", table, _sparse(rows, ids, shape), upstream=False, default_id=6)
-        add("a bad default, not needed", table, _sparse([[0, 0]], ints(1), [1, 1]), default_id=6)
-        add("no table", table[:0], _sparse([], ints(), shape), upstream=False)
-        add("NaN weights", table, _sparse(rows, ids, shape), _sparse(rows, weights.clone().fill_(NAN), shape))
-        add("weights of another dtype", table, _sparse(rows, ids, shape), _sparse(rows, weights.double(), shape), False)
-        add("table of rank 3", table[:, None].contiguous(), _sparse(rows, ids, shape), upstream=False)
-        add("table of rank 3, default", table[:, None].contiguous(), _sparse(rows, ids, shape), default_id=1)
+            add(f"default_id {default}", table, sparse_of(rows, ints(5, -1, -2, -1), shape), default_id=default)
+        add("default of shards", shards, sparse_of(rows, ints(5, -1, -2, -1), shape), default_id=3)
+        add("a bad default, needed", table, some, upstream=False, default_id=6)
+        add("a bad default, not needed", table, sparse_of([[0, 0]], ints(1), [1, 1]), default_id=6)
+        add("no table", table[:0], sparse_of([], ints(), shape), upstream=False)
+        add("NaN weights", table, some, sparse_of(rows, weights.clone().fill_(NAN), shape))
+        add(
+            "weights of another dtype",
+            table,
+            some,
+            sparse_of(rows, weights.double(), shape),
+            False,
+        )
+        add("table of rank 3", table[:, None].contiguous(), some, upstream=False)
+        add("table of rank 3, default", table[:, None].contiguous(), some, default_id=1)
     else:
-        add("trailing rows", table, _sparse(rows, ids, [9, 2]))
-        add("weights int32", table, _sparse(rows, ids, shape), _sparse(rows, ints(1, 2, 3, 4), shape), upstream=False)
-        add("weights float64", table, _sparse(rows, ids, shape), _sparse(rows, weights.double(), shape), upstream=False)
-        add("tables of rank 1", table[:, 0].contiguous(), _sparse(rows, ids, shape))
-        add("tables of rank 3", data(8).reshape(4, 2, 3), _sparse(rows, ints(1, 0, 3, 3), shape))
-        add("integers", table.int(), _sparse(rows, ids, shape), upstream=False, combiner="sum")
-        add("integers, mean", table.int(), _sparse(rows, ids, shape), upstream=False)
-        counts = _sparse(rows, ints(3, 2, 1, 1), shape)
-        add("integers, weighted mean", (4 * table).int(), _sparse(rows, ids, shape), counts, upstream=False)
-        half = _sparse(rows, torch.tensor([0.1, 0.3, 0.7, 0.9]), shape)
-        add("halves, other weights", table.half(), _sparse(rows, ids, shape), half, upstream=False)
+        add("trailing rows", table, sparse_of(rows, ids, [9, 2]))
+        add(
+            "weights int32",
+            table,
+            some,
+            sparse_of(rows, ints(1, 2, 3, 4), shape),
+            upstream=False,
+        )
+        add(
+            "weights float64",
+            table,
+            some,
+            sparse_of(rows, weights.double(), shape),
+            upstream=False,
+        )
+        add("tables of rank 1", table[:, 0].contiguous(), some)
+        add("tables of rank 3", data(8).reshape(4, 2, 3), sparse_of(rows, ints(1, 0, 3, 3), shape))
+        add("integers", table.int(), some, upstream=False, combiner="sum")
+        add("integers, mean", table.int(), some, upstream=False)
+        counts = sparse_of(rows, ints(3, 2, 1, 1), shape)
+        add("integers, weighted mean", (4 * table).int(), some, counts, upstream=False)
+        half = sparse_of(rows, torch.tensor([0.1, 0.3, 0.7, 0.9]), shape)
+        add("halves, other weights", table.half(), some, half, upstream=False)
     return cases

@@ -9,15 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..tensorflow import RaggedTensor, SparseTensor
+from ..tensorflow import RaggedTensor
 from . import draw
 from .case import INTEGERS, Case, Operator
+from .draw import sparse_of
 
 _MODES = ("int", "one_hot", "multi_hot", "count")
-
-
-def _sparse(indices: list[list[int]], values: Any, shape: list[int]) -> SparseTensor:
-    return SparseTensor(torch.tensor(indices), values, torch.tensor(shape))
 
 
 def _case(layer: str, inputs: Any, note: str, **arguments: Any) -> Case:
@@ -36,7 +33,7 @@ def _hashing(layer: str) -> list[Case]:
         "rank 3": torch.arange(12).reshape(2, 3, 2),
         "floats": torch.tensor([[1.9, -2.7]]),
         "booleans": torch.tensor([[True, False]]),
-        "sparse": _sparse([[0, 0], [0, 1], [2, 0]], torch.tensor([5, 6, 5]), [3, 4]),
+        "sparse": sparse_of([[0, 0], [0, 1], [2, 0]], torch.tensor([5, 6, 5]), [3, 4]),
         "ragged": RaggedTensor.from_row_splits(torch.tensor([1, 2, 3, 1]), [0, 2, 2, 4]),
     }
     for note, value in inputs.items():

@@ -57,6 +57,16 @@ class _Rule:
     required: tuple[str, ...] = ()
 
 
+_PENALTIES = {"l1_regularization_strength": _PENALTY, "l2_regularization_strength": _PENALTY}
+_FTRL = _Rule(
+    {
+        "learning_rate_power": _choice(-0.5, -0.25, -1.0, 0.0),
+        "initial_accumulator_value": _uniform(0.01, 1),
+        **_PENALTIES,
+        "l2_shrinkage_regularization_strength": _PENALTY,
+        "beta": _PENALTY,
+    },
+)
 _RULES: dict[str, _Rule] = {
     f"{_V1}GradientDescentOptimizer": _Rule({}),
     f"{_V1}MomentumOptimizer": _Rule(
@@ -64,11 +74,7 @@ _RULES: dict[str, _Rule] = {
     ),
     f"{_V1}AdagradOptimizer": _Rule({"initial_accumulator_value": _uniform(0.01, 1)}),
     f"{_V1}AdagradDAOptimizer": _Rule(
-        {
-            "initial_gradient_squared_accumulator_value": _uniform(0.01, 1),
-            "l1_regularization_strength": _PENALTY,
-            "l2_regularization_strength": _PENALTY,
-        },
+        {"initial_gradient_squared_accumulator_value": _uniform(0.01, 1), **_PENALTIES},
         _NARROW,
     ),
     f"{_V1}AdamOptimizer": _Rule({"beta1": _BETAS[0], "beta2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
@@ -82,27 +88,12 @@ _RULES: dict[str, _Rule] = {
         (*_NARROW, torch.float16),
     ),
     f"{_V1}AdadeltaOptimizer": _Rule({"rho": _uniform(0.5, 0.99), "epsilon": _choice(1e-3, 0.1)}),
-    f"{_V1}FtrlOptimizer": _Rule(
-        {
-            "learning_rate_power": _choice(-0.5, -0.25, -1.0, 0.0),
-            "initial_accumulator_value": _uniform(0.01, 1),
-            "l1_regularization_strength": _PENALTY,
-            "l2_regularization_strength": _PENALTY,
-            "l2_shrinkage_regularization_strength": _PENALTY,
-            "beta": _PENALTY,
-        },
-    ),
+    f"{_V1}FtrlOptimizer": _FTRL,
     f"{_V1}ProximalAdagradOptimizer": _Rule(
-        {
-            "initial_accumulator_value": _uniform(0.01, 1),
-            "l1_regularization_strength": _PENALTY,
-            "l2_regularization_strength": _PENALTY,
-        },
+        {"initial_accumulator_value": _uniform(0.01, 1), **_PENALTIES},
         (torch.float32,),
     ),
-    f"{_V1}ProximalGradientDescentOptimizer": _Rule(
-        {"l1_regularization_strength": _PENALTY, "l2_regularization_strength": _PENALTY}, (torch.float32,)
-    ),
+    f"{_V1}ProximalGradientDescentOptimizer": _Rule(_PENALTIES, (torch.float32,)),
     f"{_KERAS}SGD": _Rule({"momentum": _uniform(0, 0.95), "nesterov": _choice(True)}),
     f"{_KERAS}Adagrad": _Rule({"initial_accumulator_value": _uniform(0.01, 1), "epsilon": _choice(1e-3, 0.1)}),
     f"{_KERAS}Adam": _Rule(
@@ -120,16 +111,7 @@ _RULES: dict[str, _Rule] = {
         required=("epsilon",),
     ),
     f"{_KERAS}Adadelta": _Rule({"rho": _uniform(0.5, 0.99), "epsilon": _choice(1e-3, 0.1)}),
-    f"{_KERAS}Ftrl": _Rule(
-        {
-            "learning_rate_power": _choice(-0.5, -0.25, -1.0, 0.0),
-            "initial_accumulator_value": _uniform(0.01, 1),
-            "l1_regularization_strength": _PENALTY,
-            "l2_regularization_strength": _PENALTY,
-            "l2_shrinkage_regularization_strength": _PENALTY,
-            "beta": _PENALTY,
-        },
-    ),
+    f"{_KERAS}Ftrl": _FTRL,
     f"{_KERAS}Adamax": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
     f"{_KERAS}Nadam": _Rule({"beta_1": _BETAS[0], "beta_2": _BETAS[1], "epsilon": _choice(1e-3, 0.1)}),
     # In half types rounding may change a sign.

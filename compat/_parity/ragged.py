@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..tensorflow import RaggedTensor, SparseTensor
+from ..tensorflow import RaggedTensor
 from . import draw
 from .case import FLOATS, INTEGERS, Case, Operator
-from .draw import ints
+from .draw import ints, sparse_of
 
 _LIMIT = 200_000
 _METHODS = (
@@ -24,10 +24,6 @@ _METHODS = (
     "to_tensor",
     "to_sparse",
 )
-
-
-def _sparse(indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
-    return SparseTensor(indices, values, dense_shape)
 
 
 def _rows(values: Any, row_splits: Tensor) -> RaggedTensor:
@@ -148,14 +144,13 @@ def random_from_sparse(rng: np.random.Generator, operator: str, elements: int) -
         note = "a hole"
     values = draw.values(rng, (len(rows),), draw.one_of(rng, (*FLOATS, *INTEGERS)))
     indices = torch.from_numpy(np.stack([rows, columns], 1).astype(np.int64))
-    sp = _sparse(indices, values, torch.tensor([len(lengths), 9]))
+    sp = sparse_of(indices, values, torch.tensor([len(lengths), 9]))
     return Case(operator, {"st_input": sp}, note)
 
 
 def _picked_from_sparse(operator: str) -> list[Case]:
     def case(note: str, indices: list, shape: list[int]) -> Case:
-        places = torch.tensor(indices).long().reshape(len(indices), len(shape))
-        return Case(operator, {"st_input": _sparse(places, torch.arange(len(indices)), shape)}, note)
+        return Case(operator, {"st_input": sparse_of(indices, torch.arange(len(indices)), shape)}, note)
 
     return [
         case("trailing empty rows", [[0, 0], [0, 1], [2, 0]], [4, 5]),

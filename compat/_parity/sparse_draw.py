@@ -18,11 +18,6 @@ DTYPES = (*FLOATS, *FLOATS, *INTEGERS, torch.bool, *COMPLEX)
 INDICES, SHAPE, DEFAULT = ("indices",), ("shape",), ("default_value",)
 
 
-def sparse_of(indices: Any, values: Any, dense_shape: Any) -> SparseTensor:
-    """Make a SparseTensor of parts that may be anything its constructor takes."""
-    return SparseTensor(indices, values, dense_shape)
-
-
 def any_values(rng: np.random.Generator, count: int) -> Any:
     """Draw numbers of any dtype, or strings."""
     if rng.random() < 0.12:

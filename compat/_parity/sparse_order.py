@@ -13,6 +13,7 @@ from torch import Tensor
 from ..tensorflow import SparseTensor
 from . import draw
 from .case import INT64_MAX, NAN, Case, Outcome, Reference
+from .draw import sparse_of
 from .reference.numbers import wide
 from .sparse_draw import (
     DTYPES,
@@ -23,7 +24,6 @@ from .sparse_draw import (
     default_for,
     drawn,
     regrouped,
-    sparse_of,
     total,
     upstream_for,
 )
@@ -125,8 +125,7 @@ def random_dense(rng: np.random.Generator, operator: str, elements: int) -> Case
 
 def picked_dense(operator: str) -> list[Case]:
     def case(note: str, places: list, shape: list[int], validate: bool = True) -> Case:
-        indices = torch.tensor(places, dtype=torch.int64).reshape(len(places), len(shape))
-        sp = sparse_of(indices, torch.arange(1.0, len(places) + 1), shape)
+        sp = sparse_of(places, torch.arange(1.0, len(places) + 1), shape)
         names = ("shape",) if note == "too many elements" else INDICES
         made = _dense_case(operator, sp, torch.tensor(0.5), validate, note, torch.arange(1.0, 6.0))
         return replace(made, names=names)

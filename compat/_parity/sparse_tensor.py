@@ -13,6 +13,7 @@ from torch import Tensor
 from ..tensorflow import SparseTensor
 from . import draw
 from .case import COMPLEX, FLOATS, INT64_MAX, INTEGERS, Case, Operator, Outcome, Reference
+from .draw import sparse_of
 from .ragged import RAGGED
 from .reference.numbers import wide
 from .reference.sparse_tensor import sparse_fill_empty_rows, sparse_fill_empty_rows_grad
@@ -26,7 +27,6 @@ from .sparse_draw import (
     drawn,
     has_gradient,
     regrouped,
-    sparse_of,
     total,
     upstream_for,
 )
@@ -72,8 +72,7 @@ def _picked_reshape(operator: str) -> list[Case]:
     cases = []
 
     def add(note: str, indices: list, shape: list[int], new_shape: list[int]) -> None:
-        places = torch.tensor(indices, dtype=torch.int64).reshape(len(indices), len(shape))
-        sp = sparse_of(places, torch.arange(float(len(indices))), torch.tensor(shape, dtype=torch.int64))
+        sp = sparse_of(indices, torch.arange(float(len(indices))), torch.tensor(shape, dtype=torch.int64))
         new = torch.tensor(new_shape, dtype=torch.int64)
         cases.append(_reshape_case(operator, sp, new, note, torch.ones(1)))
 
