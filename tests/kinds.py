@@ -1,7 +1,9 @@
-"""A table in each kind of module, for tests that run the same on all of them."""
+"""A table in each kind of module, for tests that run the same on all of them; and files in memory."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,3 +44,25 @@ class WithHead(torch.nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Apply the layer to the rows that a lookup of ``ids`` gives."""
         return self.head(looked_up(self.tables, ids))  # type: ignore[no-any-return]
+
+
+def loss_of(model: torch.nn.Module, seed: int) -> Tensor:
+    """Return the loss of eight ids, which the seed draws."""
+    ids = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(seed))
+    return model(ids).square().mean()  # type: ignore[no-any-return]
+
+
+def train(model: torch.nn.Module, optimizer: Any, seeds: Iterable[int], set_to_none: bool = True) -> None:
+    """Train a step with the ids of each seed."""
+    for seed in seeds:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss_of(model, seed).backward()
+        optimizer.step()
+
+
+def saved(x: Any, **options: Any) -> Any:
+    """Save and load ``x`` by a file."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, **options)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from nn.test_fused import DIM, ROWS, assert_same, draw, loss_of, pair, train_step
+from nn.cases import DIM, ROWS, assert_same, beside, draw, loss_of, pair, train_beside
 from torch import Tensor, nn
 
 from torchsparse_rec import KeyedJaggedTensor, optim
 from torchsparse_rec import nn as ours
+from torchsparse_rec.nn import _fused
+from torchsparse_rec.tables.table import table_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -23,20 +26,13 @@ def stored(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize("looked_up", [False, True])
 def test_a_table_that_is_frozen_with_its_module_and_thawed_alone(looked_up: bool) -> None:
     model, reference = pair()
-    mine, torchs = (
-        optim.Adam(model.parameters(), lr=0.1, in_backward=True),
-        torch.optim.Adam(reference.parameters(), lr=0.1),
-    )
-    generator = torch.Generator().manual_seed(1)
-    for side in (model, reference):
+    sides = beside(model, reference, lr=0.1)
+    for side, _ in sides:
         side.requires_grad_(False)
         if looked_up:
-            side(draw(generator)[0])
+            side(torch.tensor([[1, 2]]))
         side.table.weight.requires_grad_(True)
-    for _ in range(3):
-        batch = draw(generator)
-        for side, optimizer in ((model, mine), (reference, torchs)):
-            train_step(optimizer, loss_of, side, batch)
+    train_beside(sides)
     assert_same(model, reference)
 
 
@@ -76,11 +72,6 @@ def test_a_backward_to_other_tensors_leaves_the_table_alone() -> None:
 @pytest.mark.parametrize("wrap", ["hooks", "checkpoint"])
 def test_two_lookups_whose_saved_tensors_are_replaced(wrap: str) -> None:
     model, reference = pair()
-    mine, torchs = (
-        optim.Adam(model.parameters(), lr=0.1, in_backward=True),
-        torch.optim.Adam(reference.parameters(), lr=0.1),
-    )
-    generator = torch.Generator().manual_seed(1)
 
     def loss(side: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         ids, labels = batch
@@ -91,32 +82,49 @@ def test_two_lookups_whose_saved_tensors_are_replaced(wrap: str) -> None:
                 scores = [side(ids), side(ids.flip(0))]
         return ((scores[0] * scores[1] - labels) ** 2).mean()
 
-    for _ in range(3):
-        batch = draw(generator)
-        for side, optimizer in ((model, mine), (reference, torchs)):
-            train_step(optimizer, loss, side, batch)
+    train_beside(beside(model, reference, lr=0.1), loss)
     assert_same(model, reference, rtol=1e-4)
 
 
-def test_an_output_that_is_kept_does_not_delay_updates() -> None:
+def test_outputs_that_are_dropped_or_kept_do_not_delay_updates() -> None:
     model, reference = pair()
-    mine, torchs = (
-        optim.SGD(model.parameters(), lr=0.1, in_backward=True),
-        torch.optim.SGD(reference.parameters(), lr=0.1),
-    )
-    generator = torch.Generator().manual_seed(1)
-    kept, size = model(draw(generator)[0]), stored(model).abs().sum()
-    for _ in range(3):
-        batch = draw(generator)
-        for side, optimizer in ((model, mine), (reference, torchs)):
-            optimizer.zero_grad()
-            loss_of(side, batch).backward()
-            if side is model:  # updated in the backward, though one of the first lookup may follow
-                assert stored(model).abs().sum() != size
-            optimizer.step()
-        size = stored(model).abs().sum()
+    sides, batch = beside(model, reference, "SGD", lr=0.1), draw(torch.Generator().manual_seed(2))
+    for _ in range(2):
+        dropped, kept = model(batch[0]), model(batch[0])
+        del dropped
+        train_beside(sides)
+        assert kept.grad_fn is not None
+    size = stored(model).abs().sum()
+    for side, optimizer in sides:
+        optimizer.zero_grad()
+        loss_of(side, batch).backward()
+    assert stored(model).abs().sum() != size  # updated in the backward, though one of the kept result may follow
+    for _, optimizer in sides:
+        optimizer.step()
     assert_same(model, reference)
-    assert kept.grad_fn is not None
+
+
+def test_dropped_outputs_leave_nothing_behind() -> None:
+    model, reference = pair()
+    sides = beside(model, reference, "SGD", lr=0.1)
+    for _ in range(5):
+        model(torch.tensor([[1, 2]]))
+    train_beside(sides)
+    table = table_of(stored(model))
+    assert not any(table in tables for _, tables in _fused._outstanding._lookups.values())
+
+
+def test_two_modules_that_share_a_table() -> None:
+    model, reference = pair()
+    others = {}
+    for side, make in ((model, partial(ours.EmbeddingBag, grad_mode="fused")), (reference, nn.EmbeddingBag)):
+        others[side] = make(ROWS, DIM, mode="sum")
+        others[side].weight = side.table._parameters["weight"]
+    train_beside(
+        beside(model, reference),
+        lambda side, batch: loss_of(side, batch) + others[side](batch[0]).square().mean(),
+    )
+    assert_same(model, reference)
 
 
 def test_a_table_frozen_between_lookup_and_backward() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from nn.test_fused import DIM, ROWS, assert_same, draw, loss_of, pair
+from nn.cases import DIM, ROWS, assert_same, beside, draw, loss_of, pair, train_step
 from torch import Tensor, nn
 
 from torchsparse_rec import nn as ours
@@ -30,25 +30,17 @@ def stored(model: nn.Module) -> nn.Parameter:
     return model.table._parameters["weight"]
 
 
-def no_optimizer(model: nn.Module) -> object:
-    """Make no optimizer."""
-    return None
+WITHOUT_THE_TABLE = {
+    "none": lambda model: None,
+    "of torch": lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+    "of the dense layer": lambda model: optim.SGD(model.head.parameters(), lr=0.1, in_backward=True),
+}
 
 
-def one_of_torch(model: nn.Module) -> object:
-    """Make an optimizer of torch, which does not know of tables."""
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def one_of_the_dense_layer(model: nn.Module) -> object:
-    """Make an optimizer of ours without the table."""
-    return optim.SGD(model.head.parameters(), lr=0.1, in_backward=True)
-
-
-@pytest.mark.parametrize("make", [no_optimizer, one_of_torch, one_of_the_dense_layer])
-def test_an_optimizer_of_ours_is_needed(make: Callable[[nn.Module], object]) -> None:
+@pytest.mark.parametrize("which", WITHOUT_THE_TABLE)
+def test_an_optimizer_of_ours_is_needed(which: str) -> None:
     model, _ = pair()
-    kept = make(model)
+    kept = WITHOUT_THE_TABLE[which](model)
     with pytest.raises(RuntimeError, match="in_backward=True must hold, got none: .* choose grad_mode='sparse'"):
         model(BATCH[0])
     del kept
@@ -223,28 +215,23 @@ def test_a_hyperparameter_that_changes_before_the_step(name: str) -> None:
 
 
 def test_a_schedule_after_the_step_is_none_of_these() -> None:
-    model, reference, optimizer = fused()
-    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
-    schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (optimizer, theirs)]
-    for _ in range(3):
-        for side, its, schedule in zip((model, reference), (optimizer, theirs), schedules, strict=True):
-            its.zero_grad()
-            loss_of(side, BATCH).backward()
-            its.step()
+    model, reference = pair()
+    for side, optimizer in beside(model, reference, "SGD", lr=0.1):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        for _ in range(3):
+            train_step(optimizer, loss_of, side, BATCH)
             schedule.step()
     assert_same(model, reference)
 
 
-@pytest.mark.parametrize(
-    "clip", [lambda p: optim.clip_grad_norm_(p, 1.0), lambda p: optim.clip_grad_value_(p, 1.0)], ids=["norm", "value"]
-)
-def test_clipping(clip: Callable) -> None:
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+def test_clipping(name: str) -> None:
     model, _, optimizer = fused()
     loss_of(model, BATCH).backward()
     with pytest.raises(RuntimeError, match="gradients are to be clipped.*" + WRITTEN):
-        clip(model.parameters())
+        getattr(optim, name)(model.parameters(), 1.0)
     optimizer.step()
-    clip(model.parameters())  # the dense layer's gradients are there
+    getattr(optim, name)(model.parameters(), 1.0)  # the dense layer's gradients are there
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -260,8 +247,7 @@ def test_a_grad_scaler(unscale: bool) -> None:
 
 def test_a_grad_scaler_of_an_optimizer_without_fused_tables() -> None:
     model, reference = pair("sparse")
-    sides = [optim.SGD(model.parameters(), lr=0.1, in_backward=True), torch.optim.SGD(reference.parameters(), lr=0.1)]
-    for side, its in zip((model, reference), sides, strict=True):
+    for side, its in beside(model, reference, "SGD", lr=0.1):
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(loss_of(side, BATCH)).backward()
         scaler.step(its)

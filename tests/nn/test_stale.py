@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import threading
 import weakref
@@ -11,10 +10,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from nn.test_readers import trained
+from kinds import saved
+from nn.cases import trained
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.utils import parametrize, prune
 
 from torchsparse_rec import nn, optim
 from torchsparse_rec._torch import as_stored
@@ -35,18 +34,6 @@ def stale_table(grad_mode: str = "sparse"):
 
 def close(actual: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(actual.detach(), want, rtol=2e-5, atol=2e-6)
-
-
-def saved(x):
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-class Twice(torch.nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
 
 
 READS = {
@@ -132,6 +119,45 @@ def test_every_reader_sees_current_rows(read: str, grad_mode: str) -> None:
     assert result is parameter or type(result) in (Tensor, Parameter)
 
 
+def rows_of(model: torch.nn.Module) -> Tensor:
+    """Look up every row."""
+    return model.table(torch.arange(model.table.num_embeddings).unsqueeze(1))
+
+
+OTHER_READS = {
+    "state_dict": lambda model, _: model.state_dict()["table.weight"],
+    "saved model": lambda model, _: saved(model, weights_only=False).table.weight,
+    "to": lambda model, _: model.to(torch.float64).table.weight.float(),
+    "eval": lambda model, _: stored(next(model.eval().table.parameters())),
+    "flush": lambda model, optimizer: optimizer.flush() or stored(next(model.table.parameters())),
+    "optimizer's state_dict": lambda model, optimizer: (
+        optimizer.state_dict() and stored(next(model.table.parameters()))
+    ),
+    "lookup": lambda model, _: rows_of(model),
+    "lookup without gradient": lambda model, _: without_gradient(lambda: rows_of(model)),
+}
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("grad_mode", MODES)
+@pytest.mark.parametrize("read", OTHER_READS)
+def test_readers_of_model_and_optimizer_see_current_rows(read: str, grad_mode: str) -> None:
+    _, want, model, optimizer = behind(grad_mode)
+    close(OTHER_READS[read](model, optimizer), want)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("grad_mode", MODES)
+def test_lookups_write_nothing(grad_mode: str) -> None:
+    parameter, _, model, optimizer = behind(grad_mode)
+    with as_stored():
+        before, version = parameter.detach().clone(), parameter._version
+    rows_of(model), without_gradient(lambda: rows_of(model))
+    with as_stored():
+        assert torch.equal(parameter, before) and parameter._version == version
+    assert optimizer.holds(parameter)
+
+
 def test_other_classes_have_their_say() -> None:
     parameter, _, _, _ = stale_table()
     assert type(parameter + torch.zeros(parameter.shape).as_subclass(Another)) is Another
@@ -173,7 +199,7 @@ def test_writers_write_on_current_rows(write: str, grad_mode: str) -> None:
     close(stored(parameter), want)
     optimizer.flush()  # the steps before are not added to what was written
     close(stored(parameter), want)
-    close(model.table(torch.arange(len(parameter)).unsqueeze(1)), want)
+    close(rows_of(model), want)
 
 
 @pytest.mark.parametrize("grad_mode", MODES)
@@ -188,6 +214,7 @@ def test_what_reads_no_element_writes_none(grad_mode: str) -> None:
     parameter.grad = None
     model.zero_grad()
     optimizer.zero_grad()
+    list(model.parameters()), optimizer.param_groups
     parameter.requires_grad_(False).requires_grad_(True)
     assert {parameter: 1}[parameter] == 1 and isinstance(parameter, Parameter)
     sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -198,7 +225,7 @@ def test_what_reads_no_element_writes_none(grad_mode: str) -> None:
 def test_copies_are_plain(grad_mode: str) -> None:
     parameter, want, model, _ = stale_table(grad_mode)
     copies = [copy.deepcopy(parameter), pickle.loads(pickle.dumps(parameter)), saved(parameter)]
-    copies += [next(copy.deepcopy(model).table.parameters())]
+    copies += [next(x.table.parameters()) for x in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)))]
     copies += [next(torch.optim.swa_utils.AveragedModel(model).module.table.parameters())]
     for copied in copies:
         assert type(copied) is Parameter and copied.requires_grad and not copied.__dict__
@@ -258,62 +285,6 @@ def test_a_parameter_of_a_class_of_its_own_never_lags() -> None:
                 optimizer.step()
     assert type(table._parameters["weight"]) is Own
     torch.testing.assert_close(table._parameters["weight"].detach(), reference.weight.detach(), rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("grad_mode", MODES)
-@pytest.mark.parametrize("by", ["prune", "parametrize", "average", "by hand", "functional_call", "torch.optim"])
-def test_habits_train_as_dense_torch(by: str, grad_mode: str) -> None:
-    """Train with torch's own modules and dense gradients beside ours, and compare at the end."""
-    torch.manual_seed(0)
-    reference = torch.nn.Embedding(30, 4)
-    table = nn.Embedding(30, 4, _weight=reference.weight.detach().clone(), grad_mode=grad_mode)
-    optimizers = [
-        optim.Adam(table.parameters(), lr=0.1, in_backward=grad_mode == "fused"),
-        torch.optim.Adam(reference.parameters(), lr=0.1),
-    ]
-    averages = [
-        torch.optim.swa_utils.AveragedModel(x, avg_fn=lambda a, b, n: a.lerp(b, 0.3)) for x in (table, reference)
-    ]
-    by_hand = [next(x.parameters()).detach().clone() for x in (table, reference)]
-    generator = torch.Generator().manual_seed(1)
-    for k in range(16):
-        ids = torch.randint(30, (5,), generator=generator)
-        if k == 8 and by == "prune":
-            for module in (table, reference):
-                prune.l1_unstructured(module, "weight", amount=0.3)
-        if k == 8 and by == "parametrize":
-            for module in (table, reference):
-                parametrize.register_parametrization(module, "weight", Twice())
-        if k == 8 and by == "torch.optim":
-            optimizers[0] = torch.optim.SGD(table.parameters(), lr=0.1)
-            optimizers[1] = torch.optim.SGD(reference.parameters(), lr=0.1)
-            table.grad_mode = "sparse"
-        for module, optimizer in zip((table, reference), optimizers, strict=True):
-            optimizer.zero_grad()
-            if by == "functional_call" and k >= 8:
-                output = torch.func.functional_call(module, {n: p * 2 for n, p in module.named_parameters()}, (ids,))
-            else:
-                output = module(ids)
-            if grad_mode == "fused" and k >= 8 and by in ("prune", "parametrize", "functional_call"):
-                output = output.detach()  # a backward would give the table a gradient of its own, which fused refuses
-            else:
-                (output.square() * torch.arange(1.0, 5)).sum().backward()
-            if not (grad_mode == "fused" and k >= 8 and by in ("prune", "parametrize", "functional_call")):
-                optimizer.step()
-        if by == "average":
-            for average, module in zip(averages, (table, reference), strict=True):
-                average.update_parameters(module)
-        if by == "by hand":
-            for average, module in zip(by_hand, (table, reference), strict=True):
-                for parameter in module.parameters():
-                    average.lerp_(parameter.detach(), 0.3)
-    for ours, theirs in zip(table.parameters(), reference.parameters(), strict=True):
-        close(ours, theirs.detach())
-    for ours, theirs in zip(averages[0].parameters(), averages[1].parameters(), strict=True):
-        close(ours, theirs.detach())
-    close(*by_hand)
-    everything = torch.arange(30)
-    close(table(everything), reference(everything).detach())
 
 
 @pytest.mark.parametrize("grad_mode", MODES)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
-import pickle
 import threading
 from functools import partial
 
@@ -33,30 +30,7 @@ def trained(grad_mode: str | None, steps: int = 3, **arguments) -> tuple[nn.Embe
     return table, optimizer
 
 
-def saved(x: object) -> object:
-    """Save and load ``x`` by a file that holds nothing but tensors."""
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file)
-
-
-# ---- Files and copies ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("grad_mode", MODES)
-def test_parameters_can_be_saved_by_themselves(grad_mode: str | None) -> None:
-    table, _ = trained(grad_mode)
-    torch.testing.assert_close(saved(table.weight), table.weight, rtol=0, atol=0)
-    assert saved(table.state_dict(keep_vars=True)).keys() == {"weight"}  # type: ignore[attr-defined]
-    assert len(saved(list(table.parameters()))) == len(list(table.parameters()))  # type: ignore[arg-type]
-
-
-def test_copies_of_a_parameter_have_no_table() -> None:
-    table, _ = trained("sparse")
-    assert table_if_any(table.weight) is table_of(table.weight)
-    for twin in (copy.deepcopy(table.weight), pickle.loads(pickle.dumps(table.weight))):
-        assert table_if_any(twin) is None and torch.equal(twin, table.weight)
+# ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_table_ends_with_its_parameter() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from optim.cases import (
     BY_NAME,
-    DIM,
     ROWS,
     batches,
     current_rows,
@@ -48,31 +47,6 @@ def step(ours, theirs, optimizers, batch, which=None, dense=False):
 def distance(one, other):
     """Return the largest difference between a lookup of all our rows and the float64 table."""
     return (current_rows(one, EVERYTHING).double() - other.detach()).abs().max().item()
-
-
-@pytest.mark.parametrize("idle", [1, 10, 1000])
-@pytest.mark.parametrize("name", LATER)
-def test_idle_rows(name, idle):
-    case = BY_NAME[name]
-    ours, mine, theirs, reference = both(partial(case.ours, lr=0.02), partial(case.dense, lr=0.02))
-    for batch in batches(20):
-        step(ours, theirs, (mine, reference), batch)
-    some = torch.tensor([3])
-    for k in range(idle):
-        for optimizer in (mine, reference):
-            optimizer.param_groups[0]["lr"] = 0.02 / (1 + 0.01 * k)
-        for parameter in (*ours, *theirs):
-            values = torch.full((1, DIM), 0.1 * (-1) ** k, dtype=parameter.dtype)
-            grad = torch.sparse_coo_tensor(some[None], values, parameter.shape, check_invariants=True)
-            parameter.grad = grad if parameter is ours[0] else grad.to_dense()
-            parameter.touched = EVERYTHING == 3
-        mine.step()
-        reference.step()
-    assert table_of(ours[0]).is_stale()
-    assert distance(ours[0], theirs[0]) <= 3e-6
-    for batch in batches(5, seed=9):
-        step(ours, theirs, (mine, reference), batch)
-    assert distance(ours[0], theirs[0]) <= 3e-6
 
 
 @pytest.mark.parametrize("name", LATER)

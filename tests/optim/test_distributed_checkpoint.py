@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from kinds import WithHead
+from kinds import WithHead, train
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -45,16 +45,18 @@ def made(kind: str, mode: str | None, optimizer: str = "Adam", **of_variable: An
     return model, OPTIMIZERS[optimizer](model.parameters(), lr=0.1, in_backward=mode == "fused")
 
 
-def train(model: WithHead, optimizer: Any, steps: range) -> None:
-    for k in steps:
-        optimizer.zero_grad()
-        ids = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(k))
-        model(ids).square().mean().backward()
-        optimizer.step()
-
-
 def check_same(one: WithHead, other: WithHead) -> None:
     torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+def through_files(one: tuple[WithHead, Any], other: tuple[WithHead, Any], folder: Path) -> dict[str, Any]:
+    """Save a model and its optimizer, load the files into others, and return the saved state of the optimizer."""
+    model, optimizer = get_state_dict(*one)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder, no_dist=True)
+    states = dict(zip(("model", "optimizer"), get_state_dict(*other), strict=True))
+    dcp.load(states, checkpoint_id=folder, no_dist=True)
+    set_state_dict(*other, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+    return optimizer
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -62,13 +64,8 @@ def check_same(one: WithHead, other: WithHead) -> None:
 def test_files(kind: str, mode: str, tmp_path: Path) -> None:
     one, other = made(kind, mode), made(kind, mode)
     train(*one, range(3))
-    model, optimizer = get_state_dict(*one)
-    assert sorted(optimizer["state"]) == sorted(name for name, _ in one[0].named_parameters())
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=tmp_path, no_dist=True)
-    model, optimizer = get_state_dict(*other)
-    loaded = {"model": model, "optimizer": optimizer}
-    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
-    set_state_dict(*other, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    saved = through_files(one, other, tmp_path)
+    assert sorted(saved["state"]) == sorted(name for name, _ in one[0].named_parameters())
     check_same(one[0], other[0])
     for each in (one, other):
         train(*each, range(3, 6))
@@ -122,12 +119,7 @@ def test_a_table_that_grows_within_its_capacity(tmp_path: Path) -> None:
     one, other = made("variable", "sparse", capacity=64), made("variable", "sparse", capacity=64)
     train(*one, range(3))
     train(*other, range(20, 22))  # other keys, which loading must remove
-    model, optimizer = get_state_dict(*one)
-    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=tmp_path, no_dist=True)
-    model, optimizer = get_state_dict(*other)
-    loaded = {"model": model, "optimizer": optimizer}
-    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
-    set_state_dict(*other, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+    through_files(one, other, tmp_path)
     for each in (one, other):
         train(*each, range(3, 6))
     assert_same_rows(one[0], other[0])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from optim.cases import BY_NAME, DIM, ROWS, batches, current_rows, initial, owned_table, set_gradient, train
 
-from torchsparse_rec import ops, optim
+from torchsparse_rec import optim
 from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
 
 IDS = torch.tensor([5, 3, 5, 9])
@@ -148,18 +148,6 @@ def test_more_than_one_sparse_dimension_is_an_error():
     text = "Adam: a sparse gradient must have one sparse dimension, its rows, got 2"
     with pytest.raises(ValueError, match=re.escape(text)):
         optim.Adam([parameter]).step()
-
-
-def test_rows_of_zeros_are_idle_for_ftrl():
-    results = []
-    for dense in (False, True):
-        parameter = owned_table(initial())
-        optimizer = optim.Ftrl([parameter], lr=0.5)
-        for batch in batches(10):
-            set_gradient(parameter, batch, parameter.detach()[batch.ids], dense)
-            optimizer.step()
-        results.append(parameter.detach())
-    assert torch.equal(*results)
 
 
 # ---- Gradients given elsewhere than in .grad -------------------------------------------------------------------------
@@ -362,11 +350,3 @@ def test_a_group_of_lamb_is_lazy_too():
     optimizer = optim.LAMB([torch.nn.Parameter(initial())])
     with pytest.raises(ValueError, match="LAMB: lazy must be True"):
         optimizer.add_param_group({"params": torch.nn.Parameter(initial()), "lazy": False})
-
-
-def test_a_table_without_columns_is_stepped() -> None:
-    table = torch.nn.Parameter(torch.zeros(10, 0))
-    optimizer = optim.SGD([table], lr=0.1)
-    ops.embedding(table, torch.tensor([1, 2, 2]), sparse=True).sum().backward()
-    optimizer.step()
-    assert table.shape == (10, 0)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from kinds import WithHead, loss_of, train
 from torch import Tensor
 
-from torchsparse_rec import nn, optim
+from torchsparse_rec import optim
 
 OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "SGD": (optim.SGD, torch.optim.SGD, {}),
@@ -21,39 +22,7 @@ OPTIMIZERS: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 
-class Model(torch.nn.Module):
-    def __init__(self, kind: str, mode: str) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.kind = kind
-        if kind == "table":
-            self.tables: torch.nn.Module = nn.Embedding(20, 4, grad_mode=mode)
-        else:
-            configs = [
-                nn.EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=4, feature_names=[name])
-                for name in "ab"
-            ]
-            self.tables = nn.EmbeddingBagCollection(configs, grad_mode=mode)
-        self.head = torch.nn.Linear(4 if kind == "table" else 8, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        features = {name: ids.view(-1, 1) for name in "ab"}
-        return self.head(self.tables(ids) if self.kind == "table" else self.tables(features).values())
-
-
-def loss(model: Model, step: int) -> Tensor:
-    ids = torch.randint(0, 20, (8,), generator=torch.Generator().manual_seed(step))
-    return model(ids).square().mean()
-
-
-def train(model: Model, optimizer: torch.optim.Optimizer, steps: int, set_to_none: bool = True) -> None:
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=set_to_none)
-        loss(model, step).backward()
-        optimizer.step()
-
-
-def by_hooks(model: Model, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+def by_hooks(model: torch.nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     for parameter in model.parameters():
         own = optimizer([parameter])
 
@@ -64,7 +33,7 @@ def by_hooks(model: Model, optimizer: Callable[..., torch.optim.Optimizer]) -> N
         parameter.register_post_accumulate_grad_hook(step)
 
 
-def by_torch(model: Model, optimizer: partial[torch.optim.Optimizer]) -> None:
+def by_torch(model: torch.nn.Module, optimizer: partial[torch.optim.Optimizer]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it imports scripted functions, of which torch warns
         from torch.distributed.optim import _apply_optimizer_in_backward
@@ -79,12 +48,12 @@ def test_one_optimizer_per_parameter_stepped_by_backward(
     kind: str, mode: str, name: str, arrange: Callable[..., None]
 ) -> None:
     ours, theirs, keywords = OPTIMIZERS[name]
-    model, want = Model(kind, mode), Model(kind, "dense")
+    model, want = WithHead(kind, mode), WithHead(kind, "dense")
     arrange(model, partial(ours, lr=0.1, **keywords))
     for step in range(6):
-        loss(model, step).backward()
+        loss_of(model, step).backward()
         assert all(parameter.grad is None for parameter in model.parameters())
-    train(want, theirs(want.parameters(), lr=0.1, **keywords), 6)
+    train(want, theirs(want.parameters(), lr=0.1, **keywords), range(6))
     torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)
 
 
@@ -94,11 +63,11 @@ def test_one_optimizer_per_parameter_stepped_by_backward(
 )
 @pytest.mark.parametrize("kind", ["table", "collection"])
 def test_fused_tables_refuse_it(kind: str, arrange: Callable[..., None], refusal: str) -> None:
-    model = Model(kind, "fused")
+    model = WithHead(kind, "fused")
     arrange(model, partial(optim.Adam, lr=0.1, in_backward=True))
     with pytest.raises(RuntimeError, match=f"{refusal}.*choose grad_mode='sparse'"):
         for step in range(2):
-            loss(model, step).backward()
+            loss_of(model, step).backward()
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -106,17 +75,17 @@ def test_fused_tables_refuse_it(kind: str, arrange: Callable[..., None], refusal
 @pytest.mark.parametrize("kind", ["table", "collection"])
 def test_gradients_that_are_set_to_zero_lose_no_step(kind: str, mode: str, name: str) -> None:
     ours, theirs, keywords = OPTIMIZERS[name]
-    model, want = Model(kind, mode), Model(kind, "dense")
+    model, want = WithHead(kind, mode), WithHead(kind, "dense")
     optimizer = ours(model.parameters(), lr=0.1, in_backward=mode == "fused", **keywords)
-    train(model, optimizer, 6, set_to_none=False)
-    train(want, theirs(want.parameters(), lr=0.1, **keywords), 6, set_to_none=False)
+    train(model, optimizer, range(6), set_to_none=False)
+    train(want, theirs(want.parameters(), lr=0.1, **keywords), range(6), set_to_none=False)
     torch.testing.assert_close(model.state_dict(), want.state_dict(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["dense", "sparse", "auto"])
 def test_a_gradient_of_zeros_is_a_step(mode: str) -> None:
     # The table is not looked up in later steps. torch's momentum moves it on.
-    model, want = Model("table", mode), Model("table", "dense")
+    model, want = WithHead("table", mode), WithHead("table", "dense")
     optimizers = [
         optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         torch.optim.SGD(want.parameters(), lr=0.1, momentum=0.9),
@@ -125,7 +94,7 @@ def test_a_gradient_of_zeros_is_a_step(mode: str) -> None:
         for step in range(5):
             optimizer.zero_grad(set_to_none=False)
             if step < 2:
-                loss(each, step).backward()
+                loss_of(each, step).backward()
             else:
                 each.head(torch.ones(4)).square().sum().backward()
             optimizer.step()

@@ -2,11 +2,11 @@
 
 import copy
 import gc
-import io
 import pickle
 
 import pytest
 import torch
+from kinds import saved
 from optim.cases import (
     BY_NAME,
     DIM,
@@ -28,14 +28,6 @@ from torchsparse_rec.tables.table import Gradient, table_if_any, table_of
 TORCH = ["sgd-momentum", "adagrad", "adam", "amsgrad", "adamw", "rmsprop-centered-momentum", "adadelta"]
 ALL = [*TORCH, "sgd-nesterov-decay", "rowwise-adagrad", "partial-rowwise-adam-decay", "rmsprop", "ftrl", "lamb"]
 EVERYTHING = torch.arange(ROWS)
-
-
-def saved(x):
-    """Save and load ``x`` by a file."""
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def names_shapes_dtypes(optimizer, parameter):

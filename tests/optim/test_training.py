@@ -7,7 +7,7 @@ CI runs a set of configurations in which every two choices meet; ``make test-ful
 from __future__ import annotations
 
 import itertools
-import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +35,7 @@ OPTIMIZERS = (
     "rmsprop-centered-momentum",
     "ftrl",
 )
-CHOICES = (OPTIMIZERS, MODES, POOLINGS, WEIGHTED, KINDS)
+CHOICES = (OPTIMIZERS, (*MODES, "changing"), POOLINGS, WEIGHTED, KINDS)
 
 
 def is_possible(chosen: tuple) -> bool:
@@ -117,8 +117,8 @@ class Ours:
 
     def __init__(self, start: Tensor, mode: str, pooling: str, weighted: bool, kind: str) -> None:
         rows, dim = start.shape
-        options = {"grad_mode": mode}
-        self.pooling, self.kind = pooling, kind
+        options = {"grad_mode": "dense" if mode == "changing" else mode}
+        self.mode, self.pooling, self.kind = mode, pooling, kind
         if kind == "module":
             if pooling == "rows":
                 self.module = nn.Embedding(rows, dim, _weight=start.clone(), **options)
@@ -150,14 +150,20 @@ class Ours:
 
 
 def train(case: Case, run: list[Batch], start: Tensor, ours: Ours) -> Tensor:
-    """Train by ours, in float32."""
+    """Train by ours, in float32. A lookup at the end sees the bits that stale rows have once they are flushed."""
     optimizer = case.ours(ours.module.parameters(), lr=case.lr, in_backward=True)
     for step, batch in enumerate(run):
+        if ours.mode == "changing":
+            ours.module.grad_mode = MODES[step // 2 % 4]
         optimizer.param_groups[0]["lr"] = learning_rate(step, case.lr)
         optimizer.zero_grad()
         pooled = ours(batch)
         (pooled - batch.target.float()).square().sum().mul(0.5).backward()
         optimizer.step()
+    everything = torch.arange(len(start))[:, None]
+    with torch.no_grad():
+        seen = ours.module(everything).view(start.shape) if ours.kind == "module" else ours.table.weight
+    assert torch.equal(ours.table.weight, seen)
     return ours.table.weight.detach()
 
 
@@ -172,9 +178,7 @@ def compare(chosen: tuple, steps: int) -> None:
     case, run, start = BY_NAME[name], batches(steps, pooling, weighted), start_of()
     want = train_densely(case, run, pooling, start.double())
     allowed = 1.5 * error_of(train_densely(case, run, pooling, start), want)
-    with warnings.catch_warnings():
-        if case.warns:
-            warnings.simplefilter("ignore", UserWarning)
+    with pytest.warns(UserWarning, match="weight_decay=.* goes through") if case.warns else nullcontext():
         got = train(case, run, start, Ours(start, mode, pooling, weighted, kind))
     assert torch.isfinite(got).all()
     assert error_of(got, want) <= max(allowed, 1e-7)
@@ -201,7 +205,7 @@ def test_training_equals_dense_training(chosen: tuple) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("chosen", CHOSEN[:12], ids=named)
+@pytest.mark.parametrize("chosen", [*CHOSEN[:12], *(x for x in CHOSEN if x[0] in ("adadelta", "lamb"))], ids=named)
 def test_training_with_both_kernels(chosen: tuple) -> None:
     compare(chosen, 20)
 
@@ -250,7 +254,8 @@ def test_rows_whose_gradient_is_zero_count_as_not_looked_up(name: str, kernels: 
 
 # ---- Rows that are idle for long -------------------------------------------------------------------------------------
 
-IDLE = ("sgd-nesterov-decay", "adam", "adamw", "amsgrad", "partial-rowwise-adam-decay", "rmsprop-centered-momentum")
+IDLE = ("sgd-momentum", "sgd-nesterov-decay", "adam", "adamw", "amsgrad", "partial-rowwise-adam-decay")
+IDLE += ("rmsprop-centered-momentum",)
 
 
 @pytest.mark.parametrize("idle", [1, 10, 1_000, pytest.param(100_000, marks=pytest.mark.full)])
@@ -268,25 +273,3 @@ def test_rows_that_are_idle(name: str, idle: int) -> None:
     allowed = 1.5 * error_of(train_densely(case, run, "rows", start)[rows], want)
     got = train(case, run, start, Ours(start, "fused", "rows", False, "module"))[rows]
     assert error_of(got, want) <= max(allowed, 1e-7)
-
-
-def test_a_hundred_thousand_idle_steps() -> None:
-    case, start = BY_NAME["adamw"], start_of(16, 4)
-    table = Ours(start, "sparse", "rows", False, "module")
-    optimizer = case.ours(table.module.parameters(), lr=1e-3)
-    reference = torch.nn.Parameter(start.double())
-    dense = torch.optim.AdamW([reference], lr=1e-3, weight_decay=0.1, foreach=False)
-    ids = torch.tensor([3, 5])
-    for step in range(100_002):
-        optimizer.param_groups[0]["lr"] = dense.param_groups[0]["lr"] = 1e-3 * (1 + step % 7)
-        first = step in (0, 100_001)
-        rows = ids if first else ids[:0]
-        table.table._parameters["weight"].grad = torch.sparse_coo_tensor(
-            rows[None], torch.ones(len(rows), 4), start.shape, is_coalesced=True, check_invariants=False
-        )
-        reference.grad = torch.zeros(16, 4).double()
-        reference.grad[rows] = 1.0
-        optimizer.step()
-        dense.step()
-    torch.testing.assert_close(table.table.weight.detach().double(), reference.detach(), rtol=2e-6, atol=1e-8)
-    assert isinstance(optimizer, optim.AdamW)

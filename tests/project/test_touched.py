@@ -68,7 +68,7 @@ def test_packages_touch_their_rooms_and_those_above(touched: ModuleType) -> None
 
 
 def test_a_test_file_touches_itself_and_what_tests_share_its_room(touched: ModuleType) -> None:
-    assert touched.touched(["tests/nn/test_fused.py"], TESTS) == {"tests/nn/test_fused.py"}
+    assert touched.touched(["tests/nn/test_fused_edges.py"], TESTS) == {"tests/nn/test_fused_edges.py"}
     assert touched.touched(["tests/optim/cases.py"], TESTS) == in_rooms("optim")
     assert touched.touched(["tests/samples/table.py"], TESTS) == in_rooms("ops", "emulation", "cuda")
     assert touched.touched(["tests/goldens/x.json.gz"], TESTS) == in_rooms("compat")
